@@ -9,12 +9,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from spool.executors import compiled
 from support import end, left_behind, make_spool, processes
 
 if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
@@ -84,6 +86,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HOME"] = home
     if not any(home.startswith(real + os.sep) for real in REAL_SPOOLS):
         sys.addaudithook(_guard)
+    if not hasattr(config, "workerinput") and compiled.find().broken:
+        with suppress(compiled.NotBuiltError):  # one that is older than its source; else the tests go without it
+            compiled.build()
 
 
 @pytest.fixture(autouse=True)

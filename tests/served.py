@@ -22,15 +22,21 @@ from support import ROOT, make_spool, wait_for
 
 T = TypeVar("T")
 _serial = count(1)
+_WITHOUT_COMPILED = (
+    "-c",
+    "import runpy, spool.executors.compiled as compiled; compiled.PROGRAM += '-nowhere'; "
+    "runpy.run_module('spool', run_name='__main__')",
+)
 
 
 class Served:
     """One spool, and the dispatcher that serves it (or does not at the moment)."""
 
     def __init__(self, root: Path, environment: Mapping[str, str] | None = None, executor: str | None = None) -> None:
-        """*executor* runs the jobs whose files do not name another."""
+        """*executor* runs the jobs whose files do not name another; "sh" is `process` without the compiled wrapper."""
         self.root = root
-        self.executor = executor
+        self.executor = "process" if executor == "sh" else executor
+        self._program = _WITHOUT_COMPILED if executor == "sh" else ("-m", "spool")
         self.patience = 20.0  # how long anything may take, in seconds; not how long it should
         if not root.exists():
             make_spool(root)
@@ -100,7 +106,7 @@ class Served:
             ).returncode
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
-        return [sys.executable, "-m", "spool", "--spool", str(self.root), "dispatch", *arguments]
+        return [sys.executable, *self._program, "--spool", str(self.root), "dispatch", *arguments]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Tell the dispatcher to leave and return its exit code; its jobs go on."""

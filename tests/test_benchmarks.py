@@ -1,10 +1,12 @@
-"""`benchmarks/policies`: the table that compares policies over traces."""
+"""What `benchmarks/` rests on: the table that compares policies over traces, the floor, and the counting of calls."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,70 @@ def test_mistakes_are_told(traces: Path, words: tuple[str, ...], why: str) -> No
     assert said.returncode != 0
     assert why in said.stderr
     assert "Traceback" not in said.stderr
+
+
+@pytest.fixture
+def spoolbench(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the modules of the benchmarks importable."""
+    if not SCRIPT.exists():
+        pytest.skip("this copy of the project is without its benchmarks/")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "spoolbench"]:
+        del sys.modules[name]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.usefixtures("spoolbench")
+@pytest.mark.parametrize("column", ["floor, sh", "floor, compiled"])
+def test_the_floor_leaves_what_spool_leaves(tmp_path: Path, column: str) -> None:
+    """Every job runs once, in a session of its own, and its records, history and journal are as spool orders them."""
+    from spoolbench.floor import floors
+    from spoolbench.tools import Scratch, await_stamps, until
+
+    scratch = Scratch(str(tmp_path))
+    (engine,) = [engine for engine in floors(scratch) if engine.name == column]
+    engine.start(2)
+    try:
+        file = scratch.fresh("stamps")
+        assert engine.run(engine.bulk(5, [scratch.stamp, file]))[0] == 0
+        assert engine.run(engine.submit([scratch.stamp, file]))[0] == 0
+        assert await_stamps(file, 6, 60)
+        (root,) = [path for path in scratch.path.iterdir() if path.name.startswith("floor-")]
+        until(lambda: len(os.listdir(root / "done")) == 6, 30, "the last move")
+        until(lambda: (root / ".journal").read_text().count("over") == 6, 30, "the last line")
+    finally:
+        engine.stop()
+    assert os.listdir(root / "queued") == os.listdir(root / "running") == []
+    for metadir in root.glob("jobs/*/1"):
+        names = ["grant.toml", "jid", "job.toml", "log", "rc", "result.toml", "run.sh", "status"]
+        assert sorted(os.listdir(metadir)) == names
+        assert [(metadir / name).read_text() for name in ("log", "rc", "status")] == ["", "0\n", "finished\n"]
+    assert (root / "history.jsonl").read_text().count('"exit_code":0') == 6
+    assert (root / ".journal").read_text().count("started") == 6
+    scratch.close()
+
+
+@pytest.mark.usefixtures("spoolbench")
+def test_calls_are_counted_up_to_the_command() -> None:
+    """A call that is cut in two counts once, signals and ends not at all, and what the command does is its own."""
+    from spoolbench.calls import _counted
+
+    log = """\
+10    read(3, ""..., 8 <unfinished ...>
+11    futex(0x7f, FUTEX_WAKE_PRIVATE, 1) = 1
+10    <... read resumed>) = 8
+10    --- SIGCHLD {si_signo=SIGCHLD, si_code=CLD_EXITED, si_pid=20} ---
+20    execve("/bin/sh", [""..., ""...], 0x7f /* 9 vars */) = 0
+20    clone(child_stack=NULL, flags=SIGCHLD) = 21
+21    execve("/usr/bin/env", [""...], 0x7f /* 9 vars */) = 0
+21    execve("/tmp/stamp", [""...], 0x7f /* 9 vars */ <unfinished ...>
+20    wait4(-1,  <unfinished ...>
+21    <... execve resumed>) = 0
+21    write(3, ""..., 42) = 42
+21    +++ exited with 0 +++
+20    <... wait4 resumed>[{WIFEXITED(s) && WEXITSTATUS(s) == 0}], 0, NULL) = 21
+""".splitlines()
+    dispatcher, wrapper = _counted(log, {10, 11}, "/tmp/stamp")
+    assert dispatcher == {"read": 1, "futex": 1}
+    assert wrapper == {"execve": 3, "clone": 1, "wait4": 1}

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
+from spool.executors import Launch, compiled
+from spool.executors.local import LocalRun
 from spool.executors.process import ProcessExecutor
+from spool.formats.config import Config
 from spool.formats.wrapper import Assignments, Surroundings, render
 from spool.machine import identity
 from support import wait_for
@@ -30,6 +38,45 @@ SHELLS = {
     }.items()
     if shutil.which(words[0])
 }
+
+
+COMPILED = "compiled"
+
+WRAPPERS = ["dash", "bash", "busybox", COMPILED]
+"""What carries out a `run.sh`: shells, and the compiled program."""
+
+
+@cache
+def compiled_wrapper() -> str | None:
+    """Build the compiled wrapper of this source once, and return its path; None if that cannot be done here.
+
+    With `WRAPPER_LIBC` in the environment it has the C library, as on processors that the source does not know.
+    """
+    folder = tempfile.mkdtemp(prefix="spool-compiled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.chmod(folder, 0o755)  # for a user who has nothing
+    try:
+        return compiled.build(folder, alone=False if os.environ.get("WRAPPER_LIBC") else None).path
+    except compiled.NotBuiltError:
+        return None
+
+
+def use_compiled(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have the compiled wrapper of this source be the one that is installed; skip the test if it cannot be built."""
+    program = compiled_wrapper()
+    if program is None:
+        pytest.skip("no C compiler on this machine")
+    monkeypatch.setattr(compiled, "PROGRAM", program)
+    return program
+
+
+def words_of(wrapper: str) -> list[str]:
+    """Return how to start a script with one of `WRAPPERS`; skip the test if it is not here."""
+    if wrapper == COMPILED and (program := compiled_wrapper()) is not None:
+        return [program, "run"]
+    if wrapper not in SHELLS:
+        pytest.skip(f"no {wrapper} on this machine")
+    return SHELLS[wrapper]
 
 
 NOBODY = 54321  # a user who has no other processes
@@ -77,6 +124,11 @@ class Run:
         """The exit code that is on record."""
         text = self.text("rc")
         return int(text) if text is not None and text.endswith("\n") else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is run by the compiled wrapper, and not by a shell."""
+        return self.shell[0] == compiled_wrapper()
 
     @property
     def jid(self) -> Jid:
@@ -184,3 +236,33 @@ def kill_session(session: int) -> None:
             if stat is not None and stat.session == session and not stat.dead:
                 with suppress(ProcessLookupError):  # its parent has just reaped it
                     os.kill(stat.pid, signal.SIGKILL)
+
+
+class Shop:
+    """An executor, and the metadirs that it starts wrappers for; *wrapper* is the key of the configuration."""
+
+    def __init__(self, root: Path, wrapper: str) -> None:
+        self.root = root
+        self.config = lambda: Config(wrapper=wrapper)
+        self.executor = ProcessExecutor(config=self.config)
+        self.made = 0
+
+    def __enter__(self) -> Shop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.executor.close()
+
+    def launch(self, command: str, name: str = "it's a run $x", **values: Any) -> Launch:
+        """Write the script of a run."""
+        self.made += 1
+        metadir = self.root / f"{name} {self.made}"
+        metadir.mkdir()
+        text = render(Assignments(str(metadir), command, self.executor.surroundings(), **values))
+        (metadir / "run.sh").write_bytes(text)
+        return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"), text)
+
+    def finish(self, started: LocalRun) -> int:
+        """Wait for the wrapper's end; return its exit code."""
+        assert started.pid is not None
+        return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])

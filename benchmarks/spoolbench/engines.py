@@ -35,8 +35,14 @@ class SpoolEngine:
     name = "spool"
     opts: ClassVar[dict[str, dict[str, Any]]] = {}
     settle = 0.05
+    ours = True
 
-    def __init__(self, scratch: Scratch, command: list[str]) -> None:
+    def __init__(self, scratch: Scratch, command: list[str], variant: str = "", config: str = "") -> None:
+        """Measure spool as it is, or under *config*: a *variant*, with the figures that this may change."""
+        if variant:
+            self.name = f"spool, {variant}"
+            self.groups = frozenset({"dispatch", "gap", "drain", "calls"})
+        self.config = config
         self.scratch = scratch
         self.command = command
         self.root = scratch.path / "spool"
@@ -47,11 +53,12 @@ class SpoolEngine:
     def prepare(self, slots: int) -> None:
         """Make an empty spool, in a place of its own."""
         self._serial += 1
-        self.root = self.scratch.path / f"spool{self._serial}"
+        self.root = self.scratch.path / f"{self.name.replace(', ', '-')}{self._serial}"
         self.env["SPOOL_DIR"] = str(self.root)
         if self.run([*self.command, "init"])[0]:
             raise MissingError("`spool init` fails: install spool for this Python, or name it by --spool")
-        (self.root / "config.toml").write_text(f'cpus = {slots}\nautostart = false\nlog_level = "warning"\n')
+        settings = f'cpus = {slots}\nautostart = false\nlog_level = "warning"\n{self.config}\n'
+        (self.root / "config.toml").write_text(settings)
 
     def serve(self) -> None:
         """Start the dispatcher; it may not be ready yet."""
@@ -113,6 +120,14 @@ class SpoolEngine:
     def queued(self, name: str) -> str:
         """Return the path under which a job waits."""
         return f"{self.root}/queued/{name}.toml"
+
+
+def variants(scratch: Scratch, command: list[str]) -> list[SpoolEngine]:
+    """Return spool with other settings than its own."""
+    return [
+        SpoolEngine(scratch, command, "sh", 'wrapper = "sh"'),
+        SpoolEngine(scratch, command, "strict", 'durability = "strict"'),
+    ]
 
 
 def load(directory: str | None, wanted: list[str], scratch: Scratch, command: list[str]) -> list[Any]:

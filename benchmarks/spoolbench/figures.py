@@ -38,9 +38,10 @@ class Size:
     history: int = 1_000_000
     ended: int = 5_000
     running: int = 1_000
+    counted: int = 300
 
 
-SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50, 20)
+SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50, 20, 20)
 
 
 def limited(engine: Any, test: str, key: str, ours: int) -> int:

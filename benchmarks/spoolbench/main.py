@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from spoolbench import table
 from spoolbench.accounting import accounting, collecting
+from spoolbench.calls import calls
 from spoolbench.depth import depth
-from spoolbench.engines import load, spool_command
+from spoolbench.engines import load, spool_command, unusable, variants
 from spoolbench.figures import FIGURES, SMOKE, Samples, Size
+from spoolbench.floor import floors
 from spoolbench.many import many
 from spoolbench.planner import planner
 from spoolbench.tools import MissingError, Scratch
 
 _ALONE = {"many": many, "depth": depth, "accounting": accounting, "gc": collecting}  # of spool, in a spool of their own
-GROUPS = (*FIGURES, *_ALONE, "planner")
-_ONCE = {"idle"}  # of these one round says enough
+_OF_ENGINES = FIGURES | {"calls": calls}
+GROUPS = (*_OF_ENGINES, *_ALONE, "planner")
+_ONCE = {"idle", "calls"}  # of these one round says enough
 
 
 def main(arguments: list[str]) -> int:
@@ -34,15 +38,18 @@ def main(arguments: list[str]) -> int:
         scratch = Scratch(options.dir)
         command = spool_command(options.spool)
         engines = load(options.peers, options.peer, scratch, command)
+        more, failed = _usable([*variants(scratch, command), *floors(scratch)], groups)
+        engines[1:1] = more
         results = {engine.name: {} for engine in engines}
         for group in groups:
-            if group in FIGURES:
+            if group in _OF_ENGINES:
                 rounds = 1 if group in _ONCE else size.rounds
                 for _ in range(rounds):
-                    for engine in list(engines):
-                        failed += not _measure(results[engine.name], group, FIGURES[group], engine, scratch, size)
+                    for engine in engines:
+                        if group in _groups(engine):
+                            failed += not _measure(results, group, _OF_ENGINES[group], engine, scratch, size)
             elif group in _ALONE:
-                failed += not _measure(results["spool"], group, _ALONE[group], engines[0], scratch, size)
+                failed += not _measure(results, group, _ALONE[group], engines[0], scratch, size)
             else:
                 print(group, file=sys.stderr, flush=True)
                 _add(results["spool"], planner(size))
@@ -64,13 +71,28 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _measure(results: Samples, group: str, figure: Any, engine: Any, scratch: Scratch, size: Size) -> bool:
+def _groups(engine: Any) -> frozenset[str]:
+    """Return what is measured of *engine*. The calls of peers are not counted."""
+    return getattr(engine, "groups", frozenset(_OF_ENGINES if getattr(engine, "ours", False) else FIGURES))
+
+
+def _usable(engines: Sequence[Any], groups: Collection[str]) -> tuple[list[Any], int]:
+    """Return those of our own *engines* that *groups* measure, and how many others of them do not work here."""
+    wanted = [engine for engine in engines if not _groups(engine).isdisjoint(groups)]
+    problems = {engine.name: unusable(engine) for engine in wanted}
+    for name, problem in problems.items():
+        if problem is not None:
+            print(f"left out {name}: {problem}", file=sys.stderr)
+    return [engine for engine in wanted if problems[engine.name] is None], sum(map(bool, problems.values()))
+
+
+def _measure(results: dict[str, Samples], group: str, figure: Any, engine: Any, scratch: Scratch, size: Size) -> bool:
     print(group, engine.name, file=sys.stderr, flush=True)
     try:
-        _add(results, figure(engine, scratch, size))
+        _add(results[engine.name], figure(engine, scratch, size))
     except (TimeoutError, RuntimeError, OSError) as error:
         print(f"{group} {engine.name}: {error}", file=sys.stderr)
-        return engine.name != "spool"  # a peer that cannot is no failure of ours
+        return not getattr(engine, "ours", False)  # a peer that cannot is no failure of ours
     return True
 
 

@@ -38,6 +38,8 @@ class Metric:
         return "" if self.least is None else f"≥ {self.least:g}"
 
 
+_LEAST = 0.5  # a part of a figure that is smaller everywhere is not shown, only kept
+
 METRICS = {
     "submit": Metric("submit, one cold command", "ms", most=60),
     "submit_in_a_row": Metric("submit, each of many in a row", "ms"),
@@ -50,6 +52,10 @@ METRICS = {
     "throughput_command": Metric("submitted one by one, two slots", "jobs/s"),
     "throughput_files": Metric("1,000 files dropped one by one, two slots", "jobs/s"),
     "drain": Metric("1,000 that wait, two slots", "jobs/s", least=300),
+    "system_dispatcher": Metric("system calls of the dispatcher for a drained job", ""),
+    "system_wrapper": Metric("system calls of the wrapper, until the command begins", ""),
+    "python_functions": Metric("calls of Python functions for a drained job", ""),
+    "python_builtins": Metric("calls of built-in functions for a drained job", ""),
     "idle_empty": Metric("idle, nothing waits", "% of a core", most=0.2),
     "idle_known": Metric("idle, 10,000 wait", "% of a core", most=0.2),
     "idle_memory": Metric("memory (PSS), 10,000 wait", "MiB"),
@@ -99,6 +105,16 @@ def _cell(samples: list[float]) -> str:
     return middle if len(samples) == 1 else f"{middle} ({shown(min(samples))}..{shown(max(samples))})"
 
 
+def _parts(results: Mapping[str, Samples], key: str) -> list[tuple[str, list[str]]]:
+    """Return the largest parts of a figure, by name, with a cell for each engine; a part has the key KEY/NAME."""
+    parts = {name for samples in results.values() for name in samples if name.startswith(f"{key}/")}
+    most = {part: max(statistics.median(samples.get(part, [0])) for samples in results.values()) for part in parts}
+    largest = sorted((part for part in parts if most[part] >= _LEAST), key=lambda part: (-most[part], part))
+    found = [[samples.get(part) for samples in results.values()] for part in largest]
+    rows = [[_cell(values) if values else "-" for values in row] for row in found]
+    return [(part.removeprefix(f"{key}/"), row) for part, row in zip(largest, rows, strict=True)]
+
+
 def render(results: Mapping[str, Samples]) -> str:
     """Return the one table: a row for each metric, a column for each engine, medians (min..max)."""
     engines = list(results)
@@ -110,6 +126,7 @@ def render(results: Mapping[str, Samples]) -> str:
             met = metric.met(statistics.median(ours)) if ours else None
             verdict = {True: "met", False: "MISSED", None: ""}[met]
             rows.append([metric.title, metric.unit, metric.target, *(_cell(v) if v else "-" for v in values), verdict])
+            rows += [[f"  {part}", "", "", *cells, ""] for part, cells in _parts(results, key)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "\n".join(lines)
@@ -123,7 +140,9 @@ def markdown(results: Mapping[str, Samples]) -> str:
         values = [results[engine].get(key) for engine in engines]
         if any(values):
             cells = " | ".join(_cell(value) if value else "-" for value in values)
-            lines.append(f"| {metric.title}, {metric.unit} | {metric.target} | {cells} |")
+            title = f"{metric.title}, {metric.unit}" if metric.unit else metric.title
+            lines.append(f"| {title} | {metric.target} | {cells} |")
+            lines += [f"| … {part} | | {' | '.join(cells)} |" for part, cells in _parts(results, key)]
     return "\n".join(lines)
 
 
@@ -137,7 +156,7 @@ def keep(results: Mapping[str, Samples], about: dict[str, Any]) -> str:
                 "median": statistics.median(values),
                 "min": min(values),
                 "max": max(values),
-                "unit": METRICS[key].unit,
+                "unit": METRICS[key.partition("/")[0]].unit,
                 "samples": values,
             }
             for key, values in samples.items()

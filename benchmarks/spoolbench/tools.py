@@ -29,18 +29,21 @@ class Scratch:
 
     def __init__(self, parent: str | None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="spool-benchmark-", dir=parent))
-        self.stamp = str(self.path / "stamp")
         self.gate = str(self.path / "gate")
         self.trash = os.open(self.path / "stderr.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.mkfifo(self.gate)
         self._serial = 0
+        self.stamp = self.compiled("stamp")
+
+    def compiled(self, name: str) -> str:
+        """Compile a program of `benchmarks/` and return its path."""
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
             raise MissingError("no C compiler (cc, gcc or clang): the job that is measured is a C program")
-        source = str(HERE / "stamp.c")
+        source, program = str(HERE / f"{name}.c"), str(self.path / name)
         for how in (["-static"], []):  # static starts faster; not every machine has a static C library
-            if subprocess.run([compiler, "-O2", *how, "-o", self.stamp, source], capture_output=True).returncode == 0:
-                return
+            if subprocess.run([compiler, "-O2", *how, "-o", program, source], capture_output=True).returncode == 0:
+                return program
         raise MissingError(f"cannot compile {source}")
 
     def close(self) -> None:

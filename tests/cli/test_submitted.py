@@ -75,6 +75,7 @@ def test_a_job_that_waits_in_slurm_is_submitted_with_slurms_reason(
     assert (found["reasons"][0]["code"], found["engine"], found["engine_id"]) == ("submitted", "slurm", "4711")
     assert found["start_at"] is None
     assert "given      1 CPU, 2 GPUs" in shown
+    assert "0 would start, 0 waiting, 1 submitted, 0 held" in spool("plan").out
     said = spool("info").out
     assert "1 submitted" in said
     assert "2 GPUs" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,11 +18,13 @@ from spool.cli.why import sentences
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
-from spool.core.model import SECOND_NS, Machine, State, StopKind
+from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
 from spool.dispatcher import launcher, recovery, supervisor
+from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
 from spool.executors.local import LocalProcesses
+from spool.formats.history import render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
@@ -30,6 +34,7 @@ from spool.query.jobs import JobFilter, JobRow, list_jobs
 from spool.query.tasks import WaitWatch
 from spool.state import submission
 from spool.state.run import ActiveRun
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.engine import FakeEngine, FakeRun
 
@@ -558,6 +563,125 @@ def test_no_process_is_looked_at_for_the_memory_of_runs_elsewhere(
     session.turns(2)
     assert list(FakeEngine.runs) == [("x", 1)]
     assert not looked
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_wrapper_that_speaks_when_its_jid_is_taken_is_not_lost(
+    session: Session, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """A network file system shows a jid late: the engine forgot the run, its wrapper lives, and nothing starts twice.
+
+    Where not even the content of the jid can be read, nothing is concluded until it can.
+    """
+    session.users.submit("x", "true", THERE)
+    session.turns(2)
+    run = FakeEngine.runs["x", 1]
+    jid = session.world.root / "jobs" / "x" / "1" / "jid"
+
+    def identified(_: Any) -> None:
+        run.absent = False
+
+    def spoken(*_: Any) -> bool:
+        if known and not jid.exists():
+            run.begin()
+        return False
+
+    monkeypatch.setattr(run, "identified", identified)
+    monkeypatch.setattr(LockedSpool, "take_jid", spoken)
+    session.survives_errors = True
+    run.absent = True
+    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    session.turns(3)
+    assert history(session.world.root) == []
+    assert list(FakeEngine.runs) == [("x", 1)]
+    if not known:
+        assert {error.errno for error in session.errors} == {errno.ESTALE}
+        run.begin()
+        run.absent = False
+    run.end(0)
+    now(session).confinement.forget(Thing.of_run(("x", 1)))
+    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    session.settle()
+    assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
+
+
+def test_an_exit_code_that_comes_with_a_late_jid_counts(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine says FAILED, and neither record was there when they were read: the job failed, and is not lost."""
+    session.users.submit("x", "true", THERE)
+    session.turns(2)
+    run = FakeEngine.runs["x", 1]
+
+    def spoken(*_: Any) -> bool:
+        run.begin()
+        run._write(layout.RC, b"3\n")
+        return False
+
+    monkeypatch.setattr(LockedSpool, "take_jid", spoken)
+    run.gone, run.said = True, EngineEnd(EngineWord.FAILED, "Slurm says FAILED")
+    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    session.settle()
+    assert ends_of(session.world).outcomes["x"] == ("failed 1.0",)
+
+
+def test_a_recorded_end_needs_no_word_of_the_engine(session: Session) -> None:
+    """A dispatcher was killed between the result and the move: the next one files the job though the engine is away."""
+    _, live = running(session)
+    session.end()
+    spool = Spool(str(session.world.root))
+    result = Result("x", 1, 1, State.FINISHED, "exit code 0", live.wait.arrived_at_ns, ended_at_ns=live.started_at_ns)
+    (session.world.root / "jobs" / "x" / "1" / "result.toml").write_bytes(render_result(result))
+    session.settle()
+    assert spool.places("x") == [DONE]
+    assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
+
+
+def test_a_run_whose_grant_a_power_cut_has_emptied_is_still_its_engine_s(session: Session) -> None:
+    """Its wrapper says which engine has it: it is neither lost nor refused as that of another host."""
+    running(session)
+    session.end()
+    (session.world.root / "jobs" / "x" / "1" / "grant.toml").write_bytes(b"")
+    (session.world.root / "jobs" / "x" / "1" / "jid").write_bytes(b"4711 1 there - elsewhere slurm:7\n")
+    session.turns(3)
+    live = now(session).state.live["x", 1]
+    assert (live.executor, live.handle, live.proof) == ("slurm", FakeEngine.runs["x", 1], None)
+
+
+def test_a_run_that_cannot_be_read_is_watched_where_it_is(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job file does not name its executor: once its records can be read, its engine says what became of it."""
+    (session.world.root / "config.toml").write_text('autostart = false\nexecutor = "slurm"\n')
+    session.users.submit("x", "true")
+    session.turns(2)
+    FakeEngine.runs["x", 1].begin()
+    session.end()
+    grant = Spool.grant
+
+    def unreadable(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Spool, "grant", unreadable)
+    session.survives_errors = True
+    session.turns(2)
+    assert now(session).state.live["x", 1].executor == "slurm"
+    (session.world.root / "config.toml").write_text('autostart = false\nexecutor = "process"\n')
+    monkeypatch.setattr(Spool, "grant", grant)
+    now(session).confinement.forget(Thing.of_job("x"))
+    session.turns(3)
+    live = now(session).state.live["x", 1]
+    assert (live.executor, live.handle, live.unread) == ("slurm", FakeEngine.runs["x", 1], False)
+    assert history(session.world.root) == []
+
+
+@pytest.mark.parametrize("off_s", [-3600, 0, 3600])
+def test_the_begin_of_a_run_is_told_right_whatever_clock_the_file_system_has(session: Session, off_s: int) -> None:
+    """What counts is how long after its grant the wrapper spoke: a limit must not count from an hour before that."""
+    running(session)
+    metadir = session.world.root / "jobs" / "x" / "1"
+    granted_ns = 1_000_000 * SECOND_NS
+    for name, after_s in (("grant.toml", 0), ("jid", 7200)):
+        at_ns = granted_ns + (after_s + off_s) * SECOND_NS
+        os.utime(metadir / name, ns=(at_ns, at_ns))
+    spool = Spool(str(session.world.root))
+    assert spool.spoke_at_ns("x", 1, granted_ns) == granted_ns + 7200 * SECOND_NS
 
 
 def test_a_file_that_would_suspend_a_run_elsewhere_suspends_nothing_and_is_told_of(

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,6 @@ from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.journal import all_lines
 from spool.dispatcher.loop import Dispatcher
 from spool.formats.journal import recall
-from spool.machine import host
 from spool.machine.host import is_shared_between_hosts
 from spool.query import doctor, snapshot
 from spool.query.doctor import Level
@@ -325,7 +325,7 @@ def test_the_zone_is_asked_for_each_time(session: Session, zone: Callable[[str],
         view = now.planner.view(
             Machine(cpus=1, memory_bytes=1), now.clock(), paused=now.pause.paused, holding=Holding()
         )
-        assert f"{host.datetime.now(view.zone):%z}" == offset
+        assert f"{datetime.now(view.zone):%z}" == offset
 
 
 @pytest.mark.parametrize(

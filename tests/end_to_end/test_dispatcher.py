@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, overlap, pids_in
+from spool.executors import compiled
 from spool.store.lock import Service
 from spool.store.spool import Spool
 from support import ROOT, wait_for
@@ -185,6 +186,21 @@ def test_a_changed_configuration_counts_without_being_asked(served: Served) -> N
     served.wait_reason("wide", "never fits")
     _configure(served, "cpus = 3\n")
     served.wait_done("wide")
+
+
+@pytest.mark.skipif(compiled.find().path is None, reason="the compiled wrapper is not beside its source")
+def test_the_wrapper_that_is_configured_carries_out_the_next_start(served: Served) -> None:
+    """A dispatcher that is running changes over, there and back, and one of either kind ends as it should."""
+    served.start()
+    for at, (text, expected) in enumerate([("", True), ('wrapper = "sh"\n', False), ('wrapper = "auto"\n', True)]):
+        _configure(served, text)
+        served.looked()
+        served.drop(f"job-{at}", f"readlink /proc/$PPID/exe > {at}; exit {at}")
+        served.wait_done(f"job-{at}")
+        ran = (served.root.parent / str(at)).read_text().rstrip("\n")
+        assert (ran == compiled.PROGRAM) == expected, ran
+    codes = {line["job"]: line["exit_code"] for line in served.history()}
+    assert [codes[f"job-{at}"] for at in range(3)] == [0, 1, 2]
 
 
 _BROKEN = [b"cpus = ", b"cpu = 4\n", b"\xff\xfe", b"cpus = 1" + b"0" * 5000, b"[" * 30_000, b"cpus = true\n"]

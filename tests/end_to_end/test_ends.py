@@ -13,7 +13,7 @@ import pytest
 from served import Served, alive, marked, pids_in
 from support import wait_for
 
-EXECUTORS = ("process", "tmux")
+EXECUTORS = ("process", "sh", "tmux")
 _KEYS = {signal.SIGINT: "C-c", signal.SIGQUIT: "C-\\"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from served import Served
 from wrapper_runs import NOBODY
 
-EXECUTORS = ("process", "tmux")
+EXECUTORS = ("process", "sh", "tmux")
 
 # Root has no limit on its processes. Somebody has, who may read what only root may: the interpreter may lie there.
 _SOMEBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]

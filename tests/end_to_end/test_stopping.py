@@ -19,7 +19,7 @@ from spool.query.machine import machine_status
 from spool.store.spool import Spool
 from support import wait_for
 
-EXECUTORS = ("process", "tmux")
+EXECUTORS = ("process", "sh", "tmux")
 
 # Ways to leave a child behind that a process group or a session does not know of. Each prints the child's pid.
 _ESCAPES = {

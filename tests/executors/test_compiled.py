@@ -42,6 +42,14 @@ def test_a_built_program_is_found(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_a_program_that_is_built_again_is_tried_again(tmp_path: Path) -> None:
+    """The answer of before was about another one."""
+    program = _script(tmp_path / compiled.NAME, "exit 1")
+    assert compiled.find("auto", program).broken
+    assert compiled.find("auto", compiled.build(str(tmp_path)).path).path == program
+
+
+@needs_compiler
 def test_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:
     """The folder, the time and the flags of the caller's environment leave no trace in the program."""
     found = []

@@ -18,10 +18,11 @@ from spool.executors import engine as cluster
 from spool.executors.engine import ClusterEngine, ClusterRun
 from spool.executors.slurm import SlurmLanguage
 from spool.formats.config import Config, SlurmConfig
-from spool.formats.run_records import VOID_JID
+from spool.formats.run_records import VOID_JID, parse_jid
 from spool.machine.commands import Command, CommandEnd
 
 ID = "0123456789abcdef"
+TITLES = "JOBID\tSTATE\tREASON\tNODELIST\tCOMMENT"
 
 
 class Commands:
@@ -88,8 +89,9 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
-    def is_void(self, name: str, run: int) -> bool:
-        return self.record(name, run, layout.JID) == VOID_JID
+    def jid(self, name: str, run: int) -> Jid | Liveness:
+        data = self.record(name, run, layout.JID)
+        return Liveness.VOID if data == VOID_JID else (parse_jid(data) if data else None) or Liveness.ABSENT
 
 
 class Bench:
@@ -125,7 +127,7 @@ class Bench:
         if any(self.commands.ordered[number - 1][0] == "scontrol" for number in self.commands.open):
             self.commands.answer("scontrol", out="ClusterName = lab\n")
             self.work()
-        self.commands.answer("squeue", status, "".join(f"{line}\n" for line in lines), err)
+        self.commands.answer("squeue", status, "".join(f"{line}\n" for line in (TITLES, *lines)), err)
         return self.work()
 
     def submitted(self, name: str = "a", job: str = "7") -> ClusterRun:
@@ -205,7 +207,7 @@ def test_what_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
     bench.look()  # put while sbatch is at work
     bench.work(100)
     bench.commands.answer("sbatch", None)
-    bench.commands.answer("squeue")  # was under way
+    bench.commands.answer("squeue", out=f"{TITLES}\n")  # was under way
     bench.work()
     bench.look()
     assert run.liveness() is Liveness.ALIVE
@@ -578,6 +580,403 @@ def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench)
     assert len(bench.commands.asked("sbatch")) == 2 * len(kinds) ** 2
 
 
+# What administrators do.
+
+
+@pytest.mark.parametrize(
+    ("log", "rc", "word"),
+    [
+        (
+            "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT … DUE TO JOB REQUEUE ***\n",
+            b"143\n",
+            EngineWord.PREEMPTED,
+        ),
+        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT … DUE TO PREEMPTION ***\n", None, EngineWord.PREEMPTED),
+        ("", b"5\n", EngineWord.FAILED),  # RequeueExit of its configuration
+    ],
+)
+def test_what_is_put_back_into_the_queue_has_ended(bench: Bench, log: str, rc: bytes | None, word: EngineWord) -> None:
+    """Its wrapper never begins twice, so it would wait for nothing; what the engine still has of it is cancelled."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.ENGINE_LOG, log.encode())
+    if rc is not None:
+        bench.folder.put_record("a", 1, layout.RC, rc)
+    waits = line("7", "PENDING", "BeginTime")
+    bench.look(waits)
+    assert bench.look(waits) == {"a"}
+    assert run.liveness() is Liveness.GONE
+    assert run.ending is not None
+    assert run.ending.word is word
+    bench.folder.put_record("a", 1, layout.RESULT, b"")
+    run.close()
+    bench.look(waits)
+    assert bench.commands.asked("scancel") == [("scancel", "7")]
+
+
+def test_what_began_after_the_question_was_not_put_back(bench: Bench) -> None:
+    """An answer that is older than the wrapper's first word says that the job waits, and that proves nothing."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"5\n")
+    bench.look(line("7", "PENDING", "Priority"))
+    assert run.liveness() is Liveness.ALIVE
+    bench.look(line("7", "COMPLETING"))
+    assert run.liveness() is Liveness.ALIVE
+
+
+def test_a_job_that_waits_again_before_its_wrapper_has_spoken_goes_on_waiting(bench: Bench) -> None:
+    """A node whose prolog has failed: the job begins on another."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    for _ in range(3):
+        bench.look(line("7", "PENDING", "BeginTime"))
+    assert run.liveness() is Liveness.ALIVE
+    assert run.ending is None
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED"])
+def test_a_job_that_the_engine_halts_is_alive_and_stands_still(bench: Bench, state: str) -> None:
+    """That is news, and so is that it goes on; before the first answer nobody knows."""
+    run = bench.submitted()
+    assert run.halted is None
+    bench.look(line("7", "RUNNING"))
+    assert run.halted == ""
+    assert bench.look(line("7", state)) == {"a"}
+    assert (run.halted, run.liveness()) == ("Slurm", Liveness.ALIVE)
+    assert bench.look(line("7", "RUNNING")) == {"a"}
+    assert run.halted == ""
+
+
+# Answers that are none.
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        "",
+        "slurm_load_jobs error: Unable to contact slurm controller\n",
+        "\ufffd\ufffd\x00\n" * 3,
+        "JOBID\n",
+        f"{TITLES}",
+    ],
+)
+def test_an_answer_without_its_titles_is_silence(bench: Bench, out: str) -> None:
+    """A squeue that succeeds and says something else, or nothing, has not said that there are no jobs."""
+    run = bench.submitted()
+    for _ in range(4):
+        bench.work(100)
+        if any(bench.commands.ordered[number - 1][0] == "scontrol" for number in bench.commands.open):
+            bench.commands.answer("scontrol", out="ClusterName = lab\n")
+            bench.work()
+        bench.commands.answer("squeue", out=out)
+        bench.work()
+    assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
+    assert bench.engine.silent
+
+
+def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:
+    """The mark of a:12 begins with that of a:1."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    bench.work(100)
+    bench.commands.answer("squeue", out=f"{TITLES}\n{line('9', 'CANCELLED')}")
+    bench.work()
+    assert run.id == "7"
+    assert run.ending is None
+
+
+@pytest.mark.parametrize(
+    ("out", "job"),
+    [
+        ("7;lab\n", "7"),
+        ("warning: 3 partitions are full\n\n 7 \r\n", "7"),
+        ("7\nqueued at 14\n", "7"),
+        ("7\n8\n", None),
+        ("Submitted batch job 7\n", None),
+        ("error 5\n", None),
+        ("0\n", None),
+        ("", None),
+    ],
+)
+def test_only_a_line_that_is_an_id_is_one(bench: Bench, out: str, job: str | None) -> None:
+    """Where nobody can tell, the job is found by its mark; it is never taken for another."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", out=out)
+    bench.work()
+    assert run.id == job
+    bench.look(line("7", "PENDING"))
+    assert run.id == "7"
+
+
+def test_a_wrong_id_is_corrected_by_the_mark_and_an_id_of_another_spool_is_not_ours(bench: Bench) -> None:
+    """A controller that has lost its memory gives the same ids again, to others."""
+    run = bench.submitted(job="5")
+    bench.look(line("5", "RUNNING", mark=f"spool:{'f' * 16}:x:1"), line("7", "PENDING"))
+    assert (run.id, run.waits) == ("7", "Slurm: PENDING")
+    bench.look(line("7", "RUNNING", mark=f"spool:{'f' * 16}:x:1"))
+    bench.look(line("7", "RUNNING", mark=f"spool:{'f' * 16}:x:1"))
+    assert run.ending is not None
+    assert run.ending.word is EngineWord.FORGOTTEN
+
+
+@pytest.mark.parametrize(
+    "err",
+    [
+        "sbatch: error: invalid partition specified: slurmctld\n"
+        "sbatch: error: Batch job submission failed: Invalid partition name specified",
+        "sbatch: unrecognized option '--sockets=2'",
+        'sbatch: error: Invalid numeric value "x" for --sockets-per-node.',
+        "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+    ],
+)
+def test_a_refusal_is_none_whatever_names_are_in_it(bench: Bench, err: str) -> None:
+    """Else the job would be handed over again and again, and nobody would be told why it does not run."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", 1, err=err)
+    assert bench.work() == {"a"}
+    assert (run.refusal or "").startswith("Slurm refuses it: ")
+
+
+@pytest.mark.parametrize(
+    "err",
+    [
+        "sbatch: error: Socket, core and/or thread specification can not be satisfied\n"
+        "sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
+        'sbatch: error: Invalid numeric value "x" for --sockets-per-node.\n',
+        "sbatch: error: the controller of this site wants an account: connection refused\n"
+        "sbatch: error: Batch job submission failed: Unspecified error\n",
+        "sbatch: fatal: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive.\n",
+        "sbatch: error: Batch script contains DOS line breaks (\\r\\n)\n",
+    ],
+)
+def test_a_refusal_is_told_from_silence_whatever_it_is_about(bench: Bench, err: str) -> None:
+    """A job for which there are too few sockets is refused: taken for silence it would be submitted for ever."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", 1, err=err)
+    bench.work()
+    assert run.refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "err"),
+    [
+        (127, "[Errno 2] No such file or directory: 'sbatch'"),
+        (127, "[Errno 12] Cannot allocate memory"),
+        (1, "sbatch: error: ClusterName needs to be specified\nsbatch: fatal: Unable to process configuration file"),
+        (1, "sbatch: fatal: Could not establish a configuration source"),
+        (1, "sbatch: error: Batch job submission failed: Protocol authentication error"),
+        (1, "sbatch: error: Batch job submission failed: Slurm backup controller in standby mode"),
+    ],
+)
+def test_what_is_wrong_with_the_cluster_holds_no_job(bench: Bench, status: int, err: str) -> None:
+    """The job was refused by nobody: it waits, and is submitted again."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", status, err=err)
+    bench.work()
+    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
+
+
+def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: Bench) -> None:
+    """A user may have 100 jobs in Slurm: the next ones wait, in their order, with Slurm's words."""
+    full = (
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
+        "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
+    )
+    run, second = bench.start("a"), bench.start("a2")
+    bench.work()
+    for _ in range(2):
+        bench.commands.answer("sbatch", 1, err=full)
+    assert bench.work() == {"a", "a2"}
+    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
+    assert (run.waits or "").startswith("Slurm takes no more jobs for now: QOSMaxSubmitJobPerUserLimit; ")
+    other = bench.start("b")
+    bench.work(20)
+    assert len(bench.commands.asked("sbatch")) == 2
+    bench.commands.answer("squeue", out=f"{TITLES}\n")
+    bench.work()
+    due = bench.engine.due_ns()
+    assert due is not None
+    assert due > bench.now_ns
+    bench.work(11)
+    assert [words[1] for words in bench.commands.asked("sbatch")[2:]] == [
+        f"--job-name={name}" for name in ("a", "a2", "b")
+    ]
+    bench.commands.answer("sbatch", out="7\n")
+    bench.commands.answer("sbatch", out="8\n")
+    bench.commands.answer("sbatch", 1, err=full)
+    bench.work()
+    assert (run.id, second.id, other.id) == ("7", "8", None)
+    assert list(bench.engine.terminate({other: False})) == [other]
+
+
+def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(bench: Bench) -> None:
+    """Sbatch repeats what was not answered: the later job leaves with 17, and its end is not that of the run."""
+    run = bench.submitted(job="8")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.look(line("8", "FAILED", "NonZeroExitCode"))
+    assert run.liveness() is Liveness.ALIVE
+    assert run.id == "7"
+    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+    bench.look(line("7", "RUNNING"), line("8", "FAILED", "NonZeroExitCode"))
+    bench.now_ns += 10 * cluster.GRACE_NS
+    assert run.liveness() is Liveness.ALIVE
+    bench.engine.terminate({run: False})
+    bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=TERM", "7")]
+
+
+def test_a_silence_does_not_bring_an_old_record_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full when the wrapper had spoken: its record still names the job that came too late."""
+    run = bench.submitted(job="8")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    with monkeypatch.context() as context:
+        context.setattr(bench.folder, "put_record", _full)
+        bench.look(line("7", "RUNNING"), line("8", "PENDING"))
+    bench.look(status=1, err="Unable to contact slurm controller")
+    bench.look(line("7", "RUNNING"), line("8", "PENDING"))
+    assert run.id == "7"
+    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+
+
+def test_the_first_of_two_ends_the_run_though_the_second_still_waits(bench: Bench) -> None:
+    """The second can wait for days, and never begins."""
+    run = bench.submitted(job="8")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    bench.look(line("7", "COMPLETED"), line("8", "PENDING"))
+    assert run.liveness() is Liveness.GONE
+
+
+def test_a_wrapper_that_speaks_before_sbatch_answers_is_believed(bench: Bench) -> None:
+    """It can be cancelled at once, and neither a late refusal nor a late id makes it another job."""
+    for name, answer in (("a", {"out": "9\n"}), ("b", {"status": 1, "err": "Invalid partition"})):
+        run = bench.start(name)
+        bench.work()
+        bench.folder.put_record(name, 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+        bench.engine.terminate({run: False})
+        bench.work()
+        assert bench.commands.asked("scancel")[-1] == ("scancel", "--batch", "--signal=TERM", "7")
+        bench.commands.answer("sbatch", **answer)  # type: ignore[arg-type]
+        bench.work()
+        assert (run.id, run.liveness(), run.refusal) == ("7", Liveness.ALIVE, None)
+        bench.engine.forget(run)
+
+
+def test_an_id_that_slurm_gives_away_again_is_not_the_run(bench: Bench) -> None:
+    """A controller that has lost its state counts from 1: the job of that id is another run's, or another spool's."""
+    for mark in (f"spool:{ID}:b:1", f"spool:{'f' * 16}:a:1"):
+        run = bench.submitted(job="7")
+        bench.look(line("7", "RUNNING"))
+        bench.look(line("7", "RUNNING", mark=mark))
+        bench.look(line("7", "RUNNING", mark=mark))
+        assert run.ending is not None
+        assert run.ending.word is EngineWord.FORGOTTEN
+        bench.engine.forget(run)
+
+
+def test_a_mark_that_a_plugin_has_lengthened_is_still_that_of_the_id(bench: Bench) -> None:
+    """Only a whole mark of another run says that the job is not this one."""
+    run = bench.submitted(job="7")
+    for _ in range(4):
+        bench.look(line("7", "RUNNING", mark=f"spool:{ID}:a:1 | project x"))
+    assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
+
+
+def test_a_run_of_another_cluster_is_not_taken_for_a_job_of_this_one(bench: Bench) -> None:
+    """Its id is another job's here, which says nothing of the run, and is neither cancelled nor told anything."""
+    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm elsewhere 7\n")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    run = bench.engine.adopt("a", 1, None)
+    bench.look(line("7", "CANCELLED", mark="mine"))
+    bench.engine.terminate({run: True})
+    assert run.signal("USR1", spare_shell=False) == 0
+    bench.work()
+    assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
+    assert bench.commands.asked("scancel") == []
+    bench.look(line("7", "RUNNING"))  # it is the same cluster under another name
+    bench.engine.terminate({run: True})
+    bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "7")]
+
+
+def test_an_error_with_one_answer_costs_no_other(bench: Bench) -> None:
+    """An answer that cannot be taken in is no reason for submissions and looks to stop for ever."""
+    first, second = bench.start("a"), bench.start("b")
+    bench.work()
+    broken: Any = lambda *_: 1 / 0  # noqa: E731
+    first.submitted = broken  # type: ignore[method-assign]
+    for job in ("7", "8"):
+        bench.commands.answer("sbatch", out=f"{job}\n")
+    with pytest.raises(ZeroDivisionError):
+        bench.work()
+    assert bench.engine.due_ns() == bench.now_ns
+    assert "b" in bench.work()
+    assert second.id == "8"
+
+
+def test_a_job_that_is_remembered_again_has_its_whole_grace_at_its_end(bench: Bench) -> None:
+    """A standby controller with an old state forgets a job for a while: that is not when it ended."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    for _ in range(3):
+        bench.look()
+    bench.look(line("7", "RUNNING"))
+    bench.now_ns += 10 * cluster.GRACE_NS
+    bench.look(line("7", "COMPLETED"))
+    assert run.liveness() is Liveness.ALIVE
+    bench.now_ns += cluster.GRACE_NS
+    assert run.liveness() is Liveness.GONE
+
+
+def test_an_exit_code_that_is_listed_and_says_nothing_yet_is_waited_for(bench: Bench) -> None:
+    """A network file system may list a record whose content it does not have yet."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"")
+    bench.look(line("7", "FAILED", "NonZeroExitCode"))
+    assert run.liveness() is Liveness.ALIVE
+    bench.folder.put_record("a", 1, layout.RC, b"3\n")
+    assert run.liveness() is Liveness.GONE
+
+
+def test_a_stop_reads_nothing_while_the_engine_is_silent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be told to anybody, and a thousand runs are looked at four times a second."""
+    run = bench.submitted()
+    bench.look(line("7", "PENDING"))
+    bench.look(status=1, err="Unable to contact slurm controller")
+    reads: list[str] = []
+    monkeypatch.setattr(bench.folder, "jid", lambda *_: reads.append("jid"))
+    monkeypatch.setattr(bench.folder, "record", lambda *_: reads.append("record"))
+    for _ in range(100):
+        assert not bench.engine.terminate({run: True})
+    assert reads == []
+    monkeypatch.undo()
+    monkeypatch.setattr("spool.executors.engine.time.monotonic_ns", lambda: bench.now_ns)
+
+
+def test_a_record_that_cannot_be_written_is_told_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full for an hour fills no log."""
+    bench.start()
+    bench.work()
+    bench.look()
+    bench.folder.put_record = _full  # type: ignore[method-assign]
+    bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+    for _ in range(5):
+        bench.look(line("7", "RUNNING"))
+    assert len([record for record in caplog.records if "cannot write its record" in record.message]) == 1
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_an_end_that_is_settled_is_not_looked_at_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code is the last that a wrapper writes: whoever has seen it lists the metadir no more."""
     listed: list[str] = []
@@ -585,7 +984,7 @@ def test_an_end_that_is_settled_is_not_looked_at_again(bench: Bench, monkeypatch
     monkeypatch.setattr("spool.executors.engine.os.listdir", lambda path: listed.append(path) or really(path))
     run = bench.submitted()
     bench.look(line("7", "COMPLETED"))
-    bench.folder.put_record("a", 1, layout.JID, b"1 2\n")
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
     assert run.liveness() is Liveness.ALIVE
     bench.folder.put_record("a", 1, layout.RC, b"0\n")
     assert (run.liveness(), len(listed)) == (Liveness.GONE, 2)

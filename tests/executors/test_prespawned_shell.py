@@ -13,44 +13,19 @@ import pytest
 
 from spool.core.errors import SpoolError
 from spool.executors import Launch
-from spool.executors.local import LocalRun
 from spool.executors.process import PrespawnedShell, ProcessExecutor
 from spool.formats import run_records
 from spool.formats.wrapper import ALREADY_STARTED, Assignments, Surroundings, render
 from spool.machine import identity
-from support import wait_for
-from wrapper_runs import SHELLS
-
-
-class Shop:
-    """An executor, and the metadirs that it starts wrappers for."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.executor = ProcessExecutor()
-        self.made = 0
-
-    def launch(self, command: str, name: str = "it's a run $x") -> Launch:
-        """Write the script of a run."""
-        self.made += 1
-        metadir = self.root / f"{name} {self.made}"
-        metadir.mkdir()
-        text = render(Assignments(str(metadir), command, self.executor.surroundings()))
-        (metadir / "run.sh").write_bytes(text)
-        return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"), text)
-
-    def finish(self, started: LocalRun) -> int:
-        """Wait for the wrapper's end; return its exit code."""
-        assert started.pid is not None
-        return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])
+from support import in_child, wait_for
+from wrapper_runs import SHELLS, Shop
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
     """Give an executor that leaves nothing waiting."""
-    made = Shop(tmp_path)
-    yield made
-    made.executor.close()
+    with Shop(tmp_path, "sh") as made:
+        yield made
 
 
 def _record(launch: Launch, name: str) -> bytes:
@@ -131,8 +106,8 @@ def test_a_shell_that_has_read_another_script_is_not_used(shop: Shop, again: str
 def test_every_shell_can_wait(tmp_path: Path, shell: str) -> None:
     """What it is given to read with, and to be told by, no shell takes otherwise."""
 
-    def spawn(arguments: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
-        words = [*SHELLS[shell], *arguments]
+    def spawn(words: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
+        words = [*SHELLS[shell], *words[1:]]
         moved = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()]
         return os.posix_spawnp(words[0], words, environment, file_actions=moved, setsid=True)
 
@@ -152,10 +127,10 @@ def test_every_shell_can_wait(tmp_path: Path, shell: str) -> None:
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="nobody else may mount a /dev")
 def test_a_machine_need_not_have_dev_fd(tmp_path: Path) -> None:
     """It is a link that udev makes, or a container's runtime, or nobody."""
-    bare = 'mount -t tmpfs bare /dev && mknod /dev/null c 1 3 && exec /bin/sh "$@"'
+    bare = 'mount -t tmpfs bare /dev && mknod /dev/null c 1 3 && exec "$@"'
 
-    def spawn(arguments: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
-        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", bare, "sh", *arguments]
+    def spawn(words: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", bare, "sh", *words]
         moved = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()]
         return os.posix_spawnp(words[0], words, environment, file_actions=moved, setsid=True)
 
@@ -225,11 +200,14 @@ def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
 def test_the_shell_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path, *, has_read: bool) -> None:
     """After KILL to the dispatcher nobody holds the pipe, and the shell ends by itself and runs nothing."""
     launch = shop.launch("echo no")
-    child = os.fork()
-    if child == 0:
-        (tmp_path / "pid").write_text(str(ProcessExecutor().get_ready(launch.text if has_read else None)))
+
+    def child() -> None:
+        (tmp_path / "pid").write_text(
+            str(ProcessExecutor(config=shop.config).get_ready(launch.text if has_read else None))
+        )
         os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == -signal.SIGKILL
     waiting = int((tmp_path / "pid").read_text())
     wait_for(lambda: (stat := identity.read_stat(waiting)) is None or stat.dead, what="the end of the shell")
     assert os.listdir(launch.metadir) == ["run.sh"]
@@ -271,12 +249,13 @@ def test_a_stopped_shell_is_ended_as_any(shop: Shop) -> None:
 def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop) -> None:
     """Killed right after its word to the waiting shell: the run has its jid and comes to its end."""
     launch = shop.launch("exit 7")
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         shop.executor.get_ready()
         shop.executor.start(launch)
         os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == -signal.SIGKILL
     wait_for(lambda: (Path(launch.metadir) / "rc").exists() and _record(launch, "rc") == b"7\n", what="the exit code")
     assert run_records.parse_jid(_record(launch, "jid")) is not None
 
@@ -311,13 +290,13 @@ def test_no_descriptor_is_left_whatever_becomes_of_the_shell(shop: Shop, monkeyp
 def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, closed: tuple[int, ...]) -> None:
     """The pipe to the waiting shell may be one of them."""
     launches = [shop.launch("read x; echo got $x; exit 3") for _ in range(2)]
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         for fd in closed:
             os.close(fd)
         for launch in launches:
             shop.finish(shop.executor.start(launch))
             shop.executor.get_ready()
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == 0
     assert [(_record(launch, "rc"), _record(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2

@@ -13,13 +13,15 @@ import pytest
 
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.names import EXECUTORS
-from spool.executors import NAMES, Launch, by_name
+from spool.executors import NAMES, Launch, by_name, compiled
 from spool.executors.local import LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats import run_records
+from spool.formats.config import Config
 from spool.formats.wrapper import Assignments, render
 from spool.machine import host, identity
 from support import wait_for
+from wrapper_runs import use_compiled
 
 MARKS = {"SPOOL_DIR", "SPOOL_JOB", "SPOOL_RUN"}
 
@@ -27,9 +29,9 @@ MARKS = {"SPOOL_DIR", "SPOOL_JOB", "SPOOL_RUN"}
 class Starter:
     """Starts wrappers and ends what is left of them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, wrapper: str) -> None:
         self.root = root
-        self.executor = ProcessExecutor()
+        self.executor = ProcessExecutor(config=lambda: Config(wrapper=wrapper))
         self.started: list[LocalRun] = []
 
     def __call__(self, command: str | tuple[str, ...], **environment: str) -> LocalRun:
@@ -50,10 +52,19 @@ class Starter:
         return (self.root / str(self.started.index(started)) / "log").read_text()
 
 
+@pytest.fixture(params=["sh", "auto"])
+def wrapper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give each value of the key `wrapper`."""
+    value: str = request.param
+    if value == "auto":
+        use_compiled(monkeypatch)
+    return value
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
+def start(tmp_path: Path, wrapper: str) -> Iterator[Starter]:
     """Give what starts wrappers below the test's directory."""
-    starter = Starter(tmp_path)
+    starter = Starter(tmp_path, wrapper)
     yield starter
     for started in starter.started:
         assert started.pid is not None
@@ -61,6 +72,7 @@ def start(tmp_path: Path) -> Iterator[Starter]:
             if os.waitpid(started.pid, os.WNOHANG)[0] == 0:
                 os.kill(started.pid, signal.SIGTERM)
                 os.waitpid(started.pid, 0)
+    starter.executor.close()
 
 
 def test_an_executor_is_found_by_its_name() -> None:
@@ -92,6 +104,7 @@ def test_a_wrapper_has_a_session_of_its_own(start: Starter) -> None:
     """The wrapper leads its session, so that no signal to the dispatcher's group reaches it, and is our child."""
     started = start("echo hello; exec sleep 60")
     assert started.pid is not None
+    wait_for((start.root / "0" / "jid").exists, what="the jid")  # before, it may be in the session of its server
     stat = identity.read_stat(started.pid)
     assert stat is not None
     assert (stat.session, stat.parent) == (started.pid, os.getpid())
@@ -126,23 +139,26 @@ def test_a_job_can_be_interrupted_although_the_dispatcher_cannot(start: Starter)
 
 def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
     """From its first moment the wrapper can be found by its environment, and no outer run's marks are in it."""
-    started = start("exec sleep 60", SPOOL_JOB="outer", SPOOL_ARRAY_INDEX="1", BASH_VERSION="5", KEPT="x")
+    started = start("env; sleep 0.2", SPOOL_JOB="outer", SPOOL_ARRAY_INDEX="1", BASH_VERSION="5", KEPT="x")
+    environ = Path(f"/proc/{started.pid}/environ")
     # A program that has just begun has no environment to show for a moment.
-    environ = wait_for(Path(f"/proc/{started.pid}/environ").read_bytes).split(b"\0")
-    marks = sorted(entry for entry in environ if entry.startswith(b"SPOOL_"))
+    wait_for(lambda: b"SPOOL_RUN=" in environ.read_bytes())
+    marks = sorted(entry for entry in environ.read_bytes().split(b"\0") if entry.startswith(b"SPOOL_"))
     assert marks == [f"SPOOL_DIR={start.root}".encode(), b"SPOOL_JOB=job", b"SPOOL_RUN=3"]
-    assert b"KEPT=x" in environ
-    assert b"BASH_VERSION=5" not in environ
+    found = start.finish(started).splitlines()
+    assert "KEPT=x" in found
+    assert "BASH_VERSION=5" not in found
+    assert not [entry for entry in found if entry.startswith("SPOOL_")]
 
 
 @pytest.mark.parametrize("prespawned", [False, True])
 def test_a_job_begins_with_the_environment_of_a_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, prespawned: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str, *, prespawned: bool
 ) -> None:
     """Nothing that this process was started with goes on to a job, whether its shell is up already or not."""
     for name in ("SECRET_TOKEN", "VIRTUAL_ENV", "LC_ALL", "PYTHONPATH", "USER", "LANG", "PATH"):
         monkeypatch.setenv(name, "of-the-starter")
-    executor = ProcessExecutor()
+    executor = ProcessExecutor(config=lambda: Config(wrapper=wrapper))
     if prespawned:
         executor.get_ready()
     (tmp_path / "1").mkdir()
@@ -174,7 +190,11 @@ def test_a_wrapper_has_no_descriptor_of_the_dispatchers(start: Starter) -> None:
 def test_a_machine_without_room_refuses_a_start(
     start: Starter, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
-    """Where no process can be made, the executor says that the machine refuses it, which another moment may change."""
+    """Where no process can be made, the executor says that the machine refuses it, which another moment may change.
+
+    A server that cannot be made is none, and then a shell is started.
+    """
+    monkeypatch.setattr(compiled, "PROGRAM", "/no/such/program")
     monkeypatch.setattr(os, call, failing(number))
     with pytest.raises(StartRefused, match=rf"^/bin/sh was not started: {os.strerror(number)}$"):
         start("true")

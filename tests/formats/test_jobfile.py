@@ -732,7 +732,8 @@ def test_defaults_of_a_run_are_read_again() -> None:
         *("-a1", "--wrap=id", "--export=NONE", "--parsable", "--time=1", "-t1", "--mem=1", "--mem-per-cpu=1", "-c4"),
         *("--cpus-per-task=4", "--gres=gpu:1", "-G1", "--gpus=1", "--gpus-per-node=1", "--input=x", "-i x", "-d x"),
         *("--dependency=afterok:1", "--begin=now", "-b now", "-H", "--hold", "-W", "--wait", "--test-only", "-Mx"),
-        *("-N2", "--nodes=2", "-n2", "--ntasks=2", "--uid=0", "--signal=USR1", "--open-mode=truncate"),
+        *("-N2", "--nodes=2", "-n2", "--ntasks=2", "--uid=0", "--signal=USR1", "--open-mode=truncate", "--quiet"),
+        "--tres-per-task=gres/gpu:1",
     ],
 )
 def test_no_option_for_slurm_sets_what_spool_sets_itself(option: str) -> None:

@@ -24,19 +24,17 @@ from spool.formats import wrapper
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render
 from spool.machine import identity
 from support import wait_for
-from wrapper_runs import SHELLS, Runs, runs_below, surroundings
+from wrapper_runs import SHELLS, WRAPPERS, Runs, runs_below, surroundings, words_of
 
 SCRIPT = Path(wrapper.__file__).with_name("wrapper.sh")
 LOOPS = "trap 'echo got TERM; exit 7' TERM; trap 'echo got USR1' USR1; trap 'echo got INT; exit 9' INT; echo ready; "
 LOOPS += "while :; do sleep 0.01; done"
 
 
-@pytest.fixture(params=["dash", "bash", "busybox"])
+@pytest.fixture(params=WRAPPERS)
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
-    """Make runs under each shell that there is."""
-    if request.param not in SHELLS:
-        pytest.skip(f"no {request.param} on this machine")
-    with runs_below(tmp_path, SHELLS[request.param]) as made:
+    """Make runs under each shell that there is, and under the compiled wrapper."""
+    with runs_below(tmp_path, words_of(request.param)) as made:
         yield made
 
 

@@ -14,18 +14,16 @@ import pytest
 
 from spool.formats.wrapper import REFUSED
 from support import wait_for
-from wrapper_runs import SHELLS, Runs, poor_directory, runs_below, surroundings
+from wrapper_runs import WRAPPERS, Runs, poor_directory, runs_below, surroundings, words_of
 
 POOR_NOW = "prlimit --pid $PPID --nproc=1"  # from here on the wrapper can start nothing
 needs_prlimit = pytest.mark.skipif(shutil.which("prlimit") is None, reason="no prlimit on this machine")
 
 
-@pytest.fixture(params=["dash", "bash", "busybox"])
+@pytest.fixture(params=WRAPPERS)
 def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """Make runs under each shell that there is, where another user can reach them."""
-    if request.param not in SHELLS:
-        pytest.skip(f"no {request.param} on this machine")
-    with poor_directory() as directory, runs_below(directory, SHELLS[request.param]) as made:
+    """Make runs under each shell that there is and under the compiled wrapper, where another user can reach them."""
+    with poor_directory() as directory, runs_below(directory, words_of(request.param)) as made:
         yield made
 
 
@@ -91,19 +89,22 @@ def test_an_env_that_cannot_be_executed_is_no_failure_of_the_command(runs: Runs)
     broken = runs.root / "env"
     broken.write_text("#!/no/interpreter\n")
     broken.chmod(0o755)
-    run = runs.make(
-        "echo never", replace(surroundings(), env_program=str(broken), reset="-x"), environment={"a b": "1"}
-    )
+    around = replace(surroundings(), env_program=str(broken), reset="-x", become="")
+    run = runs.make("echo never", around, environment={"a b": "1"})
     assert run.run() == REFUSED
     assert run.text("refused") == f"cannot start the command: the machine cannot execute {broken}\n"
     assert run.text("rc") is None
 
 
 def test_a_directory_for_the_output_that_cannot_be_made_for_want_of_a_process(runs: Runs) -> None:
-    """What the wrapper needs a process for before its first child is refused in the same way."""
+    """What a shell needs a process for before its first child is refused in the same way; the program needs none."""
     run = runs.make("echo never", stdout=f"{runs.root}/not/there/out")
+    if os.getuid() == 0:
+        os.chmod(runs.root, 0o777)
     assert run.start_poor().finish_refused() == REFUSED
-    assert run.text("refused") == "cannot start it: the machine refuses another process\n"
+    what = "the command" if run.is_compiled else "it"
+    assert run.text("refused") == f"cannot start {what}: the machine refuses another process\n"
+    assert (runs.root / "not").exists() is run.is_compiled
 
 
 # --- records --------------------------------------------------------------------------------------------------
@@ -164,7 +165,11 @@ def test_what_stays_in_the_place_of_the_exit_code_is_moved_aside(runs: Runs, tmp
     run = runs.make("exit 7")
     in_the_way(run.metadir / "rc", "directory")
     (run.metadir / "rc" / "data").write_text("of the job\n")
-    assert run.run(env={"PATH": f"{programs}:{os.environ['PATH']}"}) == 7
+    run.start(env={"PATH": f"{programs}:{os.environ['PATH']}"})
+    if run.is_compiled:  # it sleeps without a program; what it hears meanwhile ends each of its seconds
+        wait_for(lambda: run.text("status") == "failed\n", what="the end of the command")
+        wait_for(lambda: run.text("rc.aside/data") or run.kill(signal.SIGUSR2), what="the exit code's place")
+    assert run.finish() == 7
     assert run.rc == 7
     assert (run.metadir / "rc.aside" / "data").read_text() == "of the job\n"
 

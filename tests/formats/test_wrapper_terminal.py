@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from support import wait_for
-from wrapper_runs import SHELLS, Run, Runs, runs_below, surroundings
+from wrapper_runs import WRAPPERS, Run, Runs, runs_below, surroundings, words_of
 
 
-@pytest.fixture(params=SHELLS)
+@pytest.fixture(params=WRAPPERS)
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
-    """Give runs under each shell."""
-    with runs_below(tmp_path, SHELLS[request.param]) as made:
+    """Give runs under each shell, which the compiled wrapper becomes for them."""
+    with runs_below(tmp_path, words_of(request.param)) as made:
         yield made
 
 

@@ -115,3 +115,22 @@ def test_a_helper_that_hangs_is_given_up(runner: CommandRunner, monkeypatch: pyt
     os.kill(runner.pid, signal.SIGSTOP)
     number = runner.order(sh("true", 0.2))
     assert [end.status for end in wait(runner, number)] == [None]
+
+
+def test_a_helper_that_cannot_be_started_is_told_to_who_asks(
+    runner: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An urgent question is answered with the reason; what is to be done waits, and is done once there is a helper."""
+    with monkeypatch.context() as without:
+        without.setattr("spool.machine.child_process.sys.executable", "/nonexistent/python")
+        waits, asks = runner.order(sh("echo done")), runner.order(sh("echo done", urgent=True))
+        due_ns = runner.due_ns()
+        assert due_ns is not None
+        assert due_ns <= time.monotonic_ns()
+        ended = dict(runner.work())
+        assert set(ended) == {asks}
+        assert ended[asks].status is None
+        assert "cannot start the process that runs commands: No such file" in ended[asks].err
+        assert dict(runner.work()) == {}
+    (end,) = wait(runner, waits)
+    assert end.out == "done\n"

@@ -54,12 +54,19 @@ KillWait=2
 InactiveLimit=0
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+Licenses=solver:1
 ReturnToService=2
 SlurmdParameters=config_overrides
 GresTypes=gpu
-{nodes}PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
-PartitionName=small Nodes=n1 MaxTime=5 State=UP
+{nodes}PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP PreemptMode=OFF
+PartitionName=small Nodes=n1 MaxTime=5 State=UP PreemptMode=OFF
+PartitionName=low Nodes=n1 PriorityTier=1 State=UP
+PartitionName=high Nodes=n1 PriorityTier=10 State=UP PreemptMode=OFF
 """
 
 

@@ -178,6 +178,14 @@ def test_what_slurm_refuses_is_held_with_its_words(served: Served, slurm: Cluste
     assert all(served.outcome("huge", run) is None for run in served.runs("huge"))
 
 
+def test_a_refusal_that_speaks_of_sockets_is_a_refusal(served: Served) -> None:
+    """Cores of which no processor has as many: Slurm's words sound like those of a network, and the job is held."""
+    served.drop("wide", "true", executor_options=["--cores-per-socket=99"])
+    served.wait_place("wide", "held")
+    assert "configuration is not available" in served.spool("why", "wide").stdout
+    assert len(served.runs("wide")) == 1
+
+
 def test_a_gpu_is_slurms_to_give(served: Served) -> None:
     """The job finds in CUDA_VISIBLE_DEVICES what Slurm gave it, though this machine has no GPU."""
     served.drop("gpu", "echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_GPUS $SPOOL_GPUS; env | grep -c CUDA", gpus=2)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import pwd
 import random
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +18,7 @@ import pytest
 from served import Served, alive, pids_in
 from slurm.cluster import Cluster, path_with
 from slurm.conftest import spool_on_slurm
-from support import wait_for
+from support import ROOT, wait_for
 
 JOBS = int(os.environ.get("SLURM_JOBS", "120"))
 KILLS = int(os.environ.get("SLURM_KILLS", "8"))
@@ -95,6 +100,27 @@ def test_a_submission_whose_answer_is_lost_is_found_again(unserved: Served, slur
         over.touch()
     _check_once(unserved, ["once"])
     assert len([job for job in slurm.jobs() if job["name"] == "once"]) == 1
+
+
+def test_a_submission_that_arrives_twice_runs_once_and_is_cancelled_where_it_runs(
+    unserved: Served, slurm: Cluster
+) -> None:
+    """Sbatch submits again what was not answered: the second job leaves at once, and the first one is the run's."""
+    first = '"$real" "$@" > /dev/null; until "${real%sbatch}squeue" -h -o %T | grep -q RUNNING; do sleep 0.1; done'
+    _instead_of(unserved, "sbatch", f'{first}; exec "$real" "$@"')
+    unserved.start()
+    unserved.drop("twice", _job("trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done"))
+    unserved.says("twice", "up")
+    ended = ("twice", "FAILED")
+    unserved.until(lambda: ended in [(job["name"], job["state"]) for job in slurm.jobs()], "the second to leave")
+    unserved.until(lambda: (unserved.record("twice", "engine") or "").split()[2:], "the id")
+    unserved.looked()
+    assert unserved.places("twice") == ["running"]
+    assert unserved.spool("cancel", "twice").returncode == 0
+    unserved.wait_done("twice")
+    assert (unserved.outcome("twice"), unserved.log("twice")) == ("cancelled", "up\ntold\n")
+    assert _states(slurm)["RUNNING"] == 0
+    assert [event for event, *_ in _ledger(unserved)] == ["B"]
 
 
 def test_what_was_never_submitted_waits_again(unserved: Served, slurm: Cluster) -> None:
@@ -258,3 +284,93 @@ def test_two_spools_share_a_user_and_their_jobs_names(served: Served, slurm: Clu
         (other.root / "go").touch()
         other.wait_done("same")
         assert (served.outcome("same"), other.outcome("same")) == ("cancelled", "finished")
+
+
+# Spools.
+
+
+def _another_user() -> list[str]:
+    """Return what runs a command as a user who is not root; skip the test where that one cannot run Python."""
+    user = pwd.getpwnam("games")
+    become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    tried = subprocess.run(
+        [
+            *become,
+            sys.executable,
+            "-c",
+            "import spool, subprocess, sys; sys.exit(subprocess.call([sys.executable, '-V']))",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        check=False,
+    )
+    if tried.returncode != 0:
+        pytest.skip("another user cannot run this Python")
+    return become
+
+
+def test_two_users_have_a_spool_each(served: Served, slurm: Cluster) -> None:
+    """Jobs of the same name, at the same time: each runs as its user, and a cancel ends one of them."""
+    become = _another_user()
+    home = Path(tempfile.mkdtemp(prefix="spool-theirs-", dir="/tmp"))
+    try:
+        with spool_on_slurm(home / "spool") as theirs:
+            for path in [home, *home.rglob("*")]:
+                shutil.chown(path, "games", "games")
+            theirs.start(prefix=become)
+            command = "id -un; until [ -e go ]; do sleep 0.1; done"
+            served.drop("same", command)
+            shutil.chown(theirs.drop("same", command), "games", "games")
+            assert [spool.says("same", "\n") for spool in (served, theirs)] == ["root\n", "games\n"]
+            assert served.spool("cancel", "same").returncode == 0
+            served.wait_done("same")
+            assert theirs.places("same") == ["running"]
+            (home / "go").touch()
+            theirs.wait_done("same")
+            assert (served.outcome("same"), theirs.outcome("same")) == ("cancelled", "finished")
+    finally:
+        shutil.rmtree(home)
+
+
+def test_a_job_that_waits_in_slurm_while_its_spool_is_moved_runs_once(unserved: Served, slurm: Cluster) -> None:
+    """What Slurm has of it knows the old place and fails there; it is handed over again from the new one."""
+    slurm.command("scontrol", "update", "nodename=n4", "state=drain", "reason=a test of spool")
+    unserved.start()
+    unserved.drop("moved", _job("true"), executor_options=["--nodelist=n4"])
+    unserved.wait_reason("moved", "PENDING")
+    unserved.stop()
+    unserved.root = unserved.root.rename(unserved.root.with_name("elsewhere"))
+    unserved.environment["SPOOL_DIR"] = str(unserved.root)
+    unserved.start()
+    slurm.command("scontrol", "update", "nodename=n4", "state=resume")
+    unserved.wait_done("moved")
+    assert unserved.outcome("moved", unserved.runs("moved")[-1]) == "finished"
+    assert [event for event, *_ in _ledger(unserved)] == ["B", "E"]
+
+
+def test_a_configuration_that_changes_applies_to_what_is_handed_over_next(served: Served, slurm: Cluster) -> None:
+    """`max_in_flight` grows and shrinks, and `[slurm]` goes away: what is in Slurm stays there, and is still ended."""
+    config = served.root / "config.toml"
+    plain = config.read_text()
+    names = [f"job{number}" for number in range(5)]
+
+    def in_slurm() -> int:
+        return sum(job["state"] in ("PENDING", "RUNNING") for job in slurm.jobs())
+
+    config.write_text(f"{plain}max_in_flight = 2\n")
+    for name in names:
+        served.drop(name, _job("until [ -e go ]; do sleep 0.1; done"))
+    served.until(lambda: in_slurm() == 2, "two in Slurm")
+    served.wait_reason("job4", "max_in_flight: 2 of 2")
+    config.write_text(f"{plain}max_in_flight = 4\n")
+    served.until(lambda: in_slurm() == 4, "four in Slurm")
+    config.write_text(f"{plain}max_in_flight = 1\n")
+    served.wait_reason("job4", "of 1")
+    assert in_slurm() == 4
+    config.write_text(plain.partition("[slurm]")[0])
+    served.until(lambda: in_slurm() == 5, "all in Slurm")
+    assert served.spool("cancel", "job0").returncode == 0
+    served.wait_done("job0")
+    (served.root.parent / "go").touch()
+    served.wait_done(*names)
+    assert [served.outcome(name) for name in names] == ["cancelled", *["finished"] * 4]

@@ -13,6 +13,7 @@ from spool.cli.common import name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict
+from spool.core.names import LOCAL_EXECUTORS
 from spool.executors import by_name
 from spool.machine.processes import MachineProber
 from spool.store.spool import Spool
@@ -55,16 +56,23 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
     if grant is None:
         raise SpoolError(cannot("attach to", what, f"run {run} was never started"))
     try:
+        if grant.executor not in LOCAL_EXECUTORS:
+            _check_lives(spool, name, run)  # nothing of it is kept for later
         return by_name(grant.executor).attach(spool.root, name, run, read_only=read_only)
     except SpoolError:
-        proof = spool.prove(name, run, MachineProber())
-        if proof.verdict is not Verdict.ENDED:
-            raise
-        why, remedy = f"run {run} has ended ({proof.outcome})", f"`spool log {name}` shows its output"
-        raise SpoolError(cannot("attach to", what, why, remedy=remedy)) from None
+        _check_lives(spool, name, run)
+        raise
     except ImportError as error:
         why = f"the Python package {error.name} is not installed"
         raise SpoolError(cannot("attach to", what, why)) from error
+
+
+def _check_lives(spool: Spool, name: str, run: int) -> None:
+    """Raise SpoolError if the run has ended."""
+    proof = spool.prove(name, run, MachineProber())
+    if proof.verdict is Verdict.ENDED:
+        why, remedy = f"run {run} has ended ({proof.outcome})", f"`spool log {name}` shows its output"
+        raise SpoolError(cannot("attach to", f"job {name}", why, remedy=remedy)) from None
 
 
 def _run_of(spool: Spool, name: str, run: int | None) -> int:

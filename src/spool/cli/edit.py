@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import JobDefaults, Spec, in_force
-from spool.formats import jobfile
+from spool.formats import jobfile, slurm
 from spool.formats.jobfile import edited
 from spool.store.glance import defaults_of
 from spool.store.spool import Spool
@@ -105,7 +105,22 @@ def _replaced(spool: Spool, name: str, place: str, text: bytes, new: bytes) -> s
     Requests(spool, this_user()).replace(name, place, text, new)
     others = [other for other in spool.places(name) if other not in (place, DONE)]
     where = f" ({place}/)" if others else ""
-    return "; ".join([f"{name}{where} changed", *(f"the one in {other}/ is unchanged" for other in others)])
+    unchanged = (f"the one in {other}/ is unchanged" for other in others)
+    sooner = _ends_sooner(spool, name, new) if place == RUNNING else ()
+    return "; ".join([f"{name}{where} changed", *unchanged, *sooner])
+
+
+def _ends_sooner(spool: Spool, name: str, new: bytes) -> Iterator[str]:
+    """Yield that Slurm, which was told the old time limit, ends a job before its new one."""
+    run = max(spool.runs(name), default=0)
+    known, asked = spool.engine(name, run), spool.spec(name, run)
+    if known is None or known[0] != "slurm" or asked is None or asked.time_limit_ns is None:
+        return
+    limit_ns = jobfile.parse(new, name=name, defaults=defaults_of(spool.root)).time_limit_ns
+    if limit_ns is None or limit_ns > asked.time_limit_ns:
+        least, most = slurm.minutes(asked.time_limit_ns), "UNLIMITED" if limit_ns is None else slurm.minutes(limit_ns)
+        raised = f"`scontrol update jobid={known[2]} timelimit={most}`"
+        yield f"Slurm still ends it after {least} min, unless an administrator raises that too: {raised}"
 
 
 def _file(spool: Spool, name: str) -> tuple[str, bytes]:

@@ -73,7 +73,9 @@ def _print(found: Preview) -> None:
         render.prose(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
     for name, why in sorted(found.left_out.items()):
         render.prose(f"{name}: left out: {why}")
-    others = [count_of(found.running, "run") + " already running" if found.running else "", f"{found.held} held"]
+    begun = found.running - found.submitted
+    others = [f"{found.submitted} submitted" if found.submitted else ""]
+    others += [count_of(begun, "run") + " already running" if begun else "", f"{found.held} held"]
     told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} waiting", *others]))
     render.prose(told if rows or found.ends or found.left_out else f"no waiting jobs ({told})")
     if found.protected is not None:

@@ -35,10 +35,13 @@ _MASK = Mask(
     | InotifyConstants.IN_MOVE_SELF
     | InotifyConstants.IN_ONLYDIR
 )
+_CAME = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
+_GONE = InotifyConstants.IN_DELETE | InotifyConstants.IN_MOVED_FROM
+_OF_THE_LIBRARY = InotifyConstants.IN_IGNORED | InotifyConstants.IN_Q_OVERFLOW  # of its book-keeping
 _MODES_TOO = Mask(_MASK | InotifyConstants.IN_ATTRIB)  # and times set by hand; a link made or removed raises none here
 
 
-class Change(Enum):
+class NameChange(Enum):
     """What an event says of a name in a directory."""
 
     CAME = "there is something new under it"
@@ -51,7 +54,7 @@ class Hint(NamedTuple):
 
     place: str
     filename: str
-    change: Change = Change.OTHER
+    change: NameChange = NameChange.OTHER
 
 
 class _Inotify(InotifyFD):
@@ -128,7 +131,10 @@ class DirectoryWatcher:
         """Take in the events that are there; call it only when the descriptor is readable."""
         if self._inotify is not None:
             for event in self._inotify.read_events():
-                self._inotify.handle_event(event)
+                if event.mask & _OF_THE_LIBRARY:
+                    self._inotify.handle_event(event)
+                else:
+                    self.on_event(event)
 
     @property
     def has_hints(self) -> bool:
@@ -156,11 +162,11 @@ class DirectoryWatcher:
     def on_event(self, event: InotifyEvent) -> None:
         """Remember where to look."""
         place = self._places.get(event.wd)
-        if place is None or event.is_delete_self:
+        mask = event.mask
+        if place is None or mask & InotifyConstants.IN_DELETE_SELF:
             self._lost = True
         else:
-            came, gone = event.is_create or event.is_moved_to, event.is_delete or event.is_moved_from
-            change = Change.CAME if came else Change.GONE if gone else Change.OTHER
+            change = NameChange.CAME if mask & _CAME else NameChange.GONE if mask & _GONE else NameChange.OTHER
             self._hints.append(Hint(place, os.fsdecode(event.name), change))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 
@@ -30,7 +31,7 @@ from spool.formats.run_records import ArrayRecord, GrantRecord, render_array
 from spool.machine import identity
 from spool.machine.host import this_user
 from spool.state.array import Array, new_array
-from spool.state.run import ActiveRun, presumed_grant
+from spool.state.run import ActiveRun, presumed_executor, presumed_grant
 from spool.state.submission import Attempts, attempts_so_far
 from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
@@ -174,10 +175,11 @@ class Recovery:
         job, memory = self._state.job(name), self.memory
         if job.live is not None:
             return
-        live = ActiveRun.of_journal(self._spool, name, memory.open, memory.stopping, self._settings.config.defaults)
+        live = ActiveRun.of_journal(self._spool, name, memory.open, memory.stopping, self._settings.config)
         if live is not None and not live.spec.is_array:
             live.began(_started_boot_ns(None, live.started_at_ns))
-            live.launched(self._executors.adopt(live.executor, name, live.run, None))
+            with suppress(OSError):  # an engine elsewhere knows it by records that cannot be read
+                live.launched(self._executors.adopt(live.executor, name, live.run, None))
             self._state.add_run(job, live)
 
     def _finish_cut_off(self, name: str) -> None:
@@ -319,12 +321,14 @@ class Recovery:
         """Make what the journal remembers of a run whose metadir a power cut took back into evidence again."""
         spool = self._spool
         attempts = self._series(name, started.arrived_at_ns, before=run)
+        spec = self._spec(name, run, started.inode)
         record = GrantRecord(
             job=name,
             run=run,
             attempt=attempts.attempt,
             requeues=attempts.requeues,
-            grant=presumed_grant(self._spec(name, run, started.inode)),
+            grant=presumed_grant(spec),
+            executor=presumed_executor(spool, name, run, spec, self._settings.executor),
             submitted_at_ns=started.arrived_at_ns,
             granted_at_ns=started.at_ns,
             boot_id=started.boot_id,
@@ -385,7 +389,8 @@ class Recovery:
 
     def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
         """Return what can be said in place of a `grant.toml` that a power cut emptied."""
-        record = GrantRecord(job=name, run=run, grant=presumed_grant(spec))
+        executor = presumed_executor(self._spool, name, run, spec, self._settings.executor)
+        record = GrantRecord(job=name, run=run, grant=presumed_grant(spec), executor=executor)
         if known is None:
             return record
         attempts = self._series(name, known.arrived_at_ns, before=run)

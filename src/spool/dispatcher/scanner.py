@@ -21,7 +21,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Context
-from spool.dispatcher.inotify import Change, Hint
+from spool.dispatcher.inotify import Hint, NameChange
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
 from spool.state.run import ActiveRun
@@ -63,7 +63,7 @@ class Scanner:
         self._large: dict[tuple[str, str], int] = {}  # files that can wait to be read, and since when they do
         self._vanished: dict[str, int] = {}
         self._round: list[tuple[str, int]] = []  # runs whose file in running/ is looked at next
-        self._mark: tuple[object, int] = (None, 0)  # of running/ and of the state, at the last look
+        self._mark: tuple[object, object] = (None, None)  # of running/ and of the state, at the last look
         self._marked_at_ns = 0  # monotonic: since when they are so
         self._agree = False  # and whether what lies in running/ is what is known of it
         self._journal = context.journal
@@ -117,7 +117,8 @@ class Scanner:
     def _look_at_running(self) -> None:
         """See which files are in `running/`, and have those of live runs looked at that may have been changed."""
         with self._confinement.spool("list", f"{RUNNING}/"):
-            now_ns, mark = time.monotonic_ns(), (self._spool.mark_of(RUNNING), self._state.version)
+            now_ns, runs = time.monotonic_ns(), (self._state.version, len(self._state.live))
+            mark = self._spool.mark_of(RUNNING), runs
             if mark != self._mark:
                 self._mark, self._marked_at_ns, self._agree = mark, now_ns, False
             if not self._agree:
@@ -161,7 +162,7 @@ class Scanner:
             return
         is_file = layout.job_of(filename) is not None
         if place in (QUEUED, HELD):
-            if is_file and change is Change.GONE and self._known(place, name) is None and not self._is_arrays(name):
+            if is_file and change is NameChange.GONE and self._known(place, name) is None and not self._is_arrays(name):
                 return
             self.examine(place, name, may_wait=True)
             job = self._state.jobs.get(name)
@@ -170,15 +171,15 @@ class Scanner:
         elif place == RUNNING:
             self._hint_running(name, change, is_file=is_file)
 
-    def _hint_running(self, name: str, change: Change, *, is_file: bool) -> None:
+    def _hint_running(self, name: str, change: NameChange, *, is_file: bool) -> None:
         """Take note of what an event in `running/` was about."""
         job = self._state.jobs.get(name)
         if job is not None and job.live is not None:
-            if not (is_file and change is Change.CAME and job.live.is_claim_told()):
+            if not (is_file and change is NameChange.CAME and job.live.is_claim_told()):
                 self._changes.runs.add(name)
         elif name in self._state.arrays:
             self._changes.arrays.add(name)
-        elif is_file and change is not Change.GONE:
+        elif is_file and change is not NameChange.GONE:
             self._changes.strays.add(name)
         elif is_file and job is not None and job.blocked is not None:
             self._state.unblock(job)  # it may have been in the way

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import logging
 import os
@@ -35,6 +36,7 @@ POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the fil
 
 
 _FIND_OUT = "find out the end of"
+_NOT_BY_CHANCE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})  # that a run has ended before it began
 COULD_NOT_START = "could not start: "
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class Supervisor:
 
     def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
         self._state = context.state
+        self._changes = context.changes
         self._confinement = context.confinement
         self._executors = context.executors
         self._terminator = terminator
@@ -160,10 +163,12 @@ class Supervisor:
                 live.seen_alive()
             if live.elsewhere is not None:
                 self._note_begin(live)
+                if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
+                    self._changes.suspensions.add(live.name)
                 if found is Liveness.ALIVE and self.concluder.was_given_up(live):
                     found = Liveness.ABSENT  # its engine may have it, but it never begins
                 if found is Liveness.ALIVE:
-                    return False  # however long it waits there before it says who it is
+                    return self.concluder.was_recorded(live)  # however long it waits there before it says who it is
                 if found is Liveness.ABSENT:
                     self._nothing_left(live)  # its engine has answered that it does not have it
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
@@ -274,11 +279,16 @@ class Concluder:
             return False
         end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
         stop = None if live.asking else evidence.stop or live.stop_kind
-        live.exited(evidence.rc)
         spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
         if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
             # Taking the jid decides: the engine may start it again, or have it after all.
             spoke = not self._spool.take_jid(live.name, live.run)
+            if spoke and self.jid(live) is not None:  # it was not seen before, and so may be what came after it
+                self._identify(live)
+                return self._conclude_elsewhere(live, handle)
+            if spoke and end is None and stop is None:
+                raise OSError(errno.ESTALE, "its jid is there and says nothing yet")
+        live.exited(evidence.rc)
         if spoke:
             self._identify(live)
         if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
@@ -295,10 +305,17 @@ class Concluder:
             )
         )
         if proof.verdict is Verdict.VOID:
-            live.not_begun_elsewhere(end.said if end is not None and end.word is EngineWord.FAILED else "")
+            live.not_begun_elsewhere(end.said if end is not None and end.word in _NOT_BY_CHANCE else "")
             return True
         live.resolved(self._explained(live, proof))
         return True
+
+    def was_recorded(self, live: ActiveRun) -> bool:
+        """Whether an earlier dispatcher has recorded how a run ended, and was killed before its file was moved."""
+        result = self._spool.result(live.name, live.run) if live.adopted else None
+        if result is not None:
+            live.resolved(prove(Evidence(Liveness.GONE, recorded=result.outcome)))
+        return result is not None
 
     def was_given_up(self, live: ActiveRun) -> bool:
         """Whether an earlier dispatcher took the jid of a run, and was killed before that was written down.
@@ -312,7 +329,7 @@ class Concluder:
 
     def spoke_at_ns(self, live: ActiveRun) -> int | None:
         """Return when the wrapper of a run said who it is; None if it has not."""
-        return self._spool.spoke_at_ns(live.name, live.run)
+        return self._spool.spoke_at_ns(live.name, live.run, live.started_at_ns)
 
     def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> bool:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
@@ -372,7 +389,7 @@ class Concluder:
             if failure:
                 return replace(proof, reason=f"{COULD_NOT_START}{failure}")
         elif proof.outcome is State.LOST:
-            if self._spool.record(live.name, live.run, layout.RC) is not None:
+            if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
                 return replace(proof, reason="its processes are gone, and rc does not contain an exit code")
         elif stop is not None:
             why = f": {stop.reason}" if stop.reason else ""

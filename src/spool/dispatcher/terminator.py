@@ -263,6 +263,8 @@ class _Changing:
 class Suspender:
     """Makes the runs stand still that users suspend by a file in `running/`, and lets them go on.
 
+    A run elsewhere stands still when its engine says so, and no time counts against its limit meanwhile.
+
     A run is suspended from the moment at which that is on record, before its first process stands still, until it is on
     record that it goes on, after its last process was told to. So a crash never counts time against its limit in which
     it could not run. The file alone says whether it stays suspended: the next dispatcher goes on from there.
@@ -316,11 +318,15 @@ class Suspender:
         if live.unread or live.stop is not None or not live.holds_room or live.leftovers:
             return  # what ends needs no clock, and has to move
         by = self._spool.suspend_order(live.name)
-        if by is not None and live.elsewhere is not None:
-            live.cannot_be_suspended()
-            log.warning("job %s run %d: %s", live.name, live.run, live.kept)
-            self._spool.withdraw_suspend_order(live.name)
-            by = None
+        if live.elsewhere is not None:
+            if by is not None:
+                live.cannot_be_suspended()
+                log.warning("job %s run %d: %s", live.name, live.run, live.kept)
+                self._spool.withdraw_suspend_order(live.name)
+            halted = live.handle.halted if live.handle is not None else None
+            if halted is None:
+                return  # its engine has the say, and has not been heard yet
+            by = halted or None
         if by is None and live.suspended:
             self._go_on(live)
         elif by is not None and not live.suspended:
@@ -328,7 +334,9 @@ class Suspender:
             self._record(live, since, by)
             log.info("job %s run %d: suspended", live.name, live.run)
         elif by is not None:
-            live.suspends(live.suspension, by)
+            if by != live.suspended_by:
+                live.suspends(live.suspension, by)
+                self._state.recount(live)
             self._changing.setdefault(live.key, _Changing(live))  # somebody else may have let it go on
 
     def _go_on(self, live: ActiveRun) -> None:

@@ -40,7 +40,7 @@ def by_name(
         remedy = f"use one of {', '.join(NAMES)}"
         raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
     module, of_class = _WHERE[name]
-    of_its_own = () if name in LOCAL_EXECUTORS else (config, home)
+    of_its_own = (config,) if name in LOCAL_EXECUTORS else (config, home)
     made: Executor = getattr(import_module(module), of_class)(local, *of_its_own)
     return made
 
@@ -63,12 +63,15 @@ class Executors:
         self._config, self._home = config, home
         self.local = local or LocalProcesses()
         self._made: dict[str, Executor] = {}
+        self._engines: dict[str, Engine] = {}  # of those that start runs elsewhere
         self._problems: dict[str, str | None] = {}
         self._silent: list[Engine] = []
 
     def __getitem__(self, name: str) -> Executor:
         if name not in self._made:
-            self._made[name] = by_name(name, self.local, self._config, self._home)
+            made = self._made[name] = by_name(name, self.local, self._config, self._home)
+            if name not in LOCAL_EXECUTORS:
+                self._engines[name] = made.engine
         return self._made[name]
 
     def problem(self, name: str | None) -> str | None:
@@ -102,7 +105,7 @@ class Executors:
 
     def machines(self) -> dict[str, Machine]:
         """Return what other machines have, as far as somebody has asked for their executors."""
-        there = {name: executor.engine.machine() for name, executor in self._made.items()}
+        there = {name: engine.machine() for name, engine in self._engines.items()}
         return {name: machine for name, machine in there.items() if machine is not None}
 
     def ask_again(self) -> bool:
@@ -112,7 +115,7 @@ class Executors:
 
     def problems(self) -> list[str]:
         """Return why engines that have runs of ours cannot be spoken to now."""
-        found = (self.problem(name) for name in self._made if name not in LOCAL_EXECUTORS)
+        found = map(self.problem, self._engines)
         return [problem for problem in found if problem is not None]
 
     def adopt(self, name: str, job: str, run: int, jid: Jid | None) -> RunHandle:
@@ -128,23 +131,20 @@ class Executors:
 
     def work(self) -> list[RunHandle]:
         """Have every engine do what is due; return the runs with news."""
-        return [run for engine in self._engines() for run in engine.work()]
+        return [run for engine in self._engines.values() for run in engine.work()]
 
     def turned(self) -> bool:
         """Whether an engine has fallen silent, or answers again, since the last call."""
-        before, self._silent = self._silent, [engine for engine in self._engines() if engine.silent]
+        before, self._silent = self._silent, [engine for engine in self._engines.values() if engine.silent]
         return before != self._silent
 
     def due_ns(self) -> int | None:
         """Return when an engine has something to do by itself, on the monotonic clock."""
-        return min((due for engine in self._engines() if (due := engine.due_ns()) is not None), default=None)
+        return min((due for engine in self._engines.values() if (due := engine.due_ns()) is not None), default=None)
 
     def descriptors(self) -> frozenset[int]:
         """Return what is readable when :meth:`work` has something to do, of the engines that there are by now."""
-        return frozenset(fd for engine in self._engines() if (fd := engine.fileno()) is not None)
-
-    def _engines(self) -> list[Engine]:
-        return [executor.engine for name, executor in self._made.items() if name not in LOCAL_EXECUTORS]
+        return frozenset(fd for engine in self._engines.values() if (fd := engine.fileno()) is not None)
 
     def groups(self, name: str) -> RunGroups | None:
         """Return where the control groups of runs can be made that the executor *name* starts; None: nowhere."""

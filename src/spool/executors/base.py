@@ -100,8 +100,8 @@ class Home(Protocol):
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
         """Write one record of a run."""
 
-    def is_void(self, name: str, run: int) -> bool:
-        """Whether a dispatcher took the `jid` of a run, which therefore never starts."""
+    def jid(self, name: str, run: int) -> Jid | Liveness:
+        """Return who the wrapper of a run says it is, ABSENT if it has not spoken, VOID if it never will."""
 
 
 class RunHandle(Protocol):
@@ -139,6 +139,10 @@ class RunHandle(Protocol):
     @property
     def waits(self) -> str | None:
         """Why it has not begun where it is, in its engine's words; None if it has, or if it is on this machine."""
+
+    @property
+    def halted(self) -> str | None:
+        """Who has it stand still where it is, "" if nobody; None: nobody there says so, or its users decide that."""
 
     @property
     def ending(self) -> EngineEnd | None:

@@ -25,6 +25,7 @@ NAME = "spool-wrapper"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = f"{_HERE}/{NAME}"
 SOURCE = f"{_HERE}/wrapper.c"
+SCRIPT = os.path.normpath(f"{_HERE}/../formats/wrapper.sh")  # the source has its constant part
 
 _COMMON = ("-std=gnu11", "-O2", "-g0", "-s", "-Wl,--build-id=none")
 # The start of a C library takes longer than all that the wrapper does. The source has the system calls of x86-64 and
@@ -47,7 +48,7 @@ class FoundWrapper:
     broken: bool = False  # there is a program, and it cannot be used
 
 
-def find(wanted: str = "auto", program: str = PROGRAM) -> FoundWrapper:
+def find(wanted: str = "auto", program: str | None = None) -> FoundWrapper:
     """Return what *wanted*, the key `wrapper` of the configuration, means on this machine.
 
     The program is tried once in the life of a process. A machine that has no room for the attempt says nothing about
@@ -55,6 +56,7 @@ def find(wanted: str = "auto", program: str = PROGRAM) -> FoundWrapper:
     """
     if wanted == "sh":
         return FoundWrapper(None, 'wrapper = "sh" in config.toml')
+    program = program or PROGRAM
     try:
         return _tried(program)
     except OSError as error:
@@ -97,8 +99,11 @@ def _problem(program: str) -> tuple[str, str]:
 
 def digest() -> str:
     """Return what tells this source from every other. The program prints it when it is asked for its version."""
-    with open(SOURCE, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()[:16]
+    found = hashlib.sha256()
+    for path in (SOURCE, SCRIPT):
+        with open(path, "rb") as file:
+            found.update(file.read())
+    return found.hexdigest()[:16]
 
 
 class NotBuiltError(Exception):
@@ -132,6 +137,7 @@ def build(folder: str = _HERE, *, alone: bool | None = None) -> Built:
                 said = _compile([*compiler, *_COMMON, *way, stated, "-o", made, os.path.basename(SOURCE)])
                 if not said:
                     os.replace(made, path)
+                    _tried.cache_clear()
                     return Built(path, _platforms(path, without))
     except (OSError, ValueError) as error:
         raise NotBuiltError(str(error)) from error

@@ -1,6 +1,6 @@
 """The runs of a cluster, whatever its engine is: handed over once, found again, and never concluded from silence.
 
-An engine is three commands and a table (:class:`Language`): submit, look, cancel, and what its words mean. The rest is
+An engine is three commands and a table (`language.py`): submit, look, cancel, and what its words mean. The rest is
 here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that one whose submission has not answered is
 found again in the engine's own list. What two answers of the engine do not have was never submitted. The commands run
 in a helper process, so nothing here waits.
@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from functools import partial
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage
+from spool.executors.language import Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
 from spool.formats.run_records import parse_engine, parse_engine_end, render_engine
-from spool.formats.wrapper import EngineSurroundings, Surroundings
+from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 log = logging.getLogger(__name__)
@@ -38,84 +40,10 @@ _SURE = 2  # answers without a job before it is not there
 _BURST_S = 10  # seconds' worth of submissions that may come at once
 _SENT = 8  # submissions on their way at once
 _IDS = 200  # of one cancel
-_AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated
+_AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated; an engine that has too many jobs asked again
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePolicy:
-    """How an engine is used, as the configuration says."""
-
-    poll_ns: int
-    per_second: float
-    most: int  # at once
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """One job in the engine's list."""
-
-    id: str
-    mark: str
-    said: str  # its state, in the engine's words
-    begun: bool = False
-    word: EngineWord | None = None  # None: it has not ended
-    node: str = ""
-
-
-class Language(Protocol):
-    """How one engine is spoken to. The functions are pure: they make commands, and read what these have answered."""
-
-    name: str
-    """The word for it in job files and records."""
-
-    title: str
-    """What people call it."""
-
-    surroundings: EngineSurroundings
-
-    def policy(self) -> EnginePolicy:
-        """Return how it is used now."""
-
-    def missing(self) -> str | None:
-        """Return why it cannot be spoken to from here at all; None if it can."""
-
-    def identify(self) -> Command:
-        """Return the question which cluster this is."""
-
-    def cluster(self, done: CommandEnd) -> str | None:
-        """Return its name; None: nobody has answered."""
-
-    def submit(self, launch: Launch, mark: str) -> Command:
-        """Return the command that hands a run over. Raises SpoolError for what the engine cannot be asked for."""
-
-    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id of what was handed over, or why the engine refuses it; None: it may be there or not."""
-
-    def look(self) -> Command:
-        """Return the one question for all jobs."""
-
-    def seen(self, done: CommandEnd) -> list[Sighting] | None:
-        """Return all jobs that the engine knows; None: nobody has answered."""
-
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
-        """Return the command that ends jobs, or tells what they run: *signal* goes to their wrappers alone."""
-
-    def is_silence(self, done: CommandEnd) -> bool:
-        """Whether a command has failed because nobody has answered."""
-
-    def nodes(self, names: Collection[str]) -> Command:
-        """Return the question which of these nodes can be spoken to."""
-
-    def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
-        """Return those that can; None: nobody has answered."""
-
-    def nodes_given_up(self) -> frozenset[str]:
-        """Return the nodes that a person calls gone."""
-
-    def last_words(self, log: str) -> tuple[EngineWord, str] | None:
-        """Return how the engine has ended a job by what it wrote into the job's log; None if it did not."""
+_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
 
 
 class _Phase(Enum):
@@ -144,8 +72,11 @@ class ClusterRun:
         self.phase = _Phase.UNSURE
         self.first_look = first_look  # that says anything about it
         self.foreign = ""  # the cluster that has it, where that is not the one that answers
+        self.halted: str | None = None
+        self.waits_again = False  # it has begun, and was put back: what the engine has of it never begins
         self._said = ""
         self._begun = False
+        self._spoke = 0  # the first look that had it wait though its wrapper had spoken
         self._node = ""
         self._misses = 0  # looks in a row that did not have it
         self._ended_ns = 0  # when its end was first seen
@@ -153,6 +84,7 @@ class ClusterRun:
         self._explained = False
         self._settled = False  # its exit code was seen, which is the last that a wrapper writes
         self._recorded = False
+        self._complained = False  # that its record cannot be written
         self._written_end: EngineEnd | None = None  # in its record, because it had not begun
         self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
 
@@ -163,10 +95,12 @@ class ClusterRun:
             return None
         if self.phase is _Phase.KNOWN:
             return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
+        if self.phase is _Phase.QUEUED and self.engine.full:
+            return self.engine.full
         return str(self.phase.value)
 
     def identified(self, jid: Jid) -> None:
-        """Know who the wrapper is, and so which of the engine's jobs it is."""
+        """Know who the wrapper is, and so which of the engine's jobs it is: a submission may have arrived twice."""
         self.jid = jid
         engine, _, known = (jid.engine or "").partition(":")
         if engine == self.engine.name and known and known != "unknown" and known != self.id:
@@ -178,11 +112,16 @@ class ClusterRun:
             return Liveness.ABSENT
         if self.phase is not _Phase.KNOWN or self.ending is None:
             return Liveness.ALIVE
+        if self._settled:
+            return Liveness.GONE
+        found, ended = self.engine.records(self), self.id
+        if self._look_for_jid() and self.id != ended:
+            return Liveness.ALIVE  # what has ended was the other one, which came too late
         ending = self._explain(self.ending)
         if not self._forced:
-            if not self._is_settled(ending):
+            if not self._is_settled(ending, found):
                 return Liveness.ALIVE
-            self._write_end(ending)
+            self._write_end(ending, found)
         return Liveness.GONE
 
     def watch(self) -> None:
@@ -197,7 +136,7 @@ class ClusterRun:
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
         """Have the wrapper pass a signal on to what it runs; return how many runs are told."""
-        if self.id is None or self.ending is not None:
+        if self.id is None or self.ending is not None or self.foreign:
             return 0
         if signal_name not in _PASSED_ON:
             log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
@@ -228,6 +167,8 @@ class ClusterRun:
     def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
         """Know what the engine has answered to its submission."""
         self.first_look = next_look
+        if self.id is not None:
+            return  # its wrapper has said it first
         if isinstance(answer, str):
             self._becomes(answer)
         elif answer is not None:
@@ -249,33 +190,47 @@ class ClusterRun:
         """Learn what an earlier dispatcher has written down of it."""
         data = self.engine.home.record(*self.key, layout.ENGINE) or b""
         record, end = parse_engine(data), parse_engine_end(data)
-        if record is not None and record[0] == self.engine.name:
+        if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
             self._written_end = EngineEnd(*end) if end is not None else None
             self.id, self.phase, self._recorded = record[2], _Phase.KNOWN, True
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
 
-    def observe(self, found: Sequence[Sighting], now_ns: int) -> bool:
+    def observe(self, found: Sequence[Sighting], look: int, now_ns: int) -> bool:
         """Take in what one answer has of it; return whether that is news."""
         before = (self.phase, self._said, self._begun)
-        mine = [each for each in found if each.id == self.id]
-        living = [each for each in found if each.word is None]
-        seen = next(iter(mine or living or found[-1:]), None)
+        if len(found) > 1:
+            with suppress(OSError):  # the next answer has both again
+                self._look_for_jid()
+        seen = self._own(found)
         if seen is None:
             self._missed(now_ns)
         else:
-            if self.id is None:
+            if seen.id != self.id:
                 log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
                 self._becomes(seen.id)
             elif not self._recorded:
                 self._record()
-            self._misses, self._said = 0, seen.said
+            self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
-            if seen.word is None:
-                self.ending, self._settled = None, False
-            else:
+            self.halted = self.engine.title if seen.halted else ""
+            with suppress(OSError):  # the next answer says it again
+                self._see_put_back(seen, look, news=seen.said != before_said)
+            if seen.word is not None:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
+            elif self.waits_again:
+                self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", now_ns)
+            else:
+                self.ending, self._ended_ns, self._settled = None, 0, False
         return self.ending is not None or before != (self.phase, self._said, self._begun)
+
+    def _own(self, found: Sequence[Sighting]) -> Sighting | None:
+        """Return which of the jobs with its mark it is. Its wrapper knows best, then the answer to its submission."""
+        living = [each for each in found if each.word is None]
+        if self.id is None:
+            return next(iter(living or found[-1:]), None)
+        same = [each for each in found if each.id == self.id]
+        return next(iter(same or (living if self.jid is None else ())), None)
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
         """Go on ending it; return whether nothing of it is left."""
@@ -285,18 +240,41 @@ class ClusterRun:
             self._forced = True  # nobody waits for its exit code any more
         if self.liveness() is not Liveness.ALIVE:
             return True
-        if self.id is not None and self.ending is None:
-            begun = self._begun or self.engine.has_jid(self)
-            how = "kill" if kill else "ask" if begun else "withdraw"
-            asked, at_ns = self._asked
-            if asked != how or (how != "ask" and now_ns - at_ns >= _AGAIN_NS):
+        if self.ending is not None or self.foreign or self.engine.silent:
+            return False
+        how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
+        if not self._was_asked(how, now_ns):
+            if self._look_for_jid() and how == "withdraw":
+                how = "ask"
+            if self.id is not None and not self._was_asked(how, now_ns):
                 self._asked = how, now_ns
                 self.engine.order_cancel(self, "TERM" if how == "ask" else None, only_waiting=how == "withdraw")
         return False
 
+    def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
+        """See whether it waits though its wrapper has spoken, and had when that was asked: a run begins once."""
+        if seen.begun or seen.word is not None:
+            self._spoke = 0
+        elif not self._spoke and (self._begun or news) and self._look_for_jid() and seen.id == self.id:
+            self._spoke = look
+        self.waits_again = 0 < self._spoke < look
+
+    def _was_asked(self, how: str, now_ns: int) -> bool:
+        """Whether that was ordered, and is not to be repeated yet; the wrapper is told once."""
+        asked, at_ns = self._asked
+        return asked == how and (how == "ask" or now_ns - at_ns < _AGAIN_NS)
+
+    def _look_for_jid(self) -> bool:
+        """Return whether the wrapper has said who it is. Raises OSError."""
+        if self.jid is None and isinstance(found := self.engine.home.jid(*self.key), Jid):
+            self.identified(found)
+        return self.jid is not None
+
     def _becomes(self, job_id: str) -> None:
         """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
         self.id, self.phase, self._recorded = job_id, _Phase.KNOWN, False
+        self.ending, self._ended_ns, self._misses = None, 0, 0  # what is known is of another
+        self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
         self._record()
 
     def _record(self) -> None:
@@ -304,9 +282,11 @@ class ClusterRun:
         try:
             line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-")
             self.engine.home.put_record(*self.key, layout.ENGINE, line)
-            self._recorded = True
-        except OSError as error:
-            log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
+            self._recorded, self._complained = True, False
+        except OSError as error:  # the next look tries again
+            if not self._complained:
+                log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
+            self._complained = True
 
     def _missed(self, now_ns: int) -> None:
         self._misses += 1
@@ -334,29 +314,29 @@ class ClusterRun:
         self._explained = True
         return ending
 
-    def _write_end(self, end: EngineEnd) -> None:
+    def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
         """Write down how it ended before it began, if its job ends with that. Raises OSError.
 
         Its jid is taken next, and says only that it never begins: a dispatcher that comes after that has to know why.
         """
-        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or self.engine.has_jid(self):
+        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or layout.JID in found:
             return
         line = render_engine(self.engine.name, self.engine.cluster or "-", self.id, (end.word, end.said))
         self.engine.home.put_record(*self.key, layout.ENGINE, line)
         self._written_end = end
 
-    def _is_settled(self, end: EngineEnd) -> bool:
-        """Whether its records can be believed to be complete."""
+    def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
+        """Whether its records can be believed to be complete; *found* are their names. Raises OSError."""
+        code = layout.RC in found and self.engine.home.record(*self.key, layout.RC)
+        self._settled = bool(code) or layout.REFUSED in found
         if self._settled:
             return True
-        found = self.engine.records(self)
-        self._settled = layout.RC in found
-        if self._settled or (layout.JID not in found and end.word is not EngineWord.COMPLETED):
-            return True
+        if self.jid is None and layout.JID not in found and end.word is not EngineWord.COMPLETED:
+            return True  # who takes the jid finds out whether that is so
         if end.word is EngineWord.NODE_LOST:
             return self.engine.is_back(self._node)
         unexplained = end.word in (EngineWord.COMPLETED, EngineWord.FAILED, EngineWord.FORGOTTEN)
-        return not unexplained or time.monotonic_ns() >= self._ended_ns + GRACE_NS
+        return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
 
 
 class ClusterEngine:
@@ -375,12 +355,15 @@ class ClusterEngine:
         self.name = language.name
         self.title = language.title
         self.cluster: str | None = None  # which one answers; None: nobody has
+        self.full = ""  # why it takes no more for now
+        self._full_until_ns = 0
         self._language = language
         self._clock = clock
         self._runner = runner or CommandRunner()
         self._runs: dict[tuple[str, int], ClusterRun] = {}
         self._queue: dict[tuple[str, int], ClusterRun] = {}  # to be handed over, in their order
         self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # what is done with which answer
+        self._answered: deque[Callable[[], None]] = deque()  # what is done with those that have come
         self._news: dict[tuple[str, int], ClusterRun] = {}
         self._cancels: dict[tuple[str | None, bool], dict[str, ClusterRun]] = {}  # to be sent
         self._looks = 0  # how many were asked for
@@ -447,13 +430,14 @@ class ClusterEngine:
         return Machine.of_an_engine(self._language.policy().most)
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
-        """Return a run that another dispatcher has started, or was about to."""
+        """Return a run that another dispatcher has started, or was about to. Raises OSError."""
         known = self._runs.get((job, run))
         if known is None:
-            known = self._runs[job, run] = ClusterRun(self, (job, run), first_look=self._looks + 1)
+            known = ClusterRun(self, (job, run), first_look=self._looks + 1)
             known.remember()
-            if self.home.is_void(job, run):
+            if self.home.jid(job, run) is Liveness.VOID:
                 known.was_given_up()
+            self._runs[job, run] = known
         if jid is not None:
             known.identified(jid)
         return known
@@ -464,8 +448,8 @@ class ClusterEngine:
         return [run for run, kill in runs.items() if run.press(kill=kill, now_ns=now_ns)]
 
     def suspend(self, runs: Mapping[ClusterRun, bool]) -> Collection[ClusterRun]:
-        """Leave them as they are: no engine lets its users do that."""
-        return []
+        """Leave them as they are: no engine lets its users do that, and what it halts itself it says."""
+        return list(runs)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when an answer has come."""
@@ -474,20 +458,23 @@ class ClusterEngine:
     def due_ns(self) -> int | None:
         """Return when there is something to do by itself."""
         times = [self._runner.due_ns()]
-        if self._news or (self._cancels and self._silent_since is None):
+        if self._news or self._answered or (self._cancels and self._silent_since is None):
             times.append(self._clock())
         if not self._looking and self._wants_to_look():
             times.append(self._look_at_ns)
         if self._may_submit() and self._queue:
             missing = max(0.0, 1.0 - self._tokens)
-            times.append(self._tokens_at_ns + int(missing / self._language.policy().per_second * 1e9))
+            at_ns = self._tokens_at_ns + int(missing / self._language.policy().per_second * 1e9)
+            times.append(max(at_ns, self._full_until_ns))
         return min((each for each in times if each is not None), default=None)
 
     def work(self) -> Collection[ClusterRun]:
         """Take in what the commands have answered, and have others run."""
-        for number, done in list(self._runner.work()):  # an error with one costs no other its answer
+        for number, done in self._runner.work():
             if (take := self._answers.pop(number, None)) is not None:
-                take(done)
+                self._answered.append(partial(take, done))
+        while self._answered:  # an error with one costs no other its answer: the next call goes on
+            self._answered.popleft()()
         self._submit()
         self._send_cancels()
         if not self._looking and self._wants_to_look() and self._clock() >= self._look_at_ns:
@@ -501,7 +488,7 @@ class ClusterEngine:
         """Let go of a run that is over."""
         self._runs.pop(run.key, None)
         self._queue.pop(run.key, None)
-        if run.phase is _Phase.ABSENT:
+        if run.phase is _Phase.ABSENT or run.waits_again:
             self._ghosts_until_ns = self._clock() + _GHOSTS_NS
 
     def withdraw(self, run: ClusterRun) -> None:
@@ -514,9 +501,9 @@ class ClusterEngine:
         assert run.id is not None
         self._cancels.setdefault((signal, only_waiting), {})[run.id] = run
 
-    def has_jid(self, run: ClusterRun) -> bool:
-        """Whether the wrapper has said who it is."""
-        return run.jid is not None or self.home.record(*run.key, layout.JID) is not None
+    def now_ns(self) -> int:
+        """Return what its clock says."""
+        return self._clock()
 
     def records(self, run: ClusterRun) -> frozenset[str]:
         """Return the names of what lies in its metadir: listing it makes network file systems look again."""
@@ -548,24 +535,37 @@ class ClusterEngine:
         elapsed_s = (now_ns - self._tokens_at_ns) / 1e9
         self._tokens = min(per_second * _BURST_S, self._tokens + elapsed_s * per_second)
         self._tokens_at_ns = now_ns
-        while self._queue and self._tokens >= 1 and self._may_submit():
+        while self._queue and self._tokens >= 1 and now_ns >= self._full_until_ns and self._may_submit():
             key = next(iter(self._queue))
             run = self._queue.pop(key)
             assert run.command is not None
             self._tokens -= 1
             self._sending += 1
             run.phase = _Phase.SENT
-            self._order(run.command, lambda done, run=run: self._submitted(run, done))  # type: ignore[misc]
-            run.command = None
+            self._order(run.command, partial(self._submitted, run))
 
     def _submitted(self, run: ClusterRun, done: CommandEnd) -> None:
         self._sending -= 1
         answer = self._language.submitted(done)
+        if isinstance(answer, StartRefused):
+            self._is_full(run, str(answer))
+            return
+        run.command, self.full = None, self.full if answer is None else ""
         if answer is None:
             self._doubt, self._look_at_ns = True, min(self._look_at_ns, self._clock())
             log.warning("job %s run %d: %s has not answered: %s", *run.key, self.title, _line(done))
         run.submitted(answer, self._looks + 1)
         if self._runs.get(run.key) is run:
+            self._news[run.key] = run
+
+    def _is_full(self, run: ClusterRun, why: str) -> None:
+        """Hand a run over later, in its place, and no other until then: the engine has too many."""
+        if not self.full:
+            log.warning("%s", why)
+        self.full, self._full_until_ns = why, self._clock() + _AGAIN_NS
+        if self._runs.get(run.key) is run:
+            run.phase = _Phase.QUEUED
+            self._queue = {key: each for key, each in self._runs.items() if key in self._queue or each is run}
             self._news[run.key] = run
 
     # Looking.
@@ -613,17 +613,19 @@ class ClusterEngine:
         self._silent_since, self._pause_ns, self._doubt = None, 0, False
         now_ns = self._clock()
         self._look_at_ns = now_ns + self._interval_ns
-        marked = f"spool:{self.home.identity()}:"
         by_mark: dict[str, list[Sighting]] = {}
+        unmarked: dict[str, Sighting] = {}  # something may have changed their marks
         for each in seen:
-            if each.mark.startswith(marked):
+            if (match := _MARK.fullmatch(each.mark)) is None:
+                unmarked[each.id] = each
+            elif match[1] == self.home.identity():
                 by_mark.setdefault(each.mark, []).append(each)
-        by_id = {each.id: each for each in seen}
         for run in self._runs.values():
             found = by_mark.pop(run.mark, [])
-            if run.id in by_id:  # though something has changed its mark
-                found = [*found, by_id[run.id]]
-            if run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number and run.observe(found, now_ns):
+            if run.id in unmarked and not run.foreign:
+                found = [*found, unmarked[run.id]]
+            expected = run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number
+            if expected and run.observe(found, number, now_ns):
                 self._news[run.key] = run
         with suppress(OSError):  # what cannot be read now is read after the next look
             self._end_ghosts(by_mark)
@@ -650,16 +652,22 @@ class ClusterEngine:
         self._look_at_ns = self._clock() + self._pause_ns
 
     def _end_ghosts(self, by_mark: Mapping[str, Iterable[Sighting]]) -> None:
-        """Cancel what has arrived late, of runs that were given up and can never begin."""
+        """Cancel what can never begin: what has arrived late of runs that were given up, and what was put back."""
         ghosts = []
         for mark, found in by_mark.items():
-            _, _, job, run = mark.split(":", 3) if mark.count(":") == 3 else ("", "", "", "")
-            living = [each.id for each in found if each.word is None]
-            if living and layout.valid_name(job) and run.isdecimal() and self.home.is_void(job, int(run)):
-                ghosts += living
+            _, _, job, run = mark.split(":")
+            living = [each for each in found if each.word is None]
+            if living and layout.valid_name(job):
+                ghosts += [each.id for each in living if self._never_begins(job, int(run), each)]
         if ghosts:
-            log.warning("%s: cancelling %s, which came too late", self.title, ", ".join(ghosts))
+            log.warning("%s: cancelling %s, which can never begin", self.title, ", ".join(ghosts))
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
+
+    def _never_begins(self, job: str, run: int, seen: Sighting) -> bool:
+        """Whether a job that lives is of a run that was given up, or that is over and waits once more."""
+        if self.home.jid(job, run) is Liveness.VOID:
+            return True
+        return not seen.begun and self.home.record(job, run, layout.RESULT) is not None
 
     # Cancelling.
 

@@ -46,7 +46,7 @@ class LocalRun:
         self.pid = pid
         self.jid = jid
         self.exit_status: int | None = None
-        self.waits = self.ending = self.refusal = None  # no engine has a word of its own about it
+        self.waits = self.halted = self.ending = self.refusal = None  # no engine has a word of its own about it
         self._group = group
         self._usage = Usage()
         self._told: set[Process] = set()  # these have had TERM

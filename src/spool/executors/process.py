@@ -1,23 +1,29 @@
 """The plain way: the wrapper is a child of the dispatcher, in a session of its own.
 
-A shell takes about as long to come up as all that a wrapper does before its command, so the next job's is started while
-there is nothing else to do.
+Where there is the compiled wrapper, it runs as a server, and makes a child of this process for each run. Elsewhere the
+wrapper is a shell. That takes about as long to come up as all that it does before its command, so the next job's is
+started while there is nothing else to do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.executors import compiled
 from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
+from spool.formats.config import Config
 from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings
 from spool.machine import descriptors, identity
 from spool.machine.host import login_environment
@@ -25,7 +31,11 @@ from spool.machine.processes import SpawnThread
 
 SHELL = "/bin/sh"
 
+_ANSWER = struct.Struct("i")  # a pid, or -errno
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
+_SERVER_FD = 3  # of the server: where it hears of runs
+_ANSWERS_WITHIN_S = 2
+_ROOM = 1024  # for the path of a script, and for the marks of a run, which its wrapper shows
 _NULL_DEVICE = [
     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
     (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
@@ -35,21 +45,24 @@ _NULL_DEVICE = [
 _BECOME = f"read -r spool_told && . /proc/self/fd/{TEXT_FD}"
 
 Spawn = Callable[[list[str], Mapping[int, int], Mapping[str, str]], int]
-"""Start a shell with these arguments, descriptors (the shell's number: ours) and environment; return its pid."""
+"""Start these words, with descriptors (the child's number: ours) and an environment; return the pid."""
 
 
 class ProcessExecutor:
-    """Start `/bin/sh run.sh` in a session of its own, with the defined environment and nothing of the dispatcher's.
+    """Start what carries out `run.sh`, in a session of its own, with the defined environment.
 
+    Nothing of the dispatcher's goes along.
     Every signal has its default effect in it again, and none is blocked: a dispatcher that was started in the
     background has SIGINT ignored (under nohup SIGHUP too), and its jobs would ignore them for ever.
     """
 
     name = "process"
 
-    def __init__(self, engine: LocalProcesses | None = None) -> None:
+    def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
         """Start what *engine* is to look after; by itself for one who starts nothing."""
         self.engine = engine or LocalProcesses()
+        self._config = config
+        self._server: WrapperServer | None = None
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
         self._prespawned: PrespawnedShell | None = None
         self._nursery = SpawnThread()
@@ -74,6 +87,7 @@ class ProcessExecutor:
             host=identity.host(),
             env_program=program,
             reset=reset,
+            become=self._program() or "",
             open_files=descriptors.limit_for_jobs(),
         )
 
@@ -82,6 +96,9 @@ class ProcessExecutor:
 
         Raises StartRefused if the machine has no room for another process.
         """
+        program = self._program()
+        if program is not None and (served := self._start_by_server(program, launch)) is not None:
+            return served
         if launch.environment is None:
             shell, self._prespawned = self._prespawned, None
             if shell is not None and shell.become(launch.text):
@@ -89,25 +106,28 @@ class ProcessExecutor:
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
-            pid = self._spawn([launch.script, TOLD], {0: identity_fd}, launch.inherited())
+            pid = self._spawn([SHELL, launch.script, TOLD], {0: identity_fd}, launch.inherited())
             # While the shell comes up. If it is faster, it finds nothing and looks for itself.
             with contextlib.suppress(OSError):
                 os.pwrite(identity_fd, f"{pid} {identity.start_ticks(pid) or ''}\n".encode(), 0)
         except OSError as error:
-            if refused(error):
-                raise StartRefused(f"{SHELL} was not started: {error.strerror}") from error
-            raise SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error), where=SHELL)) from error
+            raise _not_started(launch, SHELL, error) from error
         finally:
             if identity_fd is not None:
                 os.close(identity_fd)
         return self.engine.child(launch.job, launch.run, pid, launch.group)
 
     def get_ready(self, text: bytes | None = None) -> int | None:
-        """Have a shell wait for the next job; return its pid.
+        """Have the server, or a shell, wait for the next job; return its pid.
 
-        It has read *text* then, and no other. One that was ended by somebody is made good by the next start: it might
-        be ended again as soon as it is there.
+        The shell has read *text* then, and no other. What was ended by somebody is made good by the next start: it
+        might be ended again as soon as it is there.
         """
+        program = self._program()
+        if program is not None and self._has_server(program):
+            self._dismiss_prespawned()
+            return self._server.pid if self._server is not None and not self._server.gone else None
+        self._dismiss_server()
         shell = self._prespawned
         if shell is not None and not shell.gone and not shell.reads(text):
             self._dismiss_prespawned()
@@ -118,9 +138,51 @@ class ProcessExecutor:
         return self._prespawned.pid if self._prespawned is not None and not self._prespawned.gone else None
 
     def close(self) -> None:
-        """End the shell that waits."""
+        """End what waits."""
+        self._dismiss_server()
         self._dismiss_prespawned()
         self._nursery.close()
+
+    def _program(self) -> str | None:
+        return compiled.find(self._config().wrapper).path
+
+    def _has_server(self, program: str) -> bool:
+        """Have a server of *program*, and say whether there is one: one that somebody has ended is there for now."""
+        if self._server is not None and self._server.program != program:
+            self._dismiss_server()
+        if self._server is None:
+            with contextlib.suppress(OSError):  # the next start will say what is wrong
+                self._server = WrapperServer(self._spawn, program)
+        return self._server is not None
+
+    def _start_by_server(self, program: str, launch: Launch) -> LocalRun | None:
+        """Start the wrapper; None: a shell has to, because this run, or this server, is not as others are.
+
+        Raises StartRefused, and SpoolError.
+        """
+        request = os.fsencode("\0".join((os.fspath(launch.script), *_pairs(launch.inherited()), "")))
+        for _ in range(2):  # a server that somebody has ended, and then a new one
+            if not self._has_server(program) or self._server is None:
+                return None
+            try:
+                pid = self._server.start(request)
+            except BrokenPipeError:
+                self._dismiss_server()
+                continue
+            except TimeoutError:
+                self._dismiss_server()
+                return self.engine.no_child(launch.job, launch.run, None, launch.group)
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE:
+                    return None
+                raise _not_started(launch, program, error) from error
+            return self.engine.child(launch.job, launch.run, pid, launch.group)
+        return None
+
+    def _dismiss_server(self) -> None:
+        if self._server is not None:
+            self._server.dismiss()
+            self._server = None
 
     def _dismiss_prespawned(self) -> None:
         if self._prespawned is not None:
@@ -135,12 +197,14 @@ class ProcessExecutor:
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
         """Do nothing: nothing is kept."""
 
-    def _spawn(self, arguments: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
+    def _spawn(self, words: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
         actions = [*((os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()), *_NULL_DEVICE]
+        if 0 not in files:
+            actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
         return self._nursery.start(
             lambda: os.posix_spawn(
-                SHELL,
-                [SHELL, *arguments],
+                words[0],
+                words,
                 environment,
                 file_actions=actions,
                 setsid=True,
@@ -148,6 +212,17 @@ class ProcessExecutor:
                 setsigdef=self._catchable,
             )
         )
+
+
+def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
+    return (f"{key}={value}" for key, value in environment.items())
+
+
+def _not_started(launch: Launch, program: str, error: OSError) -> SpoolError:
+    """Return the error to raise where *program* could not be started."""
+    if refused(error):
+        return StartRefused(f"{program} was not started: {error.strerror}")
+    return SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error), where=program))
 
 
 def reset_of_ignored_signals() -> tuple[str, str | None]:
@@ -175,6 +250,69 @@ def _env() -> str:
     return shutil.which("env") or "/usr/bin/env"
 
 
+class WrapperServer:
+    """The compiled wrapper as a server: it makes a child of this process for each run, and leaves with this process.
+
+    Nobody waits for a program to be executed then. The child is the wrapper, which has nothing of the server's.
+    """
+
+    def __init__(self, spawn: Spawn, program: str) -> None:
+        """Start it. Raises OSError."""
+        self.program = program
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            patience = struct.pack("ll", _ANSWERS_WITHIN_S, 0)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, patience)
+            words = [program, "serve", str(_SERVER_FD), " " * _ROOM]
+            self.pid = spawn(words, {_SERVER_FD: theirs.fileno()}, {"ROOM": " " * _ROOM})
+        except OSError:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def start(self, request: bytes) -> int:
+        """Return the pid of the wrapper that was started as *request* says.
+
+        Raises BrokenPipeError if the server is gone and has started nothing; TimeoutError if it cannot be told whether
+        it has, and then it never will; OSError of the kind for which nothing was started.
+        """
+        try:
+            self._socket.send(request)
+            try:
+                answer = self._socket.recv(_ANSWER.size)
+            except BlockingIOError:  # it stands still
+                self._end()
+                answer = self._socket.recv(_ANSWER.size)
+        except (ConnectionResetError, BlockingIOError) as error:  # it is gone, and has not taken the request
+            raise BrokenPipeError from error
+        if len(answer) != _ANSWER.size:
+            raise TimeoutError
+        (pid,) = _ANSWER.unpack(answer)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return int(pid)
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has ended it; its pid may be another's by now."""
+        other_end = select.poll()
+        other_end.register(self._socket, 0)
+        return bool(other_end.poll(0))
+
+    def dismiss(self) -> None:
+        """End it."""
+        self._end()
+        self._socket.close()
+
+    def _end(self) -> None:
+        if not self.gone:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+
+
 class PrespawnedShell:
     """A shell that is up and waits to be told which wrapper to be: a child of this process, which leaves with it.
 
@@ -189,7 +327,7 @@ class PrespawnedShell:
         self._file = -1
         try:
             self._file = os.memfd_create("wrapper")
-            self.pid = spawn(["-c", _BECOME, "sh", READY], {0: theirs, TEXT_FD: self._file}, environment)
+            self.pid = spawn([SHELL, "-c", _BECOME, "sh", READY], {0: theirs, TEXT_FD: self._file}, environment)
         except OSError:
             self._close()
             raise

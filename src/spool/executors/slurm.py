@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from spool.core import layout
-from spool.core.errors import SpoolError, cannot
+from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
 from spool.core.names import ENGINES
 from spool.executors.base import Home, Launch
-from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
+from spool.executors.engine import ClusterExecutor
+from spool.executors.language import EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
 from spool.formats import slurm
 from spool.formats.config import Config
@@ -62,27 +63,30 @@ class SlurmLanguage:
         assert launch.spec is not None
         said = slurm.options(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=config)
         environment = slurm.environment(launch.inherited())
-        environment |= {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
+        environment |= {key: os.environ[key] for key in slurm.NEEDED if key in os.environ}
         # Found as the other commands are, by the PATH of this process: that of the job may lack it.
         return Command(
             (self._sbatch or shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S
         )
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id, or Slurm's words for why it refuses."""
+        """Return the id, or Slurm's words for why it refuses; a limit on the number of jobs is one for now."""
         if done.status == 0:
             return slurm.submitted_id(done.out)
         if self.is_silence(done):
             return None
+        if slurm.has_too_many(done.err):
+            return StartRefused(f"Slurm takes no more jobs for now: {slurm.refusal(done.err)}")
         return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
 
     def look(self) -> Command:
         """Ask for all jobs of this user, those that have ended among them."""
-        return _urgent("squeue", "--me", "--noheader", "--array", "--states=all", f"--format={slurm.FIELDS}")
+        return _urgent("squeue", "--me", "--array", "--states=all", f"--format={slurm.FIELDS}")
 
     def seen(self, done: CommandEnd) -> list[Sighting] | None:
         """Return them."""
-        return [_sighting(line) for line in slurm.queue_lines(done.out)] if done.status == 0 else None
+        lines = slurm.queue_lines(done.out) if done.status == 0 else None
+        return None if lines is None else [_sighting(line) for line in lines]
 
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
         """Call scancel."""
@@ -116,7 +120,8 @@ def _urgent(*arguments: str) -> Command:
 def _sighting(line: slurm.QueueLine) -> Sighting:
     """Return what a line of squeue means. A word that nobody knows is that of a job that lives."""
     begun = line.state not in slurm.WAITING and line.state not in slurm.ENDED
-    return Sighting(line.id, line.comment, line.text, begun, slurm.ENDED.get(line.state), line.node)
+    halted, end = line.state in slurm.HALTED, slurm.ENDED.get(line.state)
+    return Sighting(line.id, line.comment, line.text, begun, end, line.node, halted)
 
 
 class SlurmExecutor(ClusterExecutor):

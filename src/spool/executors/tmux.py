@@ -20,7 +20,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from typing import Any
@@ -32,6 +32,7 @@ from spool.executors import tmux_pane
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import ProcessExecutor
+from spool.formats.config import Config
 from spool.formats.wrapper import Surroundings, outputs_of
 from spool.machine import descriptors, identity
 from spool.machine.host import umask
@@ -69,10 +70,10 @@ class TmuxExecutor:
 
     name = "tmux"
 
-    def __init__(self, engine: LocalProcesses | None = None) -> None:
+    def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
         """Start what *engine* is to look after."""
         self.engine = engine or LocalProcesses()
-        self._process = ProcessExecutor(self.engine)
+        self._process = ProcessExecutor(self.engine, config)
         self._version: tuple[tuple[str, int, int], str | None] | None = None  # a program, and what is wrong with it
         self._slow_s = 0.0  # what the last starts took together, each of which took long
         self._hung: tuple[str, subprocess.Popen[bytes] | None] | None = None  # which socket, and who tries it

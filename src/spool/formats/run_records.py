@@ -347,12 +347,20 @@ def _inode(value: object) -> int | None:
 
 def text_lines(*pairs: tuple[str, str | None]) -> str:
     """Return a TOML line for each pair whose value is known."""
-    return "".join(f"{key} = {toml.quote(value)}\n" for key, value in pairs if value is not None)
+    lines = ""
+    for key, value in pairs:
+        if value is not None:
+            lines += f"{key} = {toml.quote(value)}\n"
+    return lines
 
 
 def number_lines(*pairs: tuple[str, int | None]) -> str:
     """Return a TOML line for each pair whose value is known."""
-    return "".join(f"{key} = {value}\n" for key, value in pairs if value is not None)
+    lines = ""
+    for key, value in pairs:
+        if value is not None:
+            lines += f"{key} = {value}\n"
+    return lines
 
 
 def grant_lines(grant: Grant) -> str:
@@ -372,8 +380,9 @@ def grant_lines(grant: Grant) -> str:
 
 def resource_lines(resources: tuple[tuple[str, int], ...]) -> str:
     """Return a TOML line with named resources and how many of each; nothing where there are none."""
-    listed = ", ".join(f"{toml.quote(name)} = {count}" for name, count in resources)
-    return f"resources = {{ {listed} }}\n" if listed else ""
+    if not resources:
+        return ""
+    return f"resources = {{ {', '.join(f'{toml.quote(name)} = {count}' for name, count in resources)} }}\n"
 
 
 def resources_of(keys: dict[str, Any]) -> tuple[tuple[str, int], ...]:

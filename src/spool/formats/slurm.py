@@ -6,6 +6,8 @@ nothing follows from it. docs/FORMAT.md 5.2 has the tables.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +43,7 @@ _OURS = (
     *("propagate", "parsable", "requeue", "no-requeue", "array", "dependency", "begin", "hold", "wait", "test-only"),
     *("time", "time-min", "signal", "mem", "mem-per-cpu", "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node"),
     *("cpus-per-task", "cpus-per-gpu", "gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
-    *("clusters", "uid", "gid", "get-user-env", "version", "help", "usage"),
+    *("clusters", "uid", "gid", "get-user-env", "version", "help", "usage", "quiet", "tres-per-task"),
 )
 _OURS_SHORT = frozenset("JoeiDatcnNGdbHWQMVh")
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*|-[A-Za-z].*", re.ASCII)
@@ -101,13 +103,20 @@ def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConf
     if request.gpus:
         yield f"--gres={_gres(name, spec, config)}"
     if spec.time_limit_ns is not None:
-        # Slurm counts in minutes, and from the moment at which it makes the node ready: ours comes first.
-        yield f"--time={-(-spec.time_limit_ns // _MINUTE_NS) + 1}"
+        yield f"--time={minutes(spec.time_limit_ns)}"
     for key in ("partition", "account", "qos"):
         if (value := getattr(config, key)) is not None:
             yield f"--{key}={value}"
     yield from config.options
     yield from spec.executor_options
+
+
+def minutes(time_limit_ns: int) -> int:
+    """Return when Slurm ends what spool has not ended by then.
+
+    It counts in minutes, and from the moment at which it makes the node ready: ours comes first.
+    """
+    return -(-time_limit_ns // _MINUTE_NS) + 1
 
 
 def _gres(name: str, spec: Spec, config: SlurmConfig) -> str:
@@ -145,13 +154,22 @@ class QueueLine:
         return self.state if self.reason in ("", "None", "(null)") else f"{self.state} ({self.reason})"
 
 
-def queue_lines(text: str) -> Iterator[QueueLine]:
-    """Yield the jobs of an answer of squeue; what cannot be read is skipped."""
-    for line in text.split("\n"):
+def queue_lines(text: str) -> list[QueueLine] | None:
+    """Return the jobs of an answer of squeue; None: without the line of titles it is no answer.
+
+    What cannot be read is skipped, and so is a last line that breaks off.
+    """
+    found, answered = [], False
+    for line in text.split("\n")[:-1]:
         fields = line.split("\t", 4)
-        if len(fields) == 5 and fields[0][:1].isdigit() and fields[1].strip():
+        if len(fields) != 5:
+            continue
+        if fields[0][:1].isdigit() and fields[1].strip():
             job, state, *rest = (_printable(each) for each in fields)
-            yield QueueLine(job, state.strip().upper(), *rest)
+            found.append(QueueLine(job, state.upper(), *rest))
+        else:
+            answered = answered or fields[0].strip() == "JOBID"
+    return found if answered else None
 
 
 def _printable(text: str) -> str:
@@ -162,6 +180,7 @@ def _printable(text: str) -> str:
 WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
+HALTED = frozenset(["SUSPENDED", "STOPPED"])
 RUNNING = frozenset(["RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING", "SUSPENDED", "STOPPED"])
 ENDED = {
     "COMPLETED": EngineWord.COMPLETED,
@@ -179,6 +198,7 @@ ENDED = {
 _LAST_WORDS = (
     ("DUE TO TIME LIMIT", EngineWord.TIMEOUT),
     ("DUE TO PREEMPTION", EngineWord.PREEMPTED),
+    ("DUE TO JOB REQUEUE", EngineWord.PREEMPTED),  # by somebody who wants its node, and wants it to run again
     ("DUE TO NODE FAILURE", EngineWord.NODE_LOST),
     ("exceeded memory limit", EngineWord.OUT_OF_MEMORY),
     ("oom-kill", EngineWord.OUT_OF_MEMORY),
@@ -198,23 +218,40 @@ def last_words(log: str) -> tuple[EngineWord, str] | None:
 
 
 def submitted_id(text: str) -> str | None:
-    """Return the id that `sbatch --parsable` has answered with, in its last line: `ID` or `ID;CLUSTER`."""
-    lines = text.split()
-    match = re.fullmatch(r"([0-9]{1,19})(?:;\S*)?", lines[-1], re.ASCII) if lines else None
-    return match[1] if match else None
+    """Return the id that `sbatch --parsable` has answered with, `ID` or `ID;CLUSTER` on a line of its own.
+
+    None: there is no such line, or more than one, so that nobody knows.
+    """
+    found = re.findall(r"^[ \t]*([1-9][0-9]{0,18})(?:;\S*)?[ \t\r]*$", text, re.MULTILINE | re.ASCII)
+    return found[0] if len(found) == 1 else None
 
 
+# Slurm's own words for it, whole: a job may be refused for its sockets, and a plugin may say what it likes.
 _UNREACHABLE = re.compile(
-    r"timed out|unable to contact|connection refused|connection reset|not responding|standby|zero bytes|unreachable|"
-    r"transport endpoint|no route|resolve|controller|authentication|munge|temporarily unable|resource temporarily|"
-    r"unexpected message|communication|socket|configuration file",
+    r"unable to contact slurm|slurm backup controller in standby|socket timed out|"
+    r"connection (?:timed out|refused|reset)|"
+    r"zero bytes were transmitted|communication connection failure|message (?:send|receive) failure|"
+    r"unexpected message received|insane message length|protocol (?:authentication error|version)|"
+    r"authentication credential|munge encode failed|transport endpoint|no route to host|network is unreachable|"
+    r"broken pipe|temporarily un|no answer from|not responding|unable to (?:resolve|establish)|"
+    r"fatal: .*(?:configuration|plugin|auth|munge|credential)",
     re.IGNORECASE,
 )
+_REASON = re.compile(r"(?:submission failed|Kill job error on job id \S+): (.*)")
+_NOT_EXECUTED = (126, 127)  # as a shell says it, and the helper that runs commands
 
 
 def is_silence(status: int | None, err: str) -> bool:
-    """Whether a command has failed because nobody has answered, and not because of what it asked for."""
-    return status is None or status < 0 or (status != 0 and _UNREACHABLE.search(err) is not None)
+    """Whether a command has failed because nobody has answered, and not because of what it asked for.
+
+    One that could not be executed has asked nobody, unless it was too long to be executed at all.
+    """
+    if status is None or status < 0:
+        return True
+    if status in _NOT_EXECUTED:
+        return os.strerror(errno.E2BIG) not in err
+    said = _REASON.findall(err) or [err]
+    return status != 0 and any(_UNREACHABLE.search(reason) is not None for reason in said)
 
 
 def refusal(err: str) -> str:
@@ -222,6 +259,14 @@ def refusal(err: str) -> str:
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     said = [re.sub(r"^sbatch: (?:error: )?(?:Batch job submission failed: )?", "", line) for line in lines]
     return _printable("; ".join(dict.fromkeys(filter(None, said)))) or "sbatch failed and did not say why"
+
+
+_TOO_MANY = re.compile(r"\b(?:Assoc|QOS)\w*Submit\w*Limit\b")  # as QOSMaxSubmitJobPerUserLimit
+
+
+def has_too_many(err: str) -> bool:
+    """Whether sbatch has refused a job because there are too many of them, so that it may take it later."""
+    return _TOO_MANY.search(err) is not None
 
 
 def cluster_of(configuration: str) -> str | None:
@@ -244,11 +289,12 @@ _AWAY = re.compile(r".*\*$|down|fail|unk|no_respond|error|future", re.IGNORECASE
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for Slurm's commands: without variables that would change what they are asked for."""
-    return {key: value for key, value in variables.items() if not key.startswith(_PREFIXES) or key in _KEPT}
+    return {key: value for key, value in variables.items() if not key.startswith(_PREFIXES) or key in NEEDED}
 
 
-_PREFIXES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SALLOC_", "SRUN_")
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER"})
+_PREFIXES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SALLOC_", "SRUN_", "SPANK_", "_SLURM_")
+NEEDED = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+"""The variables by which Slurm's commands find their cluster, and say who asks."""
 
 
 def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -110,6 +110,7 @@ class Surroundings:
     inherit_outputs: bool = False  # True: stdout and stderr are the executor's, whatever the job says
     env_program: str = "env"
     reset: str | None = None  # the option with which env undoes that SIGINT and SIGQUIT are ignored
+    become: str = ""  # the program of ours that is used instead of env as long as it is there; it needs a boot_id
     terminal: bool = False  # stdin is a terminal of the run's own
     open_files: int | None = None  # how many the run may have open; None: as many as the wrapper
     engine: EngineSurroundings | None = None  # of a run on a cluster
@@ -217,6 +218,7 @@ def _hole(a: Assignments) -> str:
         "cgroup": a.cgroup or "",
         "env": around.env_program,
         "reset": around.reset or "",
+        "become": around.become,
         "terminal": "yes" if around.terminal else "",
         "files": "" if around.open_files is None else str(around.open_files),
     }
@@ -230,11 +232,11 @@ def _hole(a: Assignments) -> str:
         values["umask"] = f"{a.umask:04o}"
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}
     odd = {key: value for key, value in a.environment.items() if key not in exported}
-    lines = [f"spool_{name}={_quote(value)}" for name, value in values.items()]
+    lines = [f"spool_{name}={value}" for name, value in zip(values, _quoted(values.values()), strict=True)]
     if odd:
         lines.append("spool_odd=yes")
     lines.append("spool_environment() {")
-    lines += [f"export {key}={_quote(value)}" for key, value in exported.items()]
+    lines += [f"export {key}={value}" for key, value in zip(exported, _quoted(exported.values()), strict=True)]
     lines.append(" ".join(["spool_exec", *(_quote(f"{key}={value}") for key, value in odd.items()), '"$@"']))
     lines.append("}")
     lines.append(" ".join(["set --", *map(_quote, words)]))
@@ -244,8 +246,12 @@ def _hole(a: Assignments) -> str:
 def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
     """Raise InvalidValue if no program of the run can be executed, for the size of its arguments and environment."""
     texts = (("command", words), *((name, (a.shell, "-c", getattr(a, name) or "")) for name in _TEXTS))
+    own_words = [f"{key}={value}" for key, value in a.environment.items()]
+    everything = [*own_words, *(word for _, words in texts for word in words)]
+    if 4 * len("".join(everything)) + len(everything) * (1 + _POINTER_BYTES) <= _SLACK_BYTES:
+        return  # if each character took all the bytes that one can take, and all of the texts came together
     name, longest = max(((name, _bytes_of(words)) for name, words in texts), key=lambda pair: pair[1])
-    own = _bytes_of(f"{key}={value}" for key, value in a.environment.items())
+    own = _bytes_of(own_words)
     if longest + own <= _SLACK_BYTES:
         return
     most = min(os.sysconf("SC_ARG_MAX"), _MOST_BYTES)
@@ -268,6 +274,14 @@ def _exportable(key: str) -> bool:
 def _not_an_option(text: str) -> str:
     """Return *text* such that a shell's `-c` cannot take it for another option; a line break means nothing to it."""
     return "\n" + text if text.startswith(("-", "+")) else text
+
+
+def _quoted(values: Collection[str]) -> list[str]:
+    """Return each of *values* as one word of the shell."""
+    whole = "".join(values)
+    if len(whole) <= _LONGEST_BYTES // 4 and "'" not in whole and "\0" not in whole:
+        return [f"'{value}'" for value in values]  # as most are
+    return [_quote(value) for value in values]
 
 
 def _quote(value: str) -> str:

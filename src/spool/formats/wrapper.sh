@@ -23,6 +23,7 @@ spool_init='' spool_prolog='' spool_prep='' spool_end='' spool_epilog=''
 spool_cgroup='' # the cgroup.procs file to enter, if any
 spool_env='env' # the program, and the option with which it undoes that SIGINT and SIGQUIT are ignored
 spool_reset=''
+spool_become='' # a program of spool's own that does this too, in a tenth of the time, if it is still there
 spool_terminal='' # yes: stdin is a terminal of this run's own
 spool_umask=''    # of the command, where the records would be writable by others under it
 spool_files=''    # how many files the job may have open, where this shell was given another number
@@ -109,8 +110,11 @@ spool_identify() {
     '' | *[!0-9]*) spool_pid='' ;;
     esac
     if [ "$spool_pid" != "$$" ]; then
+        IFS= read -r spool_line < /proc/sys/kernel/random/boot_id || return 1
+        # On another machine that program may be one for another processor.
+        if [ "$spool_line" != "$spool_boot" ]; then spool_become=''; fi
+        spool_boot=$spool_line
         IFS= read -r spool_line < "/proc/$$/stat" || return 1
-        IFS= read -r spool_boot < /proc/sys/kernel/random/boot_id || return 1
         # The second field is the program's name in parentheses and may hold anything, so count from its end.
         # shellcheck disable=SC2086  # to be split; `set -f` is in force
         set -- ${spool_line##*) }
@@ -163,6 +167,7 @@ spool_exec() {
         spool_fail "$spool_code" "cannot run the $spool_phase: $spool_program: $spool_why" 5>&2
         exit "$spool_code"
     fi
+    if [ -x "$spool_become" ]; then spool_env=$spool_become spool_reset=--default-signal=INT,QUIT; fi
     # A shell without job control starts asynchronous children with SIGINT and SIGQUIT ignored. Only bash
     # lets a trap undo that; elsewhere another program has to.
     if [ -n "${BASH_VERSION-}" ]; then

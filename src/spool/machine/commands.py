@@ -52,6 +52,7 @@ class CommandEnd:
 class _Order:
     line: bytes
     within_ns: int
+    urgent: bool
     sent_ns: int | None = None  # None: not yet
 
 
@@ -71,6 +72,7 @@ class CommandRunner:
         self._child = ChildProcess(("spool.machine.commands",), self._child_environment, answers_on_stdout=True)
         self._orders: dict[int, _Order] = {}
         self._number = 0
+        self._trouble = ""  # why the helper could not be started when that was last tried
 
     @property
     def pid(self) -> int | None:
@@ -86,7 +88,8 @@ class CommandRunner:
         if not self._orders:
             return None
         if self._child.pid is None:
-            return self._child.start_due_ns
+            told = any(order.urgent for order in self._orders.values()) and self._trouble
+            return self._clock() if told else self._child.start_due_ns
         sent = [order.sent_ns + order.within_ns for order in self._orders.values() if order.sent_ns is not None]
         return min(sent, default=None)
 
@@ -104,7 +107,7 @@ class CommandRunner:
         # Those before it in the helper may each take all the time that they are given.
         waits = 1 + len(self._orders) // AT_ONCE
         within_ns = int(command.within_s * 1e9) * waits + _PATIENCE_NS
-        self._orders[self._number] = _Order(line, within_ns)
+        self._orders[self._number] = _Order(line, within_ns, command.urgent)
         self._send()
         return self._number
 
@@ -121,6 +124,10 @@ class CommandRunner:
         elif self._child.pid is not None and (due := self.due_ns()) is not None and self._clock() >= due:
             yield from self._gone("the process that runs commands did not answer", kill=True)
         self._send()
+        if self._trouble:  # who asks is told; what is only to be done is done later
+            for number in [number for number, order in self._orders.items() if order.urgent and order.sent_ns is None]:
+                del self._orders[number]
+                yield number, CommandEnd(None, "", self._trouble)
 
     def close(self) -> None:
         """Let go of the helper, which leaves at once; what it has begun goes on."""
@@ -140,8 +147,10 @@ class CommandRunner:
                 return
             try:
                 self._child.start()
-            except OSError:  # it is tried again
+            except OSError as error:  # it is tried again
+                self._trouble = f"cannot start the process that runs commands: {error.strerror or error}"
                 return
+            self._trouble = ""
         for order in self._orders.values():
             if order.sent_ns is None:
                 order.sent_ns = self._clock()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import timedelta, timezone, tzinfo
 from functools import lru_cache
 from pathlib import Path
 
@@ -87,7 +88,13 @@ def is_shared_between_hosts(file_system: str) -> bool:
 
 def local_zone() -> tzinfo:
     """Return the zone in which people on this machine are told instants; it changes with summer time."""
-    return datetime.now().astimezone().tzinfo or UTC
+    now = time.localtime()
+    return _zone(now.tm_gmtoff, now.tm_zone)
+
+
+@lru_cache(maxsize=4)
+def _zone(offset_s: int, name: str) -> tzinfo:
+    return timezone(timedelta(seconds=offset_s), name)
 
 
 def affinity() -> int:

@@ -238,6 +238,7 @@ class Preview:
     left_out: dict[str, str]
     held: int
     running: int
+    submitted: int  # of these, those that wait where they were handed to
     paused: bool
     dispatcher: bool
     protected: str | None
@@ -286,6 +287,7 @@ def preview(spool: Spool) -> Preview:
         left_out=seen.left_out,
         held=len(view.held),
         running=len(view.running),
+        submitted=sum(run.submitted for run in view.running.values()),
         paused=view.paused,
         dispatcher=spool.dispatcher_lives(),
         protected=plan.protected,

@@ -16,10 +16,11 @@ from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy
+from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal
+from spool.formats.config import Config
 from spool.formats.journal import Memory, recall
 from spool.formats.run_records import GrantRecord
 from spool.machine.gpus import LIMIT_NS
@@ -30,7 +31,7 @@ from spool.query.reservations import read_reservations
 from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.past import Remembered
-from spool.state.run import ActiveRun, presumed_grant
+from spool.state.run import ActiveRun, presumed_executor, presumed_grant
 from spool.state.submission import INVALID, JobFileVersion, QueueTime, StartBackoff, attempts_so_far
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
@@ -69,7 +70,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
     _load_arrays(spool, table, memory, now_ns)
-    _load_runs(spool, table, memory, prober, settings.config.defaults)
+    _load_runs(spool, table, memory, prober, settings.config)
     left_out = _load_files(spool, table, memory, settings, now_ns)
     left_out |= table.unsettled
     refusal = _load_refusals(spool, table, now_ns)
@@ -125,16 +126,14 @@ def _array(spool: Spool, name: str) -> Array | None:
     return array
 
 
-def _load_runs(
-    spool: Spool, table: SchedulerState, memory: Memory, prober: MachineProber, defaults: JobDefaults
-) -> None:
+def _load_runs(spool: Spool, table: SchedulerState, memory: Memory, prober: MachineProber, config: Config) -> None:
     """Put every run that is not proved gone into *table*; of one that cannot be read what the journal knows."""
     for name in {*spool.names(RUNNING), *(name for name, _ in memory.open)} - table.arrays.keys():
         try:
-            live = _run(spool.strict, name, memory, prober, defaults)
+            live = _run(spool.strict, name, memory, prober, config)
         except OSError as error:
             _unsettled(spool, table, name, error)
-            live = ActiveRun.of_journal(spool, name, memory.open, memory.stopping, defaults)
+            live = ActiveRun.of_journal(spool, name, memory.open, memory.stopping, config)
         if live is not None:
             table.add_run(table.job(name), live)
 
@@ -146,17 +145,19 @@ def _unsettled(spool: Spool, table: SchedulerState, name: str, error: OSError) -
     spool.note(error, where)
 
 
-def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, defaults: JobDefaults) -> ActiveRun | None:
+def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, config: Config) -> ActiveRun | None:
     run = spool.latest_run(name)
     proof = spool.prove(name, run, prober) if run is not None else None
     if run is None or proof is None or proof.verdict in _OVER:
         return None
     record = spool.grant(name, run)
-    spec = spool.spec_in_force(name, run, kill_grace_ns=defaults.kill_grace_ns)
-    spec = spec or spool.job_spec(RUNNING, name, defaults)
+    spec = spool.spec_in_force(name, run, kill_grace_ns=config.defaults.kill_grace_ns)
+    spec = spec or spool.job_spec(RUNNING, name, config.defaults)
     if spec is None:
         return None
-    record = record or GrantRecord(job=name, run=run, grant=presumed_grant(spec))
+    if record is None:
+        executor = presumed_executor(spool, name, run, spec, config.executor)
+        record = GrantRecord(job=name, run=run, grant=presumed_grant(spec), executor=executor)
     live = ActiveRun.of_records(
         record,
         spec,

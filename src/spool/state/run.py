@@ -13,7 +13,6 @@ from spool.core.model import (
     NOT_SUSPENDED,
     Grant,
     Jid,
-    JobDefaults,
     Result,
     Running,
     Spec,
@@ -24,6 +23,7 @@ from spool.core.model import (
 )
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.executors import RunHandle, Usage
+from spool.formats.config import Config
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord
 from spool.machine.host import this_user
@@ -174,7 +174,8 @@ class ActiveRun:
         stop, recorded, handle = self.stop, self.stop_recorded, self.handle
         for each in fields(ActiveRun):
             setattr(self, each.name, getattr(read, each.name))
-        if handle is not None:  # which knows what was done about it
+        elsewhere = read.handle is not None and handle is not None and handle.engine is not read.handle.engine
+        if handle is not None and not elsewhere:  # it knows what was done about it
             self.handle = handle
             if read.jid is not None:
                 handle.identified(read.jid)
@@ -401,7 +402,7 @@ class ActiveRun:
         name: str,
         known: Mapping[tuple[str, int], Started],
         stopping: Mapping[tuple[str, int], Stop],
-        defaults: JobDefaults,
+        config: Config,
     ) -> ActiveRun | None:
         """Return the newest run of that name that the journal knows, without its records; None if it knows none."""
         run = max((run for job, run in known if job == name), default=None)
@@ -409,13 +410,13 @@ class ActiveRun:
             return None
         started, spec = known[name, run], None
         with suppress(OSError):
-            spec = spool.job_spec(RUNNING, name, defaults)
+            spec = spool.job_spec(RUNNING, name, config.defaults)
         spec = spec or Spec(command="true")
         record = GrantRecord(
             name,
             run,
             grant=Grant(spec.request.cpus, spec.request.memory_bytes, resources=spec.request.resources),
-            executor=spec.executor or "process",
+            executor=spec.executor or config.executor,
             boot_id=started.boot_id,
             submitted_at_ns=started.arrived_at_ns,
         )
@@ -429,6 +430,15 @@ class ActiveRun:
         )
         live.unread = True
         return live
+
+
+def presumed_executor(spool: Spool, name: str, run: int, spec: Spec, default: str) -> str:
+    """Return which executor is assumed to have started a run when no record of its grant is left. Raises OSError."""
+    jid = spool.jid(name, run)
+    if isinstance(jid, Jid):
+        return jid.engine.partition(":")[0] if jid.engine is not None else LOCAL_EXECUTORS[0]
+    known = spool.engine(name, run)
+    return known[0] if known is not None else spec.executor or default
 
 
 def presumed_grant(spec: Spec) -> Grant:

@@ -89,11 +89,13 @@ class SchedulerState:
 
     def recount(self, live: ActiveRun) -> None:
         """Update the planner's view of a run after a change that decisions depend on."""
-        self.version += 1
         counted = self.runs.get(live.name)
         if counted is not None and counted.run != live.run:
             counted = None
         run = live.running if live.holds_room and live.key in self.live else None
+        if run is None and counted is None:
+            return  # it has left its room before
+        self.version += 1
         used, uses = (each is not None and not each.submitted for each in (counted, run))
         if run is not None:
             if uses and not used:
@@ -319,7 +321,7 @@ class SchedulerState:
         array = self.arrays.get(array_of(name))
         if array is not None and (name in array.open or name in array.ended):
             array.ended[name] = outcome
-        self.queue.changed(name)
+        self.version += self.queue.changed(name)
 
     def take_left(self) -> list[str]:
         """Return the names that have lost everything since the last call."""
@@ -332,9 +334,9 @@ class SchedulerState:
 
     def settle(self, job: JobEntry) -> None:
         """Bring the planner's view of *job* up to date with its files."""
-        self.version += 1
         self._note_files(job)
         waiting = self._waiting(job, job.queued)
+        news = waiting is not None or job.name in self.array_files
         self.array_files.discard(job.name)
         if waiting is not None and (waiting.spec.is_array or job.name in self.arrays):
             if job.name not in self.arrays:
@@ -344,12 +346,15 @@ class SchedulerState:
             self.queue.put(waiting)
         elif job.name in self.queue:
             self.queue.remove(job.name)
+            news = True
         parked = self._waiting(job, job.held) if job.queued is None else None
         if parked is not None:
             self.held[job.name] = parked
-        else:
-            self.held.pop(job.name, None)
-        self.queue.changed(job.name)  # it may have become an array, or stopped being one
+            news = True
+        elif self.held.pop(job.name, None) is not None:
+            news = True
+        news = self.queue.changed(job.name) or news  # it may have become an array, or stopped being one
+        self.version += news or job.name in self.arrays
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
             self.jobs.pop(job.name, None)
             if self.arrays:

@@ -43,6 +43,7 @@ _UNTOLD = "the system did not let its command start"  # and the disk had no room
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
 _HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
+_CLOCKS_AGREE_NS = 5 * SECOND_NS  # about: a start takes a moment too
 
 
 class Spool:
@@ -297,11 +298,18 @@ class Spool:
             jid = None
         return Liveness.ABSENT if jid is None else jid
 
-    def spoke_at_ns(self, name: str, run: int) -> int | None:
-        """Return when the wrapper of a run said who it is, by the clock of the file system; None if it has not."""
-        status = status_of(self.layout.record(name, run, layout.JID))
-        spoke = status is not None and status.st_size > len(run_records.VOID_JID)
-        return status.st_mtime_ns if status is not None and spoke else None
+    def spoke_at_ns(self, name: str, run: int, granted_at_ns: int | None = None) -> int | None:
+        """Return when the wrapper of a run said who it is; None if it has not.
+
+        The file system says that by its own clock. If that is another than ours, what counts is how long it was after
+        the grant at *granted_at_ns*.
+        """
+        spoke = status_of(self.layout.record(name, run, layout.JID))
+        if spoke is None or spoke.st_size <= len(run_records.VOID_JID):
+            return None
+        granted = status_of(self.layout.record(name, run, layout.GRANT)) if granted_at_ns is not None else None
+        ahead_ns = granted.st_mtime_ns - (granted_at_ns or 0) if granted is not None else 0
+        return spoke.st_mtime_ns - (ahead_ns if abs(ahead_ns) > _CLOCKS_AGREE_NS else 0)
 
     def engine(self, name: str, run: int) -> tuple[str, str, str] | None:
         """Return which engine has a run, on which cluster and under which id there; None while nobody knows."""
@@ -311,7 +319,7 @@ class Spool:
         """Return when a run began: it was started here, or its wrapper has spoken elsewhere; None if it has not."""
         if record.executor in LOCAL_EXECUTORS:
             return record.granted_at_ns
-        return self.spoke_at_ns(record.job, record.run)
+        return self.spoke_at_ns(record.job, record.run, record.granted_at_ns)
 
     def is_submitted(self, record: GrantRecord | None) -> bool:
         """Whether a run waits where it was handed to: it was not started here, and has not begun."""

@@ -34,6 +34,7 @@ class FakeRun:
     used: Usage = field(default_factory=Usage)
     exit_status: None = None
     waits: str | None = None
+    halted: str | None = None
     said: EngineEnd | None = None  # how the engine calls its end
     refusal: str | None = None
     is_child: bool = False

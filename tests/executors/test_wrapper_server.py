@@ -1,0 +1,319 @@
+"""The compiled wrapper as a server, which makes the wrapper of each run a child of the process that asks for it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from spool.core.errors import StartRefused
+from spool.core.lifecycle import Liveness
+from spool.executors import Launch, compiled
+from spool.executors.process import ProcessExecutor, WrapperServer
+from spool.formats import run_records
+from spool.formats.config import Config
+from spool.formats.wrapper import ALREADY_STARTED
+from spool.machine import identity
+from support import in_child, wait_for
+from wrapper_runs import Shop, become_poor, poor_directory, use_compiled
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """Give an executor that has the compiled wrapper."""
+    use_compiled(monkeypatch)
+    with Shop(tmp_path, "auto") as made:
+        yield made
+
+
+def _record(launch: Launch, name: str) -> bytes:
+    return (Path(launch.metadir) / name).read_bytes()
+
+
+def _server(shop: Shop) -> int:
+    pid = shop.executor.get_ready()
+    assert pid is not None
+    return pid
+
+
+def test_a_wrapper_is_a_child_of_ours_in_a_session_of_its_own(shop: Shop) -> None:
+    """Its jid says who it is, its end comes here, and one server makes them all."""
+    server = _server(shop)
+    for code in (3, 4):
+        launch = shop.launch(f"read x; echo got $x; sleep 0.1; exit {code}")
+        started = shop.executor.start(launch)
+        assert started.pid is not None
+        wait_for((Path(launch.metadir) / "jid").exists, what="the jid")
+        stat = identity.read_stat(started.pid)
+        assert stat is not None
+        assert (stat.session, stat.parent) == (started.pid, os.getpid())
+        assert shop.finish(started) == code
+        jid = run_records.parse_jid(_record(launch, "jid"))
+        assert jid is not None
+        assert (jid.pid, jid.start_ticks) == (started.pid, stat.start_ticks)
+        assert (_record(launch, "rc"), _record(launch, "log")) == (b"%d\n" % code, b"got\n")
+    assert _server(shop) == server
+
+
+def test_a_wrapper_shows_its_script_and_its_run(shop: Shop) -> None:
+    """Who looks at the processes of the machine can tell whose it is, although it has executed nothing."""
+    launch = shop.launch("sleep 0.3")
+    started = shop.executor.start(launch)
+    about = Path(f"/proc/{started.pid}")
+    wait_for(lambda: b"SPOOL_RUN=1\0" in (about / "environ").read_bytes())
+    assert launch.script.encode() in (about / "cmdline").read_bytes().split(b"\0")
+    assert f"SPOOL_DIR={shop.root}".encode() in (about / "environ").read_bytes().split(b"\0")
+    assert shop.finish(started) == 0
+
+
+@pytest.mark.parametrize("texts", [{}, {"prolog": "true"}, {"epilog": "true"}, {"workdir": "/tmp/../tmp"}])
+def test_a_run_does_not_see_who_has_started_it(shop: Shop, tmp_path: Path, texts: dict[str, str]) -> None:
+    """Arguments, signals, environment, limits and descriptors are those of a run under a shell, also of one for it."""
+    say = (
+        'echo "$0" $#; grep -E "^Sig(Ign|Blk|Cgt)" /proc/self/status; ls -l /proc/self/fd | sed "s/.* //; s/[0-9]//g"; '
+    )
+    say += "env | grep -v METADIR= | sort; umask; cat /proc/self/limits"
+    logs = []
+    (tmp_path / "by sh").mkdir()
+    with Shop(tmp_path / "by sh", "sh") as plain:
+        for each in (plain, shop):
+            launch = each.launch(say, **texts)
+            assert each.finish(each.executor.start(launch)) == 0
+            log = _record(launch, "log").replace(launch.metadir.encode(), b"METADIR")
+            logs.append([line for line in log.splitlines() if not line.startswith(b"/proc/")])  # of `ls` itself
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_server_that_somebody_ended_is_made_good(shop: Shop, number: signal.Signals) -> None:
+    """The next run has another, also where the first one only stands still; and it runs once."""
+    server = _server(shop)
+    os.kill(server, number)
+    os.waitpid(server, os.WUNTRACED)
+    if number != signal.SIGSTOP:
+        assert shop.executor.get_ready() is None
+    launch = shop.launch("echo once; exit 4")
+    started = shop.executor.start(launch)
+    assert shop.finish(started) == 4
+    assert _record(launch, "log") == b"once\n"
+    assert _server(shop) != server
+    assert identity.read_stat(server) is None
+
+
+def test_a_server_that_ends_before_it_has_answered_leaves_the_run_to_its_jid(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have started the wrapper or not: nothing is started again, and the run is nobody until its jid speaks."""
+    deaf = shop.root / "deaf"
+    deaf.write_text("#!/bin/sh\ndd bs=9999 count=1 <&3 2> /dev/null\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(compiled, "find", lambda _: compiled.FoundWrapper(str(deaf)))
+    started = shop.executor.start(shop.launch("echo no"))
+    assert (started.pid, started.liveness()) == (None, Liveness.ABSENT)
+
+
+def test_a_machine_without_room_refuses_a_start(shop: Shop) -> None:
+    """The server is refused the child, and says so; with room again the same one starts it."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody who is poor")
+    with poor_directory() as directory:
+        poor = Shop(directory, "auto")
+        launches = [poor.launch("exit 3") for _ in range(2)]
+        for path in [directory, *directory.rglob("*")]:
+            os.chmod(path, 0o777)
+        said = directory / "said"
+
+        def child() -> None:
+            become_poor(later=True)
+            server = _server(poor)
+            before = resource.prlimit(server, resource.RLIMIT_NPROC, (1, 1))
+            try:
+                poor.executor.start(launches[0])
+            except StartRefused as error:
+                resource.setrlimit(resource.RLIMIT_NPROC, before)
+                os.kill(server, signal.SIGKILL)  # nobody but root gives it a limit back
+                said.write_text(f"{error}\n{poor.finish(poor.executor.start(launches[1]))}")
+
+        assert in_child(child) == 0
+        assert said.read_text() == f"{compiled.PROGRAM} was not started: Resource temporarily unavailable\n3"
+        assert os.listdir(launches[0].metadir) == ["run.sh"]
+
+
+def test_a_run_that_was_settled_meanwhile_is_not_run(shop: Shop) -> None:
+    """Where a jid is, it leaves as any wrapper does."""
+    launch = shop.launch("echo no")
+    (Path(launch.metadir) / "jid").write_bytes(run_records.VOID_JID)
+    assert shop.finish(shop.executor.start(launch)) == ALREADY_STARTED
+    assert not (Path(launch.metadir) / "log").exists()
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "long" * 60, "-n", "caf\udce9"])
+@pytest.mark.parametrize("texts", [{}, {"prolog": "true"}])
+def test_any_path_of_a_metadir_will_do(shop: Shop, name: str, texts: dict[str, str]) -> None:
+    """The path goes through as bytes."""
+    assert shop.finish(shop.executor.start(shop.launch("exit 5", name, **texts))) == 5
+
+
+def test_what_a_request_has_no_room_for_is_started_as_ever(shop: Shop) -> None:
+    """An environment of a megabyte is none of the server's."""
+    launch = shop.launch('test ${#A} = 100000 && test "$KEPT" = x && exit 6')
+    large = {"KEPT": "x"} | dict.fromkeys("ABCDEFGHIJ", "y" * 100000)
+    long = Launch(launch.job, launch.run, launch.spool_dir, launch.metadir, launch.script, launch.text, large)
+    assert shop.finish(shop.executor.start(long)) == 6
+
+
+def test_a_program_that_was_removed_serves_as_long_as_it_runs(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade may take it away at any moment: what names it runs with env then, and a shell starts the next run."""
+    mine = shutil.copy(compiled.PROGRAM, tmp_path / "mine")
+    monkeypatch.setattr(compiled, "PROGRAM", str(mine))
+    launches = [shop.launch("kill -INT $$; echo survived", prolog="true") for _ in range(2)]
+    server = _server(shop)
+    os.unlink(mine)
+    assert shop.finish(shop.executor.start(launches[0])) == 130
+    os.kill(server, signal.SIGKILL)
+    os.waitpid(server, 0)
+    assert shop.finish(shop.executor.start(launches[1])) == 130
+    assert [_record(launch, "log") for launch in launches] == [b"", b""]
+
+
+def test_sh_in_the_configuration_counts_from_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server ends, and comes back when it is wanted again."""
+    use_compiled(monkeypatch)
+    wanted = ["auto"]
+    with Shop(tmp_path, "auto") as shop:
+        shop.executor = ProcessExecutor(config=lambda: Config(wrapper=wanted[0]))
+        server = _server(shop)
+        wanted[0] = "sh"
+        waiting = _server(shop)
+        assert waiting != server
+        assert identity.read_stat(server) is None
+        started = shop.executor.start(shop.launch("exit 7"))
+        assert started.pid == waiting
+        assert shop.finish(started) == 7
+        wanted[0] = "auto"
+        started = shop.executor.start(shop.launch("exit 8"))
+        assert shop.finish(started) == 8
+        assert identity.read_stat(_server(shop)) is not None
+
+
+def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
+    """The server is gone, and reaped."""
+    server = _server(shop)
+    shop.executor.close()
+    assert identity.read_stat(server) is None
+
+
+def test_the_server_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path) -> None:
+    """After KILL to the dispatcher nobody holds its socket."""
+
+    def child() -> None:
+        (tmp_path / "pid").write_text(str(_server(shop)))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(child) == -signal.SIGKILL
+    server = int((tmp_path / "pid").read_text())
+    wait_for(lambda: (stat := identity.read_stat(server)) is None or stat.dead, what="the end of the server")
+
+
+@pytest.mark.parametrize("texts", [{}, {"prolog": "true"}])
+def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop, texts: dict[str, str]) -> None:
+    """Killed right after the answer: the run has its jid and comes to its end."""
+    launch = shop.launch("exit 7", **texts)
+
+    def child() -> None:
+        shop.executor.start(launch)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(child) == -signal.SIGKILL
+    wait_for(lambda: (Path(launch.metadir) / "rc").exists() and _record(launch, "rc") == b"7\n", what="the exit code")
+    assert run_records.parse_jid(_record(launch, "jid")) is not None
+
+
+def test_a_request_that_outlives_who_made_it_runs_nothing_that_is_settled(shop: Shop, tmp_path: Path) -> None:
+    """A server that stood still meanwhile goes on one day; its wrapper finds the jid that a dispatcher took since."""
+    launch = shop.launch("echo no")
+
+    def child() -> None:
+        server = _server(shop)
+        (tmp_path / "pid").write_text(str(server))
+        os.kill(server, signal.SIGSTOP)
+        os.waitpid(server, os.WUNTRACED)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)  # while it waits for the answer
+        shop.executor.start(launch)
+
+    assert in_child(child) == -signal.SIGALRM
+    (Path(launch.metadir) / "jid").write_bytes(run_records.VOID_JID)
+    server = int((tmp_path / "pid").read_text())
+    os.kill(server, signal.SIGCONT)
+    wait_for(lambda: (stat := identity.read_stat(server)) is None or stat.dead, what="the end of the server")
+    wait_for(lambda: not _wrappers_of(launch), what="the end of the wrapper")
+    assert sorted(os.listdir(launch.metadir)) == ["jid", "run.sh"]
+
+
+def _wrappers_of(launch: Launch) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if launch.script.encode() in path.read_bytes().split(b"\0"):
+                found.append(str(path))
+        except OSError:
+            continue
+    return found
+
+
+def test_no_descriptor_is_left_whatever_becomes_of_the_server(shop: Shop) -> None:
+    """Ended by somebody, dismissed, or never there."""
+    before = os.listdir("/proc/self/fd")
+    for number in (None, signal.SIGKILL):
+        server = _server(shop)
+        if number is not None:
+            os.kill(server, number)
+            os.waitpid(server, 0)
+        assert shop.finish(shop.executor.start(shop.launch("exit 8"))) == 8
+    shop.executor.close()
+
+    def fail(words: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
+        raise FileNotFoundError
+
+    with pytest.raises(FileNotFoundError):
+        WrapperServer(fail, "/no/such/program")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_run_reads_nothing_from_what_its_starter_reads(shop: Shop) -> None:
+    """The server does not pass its own stdin on."""
+    reading, writing = os.pipe()
+    os.write(writing, b"of the dispatcher\n")
+    launch = shop.launch("read x; echo got $x; readlink /proc/$PPID/fd/0 /proc/self/fd/0; exit 3")
+
+    def child() -> None:
+        os.dup2(reading, 0)
+        shop.finish(shop.executor.start(launch))
+
+    assert in_child(child) == 0
+    os.close(reading)
+    os.close(writing)
+    assert _record(launch, "log") == b"got\n/dev/null\n/dev/null\n"
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])
+def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, closed: tuple[int, ...]) -> None:
+    """The socket to the server may be one of them."""
+    launches = [shop.launch("read x; echo got $x; exit 3") for _ in range(2)]
+
+    def child() -> None:
+        for fd in closed:
+            os.close(fd)
+        for launch in launches:
+            shop.finish(shop.executor.start(launch))
+
+    assert in_child(child) == 0
+    assert [(_record(launch, "rc"), _record(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2

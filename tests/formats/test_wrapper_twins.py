@@ -1,0 +1,318 @@
+"""The compiled wrapper beside a shell, on the same script: nothing that they leave behind may tell which one it was."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, reject, settings
+from hypothesis import strategies as st
+
+from spool.formats.wrapper import Assignments, render
+from wrapper_runs import COMPILED, NOBODY, compiled_wrapper, kill_session, poor_directory, surroundings, words_of
+
+HOME = {"HOME": "/tmp", "USER": "me", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+# Of the programs that it names none is looked for: the PATH is one of the cases.
+SHOW = "umask; /usr/bin/tr '\\0' '\\n' < /proc/self/environ | /usr/bin/sort; pwd; ulimit -n; "
+SHOW += "/bin/ls -l /proc/self/fd | /bin/sed 's/.* //; s/[0-9]//g'; /bin/grep Sig /proc/self/status; "
+SHOW += "echo err >&2; /bin/cat"
+
+
+_PATIENCE_S = {"dash": 3, COMPILED: 20}
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a wrapper has left behind: its exit code, and each file below its directory with its mode and its text."""
+
+    code: int
+    files: dict[str, tuple[int, bytes]]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """Give a directory where another user can write, and nowhere else: what a damaged script does stays there."""
+    if compiled_wrapper() is None:
+        pytest.skip("no C compiler on this machine")
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody who can break nothing")
+    with poor_directory() as directory:
+        yield directory
+
+
+def left_by(place: Path, wrapper: str, furnish: Callable[[Path], bytes], environment: dict[str, str]) -> Left:
+    """Carry out the script that *furnish* writes, in a directory that has the same name each time."""
+    root = place / "it's $HOME"
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "run").mkdir(parents=True)
+    text = furnish(root)
+    (root / "run" / "run.sh").write_bytes(text)
+    for path in [root, *root.rglob("*")]:
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    words = [*words_of(wrapper), str(root / "run" / "run.sh")]
+    null: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(
+        words, env=environment, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", start_new_session=True, **null
+    ) as process:
+        try:
+            code = process.wait(_PATIENCE_S[wrapper])
+        except subprocess.TimeoutExpired:
+            kill_session(process.pid)
+            if wrapper == COMPILED:
+                raise
+            reject()  # such as a shell whose exit code has no place to go
+    found = {}
+    for path in sorted(root.rglob("*")):
+        mode = path.lstat().st_mode
+        content = path.read_bytes() if stat.S_ISREG(mode) and path.name != "run.sh" else b""
+        if path.name == "jid":
+            content = re.sub(rb"^\d+ \d+ ", b"PID TICKS ", content)
+        found[str(path.relative_to(root))] = (mode, content)
+    return Left(code, found)
+
+
+def same_by_both(place: Path, furnish: Callable[[Path], bytes], environment: dict[str, str] = HOME) -> Left:
+    """Return what both leave behind."""
+    by_shell, by_program = (left_by(place, wrapper, furnish, environment) for wrapper in ("dash", COMPILED))
+    assert by_program == by_shell
+    return by_shell
+
+
+commands = st.sampled_from(
+    [
+        ("sh", "-c", SHOW),
+        SHOW,
+        "echo $0; exit 7",
+        "kill -TERM $$",
+        "kill -9 $$",
+        "exit 75",
+        'echo no > "$SPOOL_METADIR/refused"; exit 75',
+        "kill -TERM $PPID; /bin/sleep 10",
+        "trap 'exit 3' INT; kill -INT $PPID; while :; do /bin/sleep 0.01; done",
+        "kill -USR1 $PPID; /bin/sleep 10",
+        '/bin/rm -f "$SPOOL_METADIR/status"',
+        '/bin/ln -sf /etc/passwd "$SPOOL_METADIR/status"',
+        ("tool", "a", "b c"),
+        ("./tool",),
+        ("./no-interpreter",),
+        ("no-interpreter",),
+        ("plain",),
+        ("./plain",),
+        ("bare", "1", "", "'"),
+        ("sub",),
+        ("./sub",),
+        ("missing",),
+        ("/no/such",),
+        ("-x",),
+        ("a=b",),
+        ("printf", "%s|", "it's", "\\", "\n", "", "$x", "-n"),
+    ]
+)
+names = st.sampled_from(["A", "PATH", "LC_ALL", "HOME", "a.b", "IFS", "PS1", "spool_x", "BASH_X", "_", "PWD"])
+values = st.sampled_from(
+    ["", "x", "it's", "'", "''", "\\'", "a\nb", "'\\''", "ROOT", ":ROOT", "/nowhere:ROOT:", "$(x)"]
+)
+outputs = st.sampled_from(
+    [None, "ROOT/out", "ROOT/new/er/out", "ROOT/sub", "ROOT/plain/x", "/proc/x", "ROOT/fifo:", "ROOT/ro"]
+)
+workdirs = ["", "", "", "/", "/sub/..", "/sub//", "/.", "/no", "/plain", "/shut"]
+inherited = ["X", "SPOOL_JOB", "SPOOL_X", "PWD", "OLDPWD", "a.b", "IFS", "_", "LC_ALL"]
+cases = st.fixed_dictionaries(
+    {
+        "command": commands,
+        "workdir": st.sampled_from([f"ROOT{end}" for end in workdirs] + ["/", "relative"]),
+        "stdout": outputs,
+        "stderr": outputs,
+        "environment": st.dictionaries(names, values, max_size=3),
+        "umask": st.sampled_from([0o022, 0o077, 0, 0o007, 0o277]),
+        "before": st.sampled_from(
+            [None] * 3 + ["stop", "signal", "jid", "status", "log", "error", "refused"],
+        ),
+        "open_files": st.sampled_from([None, 100]),
+        "given": st.dictionaries(st.sampled_from(inherited), st.sampled_from(["", "/", "/tmp", "v"]), max_size=3),
+        "epilog": st.sampled_from([None] * 4 + ["echo epilog"]),
+    }
+)
+
+PROGRAMS = {
+    "tool": "#!/bin/sh\nprintf '%s|' \"$@\"\n",
+    "bare": 'printf \'%s|\' "$0" "$@"\n',
+    "no-interpreter": "#!/no\n",
+    "-x": "#!/bin/sh\necho dash\n",
+    "a=b": "#!/bin/sh\necho equals\n",
+}
+
+
+def furnished(root: Path, case: dict[str, Any]) -> bytes:
+    """Make the surroundings of a case, and return its script."""
+
+    def here(text: str | None) -> str | None:
+        return None if text is None else text.replace("ROOT", str(root))
+
+    (root / "sub").mkdir()
+    (root / "shut").mkdir(mode=0)
+    (root / "plain").write_text("no program\n")
+    os.mkfifo(root / "fifo")
+    (root / "ro").write_text("before\n")
+    (root / "ro").chmod(0o444)
+    for name, text in PROGRAMS.items():
+        (root / name).write_text(text)
+        (root / name).chmod(0o755)
+    if case["before"]:
+        (root / "run" / case["before"]).write_text("before\n")
+    metadir = str(root / "run")
+    environment = {name: here(value) or "" for name, value in case["environment"].items()}
+    environment = {"PATH": f"{root}:{HOME['PATH']}", **environment, "SPOOL_METADIR": metadir}
+    around = replace(surroundings(), become=compiled_wrapper() or "", open_files=case["open_files"])
+    return render(
+        Assignments(
+            metadir,
+            case["command"],
+            around,
+            environment,
+            workdir=here(case["workdir"]) or "/",
+            stdout=here(case["stdout"]),
+            stderr=here(case["stderr"]),
+            umask=case["umask"],
+            epilog=case["epilog"],
+        )
+    )
+
+
+PLAIN: dict[str, Any] = dict.fromkeys(["stdout", "stderr", "before", "open_files", "epilog"], None)
+PLAIN |= {"command": SHOW, "workdir": "ROOT", "environment": {}, "umask": 0o022, "given": {}}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases)
+@example(case=PLAIN)
+@example(case=PLAIN | {"stdout": "ROOT/new/er/out", "stderr": "ROOT/also/err", "umask": 0})
+@example(case=PLAIN | {"stdout": "ROOT/sub", "stderr": "ROOT/also/err"})
+@example(case=PLAIN | {"given": {"PWD": "/", "OLDPWD": "/x", "SPOOL_JOB": "outer", "_": "x"}})
+@example(case=PLAIN | {"command": ("missing",), "umask": 0})
+@example(case=PLAIN | {"command": ("bare", "x"), "environment": {"PATH": ""}})
+def test_both_leave_the_same_behind(place: Path, case: dict[str, Any]) -> None:
+    """Exit code, records, outputs, their modes, and all that the command can see of its own beginning."""
+    same_by_both(place, lambda root: furnished(root, case), HOME | case["given"])
+
+
+def script_of(root: Path) -> bytes:
+    """Return a script with something of everything that the program itself takes."""
+    return furnished(root, PLAIN | {"environment": {"A": "it's", "B": "2"}, "command": ("printf", "%s|", "x'y", "")})
+
+
+def hole_of(text: bytes) -> range:
+    """Return where the assignments stand, and a little of the constant on both sides."""
+    return range(text.index(b"# --- assignments ---") - 3, text.index(b"# --- end of assignments ---") + 40)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_script_that_was_cut_off_anywhere_does_what_a_shell_makes_of_it(place: Path, part: int) -> None:
+    """The program never takes a part for the whole."""
+
+    def cut(root: Path, step: int) -> bytes:
+        text = script_of(root)
+        hole = hole_of(text)
+        return text[: hole[step] if step < len(hole) else len(text) - (step - len(hole)) ** 2]
+
+    # All places would take minutes. Each run tries others.
+    for step in range(part + 8 * random.randrange(5), 1600, 8 * 5):
+        same_by_both(place, lambda root, step=step: cut(root, step))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    at=st.floats(0, 1, exclude_max=True),
+    removed=st.integers(0, 2),
+    added=st.sampled_from(
+        [
+            b"",
+            b"'",
+            b"''",
+            b"\\",
+            b"\n",
+            b" ",
+            b"\t",
+            b"\0",
+            b"$x",
+            b"#",
+            b";",
+            b"=",
+            b"export ",
+            b"spool_x='y'\n",
+            b"\xff",
+        ]
+    ),
+)
+def test_a_script_that_was_edited_does_what_a_shell_makes_of_it(
+    place: Path, at: float, removed: int, added: bytes
+) -> None:
+    """Whatever stands in the block of assignments."""
+
+    def edited(root: Path) -> bytes:
+        text = script_of(root)
+        place = hole_of(text)
+        where = place[int(at * len(place))]
+        return text[:where] + added + text[where + removed :]
+
+    same_by_both(place, edited)
+
+
+def _replaced(old: bytes, new: bytes) -> Callable[[Path], bytes]:
+    """Return what writes the script with *old* replaced by *new*."""
+
+    def written(root: Path) -> bytes:
+        text = script_of(root)
+        assert old in text
+        return text.replace(old, new)
+
+    return written
+
+
+QUOTE = b"'\\''"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (QUOTE, QUOTE[:3]),
+        (QUOTE, QUOTE[1:]),
+        (QUOTE, QUOTE + b"'"),
+        (QUOTE, b"''"),
+        (b'spool_exec "$@"\n', b'spool_exec "$@" more\n'),
+        (b"set -- 'printf'", b"set -- printf"),
+        (b"set -- 'printf'", b"set --  'printf'"),
+        (b"set -- 'printf'", b"set 'printf'"),
+        (b"set -- 'printf'", b"set --"),
+        (b"export A=", b"A="),
+        (b"export A=", b"export A=1 A="),
+        (b"spool_stdin='/dev/null'", b"spool_stdin='/etc/hostname'"),
+        (b"spool_stdin='/dev/null'\n", b"spool_stdin='/dev/null'\n\n# mine\n"),
+        (b"spool_stdin='/dev/null'\n", b"spool_stdin='/dev/null'\r\n"),
+        (b"spool_stdin='/dev/null'", b"spool_stdin=/dev/null"),
+        (b"spool_workdir=", b"spool_epilog='echo mine'\nspool_workdir="),
+        (b"spool_workdir=", b"spool_umask='8'\nspool_workdir="),
+        (b"spool_workdir=", b"spool_files='many'\nspool_workdir="),
+        (b"spool_workdir=", b"spool_files='3'\nspool_workdir="),
+        (b"spool_host=", b"spool_other='x' spool_host="),
+    ],
+)
+def test_an_edit_of_the_assignments_means_what_it_means_to_a_shell(place: Path, old: bytes, new: bytes) -> None:
+    """The grammar has no room for anything that is only almost right."""
+    same_by_both(place, _replaced(old, new))
+
+
+def test_a_line_of_somebody_s_own_in_the_constant_counts(place: Path) -> None:
+    """Who edits the script below the assignments is obeyed too."""
+    left = same_by_both(place, _replaced(b"\nspool_finish\n", b"\nspool_code=9\nspool_finish\n"))
+    assert left.code == 9
+    assert left.files["run/rc"][1] == b"9\n"
