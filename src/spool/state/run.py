@@ -151,6 +151,19 @@ class ActiveRun:
         return self.handle.jid if self.handle is not None else None
 
     @property
+    def merely_runs(self) -> bool:
+        """Whether it runs on this machine, and there is nothing else to say of it."""
+        return (
+            self.executor in LOCAL_EXECUTORS
+            and (self.registered or self.jid is not None)
+            and self.proof is None
+            and self.stop is None
+            and self.gpu_watch is None
+            and not (self.gone or self.leftovers or self.kept or self.suspended_by)
+            and not (self.suspended or self.suspension.before_ns)
+        )
+
+    @property
     def exit_status(self) -> int | None:
         """Return what its wrapper, our own child, has ended with, as wait() reports it."""
         return self.handle.exit_status if self.handle is not None else None

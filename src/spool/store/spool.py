@@ -265,11 +265,29 @@ class Spool:
 
     def suspend_orders(self) -> list[str]:
         """Return the jobs in `running/` whose run somebody suspends."""
+        return self.running_files()[1]
+
+    def mark_of(self, place: str) -> tuple[int, int] | None:
+        """Return what changes whenever a file comes to a state directory or goes; None if there is no directory."""
         try:
-            listed = os.listdir(self.layout.at(layout.RUNNING))
+            status = os.stat(self.layout.at(place))
         except FileNotFoundError:
-            return []
-        return [name for name in map(layout.job_of_suspend_file, listed) if name is not None]
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def running_files(self) -> tuple[dict[str, int], list[str]]:
+        """Return the inode of each job file in `running/`, as its directory names it, and which runs are suspended."""
+        files, suspended = dict[str, int](), list[str]()
+        try:
+            with os.scandir(self.layout.at(layout.RUNNING)) as listed:
+                for entry in listed:
+                    if (name := layout.job_of(entry.name)) is not None:
+                        files[name] = entry.inode()
+                    elif (name := layout.job_of_suspend_file(entry.name)) is not None:
+                        suspended.append(name)
+        except FileNotFoundError:
+            pass
+        return files, suspended
 
     def is_void(self, name: str, run: int) -> bool:
         """Whether a dispatcher took the jid of a run, which therefore never starts."""
