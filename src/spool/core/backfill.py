@@ -11,11 +11,11 @@ over the time that it has waited, minus what it has already held back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from heapq import merge
 from math import ceil
 
 from spool.core.gpus import NEW_RUN
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import SECOND_NS, Grant, Running, Waiting
 from spool.core.reasons import Reason
 from spool.core.resources import FreeResources

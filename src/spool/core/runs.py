@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import replace
 from heapq import merge
 
+from spool.core.lazyclass import replace
 from spool.core.model import Running
 from spool.core.ordered import Ordered
 from spool.core.quotas import Counts, Lowest

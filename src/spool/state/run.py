@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import RUNNING
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Proof, Verdict, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
 from spool.core.layout import HELD, QUEUED
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import (
     Machine,
     Policy,
