@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -100,3 +101,21 @@ def _read(pid: int, name: str) -> bytes:
 def _reap(pid: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+def in_child(deed: Callable[[], object]) -> int:
+    """Have a fork of this process do *deed*, and return its exit code, -n after signal n.
+
+    Whatever becomes of it, it never goes on with the tests: what it raises is printed and gives 99.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            deed()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -79,7 +79,7 @@ class FakeSlurm(ClusterExecutor):
             case "squeue":
                 known = [(at, job) for at, job in enumerate(self.jobs, 1) if not job.forgotten]
                 lines = (f"{at}\t{job.state}\tNone\t\t{job.comment}\n" for at, job in known)
-                return CommandEnd(0, "".join(lines), "")
+                return CommandEnd(0, "".join(("JOBID\tSTATE\tREASON\tNODELIST\tCOMMENT\n", *lines)), "")
             case "scontrol":
                 return CommandEnd(0, "ClusterName = lab\n", "")
         raise AssertionError(f"nobody expects {words}")

@@ -230,7 +230,7 @@ _FULL = {
     "a task is issued": (_run, _check_run, "rename_new", "/tasks/sweep_2.toml"),
     "its end is told": (_run, _check_run, "append", "/events.jsonl"),
     "its end is remembered": (_run, _check_run, "append", "/.journal"),
-    "a task that waits is cancelled": (_cancel, _check_cancel, "rename", "/queued/sweep_2.toml"),
+    "a task that waits is cancelled": (_cancel, _check_cancel, "rename_new", "/queued/sweep_2.toml"),
     "what was not issued is dropped": (_cancel, _check_cancel, "rename", "/1/tasks"),
 }
 _TRIES = 3

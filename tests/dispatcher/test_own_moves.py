@@ -6,13 +6,15 @@ import os
 import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crash.world import Session, ends_of, world_at
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import StopKind
-from spool.dispatcher import filemoves
+from spool.core.scheduler import Plan
+from spool.dispatcher import filemoves, loop, planner
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.state.run import ActiveRun
 
@@ -174,3 +176,37 @@ def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> N
     copies = {name: (session.world.root / f"jobs/{name}/1/job.toml").read_bytes() for name in "abcd"}
     assert copies == {name: session.users.path(DONE, name).read_bytes() for name in "abcd"}
     assert b'"3"' in copies["c"]
+
+
+def test_a_start_and_an_end_take_one_plan_each(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the dispatcher does by its own plan, and the paperwork of a run that has left its room, make no other."""
+    plans: list[int] = []
+    really = planner.decide
+
+    def decide(*about: Any) -> Plan:
+        plans.append(len(plans))
+        return really(*about)
+
+    monkeypatch.setattr(planner, "decide", decide)
+    monkeypatch.setattr(planner.Planner, "foreseen", lambda self, *, paused: None)
+    monkeypatch.setattr(loop, "is_on_its_way", lambda _: True)  # as a child is
+    session.users.submit("x", "ok")
+    hear(session)
+    session.turns(5)
+    session.settle()
+    assert ends_of(session.world).places["x"] == (DONE,)
+    assert len(plans) == 2
+
+
+def test_who_depends_on_a_run_starts_with_its_end(session: Session) -> None:
+    """Its paperwork is news for those that wait for it."""
+    session.users.submit("y", "ok", 'depends_on = ["x"]')
+    session.users.submit("x", "ok")
+    session.users.submit("z", "ok", 'depends_on = { failed = ["x"] }', 'on_dependency_failure = "cancel"')
+    hear(session)
+    session.settle()
+    assert ends_of(session.world).outcomes == {
+        "x": ("finished 1.0",),
+        "y": ("finished 1.0",),
+        "z": ("cancelled 1.0",),
+    }

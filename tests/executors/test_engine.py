@@ -207,7 +207,7 @@ def test_what_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
     bench.look()  # put while sbatch is at work
     bench.work(100)
     bench.commands.answer("sbatch", None)
-    bench.commands.answer("squeue")  # was under way
+    bench.commands.answer("squeue", out=f"{TITLES}\n")  # was under way
     bench.work()
     bench.look()
     assert run.liveness() is Liveness.ALIVE
@@ -798,7 +798,7 @@ def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: 
     other = bench.start("b")
     bench.work(20)
     assert len(bench.commands.asked("sbatch")) == 2
-    bench.commands.answer("squeue")
+    bench.commands.answer("squeue", out=f"{TITLES}\n")
     bench.work()
     due = bench.engine.due_ns()
     assert due is not None

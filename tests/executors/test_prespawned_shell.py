@@ -17,7 +17,7 @@ from spool.executors.process import PrespawnedShell, ProcessExecutor
 from spool.formats import run_records
 from spool.formats.wrapper import ALREADY_STARTED, Assignments, Surroundings, render
 from spool.machine import identity
-from support import wait_for
+from support import in_child, wait_for
 from wrapper_runs import SHELLS, Shop
 
 
@@ -200,13 +200,14 @@ def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
 def test_the_shell_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path, *, has_read: bool) -> None:
     """After KILL to the dispatcher nobody holds the pipe, and the shell ends by itself and runs nothing."""
     launch = shop.launch("echo no")
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         (tmp_path / "pid").write_text(
             str(ProcessExecutor(config=shop.config).get_ready(launch.text if has_read else None))
         )
         os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == -signal.SIGKILL
     waiting = int((tmp_path / "pid").read_text())
     wait_for(lambda: (stat := identity.read_stat(waiting)) is None or stat.dead, what="the end of the shell")
     assert os.listdir(launch.metadir) == ["run.sh"]
@@ -248,12 +249,13 @@ def test_a_stopped_shell_is_ended_as_any(shop: Shop) -> None:
 def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop) -> None:
     """Killed right after its word to the waiting shell: the run has its jid and comes to its end."""
     launch = shop.launch("exit 7")
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         shop.executor.get_ready()
         shop.executor.start(launch)
         os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == -signal.SIGKILL
     wait_for(lambda: (Path(launch.metadir) / "rc").exists() and _record(launch, "rc") == b"7\n", what="the exit code")
     assert run_records.parse_jid(_record(launch, "jid")) is not None
 
@@ -288,13 +290,13 @@ def test_no_descriptor_is_left_whatever_becomes_of_the_shell(shop: Shop, monkeyp
 def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, closed: tuple[int, ...]) -> None:
     """The pipe to the waiting shell may be one of them."""
     launches = [shop.launch("read x; echo got $x; exit 3") for _ in range(2)]
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         for fd in closed:
             os.close(fd)
         for launch in launches:
             shop.finish(shop.executor.start(launch))
             shop.executor.get_ready()
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == 0
     assert [(_record(launch, "rc"), _record(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2

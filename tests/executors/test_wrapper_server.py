@@ -19,7 +19,7 @@ from spool.formats import run_records
 from spool.formats.config import Config
 from spool.formats.wrapper import ALREADY_STARTED
 from spool.machine import identity
-from support import wait_for
+from support import in_child, wait_for
 from wrapper_runs import Shop, become_poor, poor_directory, use_compiled
 
 
@@ -127,8 +127,8 @@ def test_a_machine_without_room_refuses_a_start(shop: Shop) -> None:
         for path in [directory, *directory.rglob("*")]:
             os.chmod(path, 0o777)
         said = directory / "said"
-        child = os.fork()
-        if child == 0:
+
+        def child() -> None:
             become_poor(later=True)
             server = _server(poor)
             before = resource.prlimit(server, resource.RLIMIT_NPROC, (1, 1))
@@ -139,8 +139,8 @@ def test_a_machine_without_room_refuses_a_start(shop: Shop) -> None:
                 os.kill(server, signal.SIGKILL)  # nobody but root gives it a limit back
                 os.waitpid(server, 0)
                 said.write_text(f"{error}\n{poor.finish(poor.executor.start(launches[1]))}")
-            os._exit(0)
-        os.waitpid(child, 0)
+
+        assert in_child(child) == 0
         assert said.read_text() == f"{compiled.PROGRAM} was not started: Resource temporarily unavailable\n3"
         assert os.listdir(launches[0].metadir) == ["run.sh"]
 
@@ -231,11 +231,12 @@ def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
 
 def test_the_server_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path) -> None:
     """After KILL to the dispatcher nobody holds its socket."""
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         (tmp_path / "pid").write_text(str(_server(shop)))
         os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == -signal.SIGKILL
     server = int((tmp_path / "pid").read_text())
     wait_for(lambda: (stat := identity.read_stat(server)) is None or stat.dead, what="the end of the server")
 
@@ -244,11 +245,12 @@ def test_the_server_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path) -
 def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop, texts: dict[str, str]) -> None:
     """Killed right after the answer: the run has its jid and comes to its end."""
     launch = shop.launch("exit 7", **texts)
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         shop.executor.start(launch)
         os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == -signal.SIGKILL
     wait_for(lambda: (Path(launch.metadir) / "rc").exists() and _record(launch, "rc") == b"7\n", what="the exit code")
     assert run_records.parse_jid(_record(launch, "jid")) is not None
 
@@ -256,8 +258,8 @@ def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop, texts: 
 def test_a_request_that_outlives_who_made_it_runs_nothing_that_is_settled(shop: Shop, tmp_path: Path) -> None:
     """A server that stood still meanwhile goes on one day; its wrapper finds the jid that a dispatcher took since."""
     launch = shop.launch("echo no")
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         server = _server(shop)
         (tmp_path / "pid").write_text(str(server))
         os.kill(server, signal.SIGSTOP)
@@ -265,8 +267,8 @@ def test_a_request_that_outlives_who_made_it_runs_nothing_that_is_settled(shop: 
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0.3)  # while it waits for the answer
         shop.executor.start(launch)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGALRM
+
+    assert in_child(child) == -signal.SIGALRM
     (Path(launch.metadir) / "jid").write_bytes(run_records.VOID_JID)
     server = int((tmp_path / "pid").read_text())
     os.kill(server, signal.SIGCONT)
@@ -310,12 +312,12 @@ def test_a_run_reads_nothing_from_what_its_starter_reads(shop: Shop) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"of the dispatcher\n")
     launch = shop.launch("read x; echo got $x; readlink /proc/$PPID/fd/0 /proc/self/fd/0; exit 3")
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         os.dup2(reading, 0)
         shop.finish(shop.executor.start(launch))
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == 0
     os.close(reading)
     os.close(writing)
     assert _record(launch, "log") == b"got\n/dev/null\n/dev/null\n"
@@ -325,12 +327,12 @@ def test_a_run_reads_nothing_from_what_its_starter_reads(shop: Shop) -> None:
 def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, closed: tuple[int, ...]) -> None:
     """The socket to the server may be one of them."""
     launches = [shop.launch("read x; echo got $x; exit 3") for _ in range(2)]
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         for fd in closed:
             os.close(fd)
         for launch in launches:
             shop.finish(shop.executor.start(launch))
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    assert in_child(child) == 0
     assert [(_record(launch, "rc"), _record(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
 
+from spool.core.lazyclass import dataclass
 from spool.core.model import Dependencies, Spec, State, Waiting
 
 _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)
@@ -392,12 +392,15 @@ class DependencyIndex:
             found = found | self._by_name.get(unit, frozenset())
         return found
 
-    def changed(self, name: str) -> None:
-        """Judge the jobs that depend on *name* again."""
-        if self._by_name:
-            self.touch(name)
-            self._progress.pop(name, None)  # an array may have other tasks now
-            self.unresolved |= self.dependents(name)
+    def changed(self, name: str) -> bool:
+        """Judge the jobs that depend on *name* again; return whether there are any."""
+        if not self._by_name:
+            return False
+        self.touch(name)
+        self._progress.pop(name, None)  # an array may have other tasks now
+        dependents = self.dependents(name)
+        self.unresolved |= dependents
+        return bool(dependents)
 
     def changed_all(self) -> None:
         """Judge everybody again."""

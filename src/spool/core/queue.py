@@ -200,12 +200,14 @@ class WaitingQueue(Mapping[str, Waiting]):
             self._take_out(job)
             self.watch.changed(name)
 
-    def changed(self, *names: str) -> None:
-        """Say that what these names are doing has changed; without names, that anything may have."""
+    def changed(self, *names: str) -> bool:
+        """Say that what these names are doing has changed; without names, that anything may have.
+
+        Return whether a job depends on one of them.
+        """
         if not names:
             self.watch.changed_all()
-        for name in names:
-            self.watch.changed(name)
+        return sum(map(self.watch.changed, names)) > 0  # of each, whoever was first
 
     def look_again(self) -> None:
         """Say that more may be known of the names that nobody had seen."""

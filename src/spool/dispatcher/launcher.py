@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
+from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import Liveness
 from spool.core.model import Grant, Spec
 from spool.core.scheduler import Start
@@ -125,7 +125,7 @@ class Launcher:
                 ready.drop()
                 if live.failure is None:
                     live.taken_back()
-        if any(live.failure is None and not _is_on_its_way(live) for live in prepared):
+        if any(live.failure is None and not is_on_its_way(live) for live in prepared):
             self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
         return list(prepared), blocked, None
 
@@ -308,7 +308,7 @@ class Launcher:
         return False
 
 
-def _is_on_its_way(live: ActiveRun) -> bool:
+def is_on_its_way(live: ActiveRun) -> bool:
     """Whether something was started for it, as far as its executor can tell."""
     return live.handle is not None and live.handle.liveness() is not Liveness.ABSENT
 

@@ -25,7 +25,7 @@ from spool.dispatcher.filemoves import FileMoves
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.journal import Journal, all_lines
-from spool.dispatcher.launcher import Launcher
+from spool.dispatcher.launcher import Launcher, is_on_its_way
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.observer import Observer, Pause
 from spool.dispatcher.planner import Planner
@@ -236,22 +236,22 @@ class Dispatcher:
         self.limits.check()
         self.stops.record_again()
         version = self.state.version
-        more = started = False
+        more = started = filed = False
         if not self._held_up():
             more = bool(self._serve(_GO_ON, self._work_on_arrays))
         if self.settings.config.policy.on_failure != "continue":
-            self._file()  # nothing is to start after the first that failed
+            filed = self._file()  # nothing is to start after the first that failed
         more = bool(self._serve(_HALT, self.halt.work)) or more
         if not self._held_up(besides="start") and not self.halt.going_on:
             started = bool(self._step(_START, self._plan))
         self._serve(_WATCH_GPUS, self._watch_gpus)
-        self._file()
+        filed = self._file() or filed
         self._serve(_TELL, self._tell)
         self._step(_JOURNAL, self._write_journal)
         self._serve(_LISTENERS, self.events.end_pass)
         if self.confinement.troubled:
             self.confinement.end_pass()
-        changed = bool(ended) or self.state.version != version
+        changed = bool(ended) or filed or self.state.version != version
         if started or changed:
             self.busy_at_ns = time.monotonic_ns()
         if started or changed or self.supervisor.heard():
@@ -414,10 +414,10 @@ class Dispatcher:
 
     def _carry_out(self, plan: Plan, now: int) -> bool:
         left = [ending for ending in plan.endings if not self._end(ending, now)]
-        started = self._start(self.planner.startable(plan.starts, now), now)
+        began = self._start(self.planner.startable(plan.starts, now), now)
         if not left:
-            self.planner.carried_out()
-        return started
+            self.planner.carried_out(starts=began or 0)
+        return began is not None
 
     def _end(self, ending: Ending, now: int) -> bool:
         """End a job that will never start; return whether that is done, else the next plan says it again."""
@@ -433,11 +433,12 @@ class Dispatcher:
             log.info("job %s: %s (%s)", ending.name, ending.outcome, ending.reason)
         return not piece.failed
 
-    def _start(self, wanted: list[Start], now: int) -> bool:
+    def _start(self, wanted: list[Start], now: int) -> int | None:
+        """Start what nobody is asked about; return how many are on their way, None if nothing was tried."""
         # Last of all those who are asked: a yes is used up, and what NVML said is old by the next pass.
         starts = self.admission.review(wanted, now) if wanted else []
         if not starts:
-            return False
+            return None
         # What a look found goes to the journal before a start that follows from it.
         self.journal.commit()
         runs, blocked, trouble = self.launcher.start(starts, now)
@@ -452,7 +453,7 @@ class Dispatcher:
                 log.error("cannot start job %s: %s", one.name, one.why)
         if trouble is not None:
             raise trouble
-        return True
+        return sum(live.failure is None and is_on_its_way(live) for live in runs)
 
     def _watch(self, live: ActiveRun) -> None:
         """Watch a run from now on: its end, its limits, orders to stop it."""
@@ -486,10 +487,13 @@ class Dispatcher:
         self._unfiled += ended
         return ended
 
-    def _file(self) -> None:
-        """Do the paperwork of what has ended; what an error leaves undone is done by a later call."""
+    def _file(self) -> bool:
+        """Do the paperwork of what has ended, and tell whether any is done.
+
+        What an error leaves undone is done by a later call.
+        """
         if not self._unfiled:
-            return
+            return False
         filed = self._step(_FILE, self._do_paperwork)
         if filed:
             gone = {live.key for live in filed}
@@ -500,6 +504,7 @@ class Dispatcher:
                 self.suspender.forget(live)
                 self.confinement.forget(Thing.of_run(live.key))
                 self._after(live)
+        return bool(filed)
 
     def _do_paperwork(self) -> list[ActiveRun]:
         self.monitor.ended(self._unfiled)
@@ -509,7 +514,7 @@ class Dispatcher:
         proof = live.proof
         if proof is None or proof.outcome is None:
             return
-        self.planner.past.learn(live)
+        self.planner.learn(live)
         log.info("job %s run %d: %s (%s)", live.name, live.run, proof.outcome, proof.reason)
         if live.final and proof.outcome not in (State.FINISHED, State.CANCELLED):
             with self.confinement.service("pause", "the spool"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from spool.core import layout
 from spool.core.backfill import Holding
+from spool.core.lazyclass import replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, Machine, State
 from spool.core.reasons import show_instant
@@ -88,13 +88,24 @@ class Planner:
             self._world.ask_gpus_again(now_ns)
         return [start for start in starts if start not in self._waits_for_gpus]
 
-    def carried_out(self) -> None:
-        """Take note that all of the plan is done: it holds until something changes that it was made of."""
+    def carried_out(self, *, starts: int) -> None:
+        """Take note that all of the plan is done, so many *starts* among it: it holds until something else changes.
+
+        What was started exactly as it was decided leaves nothing to decide: whoever did not start then does not now.
+        """
         self._decided = self._made_of
+        if self.plan is not None and not self.plan.endings and starts == len(self.plan.starts):
+            self._decided = (self._state.version, *self._made_of[1:])
 
     def end_pass(self) -> None:
         """Be woken when there is something to see of the GPUs."""
         self._gpu_timer.set(self._world.due_ns())
+
+    def learn(self, live: ActiveRun) -> None:
+        """Learn from a run that is over how long its like may last: where room is kept free by such a guess, anew."""
+        self.past.learn(live)
+        if self.plan is not None and self.plan.protected is not None:
+            self._decided = None
 
     @property
     def awaits_gpus(self) -> bool:

@@ -1,6 +1,6 @@
 """The runs of a cluster, whatever its engine is: handed over once, found again, and never concluded from silence.
 
-An engine is three commands and a table (:class:`Language`): submit, look, cancel, and what its words mean. The rest is
+An engine is three commands and a table (`language.py`): submit, look, cancel, and what its words mean. The rest is
 here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that one whose submission has not answered is
 found again in the engine's own list. What two answers of the engine do not have was never submitted. The commands run
 in a helper process, so nothing here waits.
@@ -15,19 +15,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Protocol
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.executors.base import EngineEnd, Home, Launch, Usage
+from spool.executors.language import Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
 from spool.formats.run_records import parse_engine, parse_engine_end, render_engine
-from spool.formats.wrapper import EngineSurroundings, Surroundings
+from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 log = logging.getLogger(__name__)
@@ -45,85 +44,6 @@ _AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated; an en
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
 _MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePolicy:
-    """How an engine is used, as the configuration says."""
-
-    poll_ns: int
-    per_second: float
-    most: int  # at once
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """One job in the engine's list."""
-
-    id: str
-    mark: str
-    said: str  # its state, in the engine's words
-    begun: bool = False
-    word: EngineWord | None = None  # None: it has not ended
-    node: str = ""
-    halted: bool = False  # it has begun, and stands still
-
-
-class Language(Protocol):
-    """How one engine is spoken to. The functions are pure: they make commands, and read what these have answered."""
-
-    name: str
-    """The word for it in job files and records."""
-
-    title: str
-    """What people call it."""
-
-    surroundings: EngineSurroundings
-
-    def policy(self) -> EnginePolicy:
-        """Return how it is used now."""
-
-    def missing(self) -> str | None:
-        """Return why it cannot be spoken to from here at all; None if it can."""
-
-    def identify(self) -> Command:
-        """Return the question which cluster this is."""
-
-    def cluster(self, done: CommandEnd) -> str | None:
-        """Return its name; None: nobody has answered."""
-
-    def submit(self, launch: Launch, mark: str) -> Command:
-        """Return the command that hands a run over. Raises SpoolError for what the engine cannot be asked for."""
-
-    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id of what was handed over, or why the engine refuses it; None: it may be there or not.
-
-        StartRefused: it refuses it for now, because it has too many.
-        """
-
-    def look(self) -> Command:
-        """Return the one question for all jobs."""
-
-    def seen(self, done: CommandEnd) -> list[Sighting] | None:
-        """Return all jobs that the engine knows; None: nobody has answered."""
-
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
-        """Return the command that ends jobs, or tells what they run: *signal* goes to their wrappers alone."""
-
-    def is_silence(self, done: CommandEnd) -> bool:
-        """Whether a command has failed because nobody has answered."""
-
-    def nodes(self, names: Collection[str]) -> Command:
-        """Return the question which of these nodes can be spoken to."""
-
-    def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
-        """Return those that can; None: nobody has answered."""
-
-    def nodes_given_up(self) -> frozenset[str]:
-        """Return the nodes that a person calls gone."""
-
-    def last_words(self, log: str) -> tuple[EngineWord, str] | None:
-        """Return how the engine has ended a job by what it wrote into the job's log; None if it did not."""
 
 
 class _Phase(Enum):

@@ -161,7 +161,7 @@ class ProcessExecutor:
 
         Raises StartRefused, and SpoolError.
         """
-        request = b"".join(os.fsencode(text) + b"\0" for text in (launch.script, *_pairs(launch.inherited())))
+        request = os.fsencode("\0".join((os.fspath(launch.script), *_pairs(launch.inherited()), "")))
         for _ in range(2):  # a server that somebody has ended, and then a new one
             if not self._has_server(program) or self._server is None:
                 return None

@@ -13,7 +13,8 @@ from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord
 from spool.core.names import ENGINES
 from spool.executors.base import Home, Launch
-from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
+from spool.executors.engine import ClusterExecutor
+from spool.executors.language import EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
 from spool.formats import slurm
 from spool.formats.config import Config

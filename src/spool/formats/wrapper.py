@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache, lru_cache
 
 from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import Grant, Spec
 from spool.formats.values import resource_variable
 
@@ -258,8 +258,9 @@ def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
     """Raise InvalidValue if no program of the run can be executed, for the size of its arguments and environment."""
     texts = (("command", words), *((name, (a.shell, "-c", getattr(a, name) or "")) for name in _TEXTS))
     own_words = [f"{key}={value}" for key, value in a.environment.items()]
-    if _most_bytes_of(own_words) + sum(_most_bytes_of(words) for _, words in texts) <= _SLACK_BYTES:
-        return  # whichever is the longest
+    everything = [*own_words, *(word for _, words in texts for word in words)]
+    if 4 * len("".join(everything)) + len(everything) * (1 + _POINTER_BYTES) <= _SLACK_BYTES:
+        return  # if each character took all the bytes that one can take, and all of the texts came together
     name, longest = max(((name, _bytes_of(words)) for name, words in texts), key=lambda pair: pair[1])
     own = _bytes_of(own_words)
     if longest + own <= _SLACK_BYTES:
@@ -268,11 +269,6 @@ def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
     if longest + own + _SLACK_BYTES > most:
         why = f"its arguments and environment take {longest + own} bytes, and the kernel takes {most} at most"
         raise InvalidValue(cannot("run", f"the {name}", why, remedy="put them into a file"))
-
-
-def _most_bytes_of(words: Sequence[str]) -> int:
-    """Return what the kernel counts for *words* if each character takes all the bytes that one can take."""
-    return 4 * sum(map(len, words)) + len(words) * (1 + _POINTER_BYTES)
 
 
 def _bytes_of(words: Iterable[str]) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
-from spool.core.layout import QUEUED
+from spool.core.layout import HELD, QUEUED
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import (
     Machine,
     Policy,
@@ -60,6 +60,7 @@ class SchedulerState:
     """The jobs, and the same facts as the planner wants them."""
 
     jobs: dict[str, JobEntry] = field(default_factory=dict)
+    with_file: dict[str, set[str]] = field(default_factory=lambda: {QUEUED: set(), HELD: set()})  # those that lie there
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], ActiveRun] = field(default_factory=dict)
@@ -88,11 +89,13 @@ class SchedulerState:
 
     def recount(self, live: ActiveRun) -> None:
         """Update the planner's view of a run after a change that decisions depend on."""
-        self.version += 1
         counted = self.runs.get(live.name)
         if counted is not None and counted.run != live.run:
             counted = None
         run = live.running if live.holds_room and live.key in self.live else None
+        if run is None and counted is None:
+            return  # it has left its room before
+        self.version += 1
         used, uses = (each is not None and not each.submitted for each in (counted, run))
         if run is not None:
             if uses and not used:
@@ -169,9 +172,17 @@ class SchedulerState:
             job.queued = file
         else:
             job.held = file
+        self._note_files(job)
         job.blocked = None  # what was in its way may have been this
         if (seen := job.queued or job.held) is not None:
             job.last_inode = seen.inode
+
+    def _note_files(self, job: JobEntry) -> None:
+        for place, file in ((QUEUED, job.queued), (HELD, job.held)):
+            if file is not None:
+                self.with_file[place].add(job.name)
+            else:
+                self.with_file[place].discard(job.name)
 
     def refuse_file(self, job: JobEntry, place: str, problem: str) -> None:
         """Mark a file as unusable after all."""
@@ -236,8 +247,9 @@ class SchedulerState:
 
     def unblock_all(self) -> None:
         """Have the start of every job tried again that could not be started."""
-        for job in list(self.jobs.values()):
-            if job.blocked is not None:
+        for name in list(self.told_blocked):
+            job = self.jobs.get(name)
+            if job is not None and job.blocked is not None:
                 self.unblock(job)
 
     def await_answer(self, job: JobEntry, what: str) -> None:
@@ -309,7 +321,7 @@ class SchedulerState:
         array = self.arrays.get(array_of(name))
         if array is not None and (name in array.open or name in array.ended):
             array.ended[name] = outcome
-        self.queue.changed(name)
+        self.version += self.queue.changed(name)
 
     def take_left(self) -> list[str]:
         """Return the names that have lost everything since the last call."""
@@ -322,8 +334,9 @@ class SchedulerState:
 
     def settle(self, job: JobEntry) -> None:
         """Bring the planner's view of *job* up to date with its files."""
-        self.version += 1
+        self._note_files(job)
         waiting = self._waiting(job, job.queued)
+        news = waiting is not None or job.name in self.array_files
         self.array_files.discard(job.name)
         if waiting is not None and (waiting.spec.is_array or job.name in self.arrays):
             if job.name not in self.arrays:
@@ -333,12 +346,15 @@ class SchedulerState:
             self.queue.put(waiting)
         elif job.name in self.queue:
             self.queue.remove(job.name)
+            news = True
         parked = self._waiting(job, job.held) if job.queued is None else None
         if parked is not None:
             self.held[job.name] = parked
-        else:
-            self.held.pop(job.name, None)
-        self.queue.changed(job.name)  # it may have become an array, or stopped being one
+            news = True
+        elif self.held.pop(job.name, None) is not None:
+            news = True
+        news = self.queue.changed(job.name) or news  # it may have become an array, or stopped being one
+        self.version += news or job.name in self.arrays
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
             self.jobs.pop(job.name, None)
             if self.arrays:

@@ -43,6 +43,7 @@ class LockedSpool(Spool):
         self._last_runs: dict[str, int] = {}
         self._last_runs_seen: tuple[int, int] | None = None
         self._staged = 0
+        self._pid = os.getpid()
         self._spares: list[str] = []  # files that hold room
         self._identity: str | None = None
 
@@ -83,7 +84,7 @@ class LockedSpool(Spool):
     def stage(self, files: dict[str, bytes]) -> str:
         """Write the first records of a metadir where nobody sees them; return the directory."""
         self._staged += 1
-        staged = f"{self.disk.staging}/{os.getpid()}.run.{self._staged}"
+        staged = f"{self.disk.staging}/{self._pid}.run.{self._staged}"
         self.disk.mkdir(staged)
         try:
             self._fill(staged, files)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.executors import Home, Launch
-from spool.executors.engine import ClusterExecutor, EnginePolicy, Sighting
+from spool.executors.engine import ClusterExecutor
+from spool.executors.language import EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
 from spool.formats.config import Config
 from spool.formats.wrapper import EngineSurroundings
@@ -22,8 +23,7 @@ DIRECTORY = "SPOOL_BATCH"
 
 _BATCH = r"""
 cd "$SPOOL_BATCH" && [ ! -e away ] || exit 9
-what=$1
-shift
+what=$1 && shift
 case $what in
 who) echo "toy cluster" ;;
 submit)
@@ -52,8 +52,7 @@ look)
     done
     ;;
 cancel)
-    signal=$1 only_waiting=$2
-    shift 2
+    signal=$1 only_waiting=$2 && shift 2
     for job; do
         if [ "$signal" != KILL ]; then
             kill -s "$signal" "$(cat "$job/pid")"
