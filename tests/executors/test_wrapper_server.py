@@ -204,6 +204,24 @@ def test_sh_in_the_configuration_counts_from_the_next_start(tmp_path: Path, monk
         assert identity.read_stat(_server(shop)) is not None
 
 
+@pytest.mark.parametrize("text", ["init", "prolog", "prep", "end", "epilog"])
+def test_a_job_with_texts_has_a_shell_that_waits(shop: Shop, text: str) -> None:
+    """It comes up as early as without a server; a job without any that starts before does not take it."""
+    server = _server(shop)
+    launch, plain = shop.launch("exit 3", **{text: "echo 'text'"}), shop.launch("exit 4", epilog="")
+    waiting = shop.executor.get_ready(launch.text)
+    assert waiting not in (None, server)
+    assert shop.executor.get_ready(launch.text) == waiting
+    started = shop.executor.start(plain)
+    assert started.pid != waiting
+    assert shop.finish(started) == 4
+    started = shop.executor.start(launch)
+    assert started.pid == waiting
+    assert shop.finish(started) == 3
+    assert _record(launch, "log") == b"text\n"
+    assert shop.executor.get_ready(plain.text) == server
+
+
 def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
     """The server is gone, and reaped."""
     server = _server(shop)

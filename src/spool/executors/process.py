@@ -1,8 +1,8 @@
 """The plain way: the wrapper is a child of the dispatcher, in a session of its own.
 
-Where there is the compiled wrapper, it runs as a server, and makes a child of this process for each run. Elsewhere the
-wrapper is a shell. That takes about as long to come up as all that it does before its command, so the next job's is
-started while there is nothing else to do.
+Where there is the compiled wrapper, it runs as a server, and makes a child of this process for each run. Elsewhere, and
+for what is run before and after a command, the wrapper is a shell. That takes about as long to come up as all that it
+does before its command, so the next job's is started while there is nothing else to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spool.executors import compiled
 from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.config import Config
-from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings
+from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings, has_texts
 from spool.machine import descriptors, identity
 from spool.machine.host import login_environment
 from spool.machine.processes import SpawnThread
@@ -97,12 +97,12 @@ class ProcessExecutor:
         Raises StartRefused if the machine has no room for another process.
         """
         program = self._program()
-        if program is not None and (served := self._start_by_server(program, launch)) is not None:
-            return served
-        if launch.environment is None:
+        if launch.environment is None and (program is None or has_texts(launch.text)):
             shell, self._prespawned = self._prespawned, None
             if shell is not None and shell.become(launch.text):
                 return self.engine.child(launch.job, launch.run, shell.pid, launch.group)
+        if program is not None and (served := self._start_by_server(program, launch)) is not None:
+            return served
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
@@ -124,10 +124,11 @@ class ProcessExecutor:
         might be ended again as soon as it is there.
         """
         program = self._program()
-        if program is not None and self._has_server(program):
+        if program is None:
+            self._dismiss_server()
+        elif self._has_server(program) and not (text is not None and has_texts(text)):
             self._dismiss_prespawned()
             return self._server.pid if self._server is not None and not self._server.gone else None
-        self._dismiss_server()
         shell = self._prespawned
         if shell is not None and not shell.gone and not shell.reads(text):
             self._dismiss_prespawned()

@@ -87,6 +87,8 @@ _SLACK_BYTES = 4 << 10  # for what every job begins with, and the wrapper and en
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
+_TEXT = re.compile(rb"^spool_(?:init|prolog|prep|end|epilog)='(?!'$)", re.MULTILINE)
+_END_OF_TEXTS = b"\nspool_environment() {\n"
 _ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 
@@ -179,6 +181,15 @@ def render(assignments: Assignments) -> bytes:
     """
     before, after = _script()
     return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
+
+
+def has_texts(script: bytes) -> bool:
+    """Whether anything is run before or after the command of *script*, which takes a shell.
+
+    It is only good for a guess: who edits a script can make it say anything.
+    """
+    start = len(_script()[0])
+    return _TEXT.search(script, start, max(start, script.find(_END_OF_TEXTS, start))) is not None
 
 
 def load() -> None:
