@@ -48,12 +48,15 @@ WRAPPERS = ["dash", "bash", "busybox", COMPILED]
 
 @cache
 def compiled_wrapper() -> str | None:
-    """Build the compiled wrapper of this source once, and return its path; None if that cannot be done here."""
+    """Build the compiled wrapper of this source once, and return its path; None if that cannot be done here.
+
+    With `WRAPPER_LIBC` in the environment it has the C library, as on processors that the source does not know.
+    """
     folder = tempfile.mkdtemp(prefix="spool-compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.chmod(folder, 0o755)  # for a user who has nothing
     try:
-        return compiled.build(folder).path
+        return compiled.build(folder, alone=False if os.environ.get("WRAPPER_LIBC") else None).path
     except compiled.NotBuiltError:
         return None
 

@@ -66,7 +66,7 @@ METRICS = {
     "many_gap": Metric("end of one → start of the next, 1,000 run", "ms", most=5),
     "few_cpu": Metric("CPU of the dispatcher for a short job, 10 run", "ms"),
     "many_cpu": Metric("CPU of the dispatcher for a short job, 1,000 run", "ms"),
-    "many_idle": Metric("idle, 1,000 run", "% of a core", most=0.2),
+    "many_idle": Metric("idle, 1,000 run", "% of a core", most=0.1),
     "deep_startup": Metric("start-up, 100,000 wait → first instruction", "s", most=10),
     "deep_pass": Metric("pass with nothing changed, 100,000 wait", "ms", most=20),
     "deep_look": Metric("look at every file, 100,000 wait", "ms"),

@@ -21,8 +21,7 @@ from spool.formats.history import render_history, render_result
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
 from spool.query.jobs import JobLister, JobRow
-from spool.store.lock import Service
-from spool.store.spool import Spool
+from spool.store.spool import Service, Spool
 from support import ROOT, wait_for
 
 

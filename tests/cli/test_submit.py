@@ -13,13 +13,15 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calling import Command, put_job
-from spool.cli import fastsubmit, joboptions, main, scripts
-from spool.cli.joboptions import OPTIONS, UnclearError
+from spool.cli import fastsubmit, joboptions, main, scripts, submission, submit
+from spool.cli.fastsubmit import UnclearError
+from spool.cli.joboptions import OPTIONS
 from spool.client.exports import exports
 from spool.core import layout
 from spool.core.errors import UsageError
@@ -402,7 +404,7 @@ QUICK_OPTIONS = st.lists(
 def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[str]], words: list[str]) -> None:
     """The quick way takes a submission only if the full way would, and then means the same by it."""
     arguments = [word for option in chosen for word in option]
-    values, _, _ = joboptions.read(arguments)
+    values, _, _ = fastsubmit.read(arguments, joboptions.FLAGS)
     command = fastsubmit.command_of(words)
     text = fastsubmit.job_text(command, values, {"PATH": "/bin"})
     if text is None:
@@ -439,15 +441,15 @@ def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
     assert "which does not exist" in spool("submit", *way, "-d", "none", "--", "true").err
 
 
-def test_the_plain_case_needs_no_library(spool_root: Path) -> None:
-    """`spool submit -- CMD` imports none of the packages that take long to import; neither do plain options."""
+def imported_by(words: list[str], spool_root: Path) -> set[str]:
+    """Submit a job and return the modules that were imported for it, without those that every program has."""
     (spool_root / "config.toml").write_text("")
     machine = '"machine":{"cpus":1,"memory_bytes":1,"gpus":[{"uuid":"GPU-1"}]},"passes":null'
     (spool_root / "state.json").write_text(f"{{{machine}}}")
     (spool_root / ".tmp" / "dispatcher.start").write_text(f"{os.getpid()}\n")  # so that none is started here
     code = (
-        "import sys; from spool.cli.main import run; code = run(['submit', '-g', '1', '-e', 'A=1', '--', 'true']);"
-        "print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(code)"
+        "import os, sys; before = set(sys.modules); from spool.cli.main import run;"
+        f"code = run({words!r}); print(*set(sys.modules) - before, file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
@@ -456,16 +458,100 @@ def test_the_plain_case_needs_no_library(spool_root: Path) -> None:
         text=True,
         check=True,
     )
-    slow = {"click", "msgspec", "tomllib", "tomli_w", "dataclasses", "inspect", "typing", "json", "datetime", "rich"}
-    assert slow & set(done.stderr.split()) == set()
     assert len(os.listdir(spool_root / "queued")) == 1
+    return set(done.stderr.split())
+
+
+def test_the_plain_case_imports_next_to_nothing(spool_root: Path) -> None:
+    """`spool submit -- CMD` imports ten modules of ours, and of the standard library only what is small."""
+    found = imported_by(["submit", "--name", "a", "--export", "PATH", "--", "true"], spool_root)
+    ours = {name for name in found if name.partition(".")[0] == "spool"}
+    assert found - ours <= {"__future__", "errno", "fcntl", "time"}
+    assert {name for name in ours if name.count(".") == 2} == {
+        "spool.cli.main", "spool.cli.fastsubmit", "spool.client.submit", "spool.client.exports",
+        "spool.client.autostart", "spool.core.layout", "spool.core.names", "spool.store.disk", "spool.store.glance",
+        "spool.store.lock",
+    }  # fmt: skip
+
+
+def test_plain_options_need_the_table_of_keys_and_no_library(spool_root: Path) -> None:
+    """`spool submit -g 1 -e A=1 -- CMD` imports two modules more: the keys and the options that are made of them."""
+    found = imported_by(["submit", "-g", "1", "-e", "A=1", "-t", "2h", "--", "true"], spool_root)
+    assert {name for name in found if not name.startswith("spool")} <= {"__future__", "errno", "fcntl", "time"}
+    assert {"spool.cli.joboptions", "spool.formats.keys"} < found
+    assert len(found) <= 24
+
+
+def test_the_way_without_click_has_the_options_of_click() -> None:
+    """`submission` knows each option of `spool submit` by each of its spellings, but for help, and no other."""
+    options = [parameter for parameter in submit.command.params if isinstance(parameter, click.Option)]
+    spelled = {
+        flag: option.is_flag
+        for option in options
+        for flag in (*option.opts, *option.secondary_opts, *getattr(option, "also", ()))
+    }
+    known = joboptions.FLAGS | submission.OPTIONS
+    assert {flag: bool(stands_for) for flag, (_, stands_for) in known.items()} == spelled
+
+
+FULL = [
+    ["--array", "0-3", "--name", "a", "--", "echo", "{index}"],
+    ["-n", "x", "-n", "a", "--start-after", "2030-01-01T00:00:00Z", "-c", "echo hi"],
+    ["-Ja", "--wrap=echo hi", "-H", "--requeue", "--no-requeue", "--tag", "x,y", "--tags=z"],
+    ["--name", "a", "--notify", "me", "--notify-on", "failed", "-e", "A=1", "-e", "B=2", "--export", "NONE", "-c", "x"],
+    ["--name", "a", "--matrix", "k=1,2", "--matrix", "l=3", "-g1", "-t", "2h", "--", "t", "{k}", "{l}"],
+    ["--name", "a", "--capture", "--no-capture", "job.sh", "--", "x", "--name", "b"],
+    ["--name", "a", "job.sh", "1"],
+    ["--dry-run", "--name", "a", "--prolog", "x", "job.sh"],
+    ["-f", "a.toml", "--hold"],
+    ["-f", "a.toml", "-f", "b.toml", "--name", "c"],
+    ["-f", "a.toml", "-g", "1"],
+    ["--name", "a", "--cpus", "none", "--", "true"],
+    ["--name", "a", "--cpus", "1000000", "--strict", "--", "true"],
+    ["--name", "a b", "--array", "0", "--", "true"],
+    ["--name", "a", "--comment", "--", "--prolog", "x", "--", "true"],
+    ["--name", "a", "--tmux", "--executor", "process", "--", "true"],
+    ["--name", "a", "--prolog", "x"],
+    ["--name", "a", "-c", "true", "--prolog", "x", "--", "true"],
+    ["--name", "a", "--workdir", "sub", "--stdout", "o-%n", "--prolog", "x", "true"],
+    ["--name", "a", "--array", "0-3", "--", "--help"],
+    ["--help"], ["--nonsense"], ["--array"], ["--hold=1"], ["-Hf", "a.toml"], [],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", FULL, ids=" ".join)
+def test_the_way_without_click_does_what_click_does(
+    spool: Command, spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """The same command line ends with the same messages, code and files, whichever way reads it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SPOOL --cpus 1 --hold\necho $1\n")
+    (tmp_path / "a.toml").write_text('command = "true"\n')
+    (tmp_path / "b.toml").write_text('command = "false"\n')
+    (spool_root / "config.toml").write_text("autostart = false\n")
+
+    def outcome() -> tuple[object, ...]:
+        said = spool("submit", *words)
+        files = {
+            path.name: path.read_bytes() for place in ("queued", "held") for path in (spool_root / place).iterdir()
+        }
+        for place in ("queued", "held"):
+            for path in (spool_root / place).iterdir():
+                path.unlink()
+        return said.code, said.out, said.err, files
+
+    monkeypatch.setattr(fastsubmit, "submit", lambda arguments: None)
+    without = outcome()
+    monkeypatch.setattr(submission, "submit", lambda arguments: None)
+    assert without == outcome()
 
 
 @pytest.mark.parametrize("words", [["--nonsense"], ["--gpus"], ["--no-requeue=1"]])
 def test_the_table_reader_refuses_what_it_does_not_know(words: list[str]) -> None:
     """An option that is not in the table, or without its value, is unclear."""
     with pytest.raises(UnclearError):
-        joboptions.read(words)
+        fastsubmit.read(words, joboptions.FLAGS)
 
 
 def test_a_table_of_parameters_becomes_rows(spool: Command, spool_root: Path, tmp_path: Path) -> None:
@@ -788,3 +874,17 @@ def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Pa
     assert "from [defaults] in the configuration, not set in the file:" in shown
     assert '  time_limit = "1m"' in shown
     assert "from [defaults]" not in spool("submit", "-n", "c", "--dry-run", "--", "true").out
+
+
+@pytest.mark.parametrize("words", [["--", "true"], ["--prolog", "x", "--", "true"], ["--nonsense"]], ids=" ".join)
+def test_a_name_that_cannot_be_written_is_an_error_in_a_line(spool_root: Path, words: list[str]) -> None:
+    """A full disk behind stdout is told in one line, whichever way submits; the interpreter ends without complaint."""
+    done = subprocess.run(
+        f"{sys.executable} -m spool --spool {spool_root} submit --hold {' '.join(words)} > /dev/full",
+        shell=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == (2 if words == ["--nonsense"] else 5)
+    assert len(done.stderr.splitlines()) == 1

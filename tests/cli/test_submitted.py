@@ -15,8 +15,7 @@ from calling import Command, put_job
 from spool.core.model import Grant, Jid, Stop, StopKind
 from spool.formats import run_records
 from spool.formats.state import JobView, StateView, render_state
-from spool.store.lock import Service
-from spool.store.spool import Spool
+from spool.store.spool import Service, Spool
 
 TEXT = 'command = "true"\nexecutor = "slurm"\ngpus = 2\n'
 WAITS = "Slurm: PENDING (Resources)"

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from core.planning import NOW, S, gpus, job, machine, plan, run, started, why
-from spool.core.backfill import Holding
-from spool.core.model import ForeignProcess, Gpu, Policy
+from spool.core.backfill import Holding, earliest_start
+from spool.core.model import ForeignProcess, Gpu, Policy, Suspension
+from spool.core.resources import FreeResources
+from spool.core.runs import Runs
 
 HOUR = 3600 * S
 
@@ -235,3 +237,28 @@ def test_all_that_is_held_back_counts():
         small = [job(f"small{n}", time_limit_ns=2 * HOUR) for n in range(number)]
         found = plan(big, *small, on=box, running=busy)
         assert (found.protected, found.holding.rate) == ("big", rate)
+
+
+class Asked(Runs):
+    """Counts the ends that are taken of it."""
+
+    taken = 0
+
+    def ends(self, now_ns):
+        for end in super().ends(now_ns):
+            self.taken += 1
+            yield end
+
+
+@pytest.mark.parametrize("running", [10, 1000])
+def test_no_more_ends_are_looked_at_than_it_takes(running):
+    """To know when there is room for one more, the first end of a thousand is enough."""
+    runs = [run(f"run{number}", ran=number, time_limit_ns=3600 * S, cpus=1) for number in range(running)]
+    runs[1] = replace(runs[1], suspension=Suspension(0, NOW, NOW))
+    asked = Asked(runs)
+    room = FreeResources(machine(cpus=running), Policy(), NOW, asked)
+    room.start(run("begins", ran=0, time_limit_ns=3600 * S))
+    found = earliest_start(job("new", cpus=1, time_limit_ns=60 * S), room)
+    assert found is not None
+    assert [each.name for each in found.ended] == [f"run{running - 1}", f"run{running - 2}"]
+    assert asked.taken <= 4

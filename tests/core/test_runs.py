@@ -80,7 +80,7 @@ def test_the_sums_are_those_made_anew(steps):
         for array in ("s", "t"):
             stated = [run.spec.task.max_running for run in runs if run.spec.task and run.spec.task.array == array]
             assert kept.array_limits.of(array) == min((each for each in stated if each is not None), default=None)
-        assert kept.ends(NOW) == sorted((ends_at(run), run.name) for run in runs)
+        assert list(kept.ends(NOW)) == sorted((ends_at(run), run.name) for run in runs)
 
 
 def ends_at(run: Running) -> int:
@@ -104,8 +104,8 @@ def test_who_is_asked_more_often_answers_alike():
     one = run("a2", ran=0)
     asked, fresh = Runs([one], times), Runs([one], times)
     for later in range(0, 9000, 300):
-        asked.ends(NOW + later * S)
-    assert asked.ends(NOW + 4100 * S) == fresh.ends(NOW + 4100 * S) == [(NOW + 6501 * S, "a2")]
+        list(asked.ends(NOW + later * S))
+    assert list(asked.ends(NOW + 4100 * S)) == list(fresh.ends(NOW + 4100 * S)) == [(NOW + 6501 * S, "a2")]
 
 
 def test_a_run_keeps_what_was_expected_when_it_began():

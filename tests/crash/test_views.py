@@ -116,6 +116,15 @@ def difference(files: object, own: object) -> str:
     return "; ".join(f"{name} {one}, and of its own: {other}" for name, one, other in pairs if one != other)
 
 
+def compare_told(now: Dispatcher) -> None:
+    """Compare what is kept from one writing of `state.json`, and one look, to the next with the same made anew."""
+    told = now.status._view(None, None, paused=False).jobs
+    for live in now.state.live.values():
+        assert told[live.name] == now.status._view_of(live)
+    for place in (QUEUED, HELD):
+        assert now.state.with_file[place] == {job.name for job in now.state.jobs.values() if job.file(place)}
+
+
 class Watched(Life):
     """A life with arrays, leftovers, dependencies, reservations and pauses, in which all views are compared."""
 
@@ -133,6 +142,7 @@ class Watched(Life):
         if now is not None and cuts == self._cuts and now.observer._rescans and not now.observer.unfinished:
             compare(self.world, self.session.now)
             compare_kept(self.session.now)
+            compare_told(self.session.now)
             self.compared += 1
         self._cuts = cuts
 

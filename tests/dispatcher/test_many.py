@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +18,9 @@ from crash.world import Session, history, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
 from spool.core.model import Grant, Result, Spec, Stop, StopKind
-from spool.dispatcher import filemoves, supervisor, timers
+from spool.dispatcher import filemoves, scanner, supervisor, timers
 from spool.dispatcher.confinement import Confinement
+from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.timers import Timer, Timers
@@ -140,6 +144,100 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     now.observer.listen()
     now.observer.look()
     assert (now.observer._timer.at_ns or 0) == due_ns  # another pass is no look
+
+
+# The files of runs, where no event tells of them.
+
+
+def running(session: Session, number: int, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    """Have so many jobs run, all written down; looks take two of their files in turn."""
+    monkeypatch.setattr(scanner, "_IN_TURN", 2)
+    monkeypatch.setattr(scanner, "_COARSE_NS", -1)
+    session.world.cpus = number
+    for each in range(number):
+        session.users.submit(f"job{each}", "hang")
+    session.settle()
+    session.turns(number)
+    assert session.now is not None
+    return session.now
+
+
+def calls_of(action: Callable[[], object]) -> Counter[str]:
+    """Return how often each function of ours, and each system call by name, was called."""
+    calls = Counter[str]()
+
+    def count(frame: FrameType, event: str, what: Any) -> None:
+        if event == "call" and "spool" in frame.f_code.co_filename:
+            calls[frame.f_code.co_name] += 1
+        elif event == "c_call" and getattr(what, "__module__", "") == "posix":
+            calls[what.__name__] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("number", [20, 150])
+def test_a_look_does_not_look_at_every_run(session: Session, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """What a look at everything does, and what it asks the kernel, does not grow with what runs."""
+    now = running(session, number, monkeypatch)
+    calls = calls_of(now.observer.look_at_everything)
+    assert calls["lstat"] <= 10
+    assert sum(calls.values()) < 100
+
+
+def test_state_json_says_again_what_it_said_of_those_that_merely_run(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hundred runs of which nothing is new only one that is being stopped is looked at closely."""
+    now = running(session, 100, monkeypatch)
+    now.status._view(None, None, paused=False)
+    live = next(iter(now.state.live.values()))
+    live.stop_ordered(Stop(StopKind.CANCEL, "alice", 0))
+    calls = calls_of(lambda: now.status._view(None, None, paused=False))
+    assert calls["_view_of"] == 1
+
+
+def test_what_happens_to_the_file_of_a_run_is_seen_without_events(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is replaced or gone at the next look; what is written into it once its turn has come."""
+    now = running(session, 10, monkeypatch)
+    lives = {live.name: live for live in now.state.live.values()}
+    path = session.users.path(RUNNING, "job3")
+    staged = session.world.root / ".tmp" / "user.edit"
+    staged.write_text('command = "hang"\ntime_limit = "5h"\n')
+    os.rename(staged, path)
+    session.turns(1)
+    assert lives["job3"].spec.time_limit_ns == 5 * 3600 * 10**9
+    path.write_text('command = "hang"\ntime_limit = "6h"\n')
+    os.utime(path, ns=(0, time.time_ns() + 10**9))
+    session.turns(5)
+    assert lives["job3"].spec.time_limit_ns == 6 * 3600 * 10**9
+    session.users.path(RUNNING, "job4").unlink()
+    session.turns(1)
+    assert lives["job4"].stop is not None
+
+
+def test_a_change_in_the_same_moment_as_the_one_before_is_seen(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a directory may be the same after it: only after a while is it believed."""
+    now = running(session, 10, monkeypatch)
+    monkeypatch.setattr(scanner, "_COARSE_NS", 1 << 62)
+    directory, live = session.world.root / RUNNING, now.state.job("job4").live
+    (directory / "stray.txt").touch()
+    before = directory.stat().st_mtime_ns
+    session.turns(1)
+    session.users.path(RUNNING, "job4").unlink()
+    os.utime(directory, ns=(before, before))
+    session.turns(1)
+    assert live is not None
+    assert live.stop is not None
 
 
 # Memory.

@@ -16,8 +16,7 @@ import pytest
 
 from served import Served, alive, marked, overlap, pids_in
 from spool.executors import compiled
-from spool.store.lock import Service
-from spool.store.spool import Spool
+from spool.store.spool import Service, Spool
 from support import ROOT, wait_for
 
 _BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)

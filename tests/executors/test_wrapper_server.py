@@ -137,6 +137,7 @@ def test_a_machine_without_room_refuses_a_start(shop: Shop) -> None:
             except StartRefused as error:
                 resource.setrlimit(resource.RLIMIT_NPROC, before)
                 os.kill(server, signal.SIGKILL)  # nobody but root gives it a limit back
+                os.waitpid(server, 0)
                 said.write_text(f"{error}\n{poor.finish(poor.executor.start(launches[1]))}")
 
         assert in_child(child) == 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidConfig, InvalidJob, InvalidValue
@@ -24,6 +25,7 @@ from spool.core.model import (
     WarningSignal,
 )
 from spool.formats import config, jobfile, toml, validation, values
+from spool.formats.jobfile import parse, shape
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
 S = 1_000_000_000
@@ -772,3 +774,49 @@ def test_no_option_for_slurm_sets_what_spool_sets_itself(option: str) -> None:
 def test_every_other_option_of_slurm_is_passed_on(option: str) -> None:
     """Which ones there are is for Slurm to know."""
     assert parsed(f"executor_options = [{toml.quote(option)}]").executor_options == (option,)
+
+
+_WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)
+_RESTS = st.lists(
+    st.sampled_from(
+        [
+            "cpus = 2", "cpus = 0", 'memory = "1G"', 'script = "#!/bin/sh"', 'array = "0-3"', 'depends_on = "a"',
+            'depends_on = "b"', "max_running = 2", '"\\u0061rray" = "0-3"', 'tags = ["x", "x"]', "nonsense = 1",
+            "[env]", 'A = "1"', 'command = "b"', "# a comment", 'matrix = { k = ["1"] }', 'executor = "slurm"',
+        ]
+    ),
+    max_size=3,
+)  # fmt: skip
+
+
+@given(st.lists(_WORDS, min_size=1, max_size=3), st.lists(_WORDS, min_size=1, max_size=3), _RESTS, st.booleans())
+@example(["a"], ["{index}"], ['array = "0-3"'], False)
+@example(["a"], ["b"], ['depends_on = "a"'], False)
+def test_files_of_one_shape_say_the_same_but_for_the_command(
+    one: list[str], other: list[str], rest: list[str], shell: bool
+) -> None:
+    """Two files with one shape are both valid or both not, and then differ in nothing but their commands."""
+
+    def file(words: list[str]) -> bytes:
+        quoted = [f'"{word}"' for word in words]
+        command = quoted[0] if shell else f"[{', '.join(quoted)}]"
+        return "\n".join([f"command = {command}", *rest, ""]).encode()
+
+    def said(data: bytes, name: str) -> object:
+        try:
+            return replace(parse(data, name=name), command="")
+        except InvalidJob:
+            return None
+
+    first, second = shape(file(one)), shape(file(other))
+    if first is None or first != second:
+        return
+    assert said(first, "c") == said(file(one), "a") == said(file(other), "b")
+
+
+def test_a_plain_file_has_a_shape() -> None:
+    """What `spool submit` writes has one; what may depend on the name, or is long, has none."""
+    assert shape(b'command = ["true", "1"]\nworkdir = "/tmp"\n') == shape(b'command = ["a"]\nworkdir = "/tmp"\n')
+    assert shape(b'command = "sleep 1"\n') not in (None, shape(b'command = ["sleep", "1"]\n'))
+    for text in (b'cpus = 1\ncommand = "a"\n', b'command = "a"\narray = "0-3"\n', b'command = "a"\n' + b"#" * 2000):
+        assert shape(text) is None

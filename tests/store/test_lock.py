@@ -17,7 +17,7 @@ import pytest
 
 from spool.core.errors import ExitCode, LockHeld, SpoolUnusable
 from spool.store import lock as lock_module
-from spool.store.lock import Lock, Service, dispatcher_lives, hold, service
+from spool.store.lock import Lock, dispatcher_lives, hold, serving
 from support import wait_for
 
 HOLDER = """
@@ -197,17 +197,17 @@ def test_a_lock_that_is_deleted_or_replaced_keeps_others_out_and_is_made_anew(
     """The dispatcher is still seen, no second one comes, and at its next look `.lock` is locked again."""
     with hold_in_this_process(spool_lock) as lock:
         harm(spool_lock)
-        assert service(spool_lock) is Service.ASTRAY
+        assert serving(spool_lock) is None
         assert dispatcher_lives(spool_lock)
         with pytest.raises(LockHeld):
             hold(spool_lock, wait_s=0)
-        assert service(spool_lock) is Service.ASTRAY  # the second one has touched nothing
+        assert serving(spool_lock) is None  # the second one has touched nothing
         assert lock.keep()
-        assert service(spool_lock) is Service.SERVED
+        assert serving(spool_lock) is True
         assert not lock.keep()
         with pytest.raises(LockHeld):
             hold(spool_lock, wait_s=0)
-    assert service(spool_lock) is Service.NONE
+    assert serving(spool_lock) is False
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755])
@@ -235,7 +235,7 @@ def test_where_others_may_read_the_directory_the_file_is_made_anew_at_once(
     with hold_in_this_process(spool_lock) as lock:
         delete(spool_lock)
         assert lock.keep()
-        assert service(spool_lock) is Service.SERVED
+        assert serving(spool_lock) is True
 
 
 def test_nobody_who_may_only_read_a_spool_keeps_a_dispatcher_away(spool_lock: str) -> None:

@@ -9,11 +9,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from spool.core.errors import SpoolError, UsageError, cannot
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Result, State
 from spool.core.simulation import Curve, SimulatedPolicy
 

@@ -9,7 +9,8 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, strict_option
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.client.submit import is_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidFile, Problem

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from spool.cli import render
-from spool.cli.group import LAST, JobArgument, tell
-from spool.client import autostart
-from spool.client.submit import ensure_spool
+from spool.cli.group import LAST, JobArgument
+from spool.cli.telling import tell
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import State
@@ -62,22 +61,6 @@ def viewed(root: str) -> Spool:
 
     click.get_current_context().call_on_close(tell_of_it)
     return spool
-
-
-def made(root: str) -> Spool:
-    """Return the spool at *root*, created if it does not exist. Raises SpoolUnusable."""
-    if ensure_spool(root):
-        tell(f"created a new spool in {root}")
-    from spool.store.spool import Spool
-
-    return Spool.open(root)
-
-
-def ensure_dispatcher(root: str) -> None:
-    """Start a dispatcher in the background if none is running, or say how."""
-    problem = autostart.ensure(root)
-    if problem is not None:
-        tell(problem)
 
 
 def this_user() -> str:

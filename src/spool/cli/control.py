@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import (
-    ensure_dispatcher,
-    for_each,
-    made,
-    named,
-    names_argument,
-    one_job,
-    opened,
-    states_of,
-    states_option,
-    this_user,
-)
-from spool.cli.group import Verb, tell
+from spool.cli.common import for_each, named, names_argument, one_job, opened, states_of, states_option, this_user
+from spool.cli.group import Verb
+from spool.cli.telling import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, InvalidJob, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import State
 from spool.core.names import is_pattern
 from spool.store.spool import Spool

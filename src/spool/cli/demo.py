@@ -10,7 +10,8 @@ import click
 
 from spool.cli import render
 from spool.cli.charts import Style, gantt
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.core.model import SECOND_NS, Result, State
 from spool.query.demo import DemoEvent, Demonstration, went_well
 

@@ -6,8 +6,9 @@ import os
 
 import click
 
-from spool.cli.common import made, value_of
+from spool.cli.common import value_of
 from spool.cli.group import Verb
+from spool.cli.telling import made
 from spool.core.errors import LockHeld, UsageError
 from spool.core.units import parse_duration
 

@@ -7,18 +7,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
 
 from spool.cli import joboptions, render
 from spool.cli.common import SpelledOption, name_argument, one_job, opened, this_user
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
+from spool.cli.telling import tell
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import replace
 from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile, slurm
 from spool.formats.jobfile import edited

@@ -10,27 +10,28 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 
-from spool.cli import joboptions
 from spool.client import submit as submitting
 from spool.client.exports import exports, may_go
 from spool.core import layout
-from spool.formats.keys import BY_OPTION, Key
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from spool.formats.keys import Key
 
 _MAX_BYTES = 100_000
 _AMOUNTS = {"size": "KMGT", "duration": "smhd", "timeout": "smhd"}
-_KEYS = {key.name: key for key in BY_OPTION}
 
 _OTHERS = {
-    "-n": ("name", True),
-    "--name": ("name", True),
-    "-c": ("text", True),
-    "--export": ("export", True),
-    "--hold": ("hold", False),
+    "-n": ("name", ""),
+    "--name": ("name", ""),
+    "-c": ("text", ""),
+    "--export": ("export", ""),
+    "--hold": ("hold", "true"),
 }
-"""The options that are no keys, and whether they take a value."""
+"""The options that are no keys, in the form of `joboptions.FLAGS`."""
 
 _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "executor_options", "resources")
 """Keys that may ask for more than a machine has."""
@@ -44,6 +45,10 @@ _LONGEST_STEM = 40
 _PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")
 
 
+class UnclearError(Exception):
+    """The arguments are not plain; the message says why, for callers without another way to report it."""
+
+
 def submit(arguments: Sequence[str]) -> int | None:
     """Submit the job that *arguments* describe, the command line after the program's name; None if not plain."""
     root = ""
@@ -52,8 +57,8 @@ def submit(arguments: Sequence[str]) -> int | None:
     if arguments[:1] != ["submit"]:
         return None
     try:
-        values, words, dashes = joboptions.read(arguments[1:], _OTHERS)
-    except joboptions.UnclearError:
+        values, words, dashes = _understood(arguments[1:])
+    except UnclearError:
         return None
     if not values.keys().isdisjoint(("rows", "start_after")):  # of a file, and in words of people
         return None
@@ -103,13 +108,56 @@ def submit(arguments: Sequence[str]) -> int | None:
     return 0
 
 
+def _understood(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Sequence[str], bool]:
+    """Return what `read` does; the table of all keys is imported only if one of them is given."""
+    try:
+        return read(arguments, _OTHERS)
+    except UnclearError:
+        from spool.cli import joboptions
+
+        return read(arguments, {**joboptions.FLAGS, **_OTHERS})
+
+
+def read(
+    arguments: Sequence[str], known: Mapping[str, tuple[str, str]]
+) -> tuple[dict[str, list[str]], Sequence[str], bool]:
+    """Return the values of the options that *arguments* begin with, what follows, and whether `--` stood between.
+
+    *known* has each option's key and the value that it stands for, "" if it takes one. Raises UnclearError for others.
+    """
+    values: dict[str, list[str]] = {}
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
+        if word == "--":
+            return values, arguments[at + 1 :], True
+        if not word.startswith("-") or word == "-":
+            break
+        flag, equals, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
+        if flag not in known:
+            raise UnclearError(f"unknown option {flag}")
+        key, stands_for = known[flag]
+        if stands_for:
+            if value or equals:
+                raise UnclearError(f"{flag} takes no value")
+            value = stands_for
+        elif not value and not equals:
+            at += 1
+            if at == len(arguments):
+                raise UnclearError(f"{flag} needs a value")
+            value = arguments[at]
+        values.setdefault(key, []).append(value)
+        at += 1
+    return values, arguments[at:], False
+
+
 def _are_there(root: str, name: str | None, depends_on: Sequence[str]) -> bool:
     """Whether the jobs that job *name* depends on are known, and it is none of them. If not, the full way says so."""
     needed = [each.strip() for text in depends_on for each in text.split(",") if each.strip()]
     return name not in needed and all(submitting.ever_used(root, each) for each in needed)
 
 
-def _certainly_fits(root: str, values: joboptions.Values) -> bool:
+def _certainly_fits(root: str, values: Mapping[str, list[str]]) -> bool:
     """Whether the machine, as `state.json` describes it, has what is asked for. If not, the full way warns."""
     asked = {key: values[key][-1] for key in _SCARCE if key in values}
     if not asked or asked == {"cpus": "1"}:
@@ -144,6 +192,10 @@ def _usable(name: str) -> bool:
 
 
 def _serve(root: str) -> None:
+    from spool.store.lock import dispatcher_lives
+
+    if dispatcher_lives(f"{root}/{layout.LOCK}"):
+        return
     from spool.client import autostart
 
     problem = autostart.ensure(root)
@@ -157,13 +209,22 @@ def _complain(message: str) -> None:
     print(f"spool: {shown(message)}", file=sys.stderr)
 
 
-def job_text(command: str | list[str], values: joboptions.Values, env: Mapping[str, str]) -> str | None:
+def job_text(command: str | list[str], values: dict[str, list[str]], env: Mapping[str, str]) -> str | None:
     """Return the job file with *env*, which is valid; None if a value might be wrong."""
     if not (command.strip() if isinstance(command, str) else command[0]):
         return None
-    keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
-    if not all(_is_right(_KEYS[key], value, keys) for key, value in keys.items()):
+    here = os.getcwd()
+    if not here.startswith("/") or "$" in here:
         return None
+    keys: dict[str, object] = {"command": command, "workdir": here}
+    if values:
+        from spool.cli import joboptions
+        from spool.formats.keys import BY_OPTION
+
+        keys.update(joboptions.keys_of(values))
+        table = {key.name: key for key in BY_OPTION}
+        if not all(_is_right(table[key], value, keys) for key, value in keys.items()):
+            return None
     own = keys.get("env")
     together = {**env, **(own if isinstance(own, dict) else {})}
     text = laid_out({**keys, "env": together} if together else keys)
@@ -257,7 +318,10 @@ def fresh_name(stem: str, used: Callable[[str], bool]) -> str:
 
 def next_name(name: str, used: Callable[[str], bool]) -> str:
     """Return the first of `NAME-2`, `NAME-3`, … that was never *used*."""
-    return next(f"{name}-{number}" for number in count(2) if not used(f"{name}-{number}"))
+    number = 2
+    while used(f"{name}-{number}"):
+        number += 1
+    return f"{name}-{number}"
 
 
 def laid_out(keys: Mapping[str, object]) -> str | None:

@@ -10,8 +10,8 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from spool.core.lazyclass import dataclass
 from spool.core.units import format_duration
 
 SECOND_NS = 1_000_000_000

@@ -9,7 +9,8 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, opened, value_of
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.client.gc import Removal, RetentionPolicy, plan_removal, remove
 from spool.core.errors import ExitCode, SpoolError, UsageError
 from spool.core.layout import GONE_RESERVATIONS

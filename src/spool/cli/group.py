@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
-import io
 import os
-import sys
 from collections.abc import Sequence
 from inspect import cleandoc
 from typing import Any
 
 import click
 
+from spool.cli.telling import code_of, tell
 from spool.client import submit
-from spool.core.errors import InvalidFile, SpoolError, UsageError, cannot, shown
-from spool.store.disk import remedy_for
+from spool.core.errors import UsageError
 from spool.version import __version__
 
 SECTIONS = (
@@ -100,16 +97,6 @@ _ELSEWHERE = {
     "bsub": "submit", "at": "submit --start-after", "batch": "submit", "qstat": "ls", "atq": "ls", "bjobs": "ls",
     "qdel": "cancel", "atrm": "cancel", "bkill": "cancel", "convert": "import",
 }  # fmt: skip
-# What can happen to any file system; any other OSError is a bug and gets a traceback.
-_EXPECTED = frozenset(
-    {
-        errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE,
-        errno.ENFILE, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EXDEV, errno.EMLINK,
-        errno.EISDIR, errno.EEXIST, errno.ENXIO, errno.ENOTEMPTY, errno.ENOMEM, errno.EAGAIN, errno.ESPIPE,
-    }
-)  # fmt: skip
-
-
 LAST = "@"
 """Stands for the job that the user submitted last. No job can have that name."""
 
@@ -288,9 +275,10 @@ def spool(ctx: click.Context, root: str | None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return the exit code; expected errors print one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # do not fail because a terminal lacks a character
+    return code_of(lambda: _clicked(arguments))
+
+
+def _clicked(arguments: Sequence[str]) -> int:
     try:
         code = spool.main(args=list(arguments), prog_name="spool", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -301,24 +289,7 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except click.Abort:
         return 130
-    except InvalidFile as error:
-        _tell_invalid(error)
-        return int(error.exit_code)
-    except SpoolError as error:
-        tell(str(error))
-        return int(error.exit_code)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) or error.errno not in _EXPECTED:
-            raise
-        where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the disk"
-        tell(cannot("use", where, error.strerror or str(error), remedy=remedy_for(error)))
-        return 5
     return code if isinstance(code, int) else 0
-
-
-def tell(message: str) -> None:
-    """Print a message on stderr."""
-    print(f"spool: {shown(message)}", file=sys.stderr)
 
 
 def _tell_usage(error: click.ClickException) -> None:
@@ -360,13 +331,3 @@ def _number_wanted(kind: object) -> str:
     if least is None:
         return word
     return f"{word} above {least:g}" if getattr(kind, "min_open", False) else f"{word} of at least {least:g}"
-
-
-def _tell_invalid(error: InvalidFile) -> None:
-    """Print each problem of a file on its own line, as a compiler does."""
-    if len(error.problems) < 2:
-        tell(str(error))
-        return
-    tell(f"cannot use {error.what}: it has {error.count:,} problems")
-    for problem in error.problems:
-        print(f"  {shown(problem.message)}", file=sys.stderr)

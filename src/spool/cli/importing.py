@@ -8,7 +8,8 @@ import click
 
 from spool.cli import fastsubmit, render, submission
 from spool.cli.common import job_name
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.core.errors import UsageError, cannot
 
 

@@ -8,12 +8,13 @@ next to nothing, so that the plain case of `spool submit` starts quickly.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from spool.formats.keys import BY_OPTION, COMMON, SECTIONS, Key
 
-TYPE_CHECKING = False  # as in typing, which takes its time to import
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
     from spool.core.errors import InvalidFile
 
 COMMON_TITLE = "Common options"
@@ -21,10 +22,6 @@ COMMON_TITLE = "Common options"
 
 Values = dict[str, list[str]]
 """What was given for each key, as text, in order. A flag is "true" or "false"."""
-
-
-class UnclearError(Exception):
-    """The arguments are not plain; the message says why, for callers without another way to report it."""
 
 
 class Option:
@@ -58,43 +55,6 @@ def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
             yield from _options(key.table.keys, f"{path}.")
         for spelling, value, said in key.shortcuts:
             yield Option(key, path, spelling, said, value)
-
-
-def read(
-    arguments: Sequence[str], also: dict[str, tuple[str, bool]] | None = None
-) -> tuple[Values, Sequence[str], bool]:
-    """Return the values of the options that *arguments* begin with, what follows, and whether `--` stood between.
-
-    *also* are further options and whether they take a value: {"--name": ("name", True)}. Raises UnclearError for an
-    unknown option.
-    """
-    known = {flag: (option.key, not option.is_flag) for option in OPTIONS for flag in option.spellings}
-    stands_for = {flag: option.value for option in OPTIONS for flag in option.spellings}
-    known.update(also or {})
-    values: Values = {}
-    at = 0
-    while at < len(arguments):
-        word = arguments[at]
-        if word == "--":
-            return values, arguments[at + 1 :], True
-        if not word.startswith("-") or word == "-":
-            break
-        flag, equals, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
-        if flag not in known:
-            raise UnclearError(f"unknown option {flag}")
-        key, wants = known[flag]
-        if not wants:
-            if value or equals:
-                raise UnclearError(f"{flag} takes no value")
-            value = stands_for.get(flag) or ("false" if flag.startswith("--no-") else "true")
-        elif not value and not equals:
-            at += 1
-            if at == len(arguments):
-                raise UnclearError(f"{flag} needs a value")
-            value = arguments[at]
-        values.setdefault(key, []).append(value)
-        at += 1
-    return values, arguments[at:], False
 
 
 def keys_of(values: Values) -> dict[str, object]:
@@ -261,6 +221,13 @@ _READERS = _REPEATED | {
 
 OPTIONS = tuple(_options(BY_OPTION))
 
+FLAGS = {
+    flag: (option.key, option.value or ("false" if flag.startswith("--no-") else "true") if option.is_flag else "")
+    for option in OPTIONS
+    for flag in option.spellings
+}
+"""Each spelling of an option -> its key, and the value that it stands for, "" if it takes one."""
+
 
 def _by_section() -> Iterator[tuple[str, Option]]:
     """Yield each option with the section of the help that it stands in, in the order of the help."""
@@ -320,7 +287,7 @@ def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: 
     *what* names the job. *stated* are the keys that they set; of others the message stays as it is. *spelled*
     is the option that takes any key, `--with`.
     """
-    from dataclasses import replace
+    from spool.core.lazyclass import replace
 
     options = [option for option in OPTIONS if not option.value]
     flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}

@@ -10,7 +10,8 @@ import click
 
 from spool.cli import render
 from spool.cli.common import name_argument, one_job, opened
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.cli.wait import POLL_S, told
 from spool.client.output import Follower, Stream, output_paths, outputs, read_output, run_of
 from spool.core.errors import SpoolError, cannot

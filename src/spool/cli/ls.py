@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import csv
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, states_of, states_option, viewed
-from spool.cli.group import Verb, tell
-from spool.core.errors import ExitCode, InvalidValue, UsageError, shown
+from spool.cli.common import job_name, json_option, moment_of, states_of, states_option, viewed
+from spool.cli.group import Verb
+from spool.cli.telling import tell
+from spool.core.errors import ExitCode, shown
+from spool.core.lazyclass import dataclass
 from spool.core.names import is_pattern
 from spool.core.pools import in_words
 from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
-from spool.query.accounting import moment
+from spool.formats.toml import uncollected
 from spool.query.jobs import ORDERS, JobFilter, JobList, JobRow, list_jobs
 from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
 from spool.store.spool import Spool
@@ -41,8 +41,8 @@ def _reason(one: ListedJob, now_ns: int) -> str:
     head = f"{one.count} tasks" if one.count > 1 else ""
     if row.ended_at_ns is None:
         again = f"attempt {row.attempt}" if row.attempt is not None and row.attempt > 1 else ""
-        said = "; ".join(part for part in (row.reason, again) if part)
-        return ": ".join(part for part in (head, said) if part)
+        said = "; ".join(part for part in (row.reason, again) if part) if again else row.reason
+        return ": ".join(part for part in (head, said) if part) if head else said
     ago = f"{show_duration(max(0, now_ns - row.ended_at_ns))} ago"
     return ", ".join(part for part in (head, row.reason, ago) if part)
 
@@ -148,7 +148,15 @@ def command(
         raise click.UsageError("--csv, --json, --quiet and --tree cannot be combined")
     if watch and (as_csv or as_json or quiet or not sys.stdout.isatty()):
         raise click.UsageError("--watch needs a terminal; in a script call `spool ls` repeatedly")
-    wanted = JobFilter(tuple(map(_name, names)), states_of(states), user, project, tag, recent, _since(since))
+    wanted = JobFilter(
+        tuple(map(_name, names)),
+        states_of(states),
+        user,
+        project,
+        tag,
+        recent,
+        moment_of("--since", since, time.time_ns()),
+    )
     form = "json" if as_json else "names" if quiet else "csv" if as_csv else "tree" if as_tree else "table"
     asked = _Asked(wanted, everything, sort, columns, form, watch)
     spool = viewed(root)
@@ -156,7 +164,8 @@ def command(
         _show(spool, asked)
         sys.stdout.flush()
         time.sleep(_WATCH_S)
-    return _show(spool, asked)
+    with uncollected():
+        return _show(spool, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +219,6 @@ def _name(text: str) -> str:
     return text if is_pattern(text) else job_name(text)
 
 
-def _since(text: str | None) -> int | None:
-    try:
-        return moment(text, time.time_ns()) if text is not None else None
-    except InvalidValue as error:
-        raise UsageError(f"cannot understand --since: {error}") from None
-
-
 def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> list[JobRow]:
     """Return the jobs, after them the tasks of the arrays that were named."""
     listed = {row.name for row in found.rows}
@@ -232,6 +234,8 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, _USUAL[-1])]
     room = len(lines)
     if asked.watch:
+        import shutil  # here, because only --watch needs it
+
         room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
         render.clear()
     cells = [[field.text(one, now_ns) for field in kept] for one in lines[:room]]

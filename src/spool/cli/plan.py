@@ -6,7 +6,8 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, viewed
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.core.model import Grant
 from spool.core.pools import in_words
 from spool.core.reasons import count_of

@@ -9,8 +9,9 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option, moment_of, viewed
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
 from spool.cli.pictures import FILE_SIZE, PANELS, TERMINAL_CPU_ROWS, FilePicture, TerminalPicture
+from spool.cli.telling import tell
 from spool.core.accounting import By, RunFilter
 from spool.core.errors import UsageError
 from spool.core.reasons import count_of

@@ -5,20 +5,19 @@ Numbers and instants arrive as integers with their unit in the name; this module
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Literal, TextIO
 
 from spool.core.errors import shown
+from spool.core.lazyclass import dataclass, names_of
 from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_size
-from spool.formats.timestamps import render_instant
 
 GAP = "  "
 """What stands between two columns."""
@@ -102,17 +101,16 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequ
 
 def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text: the columns padded with spaces, two of them between; the last is not padded."""
-    lines = [[column.title for column in columns], *([shown(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
-    last = len(columns) - 1
-    text = []
-    for line in lines:
-        cells = [
-            cell.rjust(width) if column.right else cell if at == last else cell.ljust(width)
-            for at, (cell, width, column) in enumerate(zip(line, widths, columns, strict=True))
-        ]
-        text.append("  ".join(cells).rstrip() + "\n")
-    return "".join(text)
+    padded: list[Sequence[str]] = []
+    for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
+        safe = cells if "".join(cells).isprintable() else tuple(map(shown, cells))
+        texts = (column.title, *safe)
+        width = max(map(len, texts))
+        if column.right:
+            padded.append([text.rjust(width) for text in texts])
+        else:
+            padded.append([text.ljust(width) for text in texts] if len(padded) < len(columns) - 1 else texts)
+    return "".join([f"{GAP.join(line).rstrip()}\n" for line in zip(*padded, strict=True)])
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
@@ -352,6 +350,8 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
 
 def as_json(value: Any) -> None:
     """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, unknown values as null."""
+    import json  # here, because `submit` prints none
+
     found = plain(value)
     text = json.dumps(found, indent=2, ensure_ascii=False)
     sys.stdout.write((text if shown(text, "\n") == text else json.dumps(found, indent=2)) + "\n")
@@ -361,18 +361,23 @@ _TABLES = frozenset({"resources", "resource_indices"})
 """Fields that are tables, held as pairs so that the values that they are in can be compared and hashed."""
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
 def plain(value: Any) -> Any:
     """Return *value* as JSON types."""
-    if is_dataclass(value) and not isinstance(value, type):
+    if (names := names_of(type(value))) is not None:
+        from spool.formats.timestamps import render_instant
+
         found: dict[str, Any] = {}
-        for field in fields(value):
-            item = getattr(value, field.name)
-            if field.name.endswith("_at_ns"):
-                found[field.name.removesuffix("_ns")] = None if item is None else render_instant(item)
-            elif field.name in _TABLES and isinstance(item, tuple):
-                found[field.name] = {key: plain(each) for key, each in item}
+        for name in names:
+            item = getattr(value, name)
+            if name.endswith("_at_ns"):
+                found[name.removesuffix("_ns")] = None if item is None else render_instant(item)
+            elif name in _TABLES and isinstance(item, tuple):
+                found[name] = {key: plain(each) for key, each in item}
             else:
-                found[field.name] = plain(item)
+                found[name] = item if type(item) in _SCALARS else plain(item)
         return found
     if isinstance(value, Enum):
         return value.value
@@ -385,6 +390,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+@lru_cache(maxsize=256)
 def size(size_bytes: int | None) -> str:
     """Return a size for a table's cell."""
     return "" if size_bytes is None else show_size(size_bytes).replace(" ", "").replace("iB", "")

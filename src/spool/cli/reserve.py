@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import click
 
 from spool.cli import charts, render
-from spool.cli.common import for_each, json_option, made, opened, this_user, viewed
-from spool.cli.group import Subverbs, Verb, tell, unfilled
+from spool.cli.common import for_each, json_option, opened, this_user, viewed
+from spool.cli.group import Subverbs, Verb, unfilled
+from spool.cli.telling import made, tell
 from spool.core import layout
 from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
 from spool.core.model import Reservation

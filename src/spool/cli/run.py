@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.common import SpelledOption, made, strict_option, this_user
-from spool.cli.group import WordsVerb, tell
+from spool.cli.common import SpelledOption, strict_option, this_user
+from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options
 from spool.cli.submit import (
     asked,
@@ -25,6 +25,7 @@ from spool.cli.submit import (
     script_options,
     shell_command_option,
 )
+from spool.cli.telling import made, tell
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests

@@ -12,20 +12,26 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from spool.cli import fastsubmit, foreign, joboptions
-from spool.cli.group import tell
+from spool.cli import fastsubmit, joboptions
+from spool.cli.telling import tell
 from spool.core.errors import UsageError, cannot
-from spool.store.stable_read import MAX_BYTES
+from spool.core.lazyclass import dataclass, field
+from spool.formats.toml import MAX_BYTES
+
+if TYPE_CHECKING:
+    from spool.cli.foreign import Directive
 
 _SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
 _MAX_HEAD_BYTES = 64 * 1024
 _ASKS_WHERE_IT_LIES = re.compile(r"__file__|BASH_SOURCE|\$\{0%|(?:dirname|realpath|readlink)\b[^\n]*\$\{?0\b")
 _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "perl", "rb": "ruby", "js": "node",
            "R": "Rscript", "r": "Rscript", "jl": "julia", "lua": "lua", "m": "octave"}  # fmt: skip
-_OWN_OPTIONS = {"-n": ("name", True), "--name": ("name", True), "--hold": ("hold", False), "--export": ("export", True),
-                "--capture": ("capture", False), "--no-capture": ("capture", False)}  # fmt: skip
+_OPTIONS = joboptions.FLAGS | {
+    "-n": ("name", ""), "--name": ("name", ""), "--hold": ("hold", "true"), "--export": ("export", ""),
+    "--capture": ("capture", "true"), "--no-capture": ("capture", "false"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,8 @@ def _interpreter(data: bytes, path: str) -> list[str]:
 
 def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     """Return the options in a script's own lines; #SPOOL lines before those for other schedulers."""
+    from spool.cli import foreign  # here, because only scripts need it
+
     own = _own_options(script, what)
     if said.ignore_directives:
         ignored = [number for number, line in _head_lines(script) if foreign.is_line(line)]
@@ -206,7 +214,7 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
         if one.lost is not None and one.lost.matters and one.key not in stated:
             errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
             continue
-        keys, _, _ = joboptions.read(one.words, _OWN_OPTIONS)
+        keys, _, _ = fastsubmit.read(one.words, _OPTIONS)
         if keys and keys.keys() <= stated - {"env"}:
             continue
         if one.lost is None or one.key not in stated:
@@ -229,8 +237,10 @@ def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Value
     return {"env": [*values["env"], *own.get("env", [])]} if values.get("env") else {}
 
 
-def _foreign_lines(script: bytes, what: str) -> Iterator[foreign.Directive]:
+def _foreign_lines(script: bytes, what: str) -> Iterator[Directive]:
     """Yield the options for other schedulers: those in the head; for gflow, which reads further, all."""
+    from spool.cli import foreign
+
     head = dict(_head_lines(script))
     lines = script[:_MAX_HEAD_BYTES].decode(errors="surrogateescape").split("\n")
     for number, line in enumerate(lines, 1):
@@ -249,8 +259,8 @@ def _foreign_lines(script: bytes, what: str) -> Iterator[foreign.Directive]:
 def _own_options(script: bytes, what: str) -> joboptions.Values:
     words = spool_lines(script, what)
     try:
-        values, rest, _ = joboptions.read(words, _OWN_OPTIONS)
-    except joboptions.UnclearError as error:
+        values, rest, _ = fastsubmit.read(words, _OPTIONS)
+    except fastsubmit.UnclearError as error:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
     if rest:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", f"{rest[0]!r} is not an option"))

@@ -7,8 +7,9 @@ import os
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, made, this_user
-from spool.cli.group import Subverbs, Verb, tell, unfilled
+from spool.cli.common import json_option, this_user
+from spool.cli.group import Subverbs, Verb, unfilled
+from spool.cli.telling import made, tell
 from spool.client import service
 from spool.client.service import ONCE, RESIDENT, UnitState
 from spool.core.errors import ExitCode

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
 
 from spool.cli import charts, render
 from spool.cli.common import json_option, opened, value_of
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
+from spool.core.lazyclass import replace
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
 from spool.core.simulation import SimulatedPolicy, WaitSummary, distribution

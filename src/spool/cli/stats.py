@@ -6,15 +6,16 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import click
 
 from spool.cli import render
 from spool.cli.common import json_option, moment_of, viewed
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import UsageError
+from spool.core.lazyclass import dataclass
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
 from spool.query.accounting import AccountingReport, account

@@ -1,25 +1,28 @@
-"""From the command line to a job file in the spool: shared by `submit` and `run`."""
+"""From the command line to a job file in the spool: shared by `submit` and `run`.
+
+`submit` here is `spool submit` for every command line that is right: without click, which takes longer to import than
+all else. Help and wrong words are left to click, which has the same options in `cli.submit`.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from spool.cli import fastsubmit, joboptions, scripts
-from spool.cli.common import ensure_dispatcher
-from spool.cli.group import tell
-from spool.cli.render import progress
-from spool.client import submit
+from spool.cli.render import progress, say, say_text
+from spool.cli.telling import code_of, ensure_dispatcher, made, tell
+from spool.client import submit as submitting
 from spool.client.exports import Exports, exports
 from spool.core import layout
 from spool.core.arrays import ARRAY, INDEX, Tasks
 from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.names import why_not_name
 from spool.formats import jobfile
+from spool.formats.toml import MAX_BYTES
 from spool.store.glance import defaults_of
-from spool.store.stable_read import MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,99 @@ class Wanted:
     name: str
     text: bytes
     held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What `spool submit` is told to do: with *files* submit these, else what is *asked* for."""
+
+    asked: Asked
+    files: Sequence[str] = ()
+    hold: bool = False
+    replace: bool = False
+    wait: bool = False
+    strict: bool = False
+    dry_run: bool = False
+
+
+OPTIONS = {
+    "-n": ("name", ""), "--name": ("name", ""), "-J": ("name", ""), "--job-name": ("name", ""),
+    "-c": ("text", ""), "--shell-command": ("text", ""), "--wrap": ("text", ""),
+    "-f": ("files", ""), "--file": ("files", ""), "--export": ("export", ""),
+    "--hold": ("hold", "true"), "-H": ("hold", "true"), "--replace": ("replace", "true"), "--wait": ("wait", "true"),
+    "--strict": ("strict", "true"), "--dry-run": ("dry_run", "true"), "--test-only": ("dry_run", "true"),
+    "--capture": ("capture", "true"), "--no-capture": ("capture", "false"),
+    "--ignore-directives": ("ignore_directives", "true"),
+}  # fmt: skip
+"""The options of `spool submit` that are no keys, in the form of `joboptions.FLAGS`."""
+
+
+def submit(arguments: Sequence[str]) -> int | None:
+    """Do what the command line *arguments* says if it is `submit` with right options, and return the exit code.
+
+    None if it is something else: nothing is done yet.
+    """
+    root = ""
+    if arguments[:1] == ["--spool"] and len(arguments) > 2:
+        root, arguments = arguments[1], arguments[2:]
+    if arguments[:1] != ["submit"]:
+        return None
+    try:
+        values, words, _ = fastsubmit.read(arguments[1:], joboptions.FLAGS | OPTIONS)
+    except fastsubmit.UnclearError:
+        return None
+    if len(values.get("executor", ())) > 1:  # by several options, which click takes in its own order
+        return None
+    order = _order(values, words, dashes=bool(words) and arguments[-len(words) - 1] == "--")
+    place = os.path.abspath(root) if root else submitting.default_root()
+    return code_of(lambda: carry_out(order, place))
+
+
+def _order(values: joboptions.Values, words: Sequence[str], *, dashes: bool) -> Submission:
+    last = {key: values.pop(key)[-1] for key in ("name", "text", "capture") if key in values}
+    export, files = values.pop("export", ()), values.pop("files", ())
+    flags = {key: values.pop(key, None) is not None for key in ("hold", "replace", "wait", "strict", "dry_run")}
+    asked = Asked(
+        export=export,
+        name=last.get("name"),
+        shell_command=last.get("text"),
+        plain=words if dashes else (),
+        loose=() if dashes else words,
+        capture=last["capture"] == "true" if "capture" in last else None,
+        ignore_directives=values.pop("ignore_directives", None) is not None,
+        values=values,
+    )
+    return Submission(asked, files, **flags)
+
+
+def carry_out(order: Submission, root: str) -> int:
+    """Submit what is ordered to the spool *root* and return the exit code. Raises SpoolError."""
+    asked, hold = order.asked, order.hold
+    if order.files:
+        if asked.values or asked.plain or asked.loose or asked.shell_command is not None:
+            raise UsageError("cannot combine a job file with options: it must be complete; edit a copy of it")
+        if asked.name is not None and len(order.files) > 1:
+            raise UsageError("cannot give one name to several job files; remove --name")
+        jobs = [file_job(path, asked.name, root, asked.export) for path in order.files]
+        if len({job for job, _ in jobs}) < len(jobs):
+            raise UsageError("cannot submit two job files with the same name at once")
+    else:
+        wanted = job_of(asked, root)
+        jobs, hold = [(wanted.name, wanted.text)], hold or wanted.held
+    root = root if order.dry_run or submitting.is_spool(root) else made(root).root
+    tell_doubts(root, jobs, strict=order.strict)
+    if order.dry_run:
+        for _name, text in jobs:
+            say_text(text.decode("utf-8", "replace"))
+        return 0
+    publish(root, jobs, held=hold, replace=order.replace)
+    for job, _text in jobs:
+        say(job, at_once=True)
+    if not order.wait:
+        return 0
+    from spool.cli.wait import until_ended
+
+    return until_ended(root, [job for job, _ in jobs])
 
 
 def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
@@ -89,7 +185,7 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     _put_in_script(keys, what)
     if name is None:
         stem = what.stem or fastsubmit.stem_of(command)
-        name = fastsubmit.fresh_name(stem, lambda name: submit.ever_used(root, name))
+        name = fastsubmit.fresh_name(stem, lambda name: submitting.ever_used(root, name))
     if name.isdecimal():  # sbatch -n 4
         tell(f"warning: {name} is the job's name now; for CPUs write --cpus {name}")
     try:
@@ -219,7 +315,7 @@ def tell_doubts(root: str, jobs: Sequence[tuple[str, bytes]], *, strict: bool) -
     """
     from spool.query.foresight import doubts
 
-    if not submit.is_spool(root):
+    if not submitting.is_spool(root):
         return
     defaults = defaults_of(root)
     specs = [(name, jobfile.parse(text, name=name, defaults=defaults)) for name, text in jobs]
@@ -234,7 +330,7 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
     """Put *jobs* into the spool and see that a dispatcher serves it. Raises SpoolError if a name is taken."""
     if not replace:
         for name, _ in jobs:
-            if (place := submit.where_taken(root, name)) is not None:
+            if (place := submitting.where_taken(root, name)) is not None:
                 raise _taken(root, name, place)
     done = 0
 
@@ -246,7 +342,7 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
 
     try:
         with progress("submitting") as step:
-            submit.submit(root, counted(), held=held, replace=replace)
+            submitting.submit(root, counted(), held=held, replace=replace)
     except KeyboardInterrupt:
         tell(f"interrupted: {done} of {len(jobs)} jobs are submitted")
         raise
@@ -261,6 +357,6 @@ def publish(root: str, jobs: Sequence[tuple[str, bytes]], *, held: bool, replace
 def _taken(root: str, name: str, place: str) -> SpoolError:
     does = {layout.QUEUED: "waits", layout.HELD: "is held", layout.RUNNING: "runs"}[place]
     takes = "queues this one behind it" if place == layout.RUNNING else "takes its place"
-    free = fastsubmit.next_name(name, lambda name: submit.ever_used(root, name))
+    free = fastsubmit.next_name(name, lambda name: submitting.ever_used(root, name))
     remedy = f"--name {free} is free, and --replace {takes}"
     return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))

@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 
-from spool.cli import render, submission
-from spool.cli.common import SpelledOption, made, strict_option
+from spool.cli import submission
+from spool.cli.common import SpelledOption, strict_option
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
-from spool.client.submit import is_spool
-from spool.core.errors import UsageError
-from spool.formats.keys import EXPORTED
+from spool.core.names import EXPORTED
 
 name_option = click.option(
     "-n",
@@ -153,28 +151,7 @@ def command(
       mv ~/.spool/.tmp/train.toml ~/.spool/queued/
     """
     request = asked(ctx, words, name, shell_command)
-    if files:
-        if request.values or words or shell_command is not None:
-            raise UsageError("cannot combine a job file with options: it must be complete; edit a copy of it")
-        if name is not None and len(files) > 1:
-            raise UsageError("cannot give one name to several job files; remove --name")
-        jobs = [submission.file_job(path, name, ctx.obj, export) for path in files]
-        if len({job for job, _ in jobs}) < len(jobs):
-            raise UsageError("cannot submit two job files with the same name at once")
-    else:
-        wanted = submission.job_of(request, ctx.obj)
-        jobs, hold = [(wanted.name, wanted.text)], hold or wanted.held
-    root = ctx.obj if dry_run or is_spool(ctx.obj) else made(ctx.obj).root
-    submission.tell_doubts(root, jobs, strict=strict)
-    if dry_run:
-        for _name, text in jobs:
-            render.say_text(text.decode("utf-8", "replace"))
-        return 0
-    submission.publish(root, jobs, held=hold, replace=replace)
-    for job, _text in jobs:
-        render.say(job, at_once=True)
-    if not wait_for_it:
-        return 0
-    from spool.cli.wait import until_ended
-
-    return until_ended(root, [job for job, _ in jobs])
+    return submission.carry_out(
+        submission.Submission(request, files, hold, replace, wait_for_it, strict, dry_run),
+        ctx.obj,
+    )

@@ -15,7 +15,8 @@ import click
 
 from spool.cli import render
 from spool.cli.common import named, names_argument, opened, value_of
-from spool.cli.group import Verb, tell
+from spool.cli.group import Verb
+from spool.cli.telling import tell
 from spool.client.waiting import Awaited, End
 from spool.core.errors import ExitCode, NoSuchJob, SpoolError
 from spool.core.layout import HELD, QUEUED, RUNNING

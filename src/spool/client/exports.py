@@ -7,10 +7,13 @@ uses it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
 
-from spool.formats.keys import EXPORTED
+from spool.core.names import EXPORTED
 from spool.store.glance import config_if
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 # What spool sets itself, and what describes only the current shell or tmux.
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})

@@ -20,11 +20,11 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
+from spool.core.lazyclass import dataclass
 from spool.formats import jobfile, run_records
 from spool.store.disk import Disk, open_directory, remedy_for, walk
 from spool.store.spool import Spool, read_record

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 from spool.client.waiting import Awaited, End, task_names
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, SpoolError, cannot
+from spool.core.lazyclass import dataclass
 from spool.formats.history import parse_history_line
 from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.spool import Spool

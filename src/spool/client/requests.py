@@ -10,12 +10,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 
 from spool.core import layout
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import Stop, StopKind
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records

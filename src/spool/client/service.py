@@ -14,12 +14,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from spool.client.autostart import UNIT
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING, STAGING
+from spool.core.lazyclass import dataclass
 from spool.store.disk import Disk, read_file
 
 RESIDENT = (UNIT,)

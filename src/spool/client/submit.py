@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RUNNING, Layout
 from spool.store.disk import Disk, remedy_for
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 README_TEXT = """\
 This directory is a spool: the whole interface of the job scheduler `spool`.

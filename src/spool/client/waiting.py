@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from itertools import islice
 
 from spool.core import layout
 from spool.core.arrays import Tasks, array_of, in_words, outcome_of
 from spool.core.errors import InvalidJob
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
-from spool.formats import jobfile
 from spool.formats.run_records import ArrayRecord
 from spool.store.spool import Spool
 
@@ -166,6 +165,8 @@ def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:
 
 def task_names(spool: Spool, name: str, run: int, record: ArrayRecord | None) -> tuple[str, ...]:
     """Return the tasks of an array that was expanded, in their order; *record* is what its run has on record."""
+    from spool.formats import jobfile  # a list without arrays does without
+
     text = spool.record(name, run, layout.SPEC_COPY)
     try:
         return Tasks(name, jobfile.parse(text or b"", name=name)).names()

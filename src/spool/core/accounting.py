@@ -10,12 +10,12 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from operator import attrgetter, mul, sub
 from typing import Protocol
 
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, State
 from spool.core.units import LARGEST
 

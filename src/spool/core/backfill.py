@@ -11,10 +11,11 @@ over the time that it has waited, minus what it has already held back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from heapq import merge
 from math import ceil
 
 from spool.core.gpus import NEW_RUN
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import SECOND_NS, Grant, Running, Waiting
 from spool.core.reasons import Reason
 from spool.core.resources import FreeResources
@@ -59,7 +60,8 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     ends = room.runs.ends(now_ns)
     new = {run.name: run for run in room.started}
     if new:
-        ends = sorted([*ends, *((now_ns + run_times.of_run(run).ns, run.name) for run in room.started)])
+        ends = merge(ends, sorted((now_ns + run_times.of_run(run).ns, run.name) for run in room.started))
+    next_end = next(ends, None)
     opens = opens_at_ns(job)
     not_before = now_ns if opens is None else max(opens, now_ns)
     then = room.then()
@@ -71,7 +73,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     ended: list[Running] = []
     waits_for_gpus = False  # then only the end of a run with GPUs can change the answer
     request = job.spec.request
-    at_ns, next_end, next_moment = now_ns, 0, 0
+    at_ns, next_moment = now_ns, 0
     while True:
         if at_ns >= not_before and not waits_for_gpus and not then.lacks(request):
             then.now_ns = at_ns
@@ -79,7 +81,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
             if reason is None:
                 return EarliestStart(at_ns, guessed, then, tuple(ended))
             waits_for_gpus = reason.code == "gpus"
-        end_ns = max(ends[next_end][0], now_ns) if next_end < len(ends) else None
+        end_ns = max(next_end[0], now_ns) if next_end is not None else None
         moment = moments[next_moment] if next_moment < len(moments) else None
         if end_ns is None and moment is None:
             return None
@@ -90,14 +92,13 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
                 continue
         assert end_ns is not None
         at_ns = end_ns
-        while next_end < len(ends) and ends[next_end][0] <= end_ns:
-            name = ends[next_end][1]
-            over = new.get(name) or room.runs[name]
+        while next_end is not None and next_end[0] <= end_ns:
+            over = new.get(next_end[1]) or room.runs[next_end[1]]
             then.release(over)
             ended.append(over)
             waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
             guessed = guessed or ((over.spec.time_limit_ns is None or over.suspended) and not over.stopping)
-            next_end += 1
+            next_end = next(ends, None)
         then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
 
+from spool.core.lazyclass import dataclass
 from spool.core.model import Dependencies, Spec, State, Waiting
 
 _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, GpuUse, State
 from spool.core.names import engine_title
 

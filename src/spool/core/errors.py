@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
+
+from spool.core.lazyclass import dataclass
 
 
 class ExitCode(IntEnum):

@@ -6,12 +6,12 @@ The words of `on` in the configuration's rules and in a job's own `notify` decid
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
 from spool.core.eventnames import EventName, concerns
 from spool.core.gpuuse import mean_part
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Grant, Notify, Request, Result
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import lru_cache
 
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size

@@ -10,8 +10,8 @@ are. What is unknown neither begins, ends nor prolongs that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from spool.core.lazyclass import dataclass, replace
 from spool.core.model import GpuUse, GpuWork, Spec
 from spool.core.units import format_duration, show_duration
 

@@ -7,10 +7,10 @@ a finished run as lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Suspension
 from spool.core.names import engine_title
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
 
 from spool.core.eventnames import ENDS, EventName
 from spool.core.events import Event
 from spool.core.gpuuse import mean_part
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Result
 
 _MINUTE_NS = 60 * SECOND_NS

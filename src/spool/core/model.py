@@ -7,9 +7,10 @@ nanoseconds (`…_ns`), sizes integers of bytes (`…_bytes`). What is unknown i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from spool.core.lazyclass import dataclass, field, replace
 
 SECOND_NS = 1_000_000_000
 

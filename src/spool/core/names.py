@@ -1,15 +1,12 @@
-"""The names of jobs: why a text cannot be one (the grammar is `layout.valid_name`), their order; those of executors."""
+"""Names: why a text cannot be a job's (the grammar is `layout.valid_name`), their order; executors; variables."""
 
 from __future__ import annotations
-
-import re
 
 from spool.core.layout import valid_name
 
 MAX_NAME_LENGTH = 100
 
 _GLOB = frozenset("*?[")
-_FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
 
 LOCAL_EXECUTORS = ("process", "tmux")
 """The executors whose runs are on this machine, and take what it has."""
@@ -19,6 +16,11 @@ ENGINES = {"slurm": "Slurm"}
 
 EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
 """What a job file and the configuration may name; `spool.executors` has those that exist."""
+
+EXPORTED = (
+    "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
+)  # fmt: skip
+"""The variables that a submission copies into the job file, unless the configuration names others."""
 
 
 def engine_title(executor: str) -> str:
@@ -34,9 +36,9 @@ def why_not_name(name: str) -> str | None:
         return "a name has at least one character"
     if len(name) > MAX_NAME_LENGTH:
         return f"a name has at most {MAX_NAME_LENGTH} characters, this one has {len(name)}"
-    foreign = _FOREIGN.search(name)
+    foreign = next((char for char in name if not valid_name(f"a{char}")), None)
     if foreign is not None:
-        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign.group()!a} is not allowed"
+        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign!a} is not allowed"
     return f"a name begins with a letter or a digit, not with {name[0]!r}"
 
 
@@ -45,16 +47,24 @@ def is_pattern(text: str) -> bool:
     return not _GLOB.isdisjoint(text)
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
+class NaturalOrder:
+    """A name as the last thing to sort by: in natural order, which is worked out only where nothing else decides."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __lt__(self, other: NaturalOrder) -> bool:
+        return natural(self._name) < natural(other._name)
+
+
+def natural(name: str) -> tuple[str | int, ...]:
     """Return what to sort names by, so that `sweep_2` comes before `sweep_10`."""
-    parts: list[tuple[int, int, str]] = []
-    digits = ""
-    for char in f"{name}\0":
-        if char.isascii() and char.isdigit():
-            digits += char
-            continue
-        if digits:
-            parts.append((0, int(digits), ""))
-            digits = ""
-        parts.append((1, 0, char))
-    return parts
+    import re  # here: a submission, which needs other things of this module, sorts nothing
+
+    parts: list[str | int] = re.split(
+        "([0-9]+)", f"{name}\0"
+    )  # texts and numbers in turn: only like is compared with like
+    parts[1::2] = map(int, parts[1::2])
+    return tuple(parts)

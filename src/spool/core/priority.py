@@ -11,10 +11,10 @@ whatever the usage of the machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from spool.core.fairness import LEAST_NS as LEAST_PASSED_NS
 from spool.core.fairness import LONG_NS, PassedWork, Shares, Work, share_key, weigh
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Grant, Policy, Pool, Request, Result, Waiting
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.queue import Place, Shape, WaitingQueue, place

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any, NamedTuple
 
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import Grant, Limits, Policy, Running, Waiting
 from spool.core.pools import Pools
 

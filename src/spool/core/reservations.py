@@ -6,10 +6,10 @@ A reservation is active from its start up to, not including, its end. It does no
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
 from spool.core.gpus import GpuSlot
+from spool.core.lazyclass import dataclass
 from spool.core.model import Machine, Policy, Reservation, Running
 from spool.core.reasons import count_of, show_instant
 

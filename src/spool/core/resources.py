@@ -8,11 +8,11 @@ never waits for a protected job: room is kept free only for jobs on this machine
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, tzinfo
 
 from spool.core import reservations as reserved
 from spool.core.gpus import GpuSlot, GpuSlots
+from spool.core.lazyclass import replace
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.names import engine_title
 from spool.core.pools import why_never

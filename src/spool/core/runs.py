@@ -7,9 +7,10 @@ are made anew.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from heapq import merge
 
+from spool.core.lazyclass import replace
 from spool.core.model import Running
 from spool.core.ordered import Ordered
 from spool.core.quotas import Counts, Lowest
@@ -96,6 +97,11 @@ class Runs(Mapping[str, Running]):
         self._stopping.discard(name)
         self._suspended.discard(name)
 
+    @property
+    def suspended(self) -> Set[str]:
+        """The jobs whose runs stand still, and are not being stopped; for reading only."""
+        return self._suspended
+
     def learn_from(self, run_times: RunTimes) -> None:
         """Guess anew how long each runs, from now on by what *run_times* has learnt."""
         self.run_times = run_times
@@ -107,8 +113,8 @@ class Runs(Mapping[str, Running]):
         for run in runs:
             self.put(run)
 
-    def ends(self, now_ns: int) -> list[tuple[int, str]]:
-        """Return when each run is expected to have ended, the first first; for reading only.
+    def ends(self, now_ns: int) -> Iterator[tuple[int, str]]:
+        """Yield when each run is expected to have ended, the first first. Who asks for a few pays for a few.
 
         One that has reached its limit, or is being stopped, is about to end: its instant may have passed. A guess that
         has passed is replaced by another, which depends only on the instant and the past. One that is suspended has as
@@ -121,11 +127,9 @@ class Runs(Mapping[str, Running]):
             if self._expected[name].is_guess and name not in elsewhere:
                 elsewhere[name] = self._overrun_until_ns(name, now_ns)
         if not elsewhere:
-            return entries
-        found = [each for each in entries if each[1] not in elsewhere]
-        found += [(end_ns, name) for name, end_ns in elsewhere.items()]
-        found.sort()
-        return found
+            return iter(entries)
+        moved = sorted((end_ns, name) for name, end_ns in elsewhere.items())
+        return merge((each for each in entries if each[1] not in elsewhere), moved)
 
     def _stopped_by_ns(self, name: str, now_ns: int) -> int:
         run = self._runs[name]

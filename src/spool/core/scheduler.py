@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from heapq import heapify, heappop, heappush
 
@@ -31,6 +30,7 @@ from spool.core.backfill import (
 )
 from spool.core.constraints import Constraints
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
 from spool.core.priority import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from enum import StrEnum
 from heapq import heappop, heappush, nsmallest
 from itertools import accumulate, pairwise
@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from spool.core.accounting import nearest_rank
 from spool.core.backfill import Holding, as_run
+from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.priority import ARRIVAL, SHORTEST, SLOWDOWN, Past
 from spool.core.queue import WaitingQueue

@@ -10,12 +10,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing

@@ -12,13 +12,13 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidFile, InvalidJob, Problem
 from spool.core.eventnames import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Result, Spec, State, Stop, StopKind
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Thing

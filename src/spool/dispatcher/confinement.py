@@ -13,11 +13,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, NamedTuple
 
 from spool.core.errors import SpoolError, cannot
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.dispatcher.timers import Timer
 from spool.store.disk import SpoolTrouble, remedy_for

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
+from spool.core.lazyclass import dataclass, field
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.journal import Journal

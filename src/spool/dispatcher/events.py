@@ -11,13 +11,13 @@ import logging
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from spool.core.errors import NO_ROOM
 from spool.core.eventnames import EventName
 from spool.core.events import Event
+from spool.core.lazyclass import dataclass, replace
 from spool.core.model import Grant, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from spool.core import layout
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import replace
 from spool.core.lifecycle import PREEMPTED, EndedAttempt, continuation
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.dispatcher.confinement import Thing

@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
+from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import Liveness
 from spool.core.model import Grant, Spec
 from spool.core.scheduler import Start

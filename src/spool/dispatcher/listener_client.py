@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from spool.client.autostart import environment
 from spool.core.events import Answer, Event
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.formats.listener_protocol import (
     AT_ONCE,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from spool.core import layout
 from spool.core.backfill import Holding
+from spool.core.lazyclass import replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import Grant, Machine, State
 from spool.core.reasons import show_instant

@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from itertools import takewhile
 
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidFile, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import replace
 from spool.core.lifecycle import Liveness, Verdict, prove
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS

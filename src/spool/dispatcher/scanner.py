@@ -24,6 +24,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.inotify import Hint, NameChange
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
+from spool.state.run import ActiveRun
 from spool.state.submission import INVALID, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.config import Settings
@@ -33,6 +34,10 @@ from spool.store.stable_read import FileText, ReadFailure, in_order_of_making, i
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon a file that is being written is tried again
 _TOGETHER = 512  # files
+_IN_TURN = 256  # of those of live runs, in each look at everything
+_COARSE_NS = (
+    2_000_000_000  # no file system counts time more coarsely: of two changes in that time one may leave no mark
+)
 _LARGE = 1 << 16  # bytes: to read a file of more may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
@@ -57,6 +62,10 @@ class Scanner:
         self._rest: Iterator[None] | None = None  # what is left of a look at everything
         self._large: dict[tuple[str, str], int] = {}  # files that can wait to be read, and since when they do
         self._vanished: dict[str, int] = {}
+        self._round: list[tuple[str, int]] = []  # runs whose file in running/ is looked at next
+        self._mark: tuple[object, object] = (None, None)  # of running/ and of the state, at the last look
+        self._marked_at_ns = 0  # monotonic: since when they are so
+        self._agree = False  # and whether what lies in running/ is what is known of it
         self._journal = context.journal
         self._events = context.events
 
@@ -100,17 +109,47 @@ class Scanner:
             if scanned is None:
                 continue
             found, marks = scanned
-            for name in [name for name in self._state.jobs if name not in found and self._known(place, name)]:
+            for name in self._state.with_file[place] - found.keys():
                 self._set(place, name, None)
             yield from self._examine_all(place, list(found), marks, in_one_go=in_one_go)
-        running, orders = set[str](), set[str]()
+        self._look_at_running()
+
+    def _look_at_running(self) -> None:
+        """See which files are in `running/`, and have those of live runs looked at that may have been changed."""
         with self._confinement.spool("list", f"{RUNNING}/"):
-            running, orders = set(self._spool.names(RUNNING)), set(self._spool.suspend_orders())
-        self._changes.suspensions.update(orders | {live.name for live in self._state.live.values() if live.suspended})
-        live = {live.name for live in self._state.live.values()}
-        self._changes.strays.update(running - live - self._state.arrays.keys())
+            now_ns, runs = time.monotonic_ns(), (self._state.version, len(self._state.live))
+            mark = self._spool.mark_of(RUNNING), runs
+            if mark != self._mark:
+                self._mark, self._marked_at_ns, self._agree = mark, now_ns, False
+            if not self._agree:
+                differ = self._compare_running()
+                self._agree = not differ and mark[0] is not None and now_ns - self._marked_at_ns > _COARSE_NS
+        self._changes.suspensions.update(self._state.runs.suspended)
         self._changes.arrays.update(self._state.arrays)
-        self._changes.runs.update(live)
+        # The directory tells of other files. To see what was written into the same one takes a look at it.
+        self._round = self._round or list(self._state.live)
+        some, self._round = self._round[:_IN_TURN], self._round[_IN_TURN:]
+        lives = (live for key in some if (live := self._state.live.get(key)) is not None)
+        self._changes.runs.update(live.name for live in lives if self._was_written(live))
+
+    def _compare_running(self) -> bool:
+        """Have seen to what lies in `running/` and is not what the runs know; return whether there is any of that."""
+        files, orders = self._spool.running_files()
+        live = {live.name: live for live in self._state.live.values()}
+        strays = files.keys() - live.keys() - self._state.arrays.keys()
+        changed = [name for name, each in live.items() if files.get(name) != each.inode]
+        self._changes.suspensions.update(orders)
+        self._changes.strays.update(strays)
+        self._changes.runs.update(changed)
+        return bool(strays or changed or orders)
+
+    def _was_written(self, live: ActiveRun) -> bool:
+        """Whether the job file of a run may say something else than when it was seen."""
+        try:
+            status = status_of(self._layout.job_file(RUNNING, live.name))
+        except OSError:  # told of where it is read
+            return True
+        return status is None or (status.st_ino, status.st_mtime_ns) != (live.inode, live.mtime_ns)
 
     def hint(self, hint: Hint) -> None:
         """Look at what one event was about. What the dispatcher's own moves raise needs no look."""

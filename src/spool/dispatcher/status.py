@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
-from spool.core.model import SECOND_NS, Jid, Machine, State
+from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Context
@@ -38,7 +38,7 @@ from spool.state.world import MachineMonitor
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
 _SHARE = 200  # writing may use one part in N of a processor
-_REFRESH_SHARE = 10  # and writing what has probably not changed, one part in N of that
+_REFRESH_SHARE = 20  # and writing what has probably not changed, one part in N of that
 _MS = SECOND_NS // 1000
 BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS)
 
@@ -65,6 +65,7 @@ class StatusWriter:
         self._refresh_ns = 0  # monotonic
         self._beat_ns = 0
         self._problems: tuple[str, ...] = ()
+        self._running: dict[tuple[str, int], tuple[Spec, JobView]] = {}  # what was said of those that merely run
 
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
@@ -119,9 +120,10 @@ class StatusWriter:
 
     def _view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
         jobs: dict[str, JobView] = {}
+        before, self._running = self._running, {}
         for job in self._state.jobs.values():
             if job.live is not None:
-                jobs[job.name] = self._live(job.live)
+                jobs[job.name] = self._live(job.live, before.get(job.live.key))
             elif (file := job.queued or job.held) is not None:
                 jobs[job.name] = self._waiting(job, file, plan, paused=paused)
         jobs |= array_views(self._state)
@@ -182,7 +184,16 @@ class StatusWriter:
             time_limit_ns=file.spec.time_limit_ns,
         )
 
-    def _live(self, live: ActiveRun) -> JobView:
+    def _live(self, live: ActiveRun, before: tuple[Spec, JobView] | None) -> JobView:
+        """Return what is said of a run: what was said *before*, if nothing has happened to it since."""
+        steady = live.merely_runs and not self._confinement.troubled
+        if not steady or before is None or before[0] is not live.spec:
+            before = live.spec, self._view_of(live)
+        if steady:
+            self._running[live.key] = before
+        return before[1]
+
+    def _view_of(self, live: ActiveRun) -> JobView:
         state, reason = shown(self._proof(live), filed=False, stop=live.stop, submitted=live.submitted)
         if live.proof is None and live.gone:  # how it ended cannot be read yet
             state, reason = State.STOPPING, "has ended"
@@ -293,6 +304,8 @@ class PassCounts(logging.Handler):
 
 def array_views(table: SchedulerState) -> dict[str, JobView]:
     """Return the view of every array in progress: how far it has come is its reason."""
+    if not table.arrays:
+        return {}
     running = Counter(live.spec.task.array for live in table.live.values() if live.spec.task is not None)
     views = {}
     for array in table.arrays.values():

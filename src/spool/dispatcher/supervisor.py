@@ -9,12 +9,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.gpuuse import GpuWatch
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, ends_unspoken, exit_words, prove
 from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size

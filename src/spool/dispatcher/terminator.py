@@ -9,10 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.layout import QUEUED
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing

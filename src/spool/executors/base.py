@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spool.core.errors import SHORTAGES
+from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import Jid, Machine, Spec
 from spool.formats.wrapper import Surroundings

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from spool.core.errors import SpoolError
+from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord
 from spool.executors.base import Launch
 from spool.formats.wrapper import EngineSurroundings

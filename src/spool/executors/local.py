@@ -333,7 +333,7 @@ class LocalProcesses:
         return self._left.pop(run)
 
     def _unknown_orphans(self) -> set[int] | None:
-        """Return the inherited processes that belong to no known run; None if it is not known which they are.
+        """Return the inherited processes that belong to no known run; None if the kernel does not list them.
 
         An orphan of a run becomes a child of ours only if the wrapper was one.
         """

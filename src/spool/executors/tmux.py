@@ -22,11 +22,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
-from dataclasses import replace
 from typing import Any
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.core.lazyclass import replace
 from spool.core.model import Jid
 from spool.executors import tmux_pane
 from spool.executors.base import Launch, refused, sounds_refused

@@ -600,14 +600,13 @@ static int set_environment(char **environment)
 /* Read the script; return whether what it says can be done here. Nothing has been touched by then. */
 static int understand(const char *path, char **environment)
 {
-    long fd = k_open(path, O_RDONLY), got, size = 0;
-    if (fd < 0)
+    const long fd = k_open(path, O_RDONLY), size = fd < 0 ? fd : k_read(fd, script, MOST); /* a part of it will not do */
+    if (fd >= 0)
+        k_close(fd);
+    if (size < 0 || size >= MOST)
         return 0;
-    while ((got = k_read(fd, script + size, (size_t)(MOST - size))) > 0)
-        size += got;
-    k_close(fd);
     script[size] = 0;
-    if (got < 0 || size >= MOST || !read_assignments((size_t)size))
+    if (!read_assignments((size_t)size))
         return 0;
     return *metadir == '/' && length(metadir) <= LONGEST && is_plain_path(workdir) &&
            length(boot) + length(pid_namespace) + length(host) < 1024 && (!*in || same(in, "/dev/null")) &&
@@ -1023,6 +1022,7 @@ static int run_command(void)
         return ended;
     if (exists("stop") || exists("signal"))
         return 128 + SIGTERM; /* the run was stopped before this process could hear of it */
+    put("status", "running\n"); /* before the command can tamper with its records */
     const long pid = K_VFORK();
     if (pid == 0)
         become_command();
@@ -1031,7 +1031,6 @@ static int run_command(void)
         go_back();
     }
     child = pid;
-    put("status", "running\n"); /* while the command begins */
     do {
         const long number = k_sigwait(heard, -1);
         if (number > 0 && number != SIGCHLD)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -17,11 +16,12 @@ from msgspec import Meta
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.eventnames import EVENT_WORDS
 from spool.core.events import NotifyRule
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
-from spool.core.names import EXECUTORS
+from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
 from spool.formats import jobfile, slurm, toml
-from spool.formats.keys import EXPORTED, MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading

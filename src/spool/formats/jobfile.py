@@ -29,7 +29,7 @@ from spool.core.model import (
 from spool.core.names import LOCAL_EXECUTORS, MAX_NAME_LENGTH
 from spool.formats import keys, toml, values
 from spool.formats.toml import Path
-from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
+from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
 
 V = TypeVar("V")
@@ -60,6 +60,30 @@ def parse(
                 reading.problems.add((key,), why)
     FORMAT.judge(reading, data, what)
     return _spec(reading, defaults)
+
+
+# A plain command on the first line: of printable ASCII, without quotes, escapes and braces in its words.
+_PLAIN_COMMAND = re.compile(
+    rb'command = (?:"[!#-\[\]-z|~][ !#-\[\]-z|~]*"|(\[)"[!#-\[\]-z|~][ !#-\[\]-z|~]*"(?:, "[ !#-\[\]-z|~]*")*\])\n'
+)
+_ABOUT_NAMES = (b"array", b"matrix", b"rows", b"depends_on", b"task", b"\\")  # a backslash can spell the others
+_LONGEST_SHAPE = 2 * MAX_NAMES  # the entries of a longer file are counted
+
+
+def shape(data: bytes) -> bytes | None:
+    """Return the job file *data* with another command in place of its own, such as the files of a sweep have in common.
+
+    Either all files with one shape are valid or none is, and they say the same but for the command. None where that
+    cannot be told at a glance.
+    """
+    plain = _PLAIN_COMMAND.match(data) if len(data) <= _LONGEST_SHAPE else None
+    if plain is None:
+        return None
+    rest = data[plain.end() :]
+    for word in _ABOUT_NAMES:
+        if word in rest:
+            return None
+    return (b'command = ["x"]\n' if plain[1] else b'command = "x"\n') + rest
 
 
 def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, Any]:

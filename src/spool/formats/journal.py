@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import msgspec
 
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import Stop, StopKind
 
 
@@ -89,7 +89,7 @@ def parse(data: bytes) -> Iterator[Line]:
                 continue
 
 
-@dataclass
+@dataclass(slots=True)
 class Memory:
     """What the journal says, as a whole."""
 

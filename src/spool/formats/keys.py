@@ -9,9 +9,11 @@ nothing, so that the plain case of `spool submit` starts quickly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from spool.core.names import EXECUTORS
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MOST = 1_000_000
 """No count in a file is larger."""
@@ -21,12 +23,6 @@ MOST_LOG_LINES = 200
 
 MAX_INDEX = 9_999_999
 """No index of an array is larger."""
-
-
-EXPORTED = (
-    "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
-)  # fmt: skip
-"""The variables that a submission copies into the job file, unless the configuration names others."""
 
 
 class KeyTable:

@@ -15,11 +15,11 @@ How the records may change from one version to the next, for these and for `hist
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
+from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord
 from spool.core.model import GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml

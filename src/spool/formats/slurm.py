@@ -10,9 +10,9 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from spool.core.errors import InvalidValue, SpoolError, cannot
+from spool.core.lazyclass import dataclass, field
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 

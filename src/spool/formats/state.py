@@ -6,12 +6,12 @@ A reader takes the keys that it knows and ignores the others, so that the file m
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec import DecodeError, Struct, field, json, to_builtins
 
 from spool.core.gpuuse import GpuWatch
+from spool.core.lazyclass import dataclass
 from spool.core.model import ForeignProcess, Gpu
 
 

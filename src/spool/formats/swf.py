@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from spool.core.errors import InvalidFile, Problem
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import SECOND_NS, Request, Spec
 from spool.core.simulation import SimulatedJob
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from spool.core.errors import InvalidFile, InvalidValue, Problem, shown
+from spool.core.lazyclass import dataclass
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
 from spool.formats.keys import REQUIRED, Key, KeyTable

@@ -21,7 +21,6 @@ from spool.core.eventnames import JOB_WORDS
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import parse_duration, parse_size
-from spool.formats import slurm
 from spool.formats.keys import MAX_INDEX, Key
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, closest
@@ -186,6 +185,12 @@ def command(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     for part in value:
         argument(part)
     return value
+
+
+def _options_of_slurm(options: tuple[str, ...]) -> tuple[str, ...]:
+    from spool.formats import slurm  # few jobs have some
+
+    return slurm.allowed(options)
 
 
 def program(value: str) -> str:
@@ -415,7 +420,7 @@ KINDS: Kinds = {
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
     "size": lambda key: _amount(Size, parse_size, key),
     "duration": lambda key: _amount(Duration, parse_duration, key),
-    "options of Slurm": lambda key: Kind(tuple[str, ...], slurm.allowed),
+    "options of Slurm": lambda key: Kind(tuple[str, ...], _options_of_slurm),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None),
 }
 """The kinds of values that more than one file has."""

@@ -30,12 +30,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import Grant, Spec
 from spool.formats.values import resource_variable
 

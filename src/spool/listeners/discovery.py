@@ -13,12 +13,12 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.layout import CURSORS, Layout
+from spool.core.lazyclass import dataclass, field
 from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.spool import read_bytes

@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Jid
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+
+from spool.core.lazyclass import dataclass
 
 PREFIX = "spool: "
 """How every title begins, so that people can sort."""

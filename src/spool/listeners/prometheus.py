@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from spool.core.lazyclass import dataclass, field
 from spool.core.metrics import Histogram, RunUsage, Sums
 from spool.core.model import OUTCOMES, SECOND_NS, State
 from spool.formats.state import GpuView, MachineView, PassesView, StateView

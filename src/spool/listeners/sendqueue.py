@@ -12,9 +12,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Condition, Thread
 
+from spool.core.lazyclass import dataclass
 from spool.listeners.message import MESSAGES, Message, Transport, UndeliveredError, digest
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from spool.core.lazyclass import dataclass, field
 from spool.machine.identity import PROC
 
 # Version 1 writes "no limit" as the largest multiple of the page size that fits 63 bits.

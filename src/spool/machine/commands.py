@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.machine.child_process import ChildProcess
 

@@ -26,8 +26,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess

@@ -12,12 +12,12 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta, timezone, tzinfo
 from functools import lru_cache
 from pathlib import Path
 
 from spool.core.errors import shown
+from spool.core.lazyclass import dataclass
 from spool.core.model import Gpu, Machine
 from spool.machine import cgroups
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from functools import cache
 
+from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.machine import descriptors

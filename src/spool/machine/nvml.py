@@ -17,8 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from spool.core.lazyclass import dataclass
 
 IDLE_SECONDS = 60
 """A helper that is not asked for this long exits."""

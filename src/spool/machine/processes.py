@@ -34,11 +34,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from spool.core.layout import JOBS, Layout
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.machine import identity

@@ -10,12 +10,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from spool.core import layout
 from spool.core.accounting import By, EndedRun, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import OUTCOMES, SECOND_NS, Machine, Result, State
 from spool.core.names import natural
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidValue, NoSuchJob, cannot
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS

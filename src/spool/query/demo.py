@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from spool.client import autostart
 from spool.client.requests import Requests
@@ -15,6 +14,7 @@ from spool.client.submit import make_spool, submit
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.layout import QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
 from spool.formats import toml
 from spool.formats.history import parse_history_line

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
 
 from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import NoSuchJob, cannot
+from spool.core.lazyclass import dataclass, field
 from spool.core.lifecycle import Verdict, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected, Source, stem

@@ -13,7 +13,6 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from importlib.util import find_spec
@@ -23,6 +22,7 @@ from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import InvalidConfig, SpoolError
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
@@ -41,8 +41,7 @@ from spool.machine.processes import MachineProber
 from spool.query.jobs import STALE_NS
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, read_file, remedy_for
-from spool.store.lock import Service
-from spool.store.spool import TolerantSpool, read_bytes
+from spool.store.spool import Service, TolerantSpool, read_bytes
 
 _STALE_S = 3600
 _FEW_WATCHES = 64

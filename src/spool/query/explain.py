@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from spool.core.backfill import StartEstimate
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import Grant, State, Waiting
 from spool.core.priority import OrderFactors
 from spool.core.queue import ShapeKey, shape_key

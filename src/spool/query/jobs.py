@@ -10,9 +10,8 @@ import fnmatch
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
 from spool.client.autostart import is_starting
@@ -21,9 +20,10 @@ from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
 from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
-from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern, natural
+from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pattern, natural
 from spool.core.reasons import show_instant
 from spool.formats.history import parse_history_line
 from spool.formats.run_records import GrantRecord
@@ -32,14 +32,14 @@ from spool.machine.host import local_zone, user_name
 from spool.machine.processes import MachineProber
 from spool.query.progress import progress_of
 from spool.store.disk import same_file
-from spool.store.lock import Service
-from spool.store.spool import Spool, unreadable
+from spool.store.spool import Service, Spool, spec_of, unreadable
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 RECENT = 10
 NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
 RECENT_NS = 24 * 3600 * SECOND_NS
 _MAX_STATE = 1 << 30
+_FEW = 8  # directories that can be listed in the time that it takes to look for one
 # What the dispatcher may have said of a file that lies there. `starting` lasts so short that it is asked anew.
 _FITTING = {
     QUEUED: frozenset({State.QUEUED, State.INVALID, State.STOPPING}),
@@ -136,6 +136,8 @@ class JobLister:
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._prober = MachineProber()
         self._complaints: dict[str, set[str]] = {}
+        self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
+        self._shapes: dict[bytes, dict[str, Any] | None] = {}
 
     def listing(
         self, *, everything: bool = False, only: Callable[[str], bool] | None = None, recent: int | None = None
@@ -152,6 +154,7 @@ class JobLister:
         for name in self._without_file():
             if only is None or only(name):
                 active.setdefault(name, []).insert(0, RUNNING)
+        self._with_runs = self._spool.jobs_with_runs_if_few(_FEW * len(active))
         rows = [row for name, places in active.items() for row in self._of_name(name, places)]
         done = {name for name in self._spool.names(DONE) if name not in active and (only is None or only(name))}
         since_ns = self._now_ns - RECENT_NS if recent is None else 0
@@ -179,7 +182,7 @@ class JobLister:
                 places = [RUNNING, *places]
         first, *others = places
         if (row := self._readable(name, first)) is not None:
-            yield replace(row, place=first)
+            yield row
         for place in others:
             if self._same(name, first, place):  # a move that is not complete
                 continue
@@ -189,7 +192,7 @@ class JobLister:
             if row is not None and row.state is State.HELD and first == QUEUED:
                 row = replace(row, reason=row.reason or "another job with this name is waiting")
             if row is not None:
-                yield replace(row, place=place)
+                yield row
 
     def _same(self, name: str, one: str, other: str) -> bool:
         """Whether a name has one and the same file in two places."""
@@ -222,14 +225,15 @@ class JobLister:
         """Return a job that goes on; one whose records cannot be read by what else there is."""
         view = self.state.jobs.get(name) if self.state is not None else None
         try:
-            self._spool.strict.latest_run(name)  # else what cannot be read would pass for absent
+            if self._with_runs is None or name in self._with_runs:
+                self._spool.strict.latest_run(name)  # else what cannot be read would pass for absent
             return self._active(name, place, view)
         except OSError as error:
             where = self._spool.layout.runs(name)
             self._spool.note(error, where)
             state = (_word(view.state) if view is not None else None) or _STATES[place]
             row = row_of_view(name, state, view) if view is not None else JobRow(name, state)
-            return replace(row, reason=unreadable(error, where))
+            return replace(row, place=place, reason=unreadable(error, where))
 
     def _active(self, name: str, place: str, view: JobView | None) -> JobRow | None:
         if view is not None:
@@ -241,7 +245,7 @@ class JobLister:
             if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
                 state = None  # it has ended since
             if state is not None and state in _FITTING[place]:
-                row = row_of_view(name, state, view)
+                row = row_of_view(name, state, view, place)
                 complaint = _first_complaint(self._spool.problem_text(name)) if state is State.INVALID else ""
                 return replace(row, reason=complaint) if complaint else row
         return self._read(name, place)
@@ -258,14 +262,26 @@ class JobLister:
             held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""
         except OSError:
             user, since, held = None, None, ""
-        spec = spool.job_spec(place, name)
         if place == RUNNING:
-            return self._running(name, user, spec)
+            return self._running(name, user, spool.job_spec(place, name))
+        stated = self._stated(name, place)
         state = State.HELD if place == HELD else State.QUEUED
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
-        if spec is None or name in self._complained(place):
+        if stated is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
-        return row_of_spec(JobRow(name, state, user=user, submitted_at_ns=since, reason=reason), spec)
+        return JobRow(name, state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated or {})
+
+    def _stated(self, name: str, place: str) -> dict[str, Any] | None:
+        """Return what the job's file says of a row, None if it is not valid; files with one shape are parsed once."""
+        import spool.formats.jobfile as jobfile  # where a dispatcher is running, no file is parsed
+
+        text = self._spool.job_text(place, name)
+        shape = jobfile.shape(text) if text else None
+        if shape is None:
+            return of_spec(spec_of(text, name))
+        if shape not in self._shapes:
+            self._shapes[shape] = of_spec(spec_of(shape, name))
+        return self._shapes[shape]
 
     def _running(self, name: str, user: str | None, spec: Spec | None) -> JobRow:
         spool = self._spool
@@ -284,7 +300,7 @@ class JobLister:
             watch = spool.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
             idle = watch.words(spec) if watch is not None and spec is not None else ""
             reason = reason or spool.cancel_denial(name, run) or idle
-        row = JobRow(
+        return JobRow(
             name,
             state,
             run=run,
@@ -293,10 +309,11 @@ class JobLister:
             submitted_at_ns=grant.submitted_at_ns if grant else None,
             started_at_ns=spool.ran_from_ns(grant) if grant else None,
             reason=reason,
+            place=RUNNING,
             suspended_ns=suspension.before_ns,
             suspended_at_ns=suspension.since_ns,
+            **of_spec(spec) or {},
         )
-        return row_of_spec(row, spec)
 
     def shown(
         self, name: str, run: int, proof: Proof, grant: GrantRecord | None, *, filed: bool = False
@@ -427,11 +444,11 @@ def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
     return view.machine.told()
 
 
+_WORDS = {state.value: state for state in State}
+
+
 def _word(text: str) -> State | None:
-    try:
-        return State(text)
-    except ValueError:
-        return None
+    return _WORDS.get(text)
 
 
 def _first_complaint(text: str | None) -> str:
@@ -441,7 +458,7 @@ def _first_complaint(text: str | None) -> str:
     return lines[0] + more if lines else (text or "").strip()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes four times as long to make, and lists have thousands
 class JobRow:
     """One job. What is unknown is None."""
 
@@ -504,10 +521,10 @@ def _usual_order(row: JobRow) -> tuple[int, int, int, object]:
     """Return what to sort by: what ended first and the newest of it last, what runs, what waits and the next first."""
     rank = _RANKS.get(row.state, -1)
     if rank == 0:
-        return rank, row.started_at_ns or _BIG, 0, natural(row.name)
+        return rank, row.started_at_ns or _BIG, 0, NaturalOrder(row.name)
     if rank > 0:
-        return rank, -(row.priority or 0), row.submitted_at_ns or _BIG, natural(row.name)
-    return rank, row.ended_at_ns or 0, 0, natural(row.name)
+        return rank, -(row.priority or 0), row.submitted_at_ns or _BIG, NaturalOrder(row.name)
+    return rank, row.ended_at_ns or 0, 0, NaturalOrder(row.name)
 
 
 def row_of_result(result: Result) -> JobRow:
@@ -539,8 +556,8 @@ def _average(percents: Iterable[float | None]) -> int | None:
     return round(sum(known) / len(known)) if known else None
 
 
-def row_of_view(name: str, state: State, view: JobView) -> JobRow:
-    """Return a job as the dispatcher last saw it, in the state in which it is."""
+def row_of_view(name: str, state: State, view: JobView, place: str | None = None) -> JobRow:
+    """Return a job as the dispatcher last saw it, in the state in which it is and with its file in *place*."""
     return JobRow(
         name,
         state,
@@ -550,31 +567,31 @@ def row_of_view(name: str, state: State, view: JobView) -> JobRow:
         cpus=view.cpus,
         memory_bytes=view.memory_bytes,
         gpus=view.gpus,
-        resources=tuple(sorted(view.resources.items())),
+        resources=tuple(sorted(view.resources.items())) if view.resources else (),
         user=view.user,
         project=view.project,
         tags=view.tags,
         submitted_at_ns=view.since_ns,
         started_at_ns=view.started_at_ns,
-        reason="; ".join(filter(None, (view.problem, view.reason))),
+        reason=f"{view.problem}; {view.reason}" if view.problem and view.reason else view.problem or view.reason,
+        place=place,
         suspended_ns=view.suspended_ns,
         suspended_at_ns=view.suspended_at_ns,
-        gpu_percent=_average(each.percent for each in view.gpu_use),
+        gpu_percent=_average(each.percent for each in view.gpu_use) if view.gpu_use else None,
     )
 
 
-def row_of_spec(row: JobRow, spec: Spec | None) -> JobRow:
-    """Return *row* with what the job file says in it; as it is where that cannot be read."""
+def of_spec(spec: Spec | None) -> dict[str, Any] | None:
+    """Return what a row has from the job file; None if that cannot be read."""
     if spec is None:
-        return row
+        return None
     request = spec.request
-    return replace(
-        row,
-        priority=spec.priority,
-        cpus=request.cpus,
-        memory_bytes=request.memory_bytes,
-        gpus=request.gpus,
-        resources=request.resources,
-        project=spec.project,
-        tags=spec.tags,
-    )
+    return {
+        "priority": spec.priority,
+        "cpus": request.cpus,
+        "memory_bytes": request.memory_bytes,
+        "gpus": request.gpus,
+        "resources": request.resources,
+        "project": spec.project,
+        "tags": spec.tags,
+    }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
+from spool.core.lazyclass import dataclass
 from spool.core.model import ForeignProcess, Gpu, Reservation, Running
 from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
@@ -17,8 +17,7 @@ from spool.core.resources import FreeResources
 from spool.formats.history import parse_history_line
 from spool.query.jobs import RECENT_NS, JobLister
 from spool.query.snapshot import Snapshot, snapshot
-from spool.store.lock import Service
-from spool.store.spool import Spool
+from spool.store.spool import Service, Spool
 
 
 @dataclass(frozen=True, slots=True)

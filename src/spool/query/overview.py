@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 from spool.core import layout
 from spool.core.gpus import stranger
+from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.core.units import show_size
 from spool.formats.state import MachineView

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
 
 from spool.core import layout
 from spool.core.errors import InvalidReservation
+from spool.core.lazyclass import dataclass
 from spool.core.model import Reservation
 from spool.core.reservations import is_active, settle
 from spool.formats import reservation

@@ -7,10 +7,10 @@ import pwd
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.lazyclass import dataclass
 from spool.core.model import Machine, Reservation
 from spool.core.names import why_not_name
 from spool.core.reservations import NOBODY, conflict, known_gpus

@@ -13,10 +13,10 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from spool.core import layout
 from spool.core.errors import SpoolError
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import show_duration

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 
 from spool.core import layout
 from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.scheduler import Plan, View, decide

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
 from itertools import pairwise
 
 from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, State
 from spool.core.runtimes import Source
 from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs

@@ -11,11 +11,11 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from spool.core.accounting import GROUP_KEYS, By, EndedRun, ReadyTimes, RunFilter, nearest_rank
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING
+from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Machine
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.simulation import Steps

@@ -7,11 +7,11 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from random import Random
 
 from spool.client.submit import is_spool
 from spool.core.errors import InvalidFile, Problem, SpoolError, UsageError, cannot
+from spool.core.lazyclass import dataclass, replace
 from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run

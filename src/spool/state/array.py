@@ -6,9 +6,9 @@ All of it can be rebuilt from the array's metadir and the files of its tasks.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from spool.core.arrays import Tasks, in_words, outcome_of
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import Result, Spec, State, Stop
 from spool.formats.run_records import ArrayRecord
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import RUNNING
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Proof, Verdict, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,
@@ -148,6 +149,19 @@ class ActiveRun:
     def jid(self) -> Jid | None:
         """Return its wrapper's identity, None until it is known."""
         return self.handle.jid if self.handle is not None else None
+
+    @property
+    def merely_runs(self) -> bool:
+        """Whether it runs on this machine, and there is nothing else to say of it."""
+        return (
+            self.executor in LOCAL_EXECUTORS
+            and (self.registered or self.jid is not None)
+            and self.proof is None
+            and self.stop is None
+            and self.gpu_watch is None
+            and not (self.gone or self.leftovers or self.kept or self.suspended_by)
+            and not (self.suspended or self.suspension.before_ns)
+        )
 
     @property
     def exit_status(self) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import PREEMPTED, Liveness
 from spool.core.model import (
     SECOND_NS,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
-from spool.core.layout import QUEUED
+from spool.core.layout import HELD, QUEUED
+from spool.core.lazyclass import dataclass, field
 from spool.core.model import (
     Machine,
     Policy,
@@ -60,6 +60,7 @@ class SchedulerState:
     """The jobs, and the same facts as the planner wants them."""
 
     jobs: dict[str, JobEntry] = field(default_factory=dict)
+    with_file: dict[str, set[str]] = field(default_factory=lambda: {QUEUED: set(), HELD: set()})  # those that lie there
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], ActiveRun] = field(default_factory=dict)
@@ -175,9 +176,17 @@ class SchedulerState:
             job.queued = file
         else:
             job.held = file
+        self._note_files(job)
         job.blocked = None  # what was in its way may have been this
         if (seen := job.queued or job.held) is not None:
             job.last_inode = seen.inode
+
+    def _note_files(self, job: JobEntry) -> None:
+        for place, file in ((QUEUED, job.queued), (HELD, job.held)):
+            if file is not None:
+                self.with_file[place].add(job.name)
+            else:
+                self.with_file[place].discard(job.name)
 
     def refuse_file(self, job: JobEntry, place: str, problem: str) -> None:
         """Mark a file as unusable after all."""
@@ -247,8 +256,9 @@ class SchedulerState:
 
     def unblock_all(self) -> None:
         """Have the start of every job tried again that could not be started."""
-        for job in list(self.jobs.values()):
-            if job.blocked is not None:
+        for name in list(self.told_blocked):
+            job = self.jobs.get(name)
+            if job is not None and job.blocked is not None:
                 self.unblock(job)
 
     def await_answer(self, job: JobEntry, what: str) -> None:
@@ -335,6 +345,7 @@ class SchedulerState:
     def settle(self, job: JobEntry) -> None:
         """Bring the planner's view of *job* up to date with its files."""
         self.version += 1
+        self._note_files(job)
         waiting = self._waiting(job, job.queued)
         news = waiting is not None or job.name in self.array_files
         self.array_files.discard(job.name)

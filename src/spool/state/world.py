@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spool.core.constraints import short_of_disk
+from spool.core.lazyclass import replace
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine
 from spool.core.reservations import known_gpus
 from spool.formats.state import GpusTold

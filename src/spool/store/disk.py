@@ -11,9 +11,10 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -412,15 +413,21 @@ def open_directory(path: str, at: int | None = None) -> int:
     return os.open(path, _DIRECTORY, dir_fd=at)
 
 
-@contextmanager
-def of_the_spool(path: str) -> Iterator[None]:
+class of_the_spool:  # noqa: N801  (used like a function, as in `contextlib`, which takes long to import)
     """Raise every OSError of the block as a SpoolTrouble with *path*."""
-    try:
-        yield
-    except SpoolTrouble:
-        raise
-    except OSError as error:
-        raise SpoolTrouble(error.errno, error.strerror or str(error), path) from error
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """End the block."""
+        if isinstance(error, OSError) and not isinstance(error, SpoolTrouble):
+            raise SpoolTrouble(error.errno, error.strerror or str(error), self._path) from error
 
 
 def status_of(path: str) -> os.stat_result | None:
@@ -458,10 +465,12 @@ def read_file(path: str, limit: int = 1 << 24) -> bytes | None:
     if fd is None:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EEXIST, "it is not a regular file")
         parts = []
-        while limit > 0 and (part := os.read(fd, min(limit, 1 << 20))):
+        at_once = min(max(status.st_size + 1, 4096), 1 << 20)
+        while limit > 0 and (part := os.read(fd, min(limit, at_once))):
             parts.append(part)
             limit -= len(part)
         return b"".join(parts)
@@ -560,9 +569,17 @@ def exchange(one: str, other: str) -> bool:
     raise OSError(error, os.strerror(error), other)
 
 
-@cache
+_renameat2s: list[Callable[[int, bytes, int, bytes, int], int] | None] = []
+
+
 def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
     """Return renameat2(2), which the standard library does not offer; None where the C library has none."""
+    if not _renameat2s:
+        _renameat2s.append(_look_for_renameat2())
+    return _renameat2s[0]
+
+
+def _look_for_renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
     import ctypes  # not for a submission, which renames nothing
 
     try:

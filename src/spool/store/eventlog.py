@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
 
 from spool.core import layout
 from spool.core.events import Event
 from spool.core.layout import Layout
+from spool.core.lazyclass import dataclass, replace
 from spool.formats.events import parse_base, parse_cursor, parse_event, render_base, render_cursor
 from spool.store.disk import Disk, of_the_spool, open_log
 from spool.store.spool import read_bytes, read_record

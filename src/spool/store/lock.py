@@ -15,8 +15,8 @@ import fcntl
 import os
 import stat
 import time
-from contextlib import suppress
-from enum import Enum
+
+from spool.store.disk import status_of
 
 _FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -25,33 +25,28 @@ _PATIENCE_S = 1.0
 _BEING_DELETED_S = 0.5  # how long a deletion of the whole spool may take after `.lock`
 
 
-class Service(Enum):
-    """Whether a dispatcher serves a spool."""
+def serving(path: str) -> bool | None:
+    """Whether a dispatcher serves the spool whose lock is *path*; None: one does, but `.lock` was deleted or replaced.
 
-    NONE = "not running"
-    SERVED = "running"
-    ASTRAY = "running, but its .lock was deleted or replaced"
-
-
-def service(path: str) -> Service:
-    """Return whether a dispatcher serves the spool whose lock is *path*; cheap for a command that runs briefly."""
+    Cheap for a command that runs briefly.
+    """
     is_locked = _is_locked(path, os.O_RDONLY | _FILE)
     if is_locked:
-        return Service.SERVED
+        return True
     root = os.path.dirname(path)
     try:
         guarded = _may_be_guarded(os.stat(root)) and _is_locked(root, _DIRECTORY)
     except OSError:
         guarded = False
     if not guarded:
-        return Service.NONE
+        return False
     # A member of a group whose spool it is may not open the file of another.
-    return Service.SERVED if is_locked is None and os.path.isfile(path) else Service.ASTRAY
+    return True if is_locked is None and os.path.isfile(path) else None
 
 
 def dispatcher_lives(path: str) -> bool:
     """Whether a dispatcher serves the spool whose lock is *path*."""
-    return service(path) is not Service.NONE
+    return serving(path) is not False
 
 
 class Lock:
@@ -149,8 +144,8 @@ def hold(path: str, wait_s: float = _PATIENCE_S) -> Lock:
 def _locked_file(path: str, deadline: float) -> int:
     while True:
         # Checked first: opening and closing a FIFO wakes all who watch the directory, this dispatcher too.
-        with suppress(FileNotFoundError):
-            _check(os.lstat(path), path)
+        if (found := status_of(path)) is not None:
+            _check(found, path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | _FILE, 0o600)
         try:
             _check(os.fstat(fd), path)

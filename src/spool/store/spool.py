@@ -7,13 +7,15 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from enum import Enum
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
+from spool.core.lazyclass import replace
 from spool.core.lifecycle import Evidence, Liveness, Proof, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
@@ -31,7 +33,7 @@ from spool.formats import run_records
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
 from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, read_file, remedy_for, status_of
-from spool.store.lock import Service, service
+from spool.store.lock import serving
 
 T = TypeVar("T")
 
@@ -44,6 +46,14 @@ _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
 _HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
 _CLOCKS_AGREE_NS = 5 * SECOND_NS  # about: a start takes a moment too
+
+
+class Service(Enum):
+    """Whether a dispatcher serves a spool."""
+
+    NONE = "not running"
+    SERVED = "running"
+    ASTRAY = "running, but its .lock was deleted or replaced"
 
 
 class Spool:
@@ -109,7 +119,7 @@ class Spool:
 
     def job_spec(self, place: str, name: str, defaults: JobDefaults | None = None) -> Spec | None:
         """Return what a job file says, with *defaults* for the rest; None if it is not there or not valid."""
-        return _spec(self.job_text(place, name), name, defaults or JobDefaults())
+        return spec_of(self.job_text(place, name), name, defaults)
 
     def problem_text(self, name: str) -> str | None:
         """Return what `NAME.toml.error` says of a bad job file."""
@@ -133,6 +143,15 @@ class Spool:
             return os.listdir(self.layout.at(layout.JOBS))
         except FileNotFoundError:
             return []
+
+    def jobs_with_runs_if_few(self, most: int) -> frozenset[str] | None:
+        """Return what `jobs_with_runs` does if that is at most *most* names; None if it is more, or cannot be read."""
+        try:
+            with os.scandir(self.layout.at(layout.JOBS)) as entries:
+                found = frozenset(entry.name for entry in islice(entries, most + 1))
+        except OSError:
+            return None
+        return found if len(found) <= most else None
 
     def latest_run(self, name: str) -> int | None:
         """Return the newest run of job *name* that was not taken back before it began."""
@@ -161,7 +180,7 @@ class Spool:
         *kill_grace_ns* is the default of today.
         """
         text = self.record(name, run, layout.SPEC_COPY)
-        return _spec(text, name, self.defaults(name, run, kill_grace_ns)) if text else None
+        return spec_of(text, name, self.defaults(name, run, kill_grace_ns)) if text else None
 
     def defaults(self, name: str, run: int, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> JobDefaults:
         """Return the defaults that a run began with."""
@@ -175,10 +194,10 @@ class Spool:
     def spec_in_force(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
         """Return what a live run's copy of its job file says, with what may be changed as the file says it now."""
         copy, defaults = self.record(name, run, layout.SPEC_COPY), self.defaults(name, run, kill_grace_ns)
-        spec, text = _spec(copy, name, defaults), self.job_text(layout.RUNNING, name)
+        spec, text = spec_of(copy, name, defaults), self.job_text(layout.RUNNING, name)
         if spec is None or text is None or text == copy:
             return spec
-        edited = _spec(text, name, defaults)
+        edited = spec_of(text, name, defaults)
         return spec if edited is None else in_force(spec, edited)
 
     def result(self, name: str, run: int) -> Result | None:
@@ -246,11 +265,29 @@ class Spool:
 
     def suspend_orders(self) -> list[str]:
         """Return the jobs in `running/` whose run somebody suspends."""
+        return self.running_files()[1]
+
+    def mark_of(self, place: str) -> tuple[int, int] | None:
+        """Return what changes whenever a file comes to a state directory or goes; None if there is no directory."""
         try:
-            listed = os.listdir(self.layout.at(layout.RUNNING))
+            status = os.stat(self.layout.at(place))
         except FileNotFoundError:
-            return []
-        return [name for name in map(layout.job_of_suspend_file, listed) if name is not None]
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def running_files(self) -> tuple[dict[str, int], list[str]]:
+        """Return the inode of each job file in `running/`, as its directory names it, and which runs are suspended."""
+        files, suspended = dict[str, int](), list[str]()
+        try:
+            with os.scandir(self.layout.at(layout.RUNNING)) as listed:
+                for entry in listed:
+                    if (name := layout.job_of(entry.name)) is not None:
+                        files[name] = entry.inode()
+                    elif (name := layout.job_of_suspend_file(entry.name)) is not None:
+                        suspended.append(name)
+        except FileNotFoundError:
+            pass
+        return files, suspended
 
     def is_void(self, name: str, run: int) -> bool:
         """Whether a dispatcher took the jid of a run, which therefore never starts."""
@@ -384,7 +421,8 @@ class Spool:
 
     def service(self) -> Service:
         """Return whether a dispatcher serves this spool now, and whether something has become of its lock."""
-        return service(self.layout.at(layout.LOCK))
+        is_served = serving(self.layout.at(layout.LOCK))
+        return Service.ASTRAY if is_served is None else Service.SERVED if is_served else Service.NONE
 
     def dispatcher_lives(self) -> bool:
         """Whether a dispatcher serves this spool now."""
@@ -510,11 +548,12 @@ class Prober(Protocol):
         """Whether there are processes of a run of the spool at *root* whose wrapper is gone."""
 
 
-def _spec(text: bytes | None, name: str, defaults: JobDefaults) -> Spec | None:
+def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) -> Spec | None:
+    """Return what the text of a job file says, with *defaults* for the rest; None if it is not there or not valid."""
     from spool.formats import jobfile  # what most commands need not load
 
     try:
-        return jobfile.parse(text, name=name, defaults=defaults) if text else None
+        return jobfile.parse(text, name=name, defaults=defaults or JobDefaults()) if text else None
     except InvalidJob:
         return None
 

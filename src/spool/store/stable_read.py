@@ -13,10 +13,10 @@ import os
 import signal
 import stat
 import time
-from dataclasses import dataclass
 from enum import Enum
 
 from spool.core import layout
+from spool.core.lazyclass import dataclass
 from spool.store.disk import open_if_there, status_of
 
 MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB

@@ -15,8 +15,8 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from spool.core.lazyclass import dataclass
 from spool.store.disk import Disk
 
 

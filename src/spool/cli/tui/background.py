@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from spool.cli.why import sentences
 from spool.client.output import Follower, OutputPiece
 from spool.core.errors import SpoolError, shown
+from spool.core.lazyclass import dataclass
 from spool.core.model import State
 from spool.query.explain import why, why_never_begun
 from spool.query.jobs import JobRow

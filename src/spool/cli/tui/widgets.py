@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from rich.cells import cell_len
@@ -24,6 +23,7 @@ from textual.widgets import Button, Input, Label, Static
 
 from spool.cli import render
 from spool.core.errors import shown
+from spool.core.lazyclass import dataclass
 
 _SAMPLE = 200  # rows by whose texts the columns of a long list are laid out
 T = TypeVar("T")

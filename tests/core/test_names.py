@@ -1,0 +1,39 @@
+"""The names of jobs: what can be one, and in which order they come."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from spool.core.layout import NAME_PATTERN, valid_name
+from spool.core.names import NaturalOrder, natural, why_not_name
+
+_LONG = st.text("a", min_size=98, max_size=102)
+_TEXTS = st.one_of(st.text("ab01._-\n é\udc80", max_size=6), st.text(max_size=5), _LONG)
+
+
+@given(_TEXTS)
+@example("a\n")
+@example("")
+@example("\udc80")
+def test_a_name_is_what_the_pattern_says(text: str) -> None:
+    """`valid_name` does without the pattern of the format page, accepts the same, and otherwise there is a reason."""
+    assert valid_name(text) == (re.fullmatch(NAME_PATTERN, text, re.ASCII) is not None)
+    assert (why_not_name(text) is None) == valid_name(text)
+
+
+def by_character(name: str) -> list[tuple[int, int, str]]:
+    """Return what to sort by, told character by character: numbers come before all else, and the end before letters."""
+    parts = re.findall("[0-9]+|.", f"{name}\0", re.DOTALL)
+    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
+
+
+@given(st.lists(st.text("ab019-._é", max_size=6), max_size=6))
+@example(["sweep_10", "sweep_2", "sweep_", "sweep_02", "sweep", "1", ""])
+def test_names_come_in_natural_order(names: list[str]) -> None:
+    """`sweep_2` comes before `sweep_10`, whichever of the two ways sorts."""
+    expected = sorted(names, key=by_character)
+    assert sorted(names, key=natural) == expected
+    assert sorted(names, key=NaturalOrder) == expected
