@@ -132,23 +132,27 @@ def test_another_submission_that_comes_while_a_run_ends_waits_for_nothing(sessio
     assert (ends.places["x"], ends.starts["x"]) == ((DONE,), 2)
 
 
-def test_a_job_starts_when_what_is_in_its_way_goes(session: Session) -> None:
-    """A file that somebody put into running/ keeps the job of its name waiting, and no longer than it is there.
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_job_starts_when_what_is_in_its_way_goes(session: Session, heard: bool) -> None:
+    """What somebody put into running/ keeps the job of its name waiting, and no longer than it is there.
 
-    The claim finds it; what tries again looks first, and gives away no more numbers.
+    What events tell of is looked at before a number is given away; anything else the claim finds, once.
     """
     assert session.now is not None
-    way = session.users.path(RUNNING, "x")
-    way.mkdir()
+    way, runs = session.users.path(RUNNING, "x"), session.world.root / "jobs/x"
+    if heard:
+        way.mkdir()
     session.users.submit("x", "ok")
     hear(session)
+    if not heard:
+        way.mkdir()
     session.turns(3)
     assert session.users.path(QUEUED, "x").exists()
     assert "running/" in (session.now.state.queue["x"].executor_problem or "")
     for _ in range(5):
         session.now.observer.rescan_soon()
         session.turns(1)
-    assert os.listdir(session.world.root / "jobs/x") == ["1"]
+    assert (os.listdir(runs) if runs.exists() else []) == ([] if heard else ["1"])
     way.rmdir()
     hear(session)
     session.settle()

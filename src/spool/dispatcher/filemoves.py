@@ -160,7 +160,9 @@ class FileMoves:
         if self._spool.requeue_file(name, QUEUED):
             log.warning("job %s was in running/ without a run; moved back to queued/", name)
             self._scanner.examine(QUEUED, name)
-        elif job is not None:
+            return
+        self._state.doubt(name)
+        if job is not None:
             self._state.unblock(job)  # it may have been in the way of the one in queued/, and be gone
 
     def _see_vanished(self, name: str) -> None:

@@ -144,7 +144,7 @@ class Launcher:
             why = ""
             with self._confinement.of(Thing.of_job(start.name), "start") as piece:
                 # The claim finds out by itself; what it has found is looked at before a number is given away again.
-                why = self._in_the_way(start.name) if start.name in self._state.told_blocked else ""
+                why = self._in_the_way(start.name) if start.name in self._state.doubted else ""
                 if not why:
                     self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
                     made = self._prepare(job, job.queued, start.grant, texts, now_ns)

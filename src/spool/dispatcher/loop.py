@@ -129,6 +129,7 @@ class Dispatcher:
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, and whose paperwork is not done
+        self._shown_version = 0  # of the state, that the status knows of
         self._watches_gpus = False
         self._watched: frozenset[int] = frozenset()  # the descriptors of engines
         self._lock_seen_ns = -_LOCK_EVERY_NS
@@ -236,26 +237,27 @@ class Dispatcher:
         self.limits.check()
         self.stops.record_again()
         version = self.state.version
-        more = started = filed = False
+        more = started = False
         if not self._held_up():
             more = bool(self._serve(_GO_ON, self._work_on_arrays))
         if self.settings.config.policy.on_failure != "continue":
-            filed = self._file()  # nothing is to start after the first that failed
+            self._file()  # nothing is to start after the first that failed
         more = bool(self._serve(_HALT, self.halt.work)) or more
         if not self._held_up(besides="start") and not self.halt.going_on:
             started = bool(self._step(_START, self._plan))
         self._serve(_WATCH_GPUS, self._watch_gpus)
-        filed = self._file() or filed
+        self._file()
         self._serve(_TELL, self._tell)
         self._step(_JOURNAL, self._write_journal)
         self._serve(_LISTENERS, self.events.end_pass)
         if self.confinement.troubled:
             self.confinement.end_pass()
-        changed = bool(ended) or filed or self.state.version != version
+        changed = bool(ended) or self.state.version != version
         if started or changed:
             self.busy_at_ns = time.monotonic_ns()
-        if started or changed or self.supervisor.heard():
+        if started or changed or self.state.version != self._shown_version or self.supervisor.heard():
             self.status.changed()
+        self._shown_version = self.state.version
         self._write_status()
         self.planner.end_pass()
         return (more or self.observer.unfinished or changed) and not self._held_up()
@@ -487,13 +489,10 @@ class Dispatcher:
         self._unfiled += ended
         return ended
 
-    def _file(self) -> bool:
-        """Do the paperwork of what has ended, and tell whether any is done.
-
-        What an error leaves undone is done by a later call.
-        """
+    def _file(self) -> None:
+        """Do the paperwork of what has ended; what an error leaves undone is done by a later call."""
         if not self._unfiled:
-            return False
+            return
         filed = self._step(_FILE, self._do_paperwork)
         if filed:
             gone = {live.key for live in filed}
@@ -504,7 +503,6 @@ class Dispatcher:
                 self.suspender.forget(live)
                 self.confinement.forget(Thing.of_run(live.key))
                 self._after(live)
-        return bool(filed)
 
     def _do_paperwork(self) -> list[ActiveRun]:
         self.monitor.ended(self._unfiled)

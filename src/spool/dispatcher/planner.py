@@ -67,7 +67,7 @@ class Planner:
         self.machine = machine
         self._reservations.machine_has(self._world.gpu_indices)
         elsewhere = self._state.executors.machines()
-        self._made_of = (self._state.version, self._world.what_counts(machine), elsewhere)
+        self._made_of = (self._state.decisive, self._world.what_counts(machine), elsewhere)
         plan = self.plan
         if (
             plan is not None
@@ -95,7 +95,7 @@ class Planner:
         """
         self._decided = self._made_of
         if self.plan is not None and not self.plan.endings and starts == len(self.plan.starts):
-            self._decided = (self._state.version, *self._made_of[1:])
+            self._decided = (self._state.decisive, *self._made_of[1:])
 
     def end_pass(self) -> None:
         """Be woken when there is something to see of the GPUs."""
@@ -118,8 +118,8 @@ class Planner:
         The run is imagined to go on without anything, so that nothing that depends on it is thought of, and no limit
         on how many may run.
         """
-        if self._state.version != self._foreseen[0]:
-            self._foreseen = (self._state.version, self._imagined(paused=paused))
+        if self._state.decisive != self._foreseen[0]:
+            self._foreseen = (self._state.decisive, self._imagined(paused=paused))
         return self._foreseen[1]
 
     def _imagined(self, *, paused: bool) -> Start | None:

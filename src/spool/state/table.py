@@ -70,7 +70,9 @@ class SchedulerState:
     left: list[str] = field(default_factory=list)  # names that have nothing left, since the last call that asked
     unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
     told_blocked: dict[str, str] = field(default_factory=dict)  # the last reasons of jobs that could not be started
-    version: int = 0  # changes whenever a decision might
+    doubted: set[str] = field(default_factory=set)  # names whose start looks first for what is in its way
+    version: int = 0  # changes with whatever is known
+    decisive: int = 0  # changes whenever a decision might
     runs: Runs = field(default_factory=Runs)  # those that hold what they were granted
     past: Past = field(default_factory=lambda: Past(Policy()))
 
@@ -89,13 +91,14 @@ class SchedulerState:
 
     def recount(self, live: ActiveRun) -> None:
         """Update the planner's view of a run after a change that decisions depend on."""
+        self.version += 1
         counted = self.runs.get(live.name)
         if counted is not None and counted.run != live.run:
             counted = None
         run = live.running if live.holds_room and live.key in self.live else None
         if run is None and counted is None:
             return  # it has left its room before
-        self.version += 1
+        self.decisive += 1
         used, uses = (each is not None and not each.submitted for each in (counted, run))
         if run is not None:
             if uses and not used:
@@ -163,6 +166,7 @@ class SchedulerState:
     def changed(self) -> None:
         """Have the next plan made anew: something that decisions depend on has changed."""
         self.version += 1
+        self.decisive += 1
 
     # A job's file.
 
@@ -237,8 +241,13 @@ class SchedulerState:
         """Keep a job that could not be started from keeping others waiting; return whether it is another reason."""
         new = self.told_blocked.get(job.name) != why
         job.blocked = self.told_blocked[job.name] = why
+        self.doubt(job.name)
         self.settle(job)
         return new
+
+    def doubt(self, name: str) -> None:
+        """Have the next start of *name* look first for what is in its way, before it gives a number away."""
+        self.doubted.add(name)
 
     def unblock(self, job: JobEntry) -> None:
         """Have the start of a job tried again."""
@@ -269,6 +278,7 @@ class SchedulerState:
     def began(self, name: str) -> None:
         """Take in that a job was launched."""
         self.told_blocked.pop(name, None)
+        self.doubted.discard(name)
 
     def end_run(self, live: ActiveRun) -> None:
         """Take out a run whose paperwork is done."""
@@ -321,7 +331,7 @@ class SchedulerState:
         array = self.arrays.get(array_of(name))
         if array is not None and (name in array.open or name in array.ended):
             array.ended[name] = outcome
-        self.version += self.queue.changed(name)
+        self.decisive += self.queue.changed(name)
 
     def take_left(self) -> list[str]:
         """Return the names that have lost everything since the last call."""
@@ -334,6 +344,7 @@ class SchedulerState:
 
     def settle(self, job: JobEntry) -> None:
         """Bring the planner's view of *job* up to date with its files."""
+        self.version += 1
         self._note_files(job)
         waiting = self._waiting(job, job.queued)
         news = waiting is not None or job.name in self.array_files
@@ -354,7 +365,7 @@ class SchedulerState:
         elif self.held.pop(job.name, None) is not None:
             news = True
         news = self.queue.changed(job.name) or news  # it may have become an array, or stopped being one
-        self.version += news or job.name in self.arrays
+        self.decisive += news or job.name in self.arrays
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
             self.jobs.pop(job.name, None)
             if self.arrays:
