@@ -89,9 +89,9 @@ class Planner:
         return [start for start in starts if start not in self._waits_for_gpus]
 
     def carried_out(self, *, starts: int) -> None:
-        """Take note that all of the plan is done, so many *starts* among it: it holds until something else changes.
+        """Take note that all of the plan is done, with *starts* starts: it holds until something else changes.
 
-        What was started exactly as it was decided leaves nothing to decide: whoever did not start then does not now.
+        What was started exactly as it was decided leaves nothing to decide: a job that did not start then does not now.
         """
         self._decided = self._made_of
         if self.plan is not None and not self.plan.endings and starts == len(self.plan.starts):
