@@ -207,9 +207,7 @@ class WaitingQueue(Mapping[str, Waiting]):
         """
         if not names:
             self.watch.changed_all()
-        return (
-            sum(map(self.watch.changed, names)) > 0
-        )  # every name is told, not only the first one that a job depends on
+        return sum(map(self.watch.changed, names)) > 0  # a sum, so that every name is told
 
     def look_again(self) -> None:
         """Say that more may be known of the names that nobody had seen."""
