@@ -7,15 +7,10 @@ source, for a checkout that is used as it is.
 
 from __future__ import annotations
 
-import argparse
 import errno
-import hashlib
 import os
-import shlex
 import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -99,6 +94,8 @@ def _problem(program: str) -> tuple[str, str]:
 
 def digest() -> str:
     """Return what tells this source from every other. The program prints it when it is asked for its version."""
+    import hashlib  # here, as all that building takes: most commands only ask what there is
+
     found = hashlib.sha256()
     for path in (SOURCE, SCRIPT):
         with open(path, "rb") as file:
@@ -124,6 +121,9 @@ def build(folder: str = _HERE, *, alone: bool | None = None) -> Built:
     *alone*: without the C library (True), with it (False), or with it only where the source needs it (None). The same
     source and compiler make the same bytes in every folder.
     """
+    import shlex
+    import tempfile
+
     if not os.path.exists(SOURCE):
         raise NotBuiltError(f"{SOURCE} does not exist")
     said = ""
@@ -160,6 +160,8 @@ def _platforms(program: str, alone: bool) -> str:
     refuse; the oldest versions of both C libraries mean the same to the installers of every Python that runs spool.
     With the library of this machine it is for machines like this one.
     """
+    import sysconfig
+
     with open(program, "rb") as file:
         header = file.read(20)
     processor = _PROCESSORS.get(int.from_bytes(header[18:20], "little")) if alone else None
@@ -170,6 +172,8 @@ def _platforms(program: str, alone: bool) -> str:
 
 def main() -> None:
     """Build the program, and print where it is."""
+    import argparse
+
     parser = argparse.ArgumentParser(description="Compile spool's wrapper with $CC, or cc.")
     parser.add_argument("folder", nargs="?", default=_HERE, help="where to put it (default: beside its source)")
     parser.add_argument("--libc", action="store_true", help="use the C library, as for an unknown processor")
