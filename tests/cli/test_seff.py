@@ -187,10 +187,13 @@ def test_a_run_that_slurm_has_now_counts_its_time_and_gpus_so_far(spool: Command
     put_job(spool_root, "far", place="running")
     metadir = spool_root / "jobs" / "far" / "1"
     metadir.mkdir(parents=True)
-    record = run_records.GrantRecord("far", 1, executor="slurm", grant=Grant(4, gpus_elsewhere=2), granted_at_ns=T0)
+    began_s = time.time() - 1800
+    granted_at_ns = int((began_s - 5) * S)
+    grant = Grant(4, gpus_elsewhere=2)
+    record = run_records.GrantRecord("far", 1, executor="slurm", grant=grant, granted_at_ns=granted_at_ns)
     (metadir / layout.GRANT).write_bytes(run_records.render_grant(record))
     (metadir / layout.JID).write_bytes(run_records.render_jid(Jid(4711, 1, "there", "-", "node7", "slurm:4711")))
-    began_s = time.time() - 1800
+    os.utime(metadir / layout.GRANT, (began_s - 5, began_s - 5))
     os.utime(metadir / layout.JID, (began_s, began_s))
     found = asked(spool, "seff", "far")
     assert (found["state"], found["gpus"], found["cpu_time_ns"]) == ("running", 2, None)
