@@ -140,13 +140,9 @@ seen = {"call": itertools.count(), "c_call": itertools.count()}
 def profile(frame, event, argument):
     if event in seen:
         next(seen[event])
-from spool.cli.main import main
-sys.argv = ["spool", "dispatch", "--until-idle"]
+from spool.cli.main import run
 sys.setprofile(profile)
-try:
-    main()
-except SystemExit as left:
-    code = left.code
+code = run(["dispatch", "--until-idle"])
 sys.setprofile(None)
 print(*map(next, seen.values()))
 sys.exit(code)
