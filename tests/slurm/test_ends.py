@@ -12,8 +12,8 @@ from support import wait_for
 
 
 def _in_slurm(slurm: Cluster, name: str) -> dict[str, str]:
-    """Return the newest job of that name in Slurm, nothing while there is none."""
-    return next((job for job in reversed(slurm.jobs()) if job["name"] == name), {})
+    """Return the newest job of that name in Slurm, nothing while there is none. It keeps those of other tests, too."""
+    return max((job for job in slurm.jobs() if job["name"] == name), key=lambda job: int(job["id"]), default={})
 
 
 def _state(slurm: Cluster, name: str) -> str:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from spool.core.lazyclass import replace
 from spool.core.model import SECOND_NS
 from spool.formats.history import render_history
 from spool.store import history
 from spool.store.history import RecentHistory
+from spool.store.spool import Spool
 from spool.testing.builders import a_result
 
 HOUR_NS = 3600 * SECOND_NS
@@ -124,3 +126,11 @@ def test_what_is_no_file_is_an_empty_history(spool_root: Path) -> None:
     (spool_root / "history.jsonl").rmdir()
     os.mkfifo(spool_root / "history.jsonl")
     assert names(RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)) == []
+
+
+def test_a_line_whose_times_are_lost_hides_nothing_before_it(spool_root: Path) -> None:
+    """It is of a result that a power cut has cut off: it is passed on, and is no reason to read no further."""
+    cut_off = render_history(replace(a_result("cut", ran="1s"), started_at_ns=None, ended_at_ns=None))
+    append(spool_root, line("old", 30), line("before", 0.5), cut_off)
+    found = [known.job for known in Spool(str(spool_root)).accounts_since(NOW_NS - HOUR_NS)]
+    assert found == ["cut", "before"]

@@ -395,7 +395,8 @@ class Spool:
                 known = parse_history_line(line)
             except InvalidRecord:
                 continue
-            if (known.ended_at_ns or 0) < (since_ns or 0) - _HISTORY_SLACK_NS:
+            ended_at_ns = known.ended_at_ns  # a power cut may have cut it off
+            if ended_at_ns is not None and ended_at_ns < (since_ns or 0) - _HISTORY_SLACK_NS:
                 return
             yield known
 
