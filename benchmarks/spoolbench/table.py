@@ -41,17 +41,17 @@ class Metric:
 _LEAST = 0.5  # a part of a figure that is smaller everywhere is not shown, only kept
 
 METRICS = {
-    "submit": Metric("submit, one cold command", "ms", most=60),
+    "submit": Metric("submit, one cold command", "ms", most=20),
     "submit_in_a_row": Metric("submit, each of many in a row", "ms"),
     "submit_known": Metric("submit with 10,000 waiting", "ms"),
-    "dispatch_link": Metric("file linked into queued/ → first instruction", "ms", most=10),
-    "dispatch_rename": Metric("file renamed into queued/ → first instruction", "ms", most=10),
-    "dispatch_after_submit": Metric("submit's return → first instruction", "ms", most=10),
+    "dispatch_link": Metric("file linked into queued/ → first instruction", "ms", most=3),
+    "dispatch_rename": Metric("file renamed into queued/ → first instruction", "ms", most=3),
+    "dispatch_after_submit": Metric("submit's return → first instruction", "ms", most=3),
     "dispatch_with_submit": Metric("submit's start → first instruction", "ms"),
-    "gap": Metric("end of one → start of the next, one slot", "ms", most=5),
+    "gap": Metric("end of one → start of the next, one slot", "ms", most=2.4),
     "throughput_command": Metric("submitted one by one, two slots", "jobs/s"),
     "throughput_files": Metric("1,000 files dropped one by one, two slots", "jobs/s"),
-    "drain": Metric("1,000 that wait, two slots", "jobs/s", least=300),
+    "drain": Metric("1,000 that wait, two slots", "jobs/s", least=700),
     "system_dispatcher": Metric("system calls of the dispatcher for a drained job", ""),
     "system_wrapper": Metric("system calls of the wrapper, until the command begins", ""),
     "python_functions": Metric("calls of Python functions for a drained job", ""),
