@@ -266,3 +266,8 @@ class Shop:
         """Wait for the wrapper's end; return its exit code."""
         assert started.pid is not None
         return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])
+
+
+def record_of(launch: Launch, name: str) -> bytes:
+    """Return what one record of a started run says."""
+    return (Path(launch.metadir) / name).read_bytes()

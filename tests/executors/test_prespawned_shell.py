@@ -18,7 +18,7 @@ from spool.formats import run_records
 from spool.formats.wrapper import ALREADY_STARTED, Assignments, Surroundings, render
 from spool.machine import identity
 from support import in_child, wait_for
-from wrapper_runs import SHELLS, Shop
+from wrapper_runs import SHELLS, Shop, record_of
 
 
 @pytest.fixture
@@ -26,10 +26,6 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     """Give an executor that leaves nothing waiting."""
     with Shop(tmp_path, "sh") as made:
         yield made
-
-
-def _record(launch: Launch, name: str) -> bytes:
-    return (Path(launch.metadir) / name).read_bytes()
 
 
 def test_the_waiting_shell_is_the_next_wrapper(shop: Shop) -> None:
@@ -43,10 +39,10 @@ def test_the_waiting_shell_is_the_next_wrapper(shop: Shop) -> None:
     started = shop.executor.start(launch)
     assert started.pid == waiting
     assert shop.finish(started) == 3
-    jid = run_records.parse_jid(_record(launch, "jid"))
+    jid = run_records.parse_jid(record_of(launch, "jid"))
     assert jid is not None
     assert (jid.pid, jid.start_ticks) == (waiting, stat.start_ticks)
-    assert (_record(launch, "rc"), _record(launch, "log")) == (b"3\n", b"got\n")
+    assert (record_of(launch, "rc"), record_of(launch, "log")) == (b"3\n", b"got\n")
 
 
 def test_one_waits_at_a_time(shop: Shop) -> None:
@@ -68,7 +64,7 @@ def test_a_run_does_not_see_that_its_shell_has_waited(shop: Shop) -> None:
         if ready:
             shop.executor.get_ready(launch.text if ready == "has read" else None)
         assert shop.finish(shop.executor.start(launch)) == 0
-        logs.append(_record(launch, "log").replace(launch.metadir.encode(), b"METADIR"))
+        logs.append(record_of(launch, "log").replace(launch.metadir.encode(), b"METADIR"))
     assert logs[0] == logs[1] == logs[2]
 
 
@@ -83,7 +79,7 @@ def test_what_it_has_read_is_not_begun(shop: Shop) -> None:
     started = shop.executor.start(launch)
     assert started.pid == waiting
     assert shop.finish(started) == 0
-    assert _record(launch, "log") == b"begun\n"
+    assert record_of(launch, "log") == b"begun\n"
 
 
 @pytest.mark.parametrize("again", ["get ready", "start"])
@@ -98,7 +94,7 @@ def test_a_shell_that_has_read_another_script_is_not_used(shop: Shop, again: str
     assert started.pid != waiting
     assert shop.finish(started) == 0
     assert identity.read_stat(waiting) is None
-    assert _record(right, "log") == b"right\n"
+    assert record_of(right, "log") == b"right\n"
     assert not (Path(wrong.metadir) / "jid").exists()
 
 
@@ -256,8 +252,8 @@ def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop) -> None
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(child) == -signal.SIGKILL
-    wait_for(lambda: (Path(launch.metadir) / "rc").exists() and _record(launch, "rc") == b"7\n", what="the exit code")
-    assert run_records.parse_jid(_record(launch, "jid")) is not None
+    wait_for(lambda: (Path(launch.metadir) / "rc").exists() and record_of(launch, "rc") == b"7\n", what="the exit code")
+    assert run_records.parse_jid(record_of(launch, "jid")) is not None
 
 
 def test_no_descriptor_is_left_whatever_becomes_of_the_shell(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,4 +295,4 @@ def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, 
             shop.executor.get_ready()
 
     assert in_child(child) == 0
-    assert [(_record(launch, "rc"), _record(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2
+    assert [(record_of(launch, "rc"), record_of(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2

@@ -20,7 +20,7 @@ from spool.formats.config import Config
 from spool.formats.wrapper import ALREADY_STARTED
 from spool.machine import identity
 from support import in_child, wait_for
-from wrapper_runs import Shop, become_poor, poor_directory, use_compiled
+from wrapper_runs import Shop, become_poor, poor_directory, record_of, use_compiled
 
 
 @pytest.fixture
@@ -29,10 +29,6 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     use_compiled(monkeypatch)
     with Shop(tmp_path, "auto") as made:
         yield made
-
-
-def _record(launch: Launch, name: str) -> bytes:
-    return (Path(launch.metadir) / name).read_bytes()
 
 
 def _server(shop: Shop) -> int:
@@ -53,10 +49,10 @@ def test_a_wrapper_is_a_child_of_ours_in_a_session_of_its_own(shop: Shop) -> Non
         assert stat is not None
         assert (stat.session, stat.parent) == (started.pid, os.getpid())
         assert shop.finish(started) == code
-        jid = run_records.parse_jid(_record(launch, "jid"))
+        jid = run_records.parse_jid(record_of(launch, "jid"))
         assert jid is not None
         assert (jid.pid, jid.start_ticks) == (started.pid, stat.start_ticks)
-        assert (_record(launch, "rc"), _record(launch, "log")) == (b"%d\n" % code, b"got\n")
+        assert (record_of(launch, "rc"), record_of(launch, "log")) == (b"%d\n" % code, b"got\n")
     assert _server(shop) == server
 
 
@@ -84,7 +80,7 @@ def test_a_run_does_not_see_who_has_started_it(shop: Shop, tmp_path: Path, texts
         for each in (plain, shop):
             launch = each.launch(say, **texts)
             assert each.finish(each.executor.start(launch)) == 0
-            log = _record(launch, "log").replace(launch.metadir.encode(), b"METADIR")
+            log = record_of(launch, "log").replace(launch.metadir.encode(), b"METADIR")
             logs.append([line for line in log.splitlines() if not line.startswith(b"/proc/")])  # of `ls` itself
     assert logs[0] == logs[1]
 
@@ -100,7 +96,7 @@ def test_a_server_that_somebody_ended_is_made_good(shop: Shop, number: signal.Si
     launch = shop.launch("echo once; exit 4")
     started = shop.executor.start(launch)
     assert shop.finish(started) == 4
-    assert _record(launch, "log") == b"once\n"
+    assert record_of(launch, "log") == b"once\n"
     assert _server(shop) != server
     assert identity.read_stat(server) is None
 
@@ -181,7 +177,7 @@ def test_a_program_that_was_removed_serves_as_long_as_it_runs(
     os.kill(server, signal.SIGKILL)
     os.waitpid(server, 0)
     assert shop.finish(shop.executor.start(launches[1])) == 130
-    assert [_record(launch, "log") for launch in launches] == [b"", b""]
+    assert [record_of(launch, "log") for launch in launches] == [b"", b""]
 
 
 def test_sh_in_the_configuration_counts_from_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +214,7 @@ def test_a_job_with_texts_has_a_shell_that_waits(shop: Shop, text: str) -> None:
     started = shop.executor.start(launch)
     assert started.pid == waiting
     assert shop.finish(started) == 3
-    assert _record(launch, "log") == b"text\n"
+    assert record_of(launch, "log") == b"text\n"
     assert shop.executor.get_ready(plain.text) == server
 
 
@@ -251,8 +247,8 @@ def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop, texts: 
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(child) == -signal.SIGKILL
-    wait_for(lambda: (Path(launch.metadir) / "rc").exists() and _record(launch, "rc") == b"7\n", what="the exit code")
-    assert run_records.parse_jid(_record(launch, "jid")) is not None
+    wait_for(lambda: (Path(launch.metadir) / "rc").exists() and record_of(launch, "rc") == b"7\n", what="the exit code")
+    assert run_records.parse_jid(record_of(launch, "jid")) is not None
 
 
 def test_a_request_that_outlives_who_made_it_runs_nothing_that_is_settled(shop: Shop, tmp_path: Path) -> None:
@@ -320,7 +316,7 @@ def test_a_run_reads_nothing_from_what_its_starter_reads(shop: Shop) -> None:
     assert in_child(child) == 0
     os.close(reading)
     os.close(writing)
-    assert _record(launch, "log") == b"got\n/dev/null\n/dev/null\n"
+    assert record_of(launch, "log") == b"got\n/dev/null\n/dev/null\n"
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])
@@ -335,4 +331,4 @@ def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, 
             shop.finish(shop.executor.start(launch))
 
     assert in_child(child) == 0
-    assert [(_record(launch, "rc"), _record(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2
+    assert [(record_of(launch, "rc"), record_of(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2

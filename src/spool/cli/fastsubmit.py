@@ -49,15 +49,22 @@ class UnclearError(Exception):
     """The arguments are not plain; the message says why, for callers without another way to report it."""
 
 
-def submit(arguments: Sequence[str]) -> int | None:
-    """Submit the job that *arguments* describe, the command line after the program's name; None if not plain."""
+def addressed(arguments: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """Return which spool a command line names ("": none), and what follows `submit`; None of any other command."""
     root = ""
     if arguments[:1] == ["--spool"] and len(arguments) > 2:
         root, arguments = arguments[1], arguments[2:]
-    if arguments[:1] != ["submit"]:
+    return (root, arguments[1:]) if arguments[:1] == ["submit"] else None
+
+
+def submit(arguments: Sequence[str]) -> int | None:
+    """Submit the job that *arguments* describe, the command line after the program's name; None if not plain."""
+    found = addressed(arguments)
+    if found is None:
         return None
+    root, arguments = found
     try:
-        values, words, dashes = _understood(arguments[1:])
+        values, words, dashes = _understood(arguments)
     except UnclearError:
         return None
     if not values.keys().isdisjoint(("rows", "start_after")):  # of a file, and in words of people

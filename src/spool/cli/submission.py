@@ -82,18 +82,17 @@ def submit(arguments: Sequence[str]) -> int | None:
 
     None if it is something else: nothing is done yet.
     """
-    root = ""
-    if arguments[:1] == ["--spool"] and len(arguments) > 2:
-        root, arguments = arguments[1], arguments[2:]
-    if arguments[:1] != ["submit"]:
+    found = fastsubmit.addressed(arguments)
+    if found is None:
         return None
+    root, arguments = found
     try:
-        values, words, _ = fastsubmit.read(arguments[1:], joboptions.FLAGS | OPTIONS)
+        values, words, _ = fastsubmit.read(arguments, joboptions.FLAGS | OPTIONS)
     except fastsubmit.UnclearError:
         return None
     if len(values.get("executor", ())) > 1:  # by several options, which click takes in its own order
         return None
-    order = _order(values, words, dashes=bool(words) and arguments[-len(words) - 1] == "--")
+    order = _order(values, words, dashes=list(arguments[-len(words) - 1 : -len(words)]) == ["--"])
     place = os.path.abspath(root) if root else submitting.default_root()
     return code_of(lambda: carry_out(order, place))
 
