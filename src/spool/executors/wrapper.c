@@ -894,7 +894,7 @@ static void enter_limits(void)
     }
 }
 
-/* Make the directory that a file lies in, as `mkdir -p` does. */
+/* Make the directory that a file lies in, as `mkdir -p` does, where there is none. */
 static void make_parent(const char *path)
 {
     char directory[LONGEST + 1], *last = directory;
@@ -903,6 +903,8 @@ static void make_parent(const char *path)
         if (*c == '/')
             last = c;
     *last = 0;
+    if (is_directory(directory))
+        return;
     const long mask = k_umask(0);
     k_umask((int)mask & ~0300);
     for (char *c = directory; *directory && *++c;)
@@ -919,7 +921,7 @@ static void make_parent(const char *path)
 static long open_output(const char *path)
 {
     long fd = k_open(path, O_WRONLY | O_CREAT | O_APPEND);
-    if (fd == -ENOENT) {
+    if (fd == -ENOENT || fd == -EISDIR) { /* which a path that ends with a slash is always */
         make_parent(path);
         fd = k_open(path, O_WRONLY | O_CREAT | O_APPEND);
     }
@@ -945,10 +947,12 @@ static int open_files(void)
     const int own = own_mask >= 0 && !is_in_metadir(out) && !is_in_metadir(err);
     if (own)
         k_umask(own_mask);
+    if (*err) { /* both directories come first: the one of the second may be named as the first file is */
+        make_parent(out);
+        make_parent(err);
+    }
     if ((f[1] = open_output(out)) >= 0)
         f[2] = *err ? open_output(err) : f[1];
-    else if (*err)
-        make_parent(err);
     if (own)
         k_umask(own_mask | 022);
     return f[1] >= 0 && f[2] >= 0;
