@@ -129,7 +129,11 @@ typedef struct {
 
 static long k_open(const char *path, int flags)
 {
-    return EITHER(open(path, flags | O_CLOEXEC, 0666), K(openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666, 0));
+    long fd;
+    do /* what a server of files may answer to a process that was stopped and goes on */
+        fd = EITHER(open(path, flags | O_CLOEXEC, 0666), K(openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666, 0));
+    while (fd == -EINTR);
+    return fd;
 }
 static long k_read(long fd, void *to, size_t n) { return EITHER(read((int)fd, to, n), K(read, fd, to, n, 0, 0)); }
 static long k_write(long fd, const void *from, size_t n)
@@ -651,9 +655,8 @@ static int put(const char *name, const char *text)
     }
     if (fd < 0)
         return 0;
-    int whole = write_all(fd, text, length(text));
-    k_close(fd);
-    return whole;
+    const int whole = write_all(fd, text, length(text));
+    return k_close(fd) == 0 && whole; /* a file system of another machine may say only now that it has no room */
 }
 
 /* Put together why the command is not run. */
@@ -869,11 +872,11 @@ static void take_jid(void)
     long fd = k_open(record("jid"), O_WRONLY | O_CREAT | O_EXCL);
     if (fd < 0)
         k_exit(exists("jid") ? ALREADY_STARTED : NO_JID);
-    if (!write_all(fd, line, length(line))) {
+    const int whole = write_all(fd, line, length(line));
+    if (k_close(fd) < 0 || !whole) {
         k_unlink(record("jid"));
         k_exit(NO_JID);
     }
-    k_close(fd);
 }
 
 static void enter_limits(void)
