@@ -285,12 +285,12 @@ def test_a_script_that_was_edited_does_what_a_shell_makes_of_it(
 
 
 def _replaced(old: bytes, new: bytes) -> Callable[[Path], bytes]:
-    """Return what writes the script with *old* replaced by *new*."""
+    """Return what writes the script with *old* replaced by *new*, and the constant before its assignments as it is."""
 
     def written(root: Path) -> bytes:
-        text = script_of(root)
+        before, hole, text = script_of(root).partition(b"# --- assignments ---\n")
         assert old in text
-        return text.replace(old, new)
+        return before + hole + text.replace(old, new)
 
     return written
 
@@ -321,6 +321,11 @@ QUOTE = b"'\\''"
         (b"spool_workdir=", b"spool_files='many'\nspool_workdir="),
         (b"spool_workdir=", b"spool_files='3'\nspool_workdir="),
         (b"spool_host=", b"spool_other='x' spool_host="),
+        (b"spool_terminal=", b"spool_become='/bin/echo'\nspool_terminal="),
+        (b"spool_terminal=", b"spool_become=''\nspool_env='/bin/echo'\nspool_terminal="),
+        (b"spool_terminal=", b"spool_become=''\nspool_reset='-i'\nspool_terminal="),
+        (b"spool_terminal=", b"spool_become='/no/such/spool-wrapper'\nspool_terminal="),
+        (b"spool_terminal=", b"spool_shell='/bin/echo'\nspool_terminal="),
     ],
 )
 def test_an_edit_of_the_assignments_means_what_it_means_to_a_shell(place: Path, old: bytes, new: bytes) -> None:

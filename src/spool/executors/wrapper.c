@@ -444,6 +444,16 @@ static long number_in(const char *text, int base)
     return n ? value : -1;
 }
 
+/* Whether the last part of *path* is *name*. */
+static int is_called(const char *path, const char *name)
+{
+    const char *last = path;
+    for (; *path; path++)
+        if (*path == '/')
+            last = path + 1;
+    return same(last, name);
+}
+
 /* Take one assignment; return whether it can be done here. */
 static int assign(const char *name, const char *value)
 {
@@ -453,8 +463,12 @@ static int assign(const char *name, const char *value)
         {"workdir", &workdir}, {"stdin", &in}, {"stdout", &out}, {"stderr", &err}, {"cgroup", &cgroup},
         {"init", NULL}, {"prolog", NULL}, {"prep", NULL}, {"end", NULL}, {"epilog", NULL}, {"terminal", NULL},
         {"engine", NULL}, {"node_in", NULL}, {"id_in", NULL}};
-    if (same(name, "shell") || same(name, "env") || same(name, "reset") || same(name, "become"))
-        return 1; /* of those texts, and of shells */
+    if (same(name, "shell"))
+        return 1; /* of those texts */
+    if (same(name, "env") || same(name, "become")) /* a shell's helpers, unless somebody put another program there */
+        return !*value || is_called(value, *name == 'e' ? "env" : "spool-wrapper");
+    if (same(name, "reset"))
+        return !*value || same(value, "--default-signal=INT,QUIT");
     if (same(name, "files")) {
         files = *value ? number_in(value, 10) : 0;
         return !*value || files >= 32; /* with less, a shell cannot open what it needs */
