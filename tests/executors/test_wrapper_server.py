@@ -336,6 +336,19 @@ def test_a_run_reads_nothing_from_what_its_starter_reads(shop: Shop) -> None:
     assert record_of(launch, "log") == b"got\n/dev/null\n/dev/null\n"
 
 
+def test_a_run_has_nothing_that_its_starter_left_open(shop: Shop) -> None:
+    """A library may open a file that every child inherits: a run.sh closes 3 to 7, and so does the server."""
+    launch = shop.launch("for fd in 3 4 5 6 7; do readlink /proc/self/fd/$fd; done")
+
+    def child() -> None:
+        for fd in range(3, 8):
+            os.dup2(os.open(os.devnull, os.O_RDONLY), fd)
+        shop.finish(shop.executor.start(launch))
+
+    assert in_child(child) == 0
+    assert (record_of(launch, "rc"), record_of(launch, "log")) == (b"1\n", b"")
+
+
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])
 def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, closed: tuple[int, ...]) -> None:
     """The socket to the server may be one of them."""

@@ -1158,6 +1158,9 @@ static _Noreturn void serve(long fd, Room arguments, Room marks)
 {
     static char request[MOST + 1], *environment[MOST / 2 + 1];
     served = 1;
+    for (int other = 3; other <= 7; other++)
+        if (other != fd)
+            k_close(other); /* once for all runs, each of whose scripts does it */
     for (;;) {
         const long size = k_receive(fd, request, MOST);
         if (size == -EINTR)
