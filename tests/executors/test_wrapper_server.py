@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
 import signal
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -172,6 +174,21 @@ def test_a_server_that_ends_before_it_has_answered_leaves_the_run_to_its_jid(
     monkeypatch.setattr(compiled, "find", lambda _: compiled.FoundWrapper(str(deaf)))
     started = shop.executor.start(shop.launch("echo no"))
     assert (started.pid, started.liveness()) == (None, Liveness.ABSENT)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOSYS])
+def test_a_server_that_may_not_make_the_wrapper_leaves_it_to_a_shell(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A sandbox or an emulated processor may not know a child of its parent: that says nothing about the job."""
+    launch = shop.launch("echo once; exit 4")
+    answer = "".join(f"\\{byte:03o}" for byte in struct.pack("i", -number))
+    barred = shop.root / "barred"
+    barred.write_text(f"#!/bin/sh\ndd bs=9999 count=1 <&3 2> /dev/null\nprintf '{answer}' >&3\nexec cat <&3\n")
+    barred.chmod(0o755)
+    monkeypatch.setattr(compiled, "find", lambda _: compiled.FoundWrapper(str(barred)))
+    assert shop.finish(shop.executor.start(launch)) == 4
+    assert record_of(launch, "log") == b"once\n"
 
 
 def test_a_machine_without_room_refuses_a_start(shop: Shop) -> None:
@@ -378,6 +395,19 @@ def test_a_run_reads_nothing_from_what_its_starter_reads(shop: Shop) -> None:
     os.close(reading)
     os.close(writing)
     assert record_of(launch, "log") == b"got\n/dev/null\n/dev/null\n"
+
+
+def test_a_run_has_nothing_that_its_starter_left_open(shop: Shop) -> None:
+    """A library may open a file that every child inherits: a run.sh closes 3 to 7, and so does the server."""
+    launch = shop.launch("for fd in 3 4 5 6 7; do readlink /proc/self/fd/$fd; done")
+
+    def child() -> None:
+        for fd in range(3, 8):
+            os.dup2(os.open(os.devnull, os.O_RDONLY), fd)
+        shop.finish(shop.executor.start(launch))
+
+    assert in_child(child) == 0
+    assert (record_of(launch, "rc"), record_of(launch, "log")) == (b"1\n", b"")
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])

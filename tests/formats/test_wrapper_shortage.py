@@ -6,15 +6,17 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from spool.formats.wrapper import REFUSED
+from spool.formats.wrapper import NO_JID, REFUSED
 from support import wait_for
-from wrapper_runs import WRAPPERS, Runs, poor_directory, runs_below, surroundings, words_of
+from wrapper_runs import COMPILED, WRAPPERS, Run, Runs, poor_directory, runs_below, surroundings, words_of
 
 POOR_NOW = "prlimit --pid $PPID --nproc=1"  # from here on the wrapper can start nothing
 needs_prlimit = pytest.mark.skipif(shutil.which("prlimit") is None, reason="no prlimit on this machine")
@@ -24,6 +26,13 @@ needs_prlimit = pytest.mark.skipif(shutil.which("prlimit") is None, reason="no p
 def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
     """Make runs under each shell that there is and under the compiled wrapper, where another user can reach them."""
     with poor_directory() as directory, runs_below(directory, words_of(request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def compiled_runs() -> Iterator[Runs]:
+    """Make runs under the compiled wrapper alone."""
+    with poor_directory() as directory, runs_below(directory, words_of(COMPILED)) as made:
         yield made
 
 
@@ -184,3 +193,42 @@ def test_a_job_has_as_many_descriptors_as_it_would_have_without_spool(runs: Runs
     soft, hard = (run.log or "").split()
     assert (soft, hard) == ("321", soft if hard == "321" else hard)
     assert hard != "321"
+
+
+# --- a file system of another machine -------------------------------------------------------------------------
+
+
+@cache
+def _can_trace() -> bool:
+    words = ["strace", "-qq", "-o", os.devnull, "true"]
+    return shutil.which("strace") is not None and subprocess.run(words, check=False).returncode == 0
+
+
+def _disturbed(run: Run, name: str, disturbance: str) -> Run:
+    """Start a wrapper to which one call on the file *name* of its metadir fails; skip the test if that is forbidden."""
+    if not _can_trace():
+        pytest.skip("no strace on this machine, or nobody may be traced")
+    told = ["-e", f"inject={disturbance}", "-e", "signal=none", "-P", str(run.metadir / name)]
+    return run.start("strace", "-f", "-qq", "-o", str(run.metadir / "trace"), *told)
+
+
+@pytest.mark.parametrize("runs", ["dash", COMPILED], indirect=True)  # not every shell does it
+@pytest.mark.parametrize("name", ["jid", "log", "status", "rc"])
+def test_an_open_that_was_interrupted_is_done_again(runs: Runs, name: str) -> None:
+    """A server of files may answer so when the wrapper was stopped and goes on: nothing is wrong with the file."""
+    run = _disturbed(runs.make("echo done; exit 3"), name, "openat:error=EINTR:when=1")
+    assert run.finish() == 3
+    assert "INJECTED" in (run.text("trace") or "")
+    assert (run.rc, run.text("status"), run.log, run.text("error")) == (3, "failed\n", "done\n", None)
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EIO"])
+def test_a_record_that_fails_when_it_is_closed_is_not_written(compiled_runs: Runs, error: str) -> None:
+    """Such a file system takes every byte and says at the end that it has no room. No shell hears that."""
+    run = _disturbed(compiled_runs.make("echo done; exit 3"), "rc", f"close:error={error}:when=1")
+    assert run.finish() == 3
+    assert (run.text("trace") or "").count("close(") == 2
+    assert run.rc == 3
+    run = _disturbed(compiled_runs.make("echo done; exit 3"), "jid", f"close:error={error}:when=1")
+    assert run.finish() == NO_JID
+    assert (run.text("jid"), run.log) == (None, None)

@@ -122,7 +122,18 @@ values = st.sampled_from(
     ["", "x", "it's", "'", "''", "\\'", "a\nb", "'\\''", "ROOT", ":ROOT", "/nowhere:ROOT:", "$(x)"]
 )
 outputs = st.sampled_from(
-    [None, "ROOT/out", "ROOT/new/er/out", "ROOT/sub", "ROOT/plain/x", "/proc/x", "ROOT/fifo:", "ROOT/ro"]
+    [
+        None,
+        "ROOT/out",
+        "ROOT/new/er/out",
+        "ROOT/new/er",
+        "ROOT/new/",
+        "ROOT/sub",
+        "ROOT/plain/x",
+        "/proc/x",
+        "ROOT/fifo:",
+        "ROOT/ro",
+    ]
 )
 workdirs = ["", "", "", "/", "/sub/..", "/sub//", "/.", "/no", "/plain", "/shut"]
 inherited = ["X", "SPOOL_JOB", "SPOOL_X", "PWD", "OLDPWD", "a.b", "IFS", "_", "LC_ALL"]
@@ -135,7 +146,7 @@ cases = st.fixed_dictionaries(
         "environment": st.dictionaries(names, values, max_size=3),
         "umask": st.sampled_from([0o022, 0o077, 0, 0o007, 0o277]),
         "before": st.sampled_from(
-            [None] * 3 + ["stop", "signal", "jid", "status", "log", "error", "refused"],
+            [None] * 3 + ["stop", "signal", "jid", "status", "status!", "log", "error", "error!", "refused"],
         ),
         "open_files": st.sampled_from([None, 100]),
         "given": st.dictionaries(st.sampled_from(inherited), st.sampled_from(["", "/", "/tmp", "v"]), max_size=3),
@@ -168,7 +179,10 @@ def furnished(root: Path, case: dict[str, Any]) -> bytes:
         (root / name).write_text(text)
         (root / name).chmod(0o755)
     if case["before"]:
-        (root / "run" / case["before"]).write_text("before\n")
+        record = root / "run" / case["before"].rstrip("!")
+        record.write_text("before\n")
+        if case["before"].endswith("!"):  # nobody may write it
+            record.chmod(0o444)
     metadir = str(root / "run")
     environment = {name: here(value) or "" for name, value in case["environment"].items()}
     environment = {"PATH": f"{root}:{HOME['PATH']}", **environment, "SPOOL_METADIR": metadir}
@@ -197,6 +211,9 @@ PLAIN |= {"command": SHOW, "workdir": "ROOT", "environment": {}, "umask": 0o022,
 @example(case=PLAIN)
 @example(case=PLAIN | {"stdout": "ROOT/new/er/out", "stderr": "ROOT/also/err", "umask": 0})
 @example(case=PLAIN | {"stdout": "ROOT/sub", "stderr": "ROOT/also/err"})
+@example(case=PLAIN | {"stdout": "ROOT/new/"})
+@example(case=PLAIN | {"stdout": "ROOT/new/er", "stderr": "ROOT/new/er/out"})
+@example(case=PLAIN | {"before": "error!", "command": ("missing",)})
 @example(case=PLAIN | {"given": {"PWD": "/", "OLDPWD": "/x", "SPOOL_JOB": "outer", "_": "x"}})
 @example(case=PLAIN | {"command": ("missing",), "umask": 0})
 @example(case=PLAIN | {"command": ("bare", "x"), "environment": {"PATH": ""}})
@@ -268,12 +285,12 @@ def test_a_script_that_was_edited_does_what_a_shell_makes_of_it(
 
 
 def _replaced(old: bytes, new: bytes) -> Callable[[Path], bytes]:
-    """Return what writes the script with *old* replaced by *new*."""
+    """Return what writes the script with *old* replaced by *new*, and the constant before its assignments as it is."""
 
     def written(root: Path) -> bytes:
-        text = script_of(root)
+        before, hole, text = script_of(root).partition(b"# --- assignments ---\n")
         assert old in text
-        return text.replace(old, new)
+        return before + hole + text.replace(old, new)
 
     return written
 
@@ -304,6 +321,11 @@ QUOTE = b"'\\''"
         (b"spool_workdir=", b"spool_files='many'\nspool_workdir="),
         (b"spool_workdir=", b"spool_files='3'\nspool_workdir="),
         (b"spool_host=", b"spool_other='x' spool_host="),
+        (b"spool_terminal=", b"spool_become='/bin/echo'\nspool_terminal="),
+        (b"spool_terminal=", b"spool_become=''\nspool_env='/bin/echo'\nspool_terminal="),
+        (b"spool_terminal=", b"spool_become=''\nspool_reset='-i'\nspool_terminal="),
+        (b"spool_terminal=", b"spool_become='/no/such/spool-wrapper'\nspool_terminal="),
+        (b"spool_terminal=", b"spool_shell='/bin/echo'\nspool_terminal="),
     ],
 )
 def test_an_edit_of_the_assignments_means_what_it_means_to_a_shell(place: Path, old: bytes, new: bytes) -> None:

@@ -8,7 +8,6 @@ does before its command, so the next job's is started while there is nothing els
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import shutil
@@ -165,7 +164,7 @@ class ProcessExecutor:
     def _start_by_server(self, program: str, launch: Launch) -> LocalRun | None:
         """Start the wrapper; None: a shell has to, because this run, or this server, is not as others are.
 
-        Raises StartRefused, and SpoolError.
+        Raises StartRefused.
         """
         request = os.fsencode("\0".join((os.fspath(launch.script), *_pairs(launch.inherited()), "")))
         for _ in range(2):  # a server that somebody has ended, and then a new one
@@ -180,9 +179,9 @@ class ProcessExecutor:
                 self._dismiss_server()
                 return self.engine.no_child(launch.job, launch.run, None, launch.group)
             except OSError as error:
-                if error.errno == errno.EMSGSIZE:
-                    return None
-                raise _not_started(launch, program, error) from error
+                if refused(error):
+                    raise _not_started(launch, program, error) from error
+                return None  # too long for it; or a sandbox or an emulator knows no child of a parent
             return self.engine.child(launch.job, launch.run, pid, launch.group)
         return None
 

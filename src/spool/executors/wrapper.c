@@ -129,7 +129,11 @@ typedef struct {
 
 static long k_open(const char *path, int flags)
 {
-    return EITHER(open(path, flags | O_CLOEXEC, 0666), K(openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666, 0));
+    long fd;
+    do /* what a server of files may answer to a process that was stopped and goes on */
+        fd = EITHER(open(path, flags | O_CLOEXEC, 0666), K(openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666, 0));
+    while (fd == -EINTR);
+    return fd;
 }
 static long k_read(long fd, void *to, size_t n) { return EITHER(read((int)fd, to, n), K(read, fd, to, n, 0, 0)); }
 static long k_write(long fd, const void *from, size_t n)
@@ -441,6 +445,16 @@ static long number_in(const char *text, int base)
     return n ? value : -1;
 }
 
+/* Whether the last part of *path* is *name*. */
+static int is_called(const char *path, const char *name)
+{
+    const char *last = path;
+    for (; *path; path++)
+        if (*path == '/')
+            last = path + 1;
+    return same(last, name);
+}
+
 /* Take one assignment; return whether it can be done here. */
 static int assign(const char *name, const char *value)
 {
@@ -450,8 +464,12 @@ static int assign(const char *name, const char *value)
         {"workdir", &workdir}, {"stdin", &in}, {"stdout", &out}, {"stderr", &err}, {"cgroup", &cgroup},
         {"init", NULL}, {"prolog", NULL}, {"prep", NULL}, {"end", NULL}, {"epilog", NULL}, {"terminal", NULL},
         {"engine", NULL}, {"node_in", NULL}, {"id_in", NULL}};
-    if (same(name, "shell") || same(name, "env") || same(name, "reset") || same(name, "become"))
-        return 1; /* of those texts, and of shells */
+    if (same(name, "shell"))
+        return 1; /* of those texts */
+    if (same(name, "env") || same(name, "become")) /* a shell's helpers, unless somebody put another program there */
+        return !*value || is_called(value, *name == 'e' ? "env" : "spool-wrapper");
+    if (same(name, "reset"))
+        return !*value || same(value, "--default-signal=INT,QUIT");
     if (same(name, "files")) {
         files = *value ? number_in(value, 10) : 0;
         return !*value || files >= 32; /* with less, a shell cannot open what it needs */
@@ -652,9 +670,8 @@ static int put(const char *name, const char *text)
     }
     if (fd < 0)
         return 0;
-    int whole = write_all(fd, text, length(text));
-    k_close(fd);
-    return whole;
+    const int whole = write_all(fd, text, length(text));
+    return k_close(fd) == 0 && whole; /* a file system of another machine may say only now that it has no room */
 }
 
 /* Put together why the command is not run. */
@@ -870,11 +887,11 @@ static void take_jid(void)
     long fd = k_open(record("jid"), O_WRONLY | O_CREAT | O_EXCL);
     if (fd < 0)
         k_exit(exists("jid") ? ALREADY_STARTED : NO_JID);
-    if (!write_all(fd, line, length(line))) {
+    const int whole = write_all(fd, line, length(line));
+    if (k_close(fd) < 0 || !whole) {
         k_unlink(record("jid"));
         k_exit(NO_JID);
     }
-    k_close(fd);
 }
 
 static void enter_limits(void)
@@ -895,7 +912,7 @@ static void enter_limits(void)
     }
 }
 
-/* Make the directory that a file lies in, as `mkdir -p` does. */
+/* Make the directory that a file lies in, as `mkdir -p` does, where there is none. */
 static void make_parent(const char *path)
 {
     char directory[LONGEST + 1], *last = directory;
@@ -904,6 +921,8 @@ static void make_parent(const char *path)
         if (*c == '/')
             last = c;
     *last = 0;
+    if (is_directory(directory))
+        return;
     const long mask = k_umask(0);
     k_umask((int)mask & ~0300);
     for (char *c = directory; *directory && *++c;)
@@ -920,7 +939,7 @@ static void make_parent(const char *path)
 static long open_output(const char *path)
 {
     long fd = k_open(path, O_WRONLY | O_CREAT | O_APPEND);
-    if (fd == -ENOENT) {
+    if (fd == -ENOENT || fd == -EISDIR) { /* which a path that ends with a slash is always */
         make_parent(path);
         fd = k_open(path, O_WRONLY | O_CREAT | O_APPEND);
     }
@@ -946,10 +965,12 @@ static int open_files(void)
     const int own = own_mask >= 0 && !is_in_metadir(out) && !is_in_metadir(err);
     if (own)
         k_umask(own_mask);
+    if (*err) { /* both directories come first: the one of the second may be named as the first file is */
+        make_parent(out);
+        make_parent(err);
+    }
     if ((f[1] = open_output(out)) >= 0)
         f[2] = *err ? open_output(err) : f[1];
-    else if (*err)
-        make_parent(err);
     if (own)
         k_umask(own_mask | 022);
     return f[1] >= 0 && f[2] >= 0;
@@ -1164,6 +1185,9 @@ static _Noreturn void serve(long fd, Room arguments, Room marks)
     static char request[MOST + 1], *environment[MOST / 2 + 1];
     size_t size, n = 0;
     served = 1;
+    for (int other = 3; other <= 7; other++)
+        if (other != fd)
+            k_close(other); /* once for all runs, each of whose scripts does it */
     for (;;) {
         int ends[2] = {-1, -1};
         size = next_request(fd, request);

@@ -164,7 +164,7 @@ spool_can_execute() {
 # spool_exec ARGUMENT...: the last step of a child, called by spool_environment: turn into the command.
 spool_exec() {
     if ! spool_find "$spool_program"; then
-        spool_fail "$spool_code" "cannot run the $spool_phase: $spool_program: $spool_why" 5>&2
+        spool_fail "$spool_code" "cannot run the $spool_phase: $spool_program: $spool_why" 5>&2 2> /dev/null
         exit "$spool_code"
     fi
     if [ -x "$spool_become" ]; then spool_env=$spool_become spool_reset=--default-signal=INT,QUIT; fi
