@@ -6,7 +6,6 @@ changes results (GPUs, an array, a dependency) makes the reader of a script fail
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,10 +195,6 @@ def _output(option: str) -> Converter:
     return lambda text: [option, output_pattern(text)]
 
 
-def _folder(text: str) -> list[str]:
-    return ["--workdir", text if text[:1] in ("/", "~", "$") else os.path.abspath(text)]
-
-
 def _begin(text: str) -> list[str]:
     seconds = re.fullmatch(r"now\+([0-9]+)(?:s|seconds?)?", text.replace(" ", ""))
     if seconds:
@@ -259,7 +254,7 @@ _SBATCH: Mapping[str, Converter] = {
     "-d --dependency": _dependency,
     "-o --output": _output("--stdout"),
     "-e --error": _output("--stderr"),
-    "-D --chdir --workdir": _folder,
+    "-D --chdir --workdir": _same("--workdir"),
     "-b --begin": _begin,
     "--signal": _signal,
     "-L --licenses": _licenses,
@@ -347,7 +342,7 @@ _PBS: Mapping[str, Converter] = {
     "-J -t": _same("--array"),
     "-o": lambda text: ["--stdout", text.rpartition(":")[2]],
     "-e": lambda text: ["--stderr", text.rpartition(":")[2]],
-    "-d -w": _folder,
+    "-d -w": _same("--workdir"),
     "-W": _pbs_more,
     "-v": _exported,
     "-A -P": _same("--project"),

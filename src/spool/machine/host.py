@@ -233,7 +233,7 @@ def _settings_of(path: str) -> dict[str, str]:
     return found
 
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as `os.path.expandvars` reads it
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\}|(\$))", re.ASCII)  # as `os.path.expandvars` reads it; `$$` is `$`
 
 
 def expanded(path: str, env: Mapping[str, str]) -> str:
@@ -256,5 +256,7 @@ def why_not_expanded(path: str, env: Mapping[str, str]) -> str | None:
 
 
 def _value_of(variable: re.Match[str], env: Mapping[str, str]) -> str | None:
+    if variable[3]:
+        return "$"
     name = variable[1] or variable[2] or ""
     return env[name] if name in env else login_environment().get(name)

@@ -117,6 +117,13 @@ class _Seer:
         path = spec.workdir or ""
         if path.startswith("/") and not {*path} & {*"{$%"} and not os.path.isdir(path):
             yield f"cannot start until its workdir exists: {path}"
+        for key, text in (("workdir", spec.workdir), ("stdout", spec.stdout), ("stderr", spec.stderr)):
+            if text is not None and ("$" in text or text.startswith("~")):
+                from spool.machine.host import why_not_expanded
+
+                why = why_not_expanded(text, dict(spec.env))
+                if why is not None:
+                    yield f"cannot run: {key}: {why}"
 
     def _undelivered(self, spec: Spec) -> Iterator[str]:
         """Yield why no message of the job can arrive at an address. Asks nobody."""
