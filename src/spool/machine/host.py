@@ -86,6 +86,11 @@ def is_shared_between_hosts(file_system: str) -> bool:
     return file_system.startswith(_SHARED)
 
 
+def is_mounted_noexec(path: str) -> bool:
+    """Whether nothing can be executed on the file system of *path*. Raises OSError."""
+    return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+
+
 def local_zone() -> tzinfo:
     """Return the zone in which people on this machine are told instants; it changes with summer time."""
     now = time.localtime()

@@ -36,7 +36,7 @@ from spool.listeners.discovery import find_hooks, page_path
 from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
 from spool.listeners.notifications import expanded, who_else_reads
-from spool.machine.host import file_system_of, is_shared_between_hosts, this_user
+from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts, this_user
 from spool.machine.processes import MachineProber
 from spool.query import ignored
 from spool.query.jobs import STALE_NS
@@ -408,6 +408,9 @@ def _file_system(subject: Subject) -> Findings:
         yield _warn(text, "a local disk is faster and safer")
     else:
         yield _good(kind or "unknown")
+    if is_mounted_noexec(subject.root):
+        text = "mounted with noexec: copies of scripts (`spool submit job.sh`) and hooks in hooks/ cannot be executed"
+        yield _warn(text, "remount it with exec, or submit scripts with --no-capture")
 
 
 def _room(subject: Subject) -> Findings:
@@ -600,7 +603,7 @@ OF_THE_SPOOL = (
 )
 OF_THE_MACHINE = (
     Check("clock", "whether the clock is right, and was set back", _clock),
-    Check("disk type", "whether the disk is shared between hosts", _file_system),
+    Check("disk type", "whether the disk is shared between hosts, or mounted with noexec", _file_system),
     Check("room", "how much of the disk, and how many inodes, are free", _room),
     Check("inotify", "whether file events can be watched", _inotify),
     Check("executor", "whether the configured executor works", _executor),
