@@ -67,8 +67,25 @@ def test_a_word_too_many_is_named_with_what_the_command_takes(spool: Command) ->
 
 def test_a_misspelled_option_is_answered_with_the_likely_ones(spool: Command) -> None:
     """The suggestions stand in the message, without quotes and parentheses."""
-    assert "unknown option --nam; did you mean --job-name or --name" in spool("submit", "--nam", "x", "--", "true").err
+    assert "unknown option --nam; did you mean --name?" in spool("submit", "--nam", "x", "--", "true").err
+    assert (
+        "unknown option --nmae; did you mean --mem or --name or --time?"
+        in spool("submit", "--nmae", "x", "--", "true").err
+    )
+    assert (
+        "unknown option --dep; did you mean --dependency or --depends-on?" in spool("submit", "--dep", "a", "true").err
+    )
+    assert "unknown option --st; did you mean --state?" in spool("cancel", "--st", "held").err
     assert "option --name needs a value" in spool("submit", "--name").err
+
+
+@pytest.mark.parametrize("verb", ["submit", "ls", "cancel", "run", "reserve create"])
+@pytest.mark.parametrize("form", [("--spool", "/x"), ("--spool=/x",)])
+def test_the_spool_is_named_before_the_command(spool: Command, verb: str, form: tuple[str, ...]) -> None:
+    """Where to write --spool is said, instead of options that look like it."""
+    said = spool(*verb.split(), *form, "a")
+    assert said.code == 2
+    assert said.err.startswith(f"spool: --spool stands before the command: `spool --spool DIR {verb} …`")
 
 
 NAMES_A_JOB = ("show", "why", "log", "attach", "wait", "seff", "cancel", "hold", "release", "requeue", "suspend",
