@@ -10,7 +10,7 @@ from spool.client import autostart
 from spool.client.exports import exports
 from spool.client.output import read_output, run_of
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
-from spool.client.submit import default_root, ensure_spool, submit, where_taken
+from spool.client.submit import default_root, ensure_spool, literal, submit, where_taken
 from spool.client.waiting import Awaited, End
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.names import why_not_name
@@ -71,7 +71,7 @@ class Client:
         variables = keys.get("env", {})
         if isinstance(variables, Mapping) and (exported := exports(self.root).taken):
             keys["env"] = {**exported, **variables}
-        text = jobfile.dump({"command": program, "workdir": os.getcwd(), **keys})
+        text = jobfile.dump({"command": program, "workdir": literal(os.getcwd()), **keys})
         jobfile.parse(text, name=name, defaults=defaults_of(self.root))
         taken = where_taken(self.root, name)
         if taken is not None and not replace:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calling import Command, put_job
+from calling import Command, asked, put_job
 from spool.store.disk import Disk
 
 
@@ -67,8 +67,25 @@ def test_a_word_too_many_is_named_with_what_the_command_takes(spool: Command) ->
 
 def test_a_misspelled_option_is_answered_with_the_likely_ones(spool: Command) -> None:
     """The suggestions stand in the message, without quotes and parentheses."""
-    assert "unknown option --nam; did you mean --job-name or --name" in spool("submit", "--nam", "x", "--", "true").err
+    assert "unknown option --nam; did you mean --name?" in spool("submit", "--nam", "x", "--", "true").err
+    assert (
+        "unknown option --nmae; did you mean --mem or --name or --time?"
+        in spool("submit", "--nmae", "x", "--", "true").err
+    )
+    assert (
+        "unknown option --dep; did you mean --dependency or --depends-on?" in spool("submit", "--dep", "a", "true").err
+    )
+    assert "unknown option --st; did you mean --state?" in spool("cancel", "--st", "held").err
     assert "option --name needs a value" in spool("submit", "--name").err
+
+
+@pytest.mark.parametrize("verb", ["submit", "ls", "cancel", "run", "reserve create"])
+@pytest.mark.parametrize("form", [("--spool", "/x"), ("--spool=/x",)])
+def test_the_spool_is_named_before_the_command(spool: Command, verb: str, form: tuple[str, ...]) -> None:
+    """Where to write --spool is said, instead of options that look like it."""
+    said = spool(*verb.split(), *form, "a")
+    assert said.code == 2
+    assert said.err.startswith(f"spool: --spool stands before the command: `spool --spool DIR {verb} …`")
 
 
 NAMES_A_JOB = ("show", "why", "log", "attach", "wait", "seff", "cancel", "hold", "release", "requeue", "suspend",
@@ -209,3 +226,86 @@ def test_a_signal_may_be_a_number_with_a_dash(spool: Command, spool_root: Path) 
     put_job(spool_root, "a", place="held")
     assert "cannot signal job a: it is not running" in spool("signal", "-9", "a").err
     assert spool("signal", "-99", "a").err.endswith("no such signal; `kill -l` lists the signals")
+
+
+_MISNAMED = {
+    "a b.toml": "'queued/a b.toml' is ignored: a name is made of A-Z a-z 0-9 . _ and -, and ' ' is not allowed",
+    "-rf.toml": "queued/-rf.toml is ignored: a name begins with a letter or a digit, not with '-'",
+    "x.TOML": "queued/x.TOML is ignored: its name ends in .TOML, not in .toml",
+    "é.toml": "queued/é.toml is ignored: a name is made of A-Z a-z 0-9 . _ and -, and '\\xe9' is not allowed",
+    "a\nb.toml": "queued/a\\nb.toml is ignored: a name is made of A-Z a-z 0-9 . _ and -, and '\\n' is not allowed",
+    f"{'x' * 101}.toml": f"queued/{'x' * 101}.toml is ignored: a name has at most 100 characters, this one has 101",
+}
+
+
+@pytest.mark.parametrize("filename", _MISNAMED)
+def test_a_job_file_with_a_wrong_name_is_told_of(spool: Command, spool_root: Path, filename: str) -> None:
+    """It never starts; the lists, the machine's status and doctor say why, and nobody touches it."""
+    path = spool_root / "queued" / filename
+    path.write_text('command = "true"\n')
+    told = _MISNAMED[filename]
+    assert f"spool: {told}; rename it" in spool("ls").err.splitlines()
+    assert asked(spool, "ls")["problems"] == [f"{told}; rename it"]
+    assert f"{told}; rename it" in asked(spool, "info")["problems"]
+    found = [each for each in asked(spool, "doctor")["checks"] if each["check"] == "job files"]
+    assert [(each["level"], each["text"], each["remedy"]) for each in found] == [("warn", told, "rename it")]
+    assert path.read_text() == 'command = "true"\n'
+    path.rename(spool_root / "queued" / "fine.toml")
+    assert asked(spool, "ls")["problems"] == []
+
+
+def test_a_name_that_is_no_text_is_told_of(spool: Command, spool_root: Path) -> None:
+    """A file name in another encoding is shown with escapes, in JSON as well."""
+    os.close(os.open(os.fsencode(spool_root) + b"/held/\xff.toml", os.O_CREAT | os.O_WRONLY))
+    assert "held/\\udcff.toml is ignored" in spool("ls").err
+    assert asked(spool, "ls")["problems"][0].startswith("held/\\udcff.toml is ignored")
+    assert "held/\\udcff.toml is ignored" in spool("doctor", "-q").out
+
+
+def test_what_is_no_file_under_the_name_of_one_is_told_of(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """A link to a job file, a directory and a FIFO start nothing; the lists and doctor say what they are."""
+    file = tmp_path / "train.toml"
+    file.write_text('command = "true"\n')
+    link, folder, pipe = (spool_root / "queued" / f"{name}.toml" for name in ("link", "folder", "pipe"))
+    link.symlink_to(file)
+    assert spool("ls").err == (
+        "spool: queued/link.toml is ignored: it is a symbolic link; put a copy of the file there"
+    )
+    folder.mkdir()
+    os.mkfifo(pipe)
+    said = spool("ls").err
+    assert " and 2 more are ignored: it is " in said
+    assert said.endswith("; `spool doctor` lists them")
+    text = spool("doctor", "-q").out
+    for told in (
+        "queued/folder.toml is ignored: it is a directory -> remove it",
+        "queued/link.toml is ignored: it is a symbolic link -> put a copy of the file there",
+        "queued/pipe.toml is ignored: it is not a regular file -> remove it",
+    ):
+        assert told in text
+
+
+def test_other_files_where_jobs_are_put_are_for_doctor_alone(spool: Command, spool_root: Path) -> None:
+    """A script or a file without the ending is named by doctor; what editors leave, and what spool writes, is not."""
+    queued = spool_root / "queued"
+    for name in ("job.sh", "train", ".hidden.toml", "a.toml~", "#a.toml#", ".a.toml.swp", "4913", "b.toml.error"):
+        (queued / name).write_text("")
+    put_job(spool_root, "b", "]")
+    assert "ignored" not in spool("ls").err
+    text = spool("doctor", "-q").out
+    assert "queued/job.sh, queued/train: ignored, because a job file is called NAME.toml" in text
+    assert text.count("ignored") == 1
+    assert "1 job file cannot be used: b" in text
+
+
+def test_many_files_with_wrong_names_are_a_few_lines(spool: Command, spool_root: Path) -> None:
+    """The list has one line for all of them; doctor has ten, and says how many more there are."""
+    for at in range(30):
+        (spool_root / "queued" / f"job {at:02}.toml").write_text("")
+        (spool_root / "queued" / f"script{at:02}").write_text("")
+    assert spool("ls").err.count("\n") == 0
+    assert spool("ls").err.startswith("spool: 'queued/job 00.toml' and 29 more are ignored: ")
+    lines = spool("doctor", "-q").out
+    assert lines.count(" is ignored: ") == 10
+    assert "20 more in queued/ are ignored for such reasons" in lines
+    assert "queued/script04 and 25 more: ignored" in lines

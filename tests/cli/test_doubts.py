@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from calling import Command, put_job
 from spool.cli import fastsubmit
 from spool.executors import slurm
 from spool.formats.state import GpuView, MachineView, StateView, render_state
+
+_STATVFS = os.statvfs
 
 NEVER = [
     (("--cpus", "9999"), "never fits: needs 9999 CPUs, the machine has 4"),
@@ -40,6 +43,38 @@ def test_what_can_never_be_is_told_at_submission(
     said = spool("submit", "--name", "a", *words, "--", "true")
     assert (said.code, said.out) == (0, "a\n")
     assert f"warning: job a {why}" in said.err
+
+
+class _NoExec:
+    """What `os.statvfs` says of a file system that is mounted with noexec."""
+
+    def __init__(self, path: str) -> None:
+        self._found = _STATVFS(path)
+        self.f_flag = self._found.f_flag | os.ST_NOEXEC
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._found, name)
+
+
+def test_a_script_that_its_file_system_does_not_execute_is_told_of(
+    spool: Command, spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a script is a file of the spool: where that is mounted with noexec, submit and doctor say so."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(os, "statvfs", _NoExec)
+    said = spool("submit", "-n", "a", script)
+    assert (said.code, said.out) == (0, "a\n")
+    assert said.err == (
+        "spool: warning: job a cannot execute its script: the spool is on a file system mounted with noexec; "
+        "--no-capture runs the script where it is"
+    )
+    assert spool("submit", "-n", "b", "--no-capture", script).err == ""
+    assert spool("submit", "-n", "c", "--", "true").err == ""
+    assert "disk type: mounted with noexec: " in spool("doctor", "-q").out
+    monkeypatch.undo()
+    assert "noexec" not in spool("doctor").out
 
 
 @pytest.mark.parametrize("strict", [(), ("--strict",)])

@@ -19,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calling import Command, put_job
+from spool import Client
 from spool.cli import fastsubmit, joboptions, main, scripts, submission, submit
 from spool.cli.fastsubmit import UnclearError
 from spool.cli.joboptions import OPTIONS
@@ -27,6 +28,7 @@ from spool.core import layout
 from spool.core.errors import UsageError
 from spool.formats import jobfile
 from spool.formats.schema import schema
+from spool.machine.host import expanded, why_not_expanded
 from support import ROOT
 
 
@@ -399,12 +401,33 @@ QUICK_OPTIONS = st.lists(
 )  # fmt: skip
 
 
-@given(QUICK_OPTIONS, st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=1, max_size=3))
+OPTIONS_WITH_ANY_VALUE = st.lists(
+    st.tuples(
+        st.sampled_from([option.flags[0] for option in OPTIONS if option.kind not in ("rows", "moment or delay")]),
+        st.one_of(
+            st.text(st.characters(codec="utf-8"), max_size=6),
+            st.sampled_from(["a\nb", "a\tb", "/a\nb", "a=\n", "a,b\n", "1\n", "1G\n", "a\u2028b", "A=a\x7f"]),
+        ),
+    ).map(list),
+    max_size=2,
+)
+
+
+@given(
+    st.one_of(QUICK_OPTIONS, OPTIONS_WITH_ANY_VALUE),
+    st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=1, max_size=3),
+)
 @example([["--gpu-idle-action", "stop"]], ["true"])
+@example([["--project", "a\nb"]], ["true"])
+@example([["--group", "a\tb"]], ["true"])
+@example([["--tag", "a\nb"]], ["true"])
 def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[str]], words: list[str]) -> None:
     """The quick way takes a submission only if the full way would, and then means the same by it."""
     arguments = [word for option in chosen for word in option]
-    values, _, _ = fastsubmit.read(arguments, joboptions.FLAGS)
+    try:
+        values, _, _ = fastsubmit.read(arguments, joboptions.FLAGS)
+    except UnclearError:
+        return
     command = fastsubmit.command_of(words)
     text = fastsubmit.job_text(command, values, {"PATH": "/bin"})
     if text is None:
@@ -840,6 +863,43 @@ def test_a_workdir_is_taken_from_where_one_stands(spool: Command, spool_root: Pa
     for word, expected in given.items():
         assert spool("submit", *way, "--replace", "--workdir", word, "--", "true").code == 0
         assert queued(spool_root, "a")["workdir"] == expected
+
+
+@WAYS
+@pytest.mark.parametrize("words", [(), ("--workdir", "sub")])
+def test_a_dollar_sign_in_the_current_directory_begins_no_variable(
+    spool: Command,
+    spool_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    way: tuple[str, ...],
+    words: tuple[str, ...],
+) -> None:
+    """The job runs in the very directory, whichever way it was submitted, also from a Python program."""
+    here = tmp_path / "a$b ${HOME}$"
+    (here / "sub").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    said = spool("submit", *way, *words, "--", "true")
+    assert (said.code, said.err) == (0, "")
+    workdir = str(queued(spool_root, "a")["workdir"])
+    assert why_not_expanded(workdir, {}) is None
+    assert expanded(workdir, {}) == str(here / "sub" if words else here)
+    Client(spool_root).submit("true", name="b", held=True)
+    text = tomllib.loads((spool_root / "held" / "b.toml").read_text())["workdir"]
+    assert expanded(text, {}) == str(here)
+
+
+def test_a_path_that_cannot_be_expanded_is_doubted(spool: Command, spool_root: Path) -> None:
+    """A variable or a user that is not there makes the file invalid later, so a submission warns."""
+    for option, key in (("--workdir", "workdir"), ("--stdout", "stdout"), ("--stderr", "stderr")):
+        said = spool("submit", "-n", "a", "--replace", option, "/x/$NOPE/log", "--", "true")
+        assert said.code == 0
+        assert said.err.startswith(f"spool: warning: job a cannot run: {key}: $NOPE is not set for this job; ")
+    assert spool("submit", "-n", "b", "--workdir", "$HOME", "--stdout", "$HOME/x", "--", "true").err == ""
+    said = spool("submit", "-n", "c", "-t", "1h", "--env", "NOPE=x", "--stdout", "/$NOPE/x", "--", "true")
+    assert (said.code, said.err) == (0, "")
+    said = spool("submit", "-n", "d", "--array", "0-1", "--stdout", "/{index}/$NOPE", "--", "true")
+    assert "stdout: $NOPE is not set" in said.err
 
 
 def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(

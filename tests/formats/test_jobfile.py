@@ -128,6 +128,13 @@ def parsed(text: str, name: str = "train") -> Spec:
 
 def test_an_unknown_key_is_told_with_its_line_and_what_was_meant() -> None:
     """The message a user sees most often."""
+    for key, meant in (
+        ("CPUs", "cpus"),
+        ("Time-Limit", "time_limit"),
+        ("time", "time_limit"),
+        ("start", "start_after"),
+    ):
+        assert problems(f'command = "x"\n{key} = 1\n') == [f'unknown key "{key}" on line 2, did you mean "{meant}"?']
     assert problems('command = "x"\n\ngpu = 1\n') == ['unknown key "gpu" on line 3, did you mean "gpus"?']
 
 

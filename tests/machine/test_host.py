@@ -267,3 +267,10 @@ def test_variables_of_a_path_are_those_of_the_job(monkeypatch: pytest.MonkeyPatc
     assert host.why_not_expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) is None
     assert host.expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) == f"/s/{host.this_user()}"
     assert host.expanded("~/$1", {}) == os.path.expanduser("~/")
+
+
+def test_two_dollar_signs_in_a_path_are_one(tmp_path: Path) -> None:
+    """What `$$` stands for begins no variable; one dollar sign before something else stays."""
+    for path, expected in (("/a$$x", "/a$x"), ("/$${x}", "/${x}"), ("/$$$HOME$", "/$/h$"), ("/a$-b$", "/a$-b$")):
+        assert host.why_not_expanded(path, {"HOME": "/h"}) is None
+        assert host.expanded(path, {"HOME": "/h"}) == expected

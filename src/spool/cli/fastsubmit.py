@@ -271,7 +271,7 @@ def _is_plain(text: object) -> bool:
 
 
 def _is_label(text: str) -> bool:
-    return text == text.strip() and 0 < len(text) <= 100
+    return text == text.strip() and 0 < len(text) <= 100 and text.isprintable()
 
 
 def _is_amount(text: str, units: str) -> bool:

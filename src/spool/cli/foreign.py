@@ -6,7 +6,6 @@ changes results (GPUs, an array, a dependency) makes the reader of a script fail
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,10 +195,6 @@ def _output(option: str) -> Converter:
     return lambda text: [option, output_pattern(text)]
 
 
-def _folder(text: str) -> list[str]:
-    return ["--workdir", text if text[:1] in ("/", "~", "$") else os.path.abspath(text)]
-
-
 def _begin(text: str) -> list[str]:
     seconds = re.fullmatch(r"now\+([0-9]+)(?:s|seconds?)?", text.replace(" ", ""))
     if seconds:
@@ -259,7 +254,7 @@ _SBATCH: Mapping[str, Converter] = {
     "-d --dependency": _dependency,
     "-o --output": _output("--stdout"),
     "-e --error": _output("--stderr"),
-    "-D --chdir --workdir": _folder,
+    "-D --chdir --workdir": _same("--workdir"),
     "-b --begin": _begin,
     "--signal": _signal,
     "-L --licenses": _licenses,
@@ -269,7 +264,10 @@ _SBATCH: Mapping[str, Converter] = {
     "--kill-on-invalid-dep": _kept_on_failure,
     "-N --nodes": _one("node"),
     "--mail-type --mail-user": _NO_MAIL,
-    "-p --partition -q --qos -C --constraint --reservation -w --nodelist -x --exclude -M --clusters": _NO_PARTS,
+    "-p --partition -q --qos": _NO_PARTS,
+    "-C --constraint": _nothing("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
+    "-w --nodelist -x --exclude -M --clusters": _nothing("a spool is one machine, without nodes to choose from"),
+    "--reservation": _nothing("a job uses the reservations of its user or project by itself"),
     "--nice": _NICE,
     "--priority": _nothing("Slurm's priorities use another scale; give --priority 0-255"),
     "-i --input": _nothing("the job's stdin is empty; read the file in the command instead", matters=True),
@@ -347,7 +345,7 @@ _PBS: Mapping[str, Converter] = {
     "-J -t": _same("--array"),
     "-o": lambda text: ["--stdout", text.rpartition(":")[2]],
     "-e": lambda text: ["--stderr", text.rpartition(":")[2]],
-    "-d -w": _folder,
+    "-d -w": _same("--workdir"),
     "-W": _pbs_more,
     "-v": _exported,
     "-A -P": _same("--project"),

@@ -100,6 +100,7 @@ _ELSEWHERE = {
 LAST = "@"
 """Stands for the job that the user submitted last. No job can have that name."""
 
+_MOST_MEANT = 3  # options that a message names
 _FLAGS = 26  # cells at most for the options in a help with sections
 
 
@@ -304,8 +305,7 @@ def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str
     """Return what is wrong with a command line; where click speaks of its own types, what to write instead."""
     message = " ".join(error.format_message().split())
     if isinstance(error, click.NoSuchOption):
-        near = error.possibilities or ()
-        return f"unknown option {error.option_name}" + (f"; did you mean {' or '.join(sorted(near))}?" if near else "")
+        return _of_an_unknown_option(error.option_name, error.possibilities or (), ctx)
     if isinstance(error, click.BadOptionUsage) and message.endswith("requires an argument."):
         return f"option {error.option_name} needs a value"
     if isinstance(error, click.BadParameter) and error.param is not None:
@@ -318,6 +318,20 @@ def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str
         takes = " ".join(each.make_metavar(ctx) for each in ctx.command.params if isinstance(each, click.Argument))
         return f"unexpected argument {extra!r}; `{ctx.command_path}` takes {f'only {takes}' if takes else 'none'}"
     return message
+
+
+def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | None) -> str:
+    """Return what to write instead of option *name*: those that begin so, else those that are *near* to it."""
+    if ctx is not None and ctx.parent is not None and name == "--spool":
+        return f"{name} stands before the command: `spool {name} DIR {ctx.command_path.partition(' ')[2]} …`"
+    known = {word for option in ctx.command.params for word in _spellings(option)} if ctx is not None else set()
+    begun = sorted(word for word in known if name.startswith("--") and word.startswith(name))
+    meant = begun[:_MOST_MEANT] or sorted(near)
+    return f"unknown option {name}" + (f"; did you mean {' or '.join(meant)}?" if meant else "")
+
+
+def _spellings(option: click.Parameter) -> list[str]:
+    return [*option.opts, *option.secondary_opts, *getattr(option, "also", ())]
 
 
 def _number_wanted(kind: object) -> str:

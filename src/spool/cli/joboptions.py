@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from spool.client.submit import literal
 from spool.formats.keys import BY_OPTION, COMMON, SECTIONS, Key
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
@@ -119,7 +120,9 @@ def _directory(given: list[str]) -> str:
     Raises OSError.
     """
     path = given[-1]
-    return os.path.abspath(path) if path.strip() and path[0] not in "/~${" else path
+    if not path.strip() or path[0] in "/~${":
+        return path
+    return os.path.normpath(os.path.join(literal(os.getcwd()), path))
 
 
 def _choices(given: list[str]) -> dict[str, object]:

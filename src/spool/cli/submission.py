@@ -170,7 +170,11 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
     assert isinstance(command, str | list)
     try:
         given = joboptions.keys_of(values)
-        keys: dict[str, object] = {"command": command, "workdir": given.get("workdir") or os.getcwd(), **given}
+        keys: dict[str, object] = {
+            "command": command,
+            "workdir": given.get("workdir") or submitting.literal(os.getcwd()),
+            **given,
+        }
     except FileNotFoundError:
         why = "the current directory no longer exists; give --workdir an absolute path"
         raise UsageError(f"cannot submit a job: {why}") from None
@@ -180,7 +184,7 @@ def job_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Wanted:
         keys["env"] = env
     if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
-        keys["stderr"] = f"{jobs.replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
+        keys["stderr"] = f"{submitting.literal(jobs).replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
     _put_in_script(keys, what)
     if name is None:
         stem = what.stem or fastsubmit.stem_of(command)

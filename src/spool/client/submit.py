@@ -46,6 +46,11 @@ def default_root() -> str:
     return os.path.abspath(os.environ.get("SPOOL_DIR") or os.path.expanduser("~/.spool"))
 
 
+def literal(path: str) -> str:
+    """Return how a job file has the very path *path*, whatever dollar signs are in it (FORMAT 3.5)."""
+    return path.replace("$", "$$")
+
+
 def is_spool(root: str) -> bool:
     """Whether there is a spool at *root*."""
     return os.path.isdir(f"{root}/{QUEUED}")

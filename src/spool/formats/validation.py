@@ -165,12 +165,23 @@ def dotted(path: Path) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of *known* that was probably meant by *word*, if one is near."""
+    """Return the one of *known* that was probably meant by *word*: one that is near, else one that begins with it.
+
+    Capitals do not count, and a hyphen is as good as an underscore.
+    """
     if len(word) > 60:
         return None
     import difflib  # here, for it is needed only when something is wrong, and slow to import
 
-    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
+    names = {_plain(name): name for name in known}
+    plain = _plain(word)
+    near = [plain] if plain in names else difflib.get_close_matches(plain, names, n=1)
+    near = near or [name for name in names if name.startswith(f"{plain}_")]
+    return names[near[0]] if near else None
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,11 @@ def is_shared_between_hosts(file_system: str) -> bool:
     return file_system.startswith(_SHARED)
 
 
+def is_mounted_noexec(path: str) -> bool:
+    """Whether nothing can be executed on the file system of *path*. Raises OSError."""
+    return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+
+
 def local_zone() -> tzinfo:
     """Return the zone in which people on this machine are told instants; it changes with summer time."""
     now = time.localtime()
@@ -233,7 +238,7 @@ def _settings_of(path: str) -> dict[str, str]:
     return found
 
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as `os.path.expandvars` reads it
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\}|(\$))", re.ASCII)  # as `os.path.expandvars` reads it; `$$` is `$`
 
 
 def expanded(path: str, env: Mapping[str, str]) -> str:
@@ -256,5 +261,7 @@ def why_not_expanded(path: str, env: Mapping[str, str]) -> str | None:
 
 
 def _value_of(variable: re.Match[str], env: Mapping[str, str]) -> str | None:
+    if variable[3]:
+        return "$"
     name = variable[1] or variable[2] or ""
     return env[name] if name in env else login_environment().get(name)

@@ -12,7 +12,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from importlib.util import find_spec
@@ -36,15 +36,17 @@ from spool.listeners.discovery import find_hooks, page_path
 from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
 from spool.listeners.notifications import expanded, who_else_reads
-from spool.machine.host import file_system_of, is_shared_between_hosts, this_user
+from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts, this_user
 from spool.machine.processes import MachineProber
+from spool.query import ignored
 from spool.query.jobs import STALE_NS
 from spool.query.snapshot import machine_now
-from spool.store.disk import Disk, read_file, remedy_for
+from spool.store.disk import Disk, read_file, remedy_for, status_of
 from spool.store.spool import Service, TolerantSpool, read_bytes
 
 _STALE_S = 3600
 _FEW_WATCHES = 64
+_MOST_IGNORED, _MOST_NAMED = 10, 5
 _INOTIFY = "/proc/sys/fs/inotify"
 
 
@@ -233,7 +235,7 @@ def _staging(subject: Subject) -> Findings:
     stays = (
         [error for entry in stale for error in disk.removing(entry.path) if error is not None] if subject.fix else []
     )
-    text = f"{len(stale)} leftover files in .tmp/, from processes that are gone"
+    text = f"{_counted(len(stale), 'leftover file')} in .tmp/, from processes that are gone"
     remedy = "`spool doctor --fix` removes them"
     if stays:
         remedy = f"{stays[0].filename}: {stays[0].strerror}; remove it by hand"
@@ -308,12 +310,46 @@ def _jobs(subject: Subject) -> Findings:
         for name in subject.spool.names(place)
         if os.path.lexists(f"{subject.spool.layout.at(place)}/{name}{tail}")
     ]
+    strange = yield from _ignored(subject)
     if bad:
-        text = f"{len(bad)} job files cannot be used: {', '.join(sorted(bad)[:5])}"
+        text = f"{_counted(len(bad), 'job file')} cannot be used: {_some(sorted(bad))}"
         yield _warn(text, "`spool show NAME` says what is wrong", about="job files")
-    else:
+    elif not strange:
         waiting, held = len(subject.spool.names(QUEUED)), len(subject.spool.names(HELD))
         yield _good(f"{waiting} waiting, {held} held, {len(subject.spool.names(RUNNING))} running", about="job files")
+
+
+def _ignored(subject: Subject) -> Generator[Finding, None, bool]:
+    """Say which files are ignored where users put job files; return whether there are any."""
+    any_there = False
+    for place in (QUEUED, HELD):
+        names, others = subject.spool.names_and_others(place)
+        found = ignored.by_name(place, others)
+        for name in sorted(names):
+            status = status_of(subject.spool.layout.job_file(place, name))
+            other = ignored.by_kind(place, name, status.st_mode) if status is not None else None
+            found += [other] if other is not None else []
+        for each in found[:_MOST_IGNORED]:
+            yield _warn(f"{each.path} is ignored: {each.why}", each.remedy, about="job files")
+        if len(found) > _MOST_IGNORED:
+            more = f"{len(found) - _MOST_IGNORED:,} more in {place}/ are ignored for such reasons"
+            yield _warn(more, f"`ls {subject.spool.layout.at(place)}` lists them", about="job files")
+        rest = ignored.without_ending(place, others)
+        if rest:
+            text = f"{_some(rest)}: ignored, because a job file is called NAME.toml"
+            remedy = "rename a job file, remove what is none; `spool submit` takes a script"
+            yield _warn(text, remedy, about="job files")
+        any_there |= bool(found or rest)
+    return any_there
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _runs(subject: Subject) -> Findings:
@@ -372,6 +408,9 @@ def _file_system(subject: Subject) -> Findings:
         yield _warn(text, "a local disk is faster and safer")
     else:
         yield _good(kind or "unknown")
+    if is_mounted_noexec(subject.root):
+        text = "mounted with noexec: copies of scripts (`spool submit job.sh`) and hooks in hooks/ cannot be executed"
+        yield _warn(text, "remount it with exec, or submit scripts with --no-capture")
 
 
 def _room(subject: Subject) -> Findings:
@@ -558,13 +597,13 @@ OF_THE_SPOOL = (
         _dispatcher,
         _A_SPOOL,
     ),
-    Check("jobs", "job files that cannot be used", _jobs, _A_SPOOL),
+    Check("jobs", "job files that cannot be used, and files that are ignored", _jobs, _A_SPOOL),
     Check("runs", "runs whose end is not recorded", _runs, _A_SPOOL),
     Check("reading", "what the checks above could not read", _unread, _A_SPOOL),
 )
 OF_THE_MACHINE = (
     Check("clock", "whether the clock is right, and was set back", _clock),
-    Check("disk type", "whether the disk is shared between hosts", _file_system),
+    Check("disk type", "whether the disk is shared between hosts, or mounted with noexec", _file_system),
     Check("room", "how much of the disk, and how many inodes, are free", _room),
     Check("inotify", "whether file events can be watched", _inotify),
     Check("executor", "whether the configured executor works", _executor),

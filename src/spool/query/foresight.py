@@ -71,6 +71,7 @@ class _Seer:
         elif executor in LOCAL_EXECUTORS:
             yield from self._never_fits(name, spec)
             yield from self._nowhere(spec)
+            yield from self._not_executed(spec)
         yield from self._undelivered(spec)
         yield from self._unknown(name, spec)
 
@@ -117,6 +118,22 @@ class _Seer:
         path = spec.workdir or ""
         if path.startswith("/") and not {*path} & {*"{$%"} and not os.path.isdir(path):
             yield f"cannot start until its workdir exists: {path}"
+        for key, text in (("workdir", spec.workdir), ("stdout", spec.stdout), ("stderr", spec.stderr)):
+            if text is not None and ("$" in text or text.startswith("~")):
+                from spool.machine.host import why_not_expanded
+
+                why = why_not_expanded(text, dict(spec.env))
+                if why is not None:
+                    yield f"cannot run: {key}: {why}"
+
+    def _not_executed(self, spec: Spec) -> Iterator[str]:
+        if spec.script is None:
+            return
+        from spool.machine.host import is_mounted_noexec
+
+        if is_mounted_noexec(self._root):
+            remedy = "--no-capture runs the script where it is"
+            yield f"cannot execute its script: the spool is on a file system mounted with noexec; {remedy}"
 
     def _undelivered(self, spec: Spec) -> Iterator[str]:
         """Yield why no message of the job can arrive at an address. Asks nobody."""

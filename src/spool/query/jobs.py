@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import suppress
@@ -30,6 +29,7 @@ from spool.formats.run_records import GrantRecord
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
 from spool.machine.host import local_zone, user_name
 from spool.machine.processes import MachineProber
+from spool.query import ignored
 from spool.query.progress import progress_of
 from spool.store.disk import same_file
 from spool.store.spool import Service, Spool, spec_of, unreadable
@@ -138,6 +138,7 @@ class JobLister:
         self._complaints: dict[str, set[str]] = {}
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
         self._shapes: dict[bytes, dict[str, Any] | None] = {}
+        self._ignored: list[ignored.Ignored] = []
 
     def listing(
         self, *, everything: bool = False, only: Callable[[str], bool] | None = None, recent: int | None = None
@@ -147,8 +148,12 @@ class JobLister:
         Or the last *recent* of these; without, the last few of a day.
         """
         active: dict[str, list[str]] = {}
+        self._ignored.clear()
         for place in (RUNNING, QUEUED, HELD):
-            for name in self._spool.names(place):
+            names, others = self._spool.names_and_others(place)
+            if place != RUNNING:
+                self._ignored += ignored.by_name(place, others)
+            for name in names:
                 if only is None or only(name):
                     active.setdefault(name, []).append(place)
         for name in self._without_file():
@@ -168,7 +173,7 @@ class JobLister:
             self._starting,
             self.stale_ns,
             self._spool.paused,
-            self.state.problems if self.state is not None else (),
+            (*(self.state.problems if self.state is not None else ()), *ignored.in_short(self._ignored)),
             self._now_ns,
             unserved=goes_on and not self.dispatcher and not self._starting,
         )
@@ -256,7 +261,9 @@ class JobLister:
         path = spool.layout.job_file(place, name)
         try:
             status = os.lstat(path)
-            if not stat.S_ISREG(status.st_mode):
+            if (other := ignored.by_kind(place, name, status.st_mode)) is not None:
+                if place in (QUEUED, HELD):
+                    self._ignored.append(other)
                 return None
             user, since = user_name(status.st_uid), status.st_ctime_ns
             held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""

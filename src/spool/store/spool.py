@@ -78,11 +78,18 @@ class Spool:
 
     def names(self, place: str) -> list[str]:
         """Return the jobs whose files lie in the state directory *place*, unsorted."""
+        return self.names_and_others(place)[0]
+
+    def names_and_others(self, place: str) -> tuple[list[str], list[str]]:
+        """Return what `names` does, and the names of all other files that lie there."""
         try:
             listed = os.listdir(self.layout.at(place))
         except FileNotFoundError:
-            return []
-        return [name for name in map(layout.job_of, listed) if name is not None]
+            return [], []
+        names = [name for name in map(layout.job_of, listed) if name is not None]
+        if len(names) == len(listed):
+            return names, []
+        return names, [filename for filename in listed if layout.job_of(filename) is None]
 
     def places(self, name: str) -> list[str]:
         """Return the state directories in which job *name* has a file now."""
@@ -477,9 +484,11 @@ class TolerantSpool(Spool):
         """Remember an error."""
         self.unread.setdefault(_named(error, where), error)
 
-    def names(self, place: str) -> list[str]:
+    def names_and_others(self, place: str) -> tuple[list[str], list[str]]:
         """As a Spool does."""
-        return self.attempt(lambda: super(TolerantSpool, self).names(place), [], self.layout.at(place))
+        nothing: tuple[list[str], list[str]] = ([], [])
+        at = self.layout.at(place)
+        return self.attempt(lambda: super(TolerantSpool, self).names_and_others(place), nothing, at)
 
     def places(self, name: str) -> list[str]:
         """As a Spool does, each place by itself."""
