@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -37,3 +38,16 @@ def test_names_come_in_natural_order(names: list[str]) -> None:
     expected = sorted(names, key=by_character)
     assert sorted(names, key=natural) == expected
     assert sorted(names, key=NaturalOrder) == expected
+
+
+def test_a_sort_works_out_each_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that a copy puts into the queue at one moment are told apart by their names alone."""
+    asked: list[str] = []
+
+    def counted(name: str) -> tuple[str | int, ...]:
+        asked.append(name)
+        return natural(name)
+
+    monkeypatch.setattr("spool.core.names.natural", counted)
+    sorted((f"sweep_{number * 7 % 100}" for number in range(100)), key=NaturalOrder)
+    assert len(asked) == 100

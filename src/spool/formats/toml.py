@@ -20,12 +20,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-import tomli
-
 from spool.core.errors import InvalidFile, Problem, shown
-
-# The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
-
 
 Path = tuple[str | int, ...]
 """Where a value stands: keys, and positions in lists. `("depends_on", "all", 2)`."""
@@ -78,7 +73,7 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     suspicious = "\\" in text or "inf" in text or "nan" in text or "0x" in text or _MAY_BE_BAD.search(text) is not None
     try:
         with uncollected(wanted=len(text) >= _LARGE):
-            document = tomli.loads(text)
+            document = _loads(text)
         bad = _find_bad(document) if suspicious else None
     except RecursionError:
         raise InvalidFile(what, [Problem(None, None, "not valid TOML: it is nested too deeply")]) from None
@@ -91,6 +86,13 @@ def read(data: bytes, what: str) -> dict[str, Any]:
         key = ".".join(str(part) for part in path)
         raise InvalidFile(what, [Problem(key, line, f'"{key}"{on_line}: {why}')])
     return document
+
+
+def _loads(text: str) -> dict[str, Any]:
+    # The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
+    import tomli  # here, because a list of what the dispatcher says parses none
+
+    return tomli.loads(text)
 
 
 @contextmanager
@@ -387,7 +389,7 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
 def _plain_key(part: str) -> str:
     if part[0] in "\"'":
         try:
-            return str(tomli.loads(f"k={part}")["k"])
+            return str(_loads(f"k={part}")["k"])
         except ValueError:
             return part[1:-1]
     return part

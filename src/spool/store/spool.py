@@ -82,7 +82,7 @@ class Spool:
             listed = os.listdir(self.layout.at(place))
         except FileNotFoundError:
             return []
-        return [name for name in map(layout.job_of, listed) if name is not None]
+        return layout.jobs_of(listed)
 
     def places(self, name: str) -> list[str]:
         """Return the state directories in which job *name* has a file now."""
