@@ -30,7 +30,7 @@ from spool.formats.history import parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import GpusTold, JobView, StateView, parse_state
 from spool.store.disk import same_file
-from spool.store.spool import Service, Spool, spec_of, unreadable
+from spool.store.spool import Service, Spool, glimpse, spec_of, unreadable
 
 if TYPE_CHECKING:
     from spool.machine.processes import MachineProber  # what looks at the machine is imported when it has to
@@ -146,6 +146,7 @@ class JobLister:
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._complaints: dict[str, set[str]] = {}
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
+        self._users: dict[int, str] = {}
         self._shapes: dict[bytes, dict[str, Any] | None] = {}
 
     @cached_property
@@ -269,31 +270,40 @@ class JobLister:
         """Return a job as its files alone show it; None for what is no job, though its name is that of one."""
         spool = self._spool
         path = spool.layout.job_file(place, name)
-        from spool.machine.host import user_name
-
+        seen = glimpse(path) if place != RUNNING else None
         try:
-            status = os.lstat(path)
+            status = seen[0] if seen is not None else os.lstat(path)
             if not stat.S_ISREG(status.st_mode):
                 return None
-            user, since = user_name(status.st_uid), status.st_ctime_ns
+            user, since = self._user(status.st_uid), status.st_ctime_ns
             held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""
         except OSError:
             user, since, held = None, None, ""
         if place == RUNNING:
             return self._running(name, user, spool.job_spec(place, name))
-        stated = self._stated(name, place)
+        stated = self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
         state = State.HELD if place == HELD else State.QUEUED
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         if stated is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
         return JobRow(name, state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated or {})
 
-    def _stated(self, name: str, place: str) -> dict[str, Any] | None:
-        """Return what the job's file says of a row, None if it is not valid; files with one shape are parsed once."""
-        import spool.formats.jobfile as jobfile  # where a dispatcher is running, no file is parsed
+    def _user(self, uid: int) -> str:
+        if uid not in self._users:
+            from spool.machine.host import user_name
 
-        text = self._spool.job_text(place, name)
-        shape = jobfile.shape(text) if text else None
+            self._users[uid] = user_name(uid)
+        return self._users[uid]
+
+    @cached_property
+    def _shape_of(self) -> Callable[[bytes], bytes | None]:
+        from spool.formats import jobfile  # where a dispatcher is running, no file is parsed
+
+        return jobfile.shape
+
+    def _stated(self, name: str, text: bytes | None) -> dict[str, Any] | None:
+        """Return what the job's file says of a row, None if it is not valid; files with one shape are parsed once."""
+        shape = self._shape_of(text) if text else None
         if shape is None:
             return of_spec(spec_of(text, name))
         if shape not in self._shapes:
