@@ -28,18 +28,17 @@ from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pat
 from spool.core.reasons import show_instant
 from spool.formats.history import parse_history_line
 from spool.formats.run_records import GrantRecord
-from spool.formats.state import GpusTold, JobView, StateView, parse_state
+from spool.formats.state import JobView, StateView
+from spool.query.last_view import last_view
 from spool.store.disk import same_file
 from spool.store.spool import Service, Spool, glimpse, spec_of, unreadable
 
 if TYPE_CHECKING:
     from spool.machine.processes import MachineProber  # what looks at the machine is imported when it has to
 
-STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 RECENT = 10
 NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
 RECENT_NS = 24 * 3600 * SECOND_NS
-_MAX_STATE = 1 << 30
 _FEW = 8  # directories that can be listed in the time that it takes to look for one
 # What the dispatcher may have said of a file that lies there. `starting` lasts so short that it is asked anew.
 _FITTING = {
@@ -449,28 +448,6 @@ class JobLister:
         if result is not None:
             return row_of_result(result)
         return JobRow(name, State.CANCELLED, run=run, reason="moved to done/ before it ran")
-
-
-def last_view(spool: Spool, now_ns: int) -> tuple[StateView | None, int | None]:
-    """Return what a dispatcher, which lives, said last, and how long it has been silent if that is too long."""
-    path = spool.layout.at(layout.STATE)
-    try:
-        silent = now_ns - os.stat(path).st_mtime_ns
-    except OSError:
-        return None, None
-    data = spool.file(layout.STATE, _MAX_STATE)
-    return (parse_state(data) if data else None), (silent if silent > STALE_NS else None)
-
-
-def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
-    """Return what the running dispatcher knows of the GPUs, so that all answers agree; None if it knows nothing.
-
-    It has watched them, and may know what one look cannot show: that a GPU has fallen off, who used what before.
-    """
-    view, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
-    if view is None or view.machine is None or silent_ns is not None:
-        return None
-    return view.machine.told()
 
 
 _WORDS = {state.value: state for state in State}
