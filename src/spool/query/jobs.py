@@ -253,6 +253,8 @@ class JobLister:
     def _active(self, name: str, place: str, view: JobView | None) -> JobRow | None:
         if view is not None:
             state = _word(view.state)
+            if state is State.QUEUED and place == QUEUED:  # nearly all of a long list
+                return row_of_view(name, state, view, place)
             if state in (State.SUBMITTED, State.RUNNING) and self._spool.is_stopping(name):
                 return self._read(name, place)  # since the dispatcher has spoken
             if state is State.SUBMITTED and self._spool.spoke_at_ns(name, view.run or 0) is not None:
