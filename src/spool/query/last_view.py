@@ -20,7 +20,7 @@ def last_view(spool: Spool, now_ns: int) -> tuple[StateView | None, int | None]:
 
 
 def machine_told(spool: Spool, now_ns: int) -> MachineView | None:
-    """Return the machine as the running dispatcher saw it last; None if none runs, or it has been silent too long."""
+    """Return the machine as the running dispatcher saw it last; None without one, or if it is silent."""
     data, silent_ns = _last_words(spool, now_ns) if spool.dispatcher_lives() else (None, None)
     return parse_machine(data) if data and silent_ns is None else None
 
