@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from calling import Command, put_job
 from spool.cli import fastsubmit
 from spool.executors import slurm
 from spool.formats.state import GpuView, MachineView, StateView, render_state
+from support import ROOT
 
 _STATVFS = os.statvfs
 
@@ -129,8 +132,23 @@ def test_a_message_that_needs_apprise_is_told_where_it_is_missing(
 
 def test_a_plain_job_asks_for_nothing(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of one processor reads neither the machine nor the state."""
-    monkeypatch.setattr("spool.query.jobs.last_view", None)
+    monkeypatch.setattr("spool.query.last_view.machine_told", None)
     assert spool("submit", "--strict", "--name", "a", "-c", "true").code == 0
+
+
+def test_a_job_without_gpus_does_without_what_plans(spool_root: Path) -> None:
+    """What it asks for is compared with the machine itself, without the rest of the program and what watches GPUs."""
+    found = imported_by(["submit", "--memory", "1M", "--array", "1-2", "--hold", "--", "true"], spool_root)
+    assert "spool.query.foresight" in found
+    assert found.isdisjoint({"spool.query.snapshot", "spool.query.jobs", "spool.machine.gpus", "psutil", "logging"})
+
+
+def imported_by(words: list[str], spool_root: Path) -> set[str]:
+    """Run a command line and return the modules that were imported for it."""
+    code = f"import sys; from spool.cli.main import run; run({words!r}); print(*sys.modules, file=sys.stderr)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "SPOOL_DIR": str(spool_root)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return set(done.stderr.split())
 
 
 def test_what_cannot_be_read_keeps_nobody_from_submitting(spool: Command, spool_root: Path) -> None:

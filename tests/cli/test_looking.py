@@ -54,6 +54,19 @@ def names(said: str) -> list[str]:
     return [line.split()[0] for line in said.splitlines()[1:]]
 
 
+def test_ls_imports_nothing_that_it_does_not_need(spool_root: Path) -> None:
+    """Parsers, what looks at processes and how far runs are wait until there is something for them."""
+    code = "import sys; from spool.cli.main import run; run(['ls']); print(*sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "SPOOL_DIR": str(spool_root)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    found = set(done.stdout.splitlines()[-1].split())
+    assert "spool.query.jobs" in found
+    assert found.isdisjoint({
+        "csv", "pathlib", "rich", "tomli", "spool.core.runtimes", "spool.formats.jobfile", "spool.formats.wrapper",
+        "spool.machine.host", "spool.machine.processes", "spool.query.progress",
+    })  # fmt: skip
+
+
 def test_ls_shows_what_runs_what_waits_and_what_ended_lately(spool: Command, spool_root: Path) -> None:
     """Without a dispatcher the files alone are shown, and stderr says that nobody dispatches."""
     now = time.time_ns()

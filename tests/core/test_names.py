@@ -37,3 +37,20 @@ def test_names_come_in_natural_order(names: list[str]) -> None:
     expected = sorted(names, key=by_character)
     assert sorted(names, key=natural) == expected
     assert sorted(names, key=NaturalOrder) == expected
+
+
+class Counted(str):
+    """A name that counts how often a key is made of it."""
+
+    asked = 0
+
+    def __format__(self, spec: str) -> str:
+        Counted.asked += 1
+        return str(self)
+
+
+def test_a_sort_works_out_each_name_once() -> None:
+    """Jobs that a copy puts into the queue at one moment are told apart by their names alone."""
+    names = [Counted(f"sweep_{number * 7 % 100}") for number in range(100)]
+    assert sorted(names, key=NaturalOrder)[10] == "sweep_10"
+    assert Counted.asked == 100

@@ -6,6 +6,7 @@ import os
 import pwd
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from spool.machine import cgroups, host
@@ -274,3 +275,23 @@ def test_two_dollar_signs_in_a_path_are_one(tmp_path: Path) -> None:
     for path, expected in (("/a$$x", "/a$x"), ("/$${x}", "/${x}"), ("/$$$HOME$", "/$/h$"), ("/a$-b$", "/a$-b$")):
         assert host.why_not_expanded(path, {"HOME": "/h"}) is None
         assert host.expanded(path, {"HOME": "/h"}) == expected
+
+
+def test_the_memory_is_the_kernels_word_or_else_psutils(tmp_path: Path) -> None:
+    """`/proc/meminfo` answers by itself; psutil, which takes longer to import, where that does not say all of it."""
+    told = tmp_path / "meminfo"
+    told.write_text(
+        "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    9000000 kB\nHugePages: 0\n"
+    )
+    assert host.host_memory(str(told)) == HostMemory(16_000_000 << 10, 9_000_000 << 10)
+    real = psutil.virtual_memory().total
+    assert host.host_memory().total_bytes == real
+    for text in (
+        "",
+        "MemTotal: 16000000 kB\n",
+        "MemTotal: 4 kB\nMemAvailable: 5 kB\n",
+        "MemTotal: x kB\nMemAvailable: 5 kB\n",
+    ):
+        told.write_text(text)
+        assert host.host_memory(str(told)).total_bytes == real
+    assert host.host_memory(str(tmp_path / "gone")).total_bytes == real

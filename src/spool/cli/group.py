@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from collections.abc import Sequence
@@ -118,6 +119,13 @@ class Verb(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click leaves it out where an option lacks its value
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Do what the command line says, with garbage collected as in any program, but for what was imported."""
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
+        return super().invoke(ctx)
 
     def _last_job(self, args: list[str]) -> list[str]:
         """Return *args* with `@` for `-1` where a job is named, which click would take for an option."""

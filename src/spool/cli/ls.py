@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -183,7 +182,8 @@ class _Asked:
 def _show(spool: Spool, asked: _Asked) -> int:
     """Look at the spool, print the list once, and return the exit code."""
     wanted = asked.wanted
-    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order)
+    progress = asked.form in ("json", "csv") or "progress" in asked.columns or sys.stdout.isatty()
+    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, progress=progress)
     arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
     rows = _rows(found, arrays, wanted)
     match asked.form:
@@ -238,8 +238,10 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
 
         room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
         render.clear()
-    cells = [[field.text(one, now_ns) for field in kept] for one in lines[:room]]
-    render.table([field.column for field in kept], cells, [render.STATE_STYLES[one.row.state] for one in lines[:room]])
+    shown_lines = lines[:room]
+    columns = [[field.text(one, now_ns) for one in shown_lines] for field in kept]
+    styles = [render.STATE_STYLES[one.row.state] for one in shown_lines]
+    render.table([field.column for field in kept], list(zip(*columns, strict=True)), styles)
     if len(lines) > room:
         render.say(f"… and {len(lines) - room} more")
 
@@ -250,6 +252,8 @@ def _is_busy(row: JobRow) -> bool:
 
 def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> None:
     """Print CSV as in RFC 4180, except for its line ends."""
+    import csv  # here, because no other form needs it
+
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(columns)
     for row in rows:

@@ -32,6 +32,7 @@ exit like the job:
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process with its exit code."""
+    gc.disable()  # what is imported is no garbage; a verb enables it
     _open_missing()
     code = run(sys.argv[1:] if arguments is None else arguments)
     try:

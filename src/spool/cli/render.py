@@ -103,13 +103,15 @@ def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text: the columns padded with spaces, two of them between; the last is not padded."""
     padded: list[Sequence[str]] = []
     for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
-        safe = cells if "".join(cells).isprintable() else tuple(map(shown, cells))
-        texts = (column.title, *safe)
-        width = max(map(len, texts))
+        different = {column.title, *cells}  # most of a long column says the same
+        plain = "".join(different).isprintable()
+        texts = {cell: cell if plain else shown(cell) for cell in different}
+        width = max(map(len, texts.values()))
         if column.right:
-            padded.append([text.rjust(width) for text in texts])
-        else:
-            padded.append([text.ljust(width) for text in texts] if len(padded) < len(columns) - 1 else texts)
+            texts = {cell: text.rjust(width) for cell, text in texts.items()}
+        elif len(padded) < len(columns) - 1:
+            texts = {cell: text.ljust(width) for cell, text in texts.items()}
+        padded.append([texts[column.title], *map(texts.__getitem__, cells)])
     return "".join([f"{GAP.join(line).rstrip()}\n" for line in zip(*padded, strict=True)])
 
 

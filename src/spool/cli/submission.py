@@ -6,6 +6,7 @@ all else. Help and wrong words are left to click, which has the same options in 
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,6 +140,7 @@ def carry_out(order: Submission, root: str) -> int:
         say(job, at_once=True)
     if not order.wait:
         return 0
+    gc.enable()  # it may take days
     from spool.cli.wait import until_ended
 
     return until_ended(root, [job for job, _ in jobs])

@@ -7,7 +7,7 @@ that describes each file stands beside it. Imports nothing, because every comman
 from __future__ import annotations
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-_IN_NAMES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+_IN_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 _LONGEST_NAME = 100
 JOB_SUFFIX = ".toml"
 ERROR_SUFFIX = ".error"
@@ -76,11 +76,7 @@ TASKS = "tasks"
 def valid_name(name: str) -> bool:
     """Whether *name* can be a job's: 1 to 100 of ``A-Za-z0-9._-``, first a letter or a digit (FORMAT 2.1)."""
     # Without `re`, whose import takes longer than a submission.
-    return (
-        not name.encode("ascii", "replace").translate(None, _IN_NAMES)
-        and name[:1] not in ("", ".", "_", "-")
-        and len(name) <= _LONGEST_NAME
-    )
+    return not name.strip(_IN_NAMES) and name[:1] not in ("", ".", "_", "-") and len(name) <= _LONGEST_NAME
 
 
 def job_of(filename: str) -> str | None:
@@ -89,6 +85,12 @@ def job_of(filename: str) -> str | None:
         return None
     name = filename[: -len(JOB_SUFFIX)]
     return name if valid_name(name) else None
+
+
+def jobs_of(filenames: list[str]) -> list[str]:
+    """Return the jobs that files of these names in a state directory are, as `job_of` does of each."""
+    names = [filename[: -len(JOB_SUFFIX)] for filename in filenames if filename.endswith(JOB_SUFFIX)]
+    return [name for name in names if valid_name(name)]
 
 
 def file_of(name: str) -> str:

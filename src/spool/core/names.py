@@ -50,13 +50,19 @@ def is_pattern(text: str) -> bool:
 class NaturalOrder:
     """A name as the last thing to sort by: in natural order, which is worked out only where nothing else decides."""
 
-    __slots__ = ("_name",)
+    __slots__ = ("_key", "_name")
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._key: tuple[str | int, ...] = ()
 
     def __lt__(self, other: NaturalOrder) -> bool:
-        return natural(self._name) < natural(other._name)
+        return (self._key or self._worked_out()) < (other._key or other._worked_out())
+
+    def _worked_out(self) -> tuple[str | int, ...]:
+        """Return the key, and keep it: a sort compares each name a dozen times."""
+        self._key = natural(self._name)
+        return self._key
 
 
 def natural(name: str) -> tuple[str | int, ...]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import fields
 from typing import Any, NamedTuple
 
-from spool.core.lazyclass import dataclass, field
+from spool.core.lazyclass import dataclass, field, names_of
 from spool.core.model import Grant, Limits, Policy, Running, Waiting
 from spool.core.pools import Pools
 
@@ -137,8 +136,8 @@ def limits_of(default: Limits, named: Mapping[str, Limits], name: str) -> Limits
         return default
     return Limits(
         **{
-            each.name: getattr(default, each.name) if getattr(own, each.name) is None else getattr(own, each.name)
-            for each in fields(Limits)
+            each: getattr(default, each) if getattr(own, each) is None else getattr(own, each)
+            for each in names_of(Limits) or ()
         }
     )
 

@@ -309,6 +309,12 @@ class Config:
     gc: GcConfig = GcConfig()
     advice: tuple[str, ...] = ()  # keys that have no effect, and what to write instead
 
+    def memory_of(self, total_bytes: int) -> int:
+        """Return the memory that jobs may have together on a machine with *total_bytes*."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        return max(0, total_bytes - self.memory_reserve.bytes_of(total_bytes))
+
 
 _GONE = {
     "starvation_after": 'jobs no longer starve, with any value; remove it, or set order = "arrival" for first come, '

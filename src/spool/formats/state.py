@@ -224,6 +224,20 @@ def escaped(value: Any) -> Any:
     return [escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+class _MachineAlone(Struct, frozen=True):
+    """What is read of the view by who asks for the machine: the jobs may be many."""
+
+    machine: MachineView | None = None
+
+
+def parse_machine(data: bytes) -> MachineView | None:
+    """Return what `state.json` says of the machine, None if it says nothing or cannot be understood."""
+    try:
+        return json.decode(data, type=_MachineAlone).machine
+    except (DecodeError, UnicodeDecodeError):
+        return None
+
+
 def parse_state(data: bytes) -> StateView | None:
     """Return what `state.json` says, None if it cannot be understood: it is rewritten at any moment."""
     try:

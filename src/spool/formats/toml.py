@@ -20,12 +20,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-import tomli
-
 from spool.core.errors import InvalidFile, Problem, shown
-
-# The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
-
 
 Path = tuple[str | int, ...]
 """Where a value stands: keys, and positions in lists. `("depends_on", "all", 2)`."""
@@ -44,7 +39,6 @@ _LARGE = (
 )  # characters: beyond this, parsing may create enough objects for the garbage collector to get in the way
 
 _BOM = b"\xef\xbb\xbf"
-_POSITION = re.compile(r"^(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)$", re.DOTALL)
 # What no file may hold is written with an escape, with many digits, with an exponent, or as one of two words. To look
 # for these takes a tenth of the time that it takes to look at every value.
 _MAY_BE_BAD = re.compile(r"[0-9_](?:[eE]|[0-9A-Fa-f_]{14})")
@@ -53,18 +47,19 @@ _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
 MAX_TOKENS = 30_000
 """So far into a source lines are looked for: no file that people write by hand has as many words and marks."""
 
+# Compiled when they are used, for what is wrong or strange: that takes longer than most files take to be read.
+_POSITION = r"(?s)^(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)$"
 _STRING = (
     r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}'
     r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
     r'|"(?:[^"\\\n]|\\.)*+"'
     r"|'[^'\n]*+'"
 )
-_TOKEN = re.compile(
-    rf"(?P<skip>[ \t\r]+|#[^\n]*)|(?P<text>{_STRING})|(?P<mark>[\[\]{{}}=,.\n])|(?P<bare>[^\s\[\]{{}}=,.#\"']+)",
-    re.DOTALL,
+_TOKEN = (
+    rf"(?s)(?P<skip>[ \t\r]+|#[^\n]*)|(?P<text>{_STRING})|(?P<mark>[\[\]{{}}=,.\n])|(?P<bare>[^\s\[\]{{}}=,.#\"']+)"
 )
-_NO_KEYS = re.compile(rf"(?P<text>{_STRING})|#[^\n]*", re.DOTALL)
-_NESTING = re.compile(rf"{_STRING}|#[^\n]*|[\[\]{{}}]", re.DOTALL)
+_NO_KEYS = rf"(?s)(?P<text>{_STRING})|#[^\n]*"
+_NESTING = rf"(?s){_STRING}|#[^\n]*|[\[\]{{}}]"
 
 
 def read(data: bytes, what: str) -> dict[str, Any]:
@@ -78,7 +73,7 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     suspicious = "\\" in text or "inf" in text or "nan" in text or "0x" in text or _MAY_BE_BAD.search(text) is not None
     try:
         with uncollected(wanted=len(text) >= _LARGE):
-            document = tomli.loads(text)
+            document = _loads(text)
         bad = _find_bad(document) if suspicious else None
     except RecursionError:
         raise InvalidFile(what, [Problem(None, None, "not valid TOML: it is nested too deeply")]) from None
@@ -91,6 +86,13 @@ def read(data: bytes, what: str) -> dict[str, Any]:
         key = ".".join(str(part) for part in path)
         raise InvalidFile(what, [Problem(key, line, f'"{key}"{on_line}: {why}')])
     return document
+
+
+def _loads(text: str) -> dict[str, Any]:
+    # The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
+    import tomli  # here, because a list of what the dispatcher says parses none
+
+    return tomli.loads(text)
 
 
 @contextmanager
@@ -127,7 +129,7 @@ def decode(data: bytes, what: str) -> str:
 
 
 def _syntax_problem(text: str, error: ValueError) -> Problem:
-    match = _POSITION.match(str(error))
+    match = re.match(_POSITION, str(error))
     if match is None:  # no position: a number that Python will not convert
         return Problem(None, None, f"not valid TOML: {str(error).split(';')[0]}")
     message, line, column = match.groups()
@@ -215,7 +217,7 @@ def show(value: object) -> str:
 
 def has_long_key(text: str, most: int) -> bool:
     """Tell whether *text*, valid or not, has a key of more than *most* parts."""
-    bare = _NO_KEYS.sub(lambda match: '""' if match.group("text") else "", text)
+    bare = re.sub(_NO_KEYS, lambda match: '""' if match.group("text") else "", text)
     part = r"[A-Za-z0-9_\"-]"
     return re.search(rf"(?<!{part})(?:{part}++[ \t]*+\.[ \t]*+){{{most}}}", bare) is not None
 
@@ -223,7 +225,7 @@ def has_long_key(text: str, most: int) -> bool:
 def too_deep(text: str, most: int) -> int | None:
     """Return the line on which *text*, valid or not, opens more than *most* brackets in each other; None if nowhere."""
     depth = 0
-    for match in _NESTING.finditer(text):
+    for match in re.finditer(_NESTING, text):
         mark = match.group()
         if mark in ("[", "{"):
             depth += 1
@@ -374,7 +376,7 @@ class _Scan:
 def _tokens(text: str) -> Iterator[tuple[str, int]]:
     """Yield each token of *text* with its line, up to the last that is looked at."""
     line, number = 1, 0
-    for match in _TOKEN.finditer(text):
+    for match in re.finditer(_TOKEN, text):
         part = match.group()
         if match.lastgroup != "skip":
             yield part, line
@@ -387,7 +389,7 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
 def _plain_key(part: str) -> str:
     if part[0] in "\"'":
         try:
-            return str(tomli.loads(f"k={part}")["k"])
+            return str(_loads(f"k={part}")["k"])
         except ValueError:
             return part[1:-1]
     return part

@@ -39,7 +39,7 @@ from spool.listeners.notifications import expanded, who_else_reads
 from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts, this_user
 from spool.machine.processes import MachineProber
 from spool.query import ignored
-from spool.query.jobs import STALE_NS
+from spool.query.last_view import STALE_NS
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, read_file, remedy_for, status_of
 from spool.store.spool import Service, TolerantSpool, read_bytes

@@ -15,10 +15,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from spool.core.arrays import array_of
-from spool.core.layout import valid_name
+from spool.core.layout import LOCK, valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
 from spool.core.names import LOCAL_EXECUTORS
 from spool.store.glance import config_if
+from spool.store.lock import dispatcher_lives
 
 if TYPE_CHECKING:
     from spool.formats.config import Config
@@ -97,10 +98,11 @@ class _Seer:
 
     def _told(self, request: Request) -> Machine | None:
         """Return the machine as the running dispatcher last saw it, None if it has not reported what is asked."""
-        from spool.query.jobs import last_view
+        if not dispatcher_lives(f"{self._root}/{LOCK}"):
+            return None
+        from spool.query.last_view import machine_told
 
-        view, silent_ns = last_view(self._spool, self._now_ns) if self._spool.dispatcher_lives() else (None, None)
-        told = view.machine if view is not None and silent_ns is None else None
+        told = machine_told(self._spool, self._now_ns)
         if told is None:
             return None
         gpus = told.told()
@@ -110,9 +112,15 @@ class _Seer:
         return Machine(told.cpus, told.memory_bytes, gpus=cards, gpu_problem=problem, resources=self._config.resources)
 
     def _machine(self, request: Request) -> Machine:
-        from spool.query.snapshot import machine_now
+        if request.gpus:
+            from spool.query.snapshot import machine_now
 
-        return machine_now(self._spool, self._now_ns, with_gpus=request.gpus > 0, patience_ns=_PATIENCE_NS)
+            return machine_now(self._spool, self._now_ns, patience_ns=_PATIENCE_NS)
+        from spool.machine.host import Host
+
+        host, config = Host(), self._config
+        cpus = host.cpus() if config.cpus is None else config.cpus
+        return Machine(cpus, config.memory_of(host.memory().total_bytes), resources=config.resources)
 
     def _nowhere(self, spec: Spec) -> Iterator[str]:
         path = spec.workdir or ""

@@ -11,7 +11,8 @@ from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.core.units import show_size
 from spool.formats.state import MachineView
-from spool.query.jobs import JobFilter, JobList, JobRow, last_view, list_jobs
+from spool.query.jobs import JobFilter, JobList, JobRow, list_jobs
+from spool.query.last_view import last_view
 from spool.query.progress import progress_of
 from spool.query.snapshot import machine_now
 from spool.store.spool import Spool, TolerantSpool

@@ -12,7 +12,6 @@ from spool.core.arrays import array_of
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, State
-from spool.core.runtimes import Source
 from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
 from spool.store.spool import Spool
 
@@ -216,6 +215,7 @@ class WaitWatch:
 
 
 def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
+    from spool.core.runtimes import Source
     from spool.query.snapshot import snapshot  # and half of the program with it, which a list does without
     from spool.state.past import past_of
 

@@ -189,10 +189,7 @@ class MachineMonitor:
             config = self._settings.config
             host = self._host.memory()
             cpus = config.cpus if config.cpus is not None else self._host.cpus()
-            memory = config.memory_bytes
-            if memory is None:
-                memory = max(0, host.total_bytes - config.memory_reserve.bytes_of(host.total_bytes))
-            self._totals = (cpus, memory, now_ns)
+            self._totals = (cpus, config.memory_of(host.total_bytes), now_ns)
             self._available = (host.available_bytes, now_ns)
         if not 0 <= now_ns - self._available[1] < _AVAILABLE_EVERY_NS and self._memory_matters():
             self._available = (self._host.memory().available_bytes, now_ns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 from spool.core import layout
@@ -12,7 +11,11 @@ from spool.formats.config import Config
 from spool.store.disk import read_file, remedy_for
 from spool.store.spool import Spool
 
-log = logging.getLogger(__name__)
+
+def _warn(text: str) -> None:
+    import logging  # here, because a submission seldom has to warn
+
+    logging.getLogger(__name__).warning("%s", text)
 
 
 class Settings:
@@ -47,16 +50,14 @@ class Settings:
         advice = "; ".join(new.advice)
         problem = cannot("fully use", "the configuration", advice, where=self._path) if advice else None
         if problem is not None and problem != self.problem:
-            log.warning("%s", problem)
+            _warn(problem)
         self.problem = problem
         changed, self.config = new != self.config, new
         return changed
 
     def _keep(self, problem: str, *, first: bool) -> bool:
         if problem != self.problem:
-            log.warning(
-                "%s; %s", problem, "the defaults apply" if first else "the previous configuration stays in force"
-            )
+            _warn(f"{problem}; {'the defaults apply' if first else 'the previous configuration stays in force'}")
         self.problem = problem
         return False
 

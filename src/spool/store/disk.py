@@ -477,7 +477,7 @@ def read_file(path: str, limit: int = 1 << 24) -> bytes | None:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EEXIST, "it is not a regular file")
         parts = []
-        at_once = min(max(status.st_size + 1, 4096), 1 << 20)
+        at_once = min(max(status.st_size + 1, 4096), 1 << 26)  # whole, and so without a copy
         while limit > 0 and (part := os.read(fd, min(limit, at_once))):
             parts.append(part)
             limit -= len(part)

@@ -86,7 +86,7 @@ class Spool:
             listed = os.listdir(self.layout.at(place))
         except FileNotFoundError:
             return [], []
-        names = [name for name in map(layout.job_of, listed) if name is not None]
+        names = layout.jobs_of(listed)
         if len(names) == len(listed):
             return names, []
         return names, [filename for filename in listed if layout.job_of(filename) is None]
@@ -598,6 +598,24 @@ def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     finally:
         os.close(fd)
     return data
+
+
+def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
+    """Return the status and the content of a small file by one look; None where it takes another to say what is there.
+
+    Never blocks, follows no link.
+    """
+    try:
+        fd = _open_record(path)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        return (status, os.read(fd, 65536)) if stat.S_ISREG(status.st_mode) and status.st_size < 65536 else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _is_regular(path: str) -> bool:
