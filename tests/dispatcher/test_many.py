@@ -376,6 +376,27 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
     assert waits == [1, 5]
 
 
+# When to reap.
+
+
+def test_children_are_reaped_again_when_that_is_due(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no child has told of its end, and no pass has another reason: a zombie may be left."""
+    session.settle()
+    now = session.now
+    assert now is not None
+    reaped, due_ns = list[int](), time.monotonic_ns() + 3_000_000_000
+    monkeypatch.setattr(LocalProcesses, "due_ns", lambda _: due_ns)
+    monkeypatch.setattr(LocalProcesses, "reap", lambda _: iter(reaped.append(1) or ()))
+    now.wakeup.children_ended()
+    now.supervisor.collect()
+    assert reaped == []
+    assert now.supervisor._timer.at_ns is not None
+    assert now.supervisor._timer.at_ns <= due_ns
+    due_ns = time.monotonic_ns()
+    now.supervisor.collect()
+    assert reaped == [1]
+
+
 # What wrappers leave behind.
 
 
