@@ -121,13 +121,14 @@ class StatusWriter:
 
     def _view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
         jobs: dict[str, JobView] = {}
-        before, self._running = self._running, {}
         steady = not self._confinement.troubled
+        if not steady or len(self._running) > 2 * len(self._state.live):
+            self._running = {}  # those that are over are in it, too
+        before = self._running
         for job in self._state.jobs.values():
             if (live := job.live) is not None:
-                said = before.get(live) if steady else None
+                said = before.get(live)
                 if said is not None and said[0] is live.spec and live.merely_runs:  # nothing has happened to it since
-                    self._running[live] = said
                     jobs[job.name] = said[1]
                 else:
                     jobs[job.name] = self._live(live, steady=steady)
