@@ -73,6 +73,13 @@ def test_the_sums_are_those_made_anew(steps):
         counts = kept.counts
         assert {name: getattr(counts, name) for name in counts.__slots__ if name != "named"} == sums(runs)
         assert dict(kept) == there
+        for name in list(there)[:1]:
+            rest = [run for run in runs if run.name != name]
+            with kept.without(name):
+                assert {each: getattr(counts, each) for each in counts.__slots__ if each != "named"} == sums(rest)
+                assert dict(kept) == {run.name: run for run in rest}
+                assert list(kept.ends(NOW)) == list(Runs(rest).ends(NOW))
+            assert list(kept) == list(there)
         assert kept.with_gpus == {name: run for name, run in there.items() if run.grant.gpu_uuids}
         for group in ("g", "h"):
             stated = [run.spec.group_limit for run in runs if run.spec.group == group]

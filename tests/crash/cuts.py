@@ -18,7 +18,7 @@ def where(whole: FaultyDisk, number: int) -> str:
 
 def can_be_torn(whole: FaultyDisk, number: int) -> bool:
     """Whether that change writes data, so that a cut can leave half of it."""
-    return whole.recorded[number - 1].name in ("create", "append")
+    return whole.recorded[number - 1].name in ("create", "fill", "append")
 
 
 @contextmanager

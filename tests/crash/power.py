@@ -143,6 +143,10 @@ class LossyDisk(Disk):
         super().create(path, data, mode)
         self.unsynced.written(path)
 
+    def fill(self, path: str, data: bytes) -> None:
+        self._count()
+        super().fill(path, data)  # nothing of the file was synced
+
     def append(self, fd: int, data: bytes) -> None:
         self._count()
         status = os.fstat(fd)

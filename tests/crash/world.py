@@ -106,8 +106,9 @@ class World:
         self.launched.append(launch)
         return self.engine.no_child(launch.job, launch.run, None)
 
-    def get_ready(self, text: bytes | None = None) -> int | None:
+    def get_ready(self, text: bytes | None = None) -> tuple[()]:
         """Have nothing ready."""
+        return ()
 
     def close(self) -> None:
         """Release nothing."""

@@ -34,6 +34,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 
 def _ready(world: World) -> list[Path]:
+    """Return what lies ready: the directory of a job that has had no run."""
     return sorted((world.root / layout.STAGING).glob("*.run.*"))
 
 
@@ -52,9 +53,9 @@ def test_what_starts_next_lies_ready(session: Session) -> None:
     """While it waits nobody sees it; then it is moved to where it belongs, with the grant added."""
     world = session.world
     [staged] = _ready(world)
-    assert sorted(os.listdir(staged)) == sorted([layout.SPEC_COPY, layout.WRAPPER])
+    assert sorted(os.listdir(staged / "1")) == sorted([layout.SPEC_COPY, layout.WRAPPER, layout.GRANT])
     assert not (world.root / "jobs" / "next").exists()
-    inode = (staged / layout.WRAPPER).stat().st_ino
+    inode = (staged / "1" / layout.WRAPPER).stat().st_ino
     _end_of_first(session)
     assert world.pids("next")
     assert _script(world, "next").stat().st_ino == inode
@@ -132,10 +133,33 @@ def test_what_somebody_swept_away_is_made_again(session: Session, swept: str | N
     if swept is None:
         shutil.rmtree(staged)
     else:
-        (staged / swept).unlink()
+        (staged / "1" / swept).unlink()
     _end_of_first(session)
     assert session.world.pids("next")
     assert {layout.SPEC_COPY, layout.WRAPPER} <= set(os.listdir(_script(session.world, "next").parent))
+    assert not _ready(session.world)
+
+
+@pytest.mark.parametrize("there", ["nothing", "a run", "another file", "a file"])
+def test_a_directory_that_was_made_meanwhile_keeps_what_it_has(session: Session, there: str) -> None:
+    """Nothing that lies where the job's own directory belongs is replaced."""
+    directory = session.world.root / "jobs" / "next"
+    if there == "a file":
+        directory.write_text("mine")
+    else:
+        directory.mkdir()
+        if there != "nothing":
+            (directory / ("1" if there == "a run" else "mine")).mkdir()
+    session.survives_errors = there == "a file"
+    session.world.exit(session.world.pids("first")[0], 0)
+    session.turns(5)
+    if there == "a file":
+        assert directory.read_text() == "mine"
+        assert not session.world.pids("next")
+        return
+    assert session.world.pids("next")
+    runs = {"nothing": {"1"}, "a run": {"1", "2"}, "another file": {"1", "mine"}}
+    assert set(os.listdir(directory)) == runs[there]
     assert not _ready(session.world)
 
 

@@ -214,3 +214,19 @@ def test_who_depends_on_a_run_starts_with_its_end(session: Session) -> None:
         "y": ("finished 1.0",),
         "z": ("cancelled 1.0",),
     }
+
+
+def test_another_file_that_is_held_is_known_when_the_waiting_one_ends(session: Session) -> None:
+    """No event tells of it a second time."""
+    assert session.now is not None
+    session.users.submit("x", "ok", place=HELD)
+    session.users.submit("x", "ok", 'depends_on = ["y"]')
+    session.users.submit("y", "fail")
+    hear(session)
+    session.settle()
+    assert ends_of(session.world).outcomes["x"] == ("cancelled 1.0",)
+    assert list(session.now.state.held) == ["x"]
+    os.rename(session.users.path(HELD, "x"), session.users.path(QUEUED, "x"))
+    hear(session)
+    session.settle()
+    assert ends_of(session.world).outcomes["x"] == ("cancelled 1.0", "finished 1.0")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from heapq import merge
 
 from spool.core.lazyclass import replace
@@ -63,6 +64,29 @@ class Runs(Mapping[str, Running]):
                 expected = self._expected[name]
             self._discount(before)
         self._runs[name] = run
+        self._count(run, expected or self.run_times.of_run(run))
+
+    def remove(self, name: str) -> None:
+        """Count the run of that job no more; one that is not there is none of our business."""
+        run = self._runs.pop(name, None)
+        if run is not None:
+            self._discount(run)
+
+    @contextmanager
+    def without(self, name: str) -> Iterator[None]:
+        """Be, inside `with`, what remains once the run of that job has left."""
+        everything, expected = self._runs, self._expected[name]
+        run = everything[name]
+        self._runs = {other: everything[other] for other in everything if other != name}
+        self._discount(run)
+        try:
+            yield
+        finally:
+            self._runs = everything
+            self._count(run, expected)
+
+    def _count(self, run: Running, expected: Expected) -> None:
+        name = run.name
         self.counts.add(run)
         _state(run, self.group_limits.add, self.array_limits.add)
         if run.elsewhere is not None:
@@ -70,19 +94,13 @@ class Runs(Mapping[str, Running]):
             there.put(replace(run, elsewhere=None))
         elif run.grant.gpu_uuids:
             self.with_gpus[name] = run
-        expected = self._expected[name] = expected or self.run_times.of_run(run)
+        self._expected[name] = expected
         end_ns = self._ends[name] = run.counts_from_ns + expected.ns
         self._in_order.add((end_ns, name))
         if run.stopping:
             self._stopping.add(name)
         elif run.suspended:
             self._suspended.add(name)
-
-    def remove(self, name: str) -> None:
-        """Count the run of that job no more; one that is not there is none of our business."""
-        run = self._runs.pop(name, None)
-        if run is not None:
-            self._discount(run)
 
     def _discount(self, run: Running) -> None:
         name = run.name

@@ -97,7 +97,8 @@ class Plan:
 
     `next_at_ns` is the earliest instant at which the passing of time alone may change the answer, None if there is
     none. `holding` goes into the next view. `protected` is the job that resources are kept free for, if anything could
-    start beside it; it could start at `protected_until_ns`, an estimate if `protected_by_guess`.
+    start beside it; it could start at `protected_until_ns`, an estimate if `protected_by_guess`. `holds_back` tells
+    whether something fits that does not start because of that.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Plan:
         self.protected_until_ns = None if protection is None else protection.at_ns
         self.protected_by_guess = protection is not None and protection.guessed
         self.holding = placed.holding
+        self.holds_back = bool(placed.refused)
         self.next_at_ns = _next_at_ns(view, constraints, placed)
         self._order = order
         self._view = view
@@ -232,6 +234,7 @@ class PassResult:
     starts: list[tuple[str, Grant]] = field(default_factory=list)
     holding: Holding = field(default_factory=Holding)
     exhausted_at_ns: int | None = None  # when guesses may hold nothing more for the protected job
+    refused: list[tuple[Request, int]] = field(default_factory=list)  # what fits and is held back, how many of a shape
 
     def hold_for(self, holding: Holding, exhausted_at_ns: int | None) -> None:
         """Take in what is held back for the protected job, and when guesses may hold nothing more for it."""
@@ -253,7 +256,6 @@ class SchedulingPass:
         self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
         self._blocked: list[_Entry] = []  # a heap: … for which there was no room from the beginning
         self._tries = 0
-        self._refused: list[tuple[Request, int]] = []  # what would fit, and is held back; how many of each shape
         self._placed = PassResult()
 
     def run(self) -> PassResult:
@@ -345,7 +347,7 @@ class SchedulingPass:
             grant = protection.grant(job, room)
         if grant is None:
             behind = len(self._shapes[number].eligible) - self._next[number]  # its like, held back with it
-            self._refused.append((job.spec.request, 1 + behind))
+            self._placed.refused.append((job.spec.request, 1 + behind))
             return False
         run = as_run(job, grant, constraints.now_ns)
         room.start(run)
@@ -382,7 +384,7 @@ class SchedulingPass:
         if protection is None or not protection.guessed:
             return
         job, now_ns = protection.job, self._constraints.now_ns
-        rate = self._room.held_back(job.spec.request, self._refused)
+        rate = self._room.held_back(job.spec.request, self._placed.refused)
         left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
         holding = Holding(self._held, job.name, rate, now_ns)
         self._placed.hold_for(holding, exhausted_at_ns(left_s, rate, part, now_ns))

@@ -311,7 +311,10 @@ class Finalizer:
             spool.archive(name, place, text)
         self._ended(name, result.outcome)
         self._journal.note(journal.Left(name))
+        another = place == QUEUED and job.held is not None  # a submission of its own
         self._state.ended_unstarted(job)
+        if another:
+            self.revisit(self._state.job(name))
 
     def end_called_off(self, gone: JobEntry, text: bytes, now_ns: int) -> None:
         """End a submission that was cancelled while an earlier run of its name was alive, which is over by now.

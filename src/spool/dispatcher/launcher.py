@@ -6,7 +6,6 @@ and where durability asks for it one sync, serves them all.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -35,7 +34,7 @@ from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
-from spool.store.locked_spool import LockedSpool
+from spool.store.locked_spool import LockedSpool, Staged
 from spool.store.spool import Spool, read_bytes, read_record
 
 log = logging.getLogger(__name__)
@@ -110,13 +109,30 @@ class Launcher:
         prepared: dict[ActiveRun, _Prepared] = {}
         blocked: list[Blocked] = []
         try:
+            trouble = self._start_all(starts, now_ns, prepared, blocked)
+        finally:  # what is kept in memory can wait until the wrappers are on their way
+            for live in prepared:
+                self._state.claimed(self._state.job(live.name), live, now_ns)
+        if trouble is None and any(live.failure is None and not is_on_its_way(live) for live in prepared):
+            self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
+        return list(prepared), blocked, trouble
+
+    def _start_all(
+        self,
+        starts: Sequence[tuple[Start, Answer | None]],
+        now_ns: int,
+        prepared: dict[ActiveRun, _Prepared],
+        blocked: list[Blocked],
+    ) -> SpoolTrouble | None:
+        """Do what :meth:`start` says on the disk; add each job that was claimed to *prepared*."""
+        try:
             self._prepare_all(starts, now_ns, prepared, blocked)
             self._remember(prepared, now_ns)
         except SpoolTrouble as trouble:
             for live, ready in prepared.items():
                 live.taken_back()
                 ready.drop()
-            return list(prepared), blocked, trouble
+            return trouble
         refused = False  # then it would be to all the others, too
         for live, ready in prepared.items():
             if not refused:
@@ -125,9 +141,7 @@ class Launcher:
                 ready.drop()
                 if live.failure is None:
                     live.taken_back()
-        if any(live.failure is None and not is_on_its_way(live) for live in prepared):
-            self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
-        return list(prepared), blocked, None
+        return None
 
     def _prepare_all(
         self,
@@ -187,8 +201,7 @@ class Launcher:
         """Return the run that would begin; None if its script names a control group, which is made when the run is."""
         if self._executors.local.groups is not None and grant.memory_bytes is not None:
             return None
-        run = self._spool.following_run(job.name, self._spool.runs(job.name))
-        return self._live(job, file, run, grant, now_ns)
+        return self._live(job, file, self._spool.next_run(job.name), grant, now_ns)
 
     def _startable(self, name: str) -> JobEntry | None:
         job = self._state.jobs.get(name)
@@ -219,8 +232,6 @@ class Launcher:
             waited_ns=live.wait.waited_ns(now_ns) if live.elsewhere is not None else 0,
         )
         files = {layout.GRANT: run_records.render_grant(record)}
-        if live.spec.defaults_text:
-            files[layout.DEFAULTS] = live.spec.defaults_text.encode()
         if ready is not None:
             staged, made = ready.staged, _Prepared(ready.script)
         else:
@@ -242,7 +253,6 @@ class Launcher:
             spool.withdraw(name, run)
             made.drop()
             return {}
-        self._state.claimed(job, live, now_ns)
         return {live: made}
 
     def _write(self, live: ActiveRun, texts: Answer | None) -> _Prepared:
@@ -319,7 +329,8 @@ class PreparedStart:
 
     start: tuple[object, ...]
     config: Config
-    staged: str
+    staged: Staged
+    changed_ns: int  # when a record came or went last
     script: bytes
 
     def serves(self, live: ActiveRun, file: JobFileVersion, config: Config) -> bool:
@@ -348,8 +359,9 @@ class Preparation:
             if text is None:
                 return None
             script = self._scripts.render(live, executor)
-            staged = self._spool.stage(_texts(live, text, script))
-            self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, script)
+            staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,), with_job=live.run == 1)
+            changed_ns = os.lstat(staged.metadir).st_mtime_ns
+            self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, changed_ns, script)
         return self._ready.script
 
     def _text(self, name: str, file: JobFileVersion) -> bytes | None:
@@ -364,11 +376,8 @@ class Preparation:
         """Return what is ready for the start of *live*, which is the caller's from now on."""
         if self._ready is None or not self._ready.serves(live, file, self._settings.config):
             return None
-        try:
-            whole = set(os.listdir(self._ready.staged)) == _texts(live, b"", b"").keys()
-        except OSError:
-            whole = False
-        if not whole:  # somebody has swept the staging directory
+        metadir = status_of(self._ready.staged.metadir)
+        if metadir is None or metadir.st_mtime_ns != self._ready.changed_ns:  # somebody has swept the staging directory
             self.drop()
             return None
         ready, self._ready = self._ready, None
@@ -377,14 +386,15 @@ class Preparation:
     def drop(self) -> None:
         """Throw away what is ready."""
         if self._ready is not None:
-            with contextlib.suppress(OSError):  # the next dispatcher sweeps it away
-                self._spool.disk.remove_tree(self._ready.staged)
+            self._spool.unstage(self._ready.staged)
             self._ready = None
 
 
 def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, bytes]:
     """Return the records of a run that can be written before its number is known to be free."""
     files = {layout.SPEC_COPY: spec_copy, layout.WRAPPER: wrapper_text}
+    if live.spec.defaults_text:
+        files[layout.DEFAULTS] = live.spec.defaults_text.encode()
     if live.spec.script is not None:
         files[layout.SCRIPT] = live.spec.script.encode()
     return files

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from spool.core import layout
 from spool.core.backfill import Holding
-from spool.core.lazyclass import replace
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Verdict
-from spool.core.model import Grant, Machine, State
+from spool.core.model import SECOND_NS, Machine, State
 from spool.core.reasons import show_instant
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.context import Context
@@ -21,6 +21,7 @@ from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.past import Remembered
 from spool.state.run import ActiveRun
 from spool.state.submission import NO_BACKOFF
+from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.locked_spool import LockedSpool
 
@@ -28,6 +29,30 @@ _FEW_HELD = 64  # whose dependencies are looked at by every decision
 _GONE_BACK = run_records.render_status(State.QUEUED)  # a wrapper that was refused something
 _BEGUN_AFTER_NS = 2_000_000_000  # whatever its records say: the job may have removed them
 _FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
+_FORESEEN_FOR_NS = SECOND_NS  # the order of the jobs changes as they wait, so slowly that nobody sees it in that time
+
+
+@dataclass(frozen=True, slots=True)
+class ForeseenPlan:
+    """The plan that holds once a run has left its room, if nothing else changes before."""
+
+    plan: Plan
+    leaves: str  # the job of that run
+    decisive: int  # of the state, before it leaves
+    others: tuple[object, ...]  # what else the plan is made of
+    instead_of: Plan
+    at_ns: int
+
+    def has_come(self, state: SchedulerState, others: tuple[object, ...], plan: Plan | None, now_ns: int) -> bool:
+        """Whether that run has left since, and nothing else has changed."""
+        next_at_ns = self.plan.next_at_ns
+        return (
+            state.departure == (state.decisive, self.leaves) == (self.decisive + 1, self.leaves)
+            and self.others == others
+            and self.instead_of is plan
+            and 0 <= now_ns - self.at_ns < _FORESEEN_FOR_NS
+            and (next_at_ns is None or now_ns < next_at_ns)
+        )
 
 
 class Planner:
@@ -57,7 +82,8 @@ class Planner:
         self._decided: tuple[object, ...] | None = None  # what the plan was made of, once it is carried out
         self._made_of: tuple[object, ...] = ()
         self._waits_for_gpus: list[Start] = []
-        self._foreseen: tuple[int, Start | None] = (-1, None)  # at which version of the state, what
+        self._foreseen: ForeseenPlan | None = None
+        self._foreseen_of = -1  # which version of the state
 
     def renew(self, now_ns: int, *, paused: bool) -> Plan | None:
         """Return a new plan to carry out; None if nothing that it depends on has changed."""
@@ -66,8 +92,8 @@ class Planner:
             machine = replace(machine, refusal=refusal)
         self.machine = machine
         self._reservations.machine_has(self._world.gpu_indices)
-        elsewhere = self._state.executors.machines()
-        self._made_of = (self._state.decisive, self._world.what_counts(machine), elsewhere)
+        others = self._others(machine)
+        self._made_of = (self._state.decisive, *others)
         plan = self.plan
         if (
             plan is not None
@@ -76,7 +102,11 @@ class Planner:
             and not (self._waits_for_gpus and self._world.gpus_are_new)
         ):
             return None
-        self.plan = self._decide(machine, now_ns, paused=paused)
+        foreseen = self._foreseen
+        if foreseen is not None and foreseen.has_come(self._state, others, plan, now_ns):
+            self.plan = foreseen.plan
+        else:
+            self.plan = self._decide(machine, now_ns, paused=paused)
         self._timer.set(self.plan.next_at_ns)
         self._decided = None  # until all of it is done: after an error it is made again
         return self.plan
@@ -102,9 +132,12 @@ class Planner:
         self._gpu_timer.set(self._world.due_ns())
 
     def learn(self, live: ActiveRun) -> None:
-        """Learn from a run that is over how long its like may last: where room is kept free by such a guess, anew."""
+        """Learn from a run that is over how long its like may last.
+
+        What is held back because of such a guess is decided anew.
+        """
         self.past.learn(live)
-        if self.plan is not None and self.plan.protected is not None:
+        if self.plan is not None and self.plan.holds_back:
             self._decided = None
 
     @property
@@ -113,27 +146,28 @@ class Planner:
         return bool(self._waits_for_gpus) or self._world.gpus_are_asked
 
     def foreseen(self, *, paused: bool) -> Start | None:
-        """Return what would start if the run that has lasted longest left its room now; None if that is not known.
+        """Return what would start if the run that has lasted longest left its room now; None if that is not known."""
+        if self._state.decisive != self._foreseen_of:
+            self._foreseen_of = self._state.decisive
+            self._foreseen = self._imagined(paused=paused)
+        return next(iter(self._foreseen.plan.starts), None) if self._foreseen is not None else None
 
-        The run is imagined to go on without anything, so that nothing that depends on it is thought of, and no limit
-        on how many may run.
-        """
-        if self._state.decisive != self._foreseen[0]:
-            self._foreseen = (self._state.decisive, self._imagined(paused=paused))
-        return self._foreseen[1]
-
-    def _imagined(self, *, paused: bool) -> Start | None:
-        runs = self._state.runs
-        if not runs or self.plan is None or self.machine is None:
+    def _imagined(self, *, paused: bool) -> ForeseenPlan | None:
+        state, now_ns = self._state, self._context.clock()
+        oldest = next((run for run in state.runs.values() if run.elsewhere is None), None)
+        if oldest is None or self.plan is None or self.machine is None:
             return None
-        if not self._state.queue.is_simple or len(self._state.held) > _FEW_HELD:
+        if not state.queue.is_simple or len(state.held) > _FEW_HELD:
             return None  # it would cost more than it saves
-        now, oldest = self._context.clock(), next(iter(runs.values()))
-        runs.put(replace(oldest, grant=Grant()))
-        try:
-            return next(iter(self._decide(self.machine, now, paused=paused).starts), None)
-        finally:
-            runs.put(oldest)
+        if state.queue.watch.dependents(oldest.name):
+            return None  # how it ends decides
+        with state.runs.without(oldest.name):
+            plan = self._decide(self.machine, now_ns, paused=paused)
+        return ForeseenPlan(plan, oldest.name, state.decisive, self._others(self.machine), self.plan, now_ns)
+
+    def _others(self, machine: Machine) -> tuple[object, ...]:
+        """Return what a plan for *machine* is made of beside the state."""
+        return self._world.what_counts(machine), self._state.executors.machines()
 
     def _decide(self, machine: Machine, now_ns: int, *, paused: bool) -> Plan:
         holding = self.plan.holding if self.plan is not None else Holding()

@@ -245,7 +245,6 @@ class Recovery:
             name,
             f"jobs/{name}/{started.run}",
         )
-        spool.disk.ensure_directory(spool.layout.runs(name))
         spool.publish_metadir(name, started.run, {layout.SPEC_COPY: text, layout.ARRAY: render_array(record)})
 
     def _unfinished_run(self, name: str, memory: Memory, *, in_running: bool) -> ActiveRun | None:
@@ -338,7 +337,6 @@ class Recovery:
             spool.put_record(name, run, layout.GRANT, run_records.render_grant(record))
             return
         text = spool.job_text(RUNNING, name) or spool.job_text(QUEUED, name) or b""
-        spool.disk.ensure_directory(spool.layout.runs(name))
         spool.publish_metadir(name, run, {layout.SPEC_COPY: text, layout.GRANT: run_records.render_grant(record)})
 
     def _adopt(self, name: str, run: int, known: _Known) -> ActiveRun:

@@ -716,8 +716,9 @@ class ClusterExecutor:
         """Have the wrapper handed over when its turn comes."""
         return self.engine.start(launch)
 
-    def get_ready(self, text: bytes | None = None) -> None:
+    def get_ready(self, text: bytes | None = None) -> tuple[()]:
         """Have nothing ready."""
+        return ()
 
     def close(self) -> None:
         """Let go of the helper."""

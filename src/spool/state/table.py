@@ -73,6 +73,7 @@ class SchedulerState:
     doubted: set[str] = field(default_factory=set)  # names whose start looks first for what is in its way
     version: int = 0  # changes with whatever is known
     decisive: int = 0  # changes whenever a decision might
+    departure: tuple[int, str] = (0, "")  # the last time that a run left its room: `decisive` from then on, and its job
     runs: Runs = field(default_factory=Runs)  # those that hold what they were granted
     past: Past = field(default_factory=lambda: Past(Policy()))
 
@@ -106,6 +107,7 @@ class SchedulerState:
             self.runs.put(run)
         elif counted is not None:
             self.runs.remove(live.name)
+            self.departure = self.decisive, live.name
         if used and not uses and counted is not None:
             at_ns = max(live.ended_at_ns or time.time_ns(), counted.started_at_ns)
             self.past.end(counted.user, counted.spec.project, counted.grant, at_ns)

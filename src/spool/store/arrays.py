@@ -60,6 +60,7 @@ class ArrayStore:
             self._disk.create(f"{staged}/{record}", data)
         # The tasks can be made again from this one file.
         self._disk.sync_file(f"{staged}/{layout.SPEC_COPY}")
+        self._disk.ensure_directory(self._layout.runs(name))
         self._disk.rename(staged, self._layout.metadir(name, run))
 
     def withdraw(self, name: str, run: int) -> None:

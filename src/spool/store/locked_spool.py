@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec.json
 
@@ -31,6 +31,19 @@ CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and m
 _STAGED = re.compile(  # what a process of that pid stages, or `spool gc` moves aside
     rf"([1-9][0-9]*)\.(?:(?:run|array|dropped|gc\.{layout.NAME_PATTERN})\.)?[0-9]+"
 )
+
+
+class Staged(NamedTuple):
+    """A metadir that nobody sees yet."""
+
+    top: str  # all of it, in the staging directory
+    metadir: str
+    blank: tuple[str, ...]  # records that are there, and empty
+
+    @property
+    def holds_job(self) -> bool:
+        """Whether it lies in what will be the directory of its job."""
+        return self.top != self.metadir
 
 
 class LockedSpool(Spool):
@@ -73,44 +86,66 @@ class LockedSpool(Spool):
     # Starting: each method is one step of the protocol in docs/FORMAT.md 5.
 
     def next_run(self, name: str) -> int:
-        """Return the number of the next run of job *name*, and see to it that its directory exists."""
-        new = self.disk.ensure_directory(self.layout.runs(name))
-        return self.following_run(name, [] if new else self.runs(name))
-
-    def following_run(self, name: str, runs: list[int]) -> int:
-        """Return the number of the next run of job *name* after *runs*."""
+        """Return the number of the next run of job *name*."""
+        runs = self.runs(name)
         return (runs[-1] if runs else self.last_removed_run(name)) + 1
 
-    def stage(self, files: dict[str, bytes]) -> str:
-        """Write the first records of a metadir where nobody sees them; return the directory."""
+    def stage(self, files: dict[str, bytes], *, blank: tuple[str, ...] = (), with_job: bool = False) -> Staged:
+        """Write the first records of a metadir where nobody sees them.
+
+        The records *blank* are there, and empty, until it is published. *with_job*: it is of run 1, and the directory
+        of its job, which may be missing yet, is staged with it.
+        """
         self._staged += 1
-        staged = f"{self.disk.staging}/{self._pid}.run.{self._staged}"
-        self.disk.mkdir(staged)
+        top = f"{self.disk.staging}/{self._pid}.run.{self._staged}"
+        staged = Staged(top, f"{top}/1" if with_job else top, blank)
+        self.disk.mkdir(top)
         try:
-            self._fill(staged, files)
+            if staged.holds_job:
+                self.disk.mkdir(staged.metadir)
+            self._fill(staged.metadir, files | dict.fromkeys(blank, b""))
         except OSError:
-            self._unstage(staged)
+            self.unstage(staged)
             raise
         return staged
 
-    def publish_metadir(self, name: str, run: int, files: dict[str, bytes], staged: str | None = None) -> None:
+    def publish_metadir(self, name: str, run: int, files: dict[str, bytes], staged: Staged | None = None) -> None:
         """Step 1: make the metadir of a run appear whole, by one rename. *staged* holds what `stage` was given."""
         if staged is None:
             staged = self.stage({})
         try:
-            self._fill(staged, files)
-            self.disk.rename(staged, self.layout.metadir(name, run))
+            self._fill(staged.metadir, files, staged.blank)
+            if staged.holds_job and self._is_published_with_job(staged, name):
+                return
+            self.disk.ensure_directory(self.layout.runs(name))
+            self.disk.rename(staged.metadir, self.layout.metadir(name, run))
+            if staged.holds_job:
+                self.disk.rmdir(staged.top)
         except OSError:
-            self._unstage(staged)
+            self.unstage(staged)
             raise
 
-    def _fill(self, directory: str, files: dict[str, bytes]) -> None:
-        for record, data in files.items():
-            self.disk.create(f"{directory}/{record}", data, 0o700 if record in _EXECUTED else 0o600)
+    def _is_published_with_job(self, staged: Staged, name: str) -> bool:
+        try:
+            self.disk.rename(staged.top, self.layout.runs(name))
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            return False  # somebody has put something there meanwhile
+        return True
 
-    def _unstage(self, staged: str) -> None:
+    def _fill(self, directory: str, files: dict[str, bytes], blank: tuple[str, ...] = ()) -> None:
+        for record, data in files.items():
+            path = f"{directory}/{record}"
+            if record in blank:
+                self.disk.fill(path, data)
+            else:
+                self.disk.create(path, data, 0o700 if record in _EXECUTED else 0o600)
+
+    def unstage(self, staged: Staged) -> None:
+        """Throw away what is staged; what cannot be removed is swept away by the next dispatcher."""
         with contextlib.suppress(OSError):
-            self.disk.remove_tree(staged)
+            self.disk.remove_tree(staged.top)
 
     def is_between(self, name: str) -> bool:
         """Whether the file in `queued/` is in `held/` as well: somebody is in the middle of holding or releasing it.

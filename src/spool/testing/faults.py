@@ -81,6 +81,11 @@ class FaultyDisk(Disk):
         if self._happens("create", path, half=lambda: super(FaultyDisk, self).create(path, _half(data), mode)):
             super().create(path, data, mode)
 
+    def fill(self, path: str, data: bytes) -> None:
+        """Fill an empty file, unless the fault is here."""
+        if self._happens("fill", path, half=lambda: super(FaultyDisk, self).fill(path, _half(data))):
+            super().fill(path, data)
+
     def append(self, fd: int, data: bytes) -> None:
         """Append to a log, unless the fault is here."""
         if self._happens("append", _path_of(fd), half=lambda: super(FaultyDisk, self).append(fd, _half(data))):
