@@ -89,7 +89,7 @@ def test_a_job_costs_what_it_does_beside_few_however_many_run(served: Served) ->
 def _drain(served: Served, beside: int = 0) -> tuple[Counter[str], Counter[str]]:
     """Drain jobs under strace; return the calls for each on files of the spool, and all others.
 
-    *beside* so many that run on.
+    *beside*: how many others run on.
     """
     trace = served.root.parent / "strace"
     (served.root / "config.toml").write_text(f'cpus = {2 + beside}\nlook_every = "1h"\n')

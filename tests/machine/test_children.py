@@ -196,7 +196,7 @@ def test_without_descriptors_all_are_looked_at_together(
 
 
 def test_a_registration_that_fails_leaves_no_descriptor_open(many: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel has room for so many in all epolls of a user."""
+    """The kernel limits what the epolls of a user may hold."""
     before = descriptors()
 
     def refuse(fd: int, events: int) -> None:
@@ -213,7 +213,7 @@ def test_a_registration_that_fails_leaves_no_descriptor_open(many: Family, monke
 
 
 def test_half_of_all_descriptors_are_for_others(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of so few that more than half would be taken, none is."""
+    """Where the children need more than half, none has one."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2 * MANY, 2 * MANY))
     pids = [family.start() for _ in range(MANY)]
     before = descriptors()

@@ -64,7 +64,7 @@ _HOOK_MARK = f"{HOOK_MARK}=".encode()
 _SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
 _PR_SET_CHILD_SUBREAPER = 36
 _WNOTHREAD = 0x20000000  # of the children that this thread has started or inherited; see wait(2), __WNOTHREAD
-_MANY = 100  # children: to look at so many at each end costs more than a descriptor for each
+_MANY = 100  # children: from here on a look at all of them at each end costs more than a descriptor for each
 _LOOK_EVERY_NS, _REFUSED_FOR_NS = 1_000_000_000, 60_000_000_000
 _SECOND_NS = 1_000_000_000
 _KIBIBYTE = 1024
@@ -582,7 +582,7 @@ class Children:
 
     def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
         """Know no child by name. *clock* is monotonic."""
-        self.due_ns: int | None = None  # when all children are to be looked at, though none may have ended since
+        self.due_ns: int | None = None  # when the next look at all children is due, though none may have ended since
         self._clock = clock
         self._named: dict[int, int | None] = {}  # the pidfd of each that lives, None: it has none
         self._new: set[int] = set()  # those that have none
@@ -626,7 +626,7 @@ class Children:
         return self._clock() - self._refused_ns >= _REFUSED_FOR_NS
 
     def _watch_new(self) -> bool:
-        """Have a pidfd of each child; return whether there is one. At least half of the descriptors are for others."""
+        """Have a pidfd of each child; return whether there is one. Half of the descriptors are left to others."""
         if not self._new:
             return True
         try:
