@@ -20,6 +20,7 @@ from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher import filemoves, launcher, recovery
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.planner import ForeseenPlan, Planner
+from spool.formats.state import rendered
 from spool.query import snapshot
 from spool.store import locked_spool
 from spool.store.spool import Spool
@@ -121,7 +122,7 @@ def compare_told(now: Dispatcher) -> None:
     """Compare what is kept from one writing of `state.json`, and one look, to the next with the same made anew."""
     told = now.status._view(None, None, paused=False).jobs
     for live in now.state.live.values():
-        assert told[live.name] == now.status._view_of(live)
+        assert rendered(told[live.name]) == rendered(now.status._view_of(live))
     for place in (QUEUED, HELD):
         assert now.state.with_file[place] == {job.name for job in now.state.jobs.values() if job.file(place)}
 

@@ -13,20 +13,22 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from crash.world import Session, history, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
+from spool.core.lazyclass import replace
 from spool.core.model import Grant, Result, Spec, Stop, StopKind
 from spool.dispatcher import filemoves, scanner, supervisor, timers
-from spool.dispatcher.confinement import Confinement
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.timers import Timer, Timers
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses, LocalRun
-from spool.formats.state import parse_state
+from spool.formats.state import JobView, parse_state, render_state
 from spool.machine.processes import Process
 from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, QueueTime
@@ -199,7 +201,42 @@ def test_state_json_says_again_what_it_said_of_those_that_merely_run(
     live = next(iter(now.state.live.values()))
     live.stop_ordered(Stop(StopKind.CANCEL, "alice", 0))
     calls = calls_of(lambda: now.status._view(None, None, paused=False))
-    assert calls["_view_of"] == 1
+    assert (calls["_view_of"], calls["rendered"]) == (1, 0)
+
+
+def test_a_run_that_has_spoken_meanwhile_is_rendered_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody had to read its jid before, and what is said of it then is what is said from then on."""
+    now = running(session, 10, monkeypatch)
+    for live in now.state.live.values():
+        live.registered = False
+        assert live.handle is not None
+        live.launched(session.world.engine.no_child(*live.key, None))
+    now.status._running.clear()
+    calls = calls_of(lambda: now.status._view(None, None, paused=False))
+    assert (calls["_view_of"], calls["rendered"]) == (10, 10)
+    calls = calls_of(lambda: now.status._view(None, None, paused=False))
+    assert (calls["_view_of"], calls["rendered"]) == (0, 0)
+
+
+def test_state_json_says_of_a_run_what_it_says_at_first(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of it is the text itself; an edit of its job, a stop, and trouble show at once."""
+    now = running(session, 3, monkeypatch)
+
+    def told() -> dict[str, JobView]:
+        found = parse_state(render_state(now.status._view(None, None, paused=False)))
+        assert found is not None
+        return found.jobs
+
+    first, live = told(), now.state.job("job1").live
+    assert told() == first
+    assert first["job1"].state == "running"
+    assert live is not None
+    live.edited(replace(live.spec, time_limit_ns=7))
+    assert told() == first | {"job1": structs.replace(first["job1"], time_limit_ns=7)}
+    live.stop_ordered(Stop(StopKind.CANCEL, "alice", 0))
+    assert told()["job1"].state == "stopping"
+    now.confinement.failed(Thing.of_job("job2"), "file", OSError(5, "odd"))
+    assert "odd" in told()["job2"].problem
 
 
 def test_what_happens_to_the_file_of_a_run_is_seen_without_events(
@@ -337,6 +374,27 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
         watched.check(50)
         waits.append(round((watched.timers.due_in_ns() or 0) / 1e9))
     assert waits == [1, 5]
+
+
+# When to reap.
+
+
+def test_children_are_reaped_again_when_that_is_due(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no child has told of its end, and no pass has another reason: a zombie may be left."""
+    session.settle()
+    now = session.now
+    assert now is not None
+    reaped, due_ns = list[int](), time.monotonic_ns() + 3_000_000_000
+    monkeypatch.setattr(LocalProcesses, "due_ns", lambda _: due_ns)
+    monkeypatch.setattr(LocalProcesses, "reap", lambda _: iter(reaped.append(1) or ()))
+    now.wakeup.children_ended()
+    now.supervisor.collect()
+    assert reaped == []
+    assert now.supervisor._timer.at_ns is not None
+    assert now.supervisor._timer.at_ns <= due_ns
+    due_ns = time.monotonic_ns()
+    now.supervisor.collect()
+    assert reaped == [1]
 
 
 # What wrappers leave behind.

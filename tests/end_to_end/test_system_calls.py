@@ -73,14 +73,36 @@ def test_each_call_for_a_job_has_its_reason(served: Served) -> None:
     assert sum(others.values()) <= OTHERS[compiled.find().path is not None], others
 
 
-def _drain(served: Served) -> tuple[Counter[str], Counter[str]]:
-    """Drain jobs under strace; return the calls for each on files of the spool, and all others."""
+@pytest.mark.skipif(compiled.find().path is None, reason="what is ready for the next job may be a shell's")
+def test_a_job_costs_what_it_does_beside_few_however_many_run(served: Served) -> None:
+    """No child is looked at for the end of another but once a second, though one call would look at all of them."""
+    begun = time.monotonic()
+    found, others = _drain(served, beside=150)
+    lasted_s = time.monotonic() - begun
+    unexpected = {call: share for call, share in found.items() if share > SLACK + EXPECTED.get(call, (0, 0, ""))[0]}
+    assert unexpected == {}
+    assert sum(others.values()) <= OTHERS[True] + 2 + 6 * 150 / JOBS  # a descriptor for each that runs on, once
+    looks = re.findall(r"^wait4\(-1, .*, WNOHANG, ", (served.root.parent / "strace").read_text(), re.MULTILINE)
+    assert len(looks) <= 2 * lasted_s
+
+
+def _drain(served: Served, beside: int = 0) -> tuple[Counter[str], Counter[str]]:
+    """Drain jobs under strace; return the calls for each on files of the spool, and all others.
+
+    *beside*: how many others run on.
+    """
     trace = served.root.parent / "strace"
-    (served.root / "config.toml").write_text('cpus = 2\nlook_every = "1h"\n')
+    (served.root / "config.toml").write_text(f'cpus = {2 + beside}\nlook_every = "1h"\n')
+    for number in range(beside):
+        served.drop(f"long{number}", ["sleep", "1000"])
+    if beside:
+        served.start()
+        wait_for(lambda: sum(1 for _ in (served.root / "jobs").glob("*/1/jid")) == beside, 60, what="what runs on")
     (served.root / "paused").touch()
     for number in range(JOBS):
         served.drop(f"job{number}", ["true"])
-    served.start()
+    if not beside:
+        served.start()
     assert served.process is not None
     time.sleep(1.5)  # the second look at everything is over, and the next is an hour away
     with _traced(served.process.pid, trace):

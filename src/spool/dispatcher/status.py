@@ -28,6 +28,7 @@ from spool.formats.state import (
     RefusalView,
     StateView,
     render_state,
+    rendered,
 )
 from spool.machine import identity
 from spool.state.run import ActiveRun
@@ -65,7 +66,7 @@ class StatusWriter:
         self._refresh_ns = 0  # monotonic
         self._beat_ns = 0
         self._problems: tuple[str, ...] = ()
-        self._running: dict[tuple[str, int], tuple[Spec, JobView]] = {}  # what was said of those that merely run
+        self._running: dict[ActiveRun, tuple[Spec, JobView]] = {}  # what was said of those that merely run
 
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
@@ -120,10 +121,17 @@ class StatusWriter:
 
     def _view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
         jobs: dict[str, JobView] = {}
-        before, self._running = self._running, {}
+        steady = not self._confinement.troubled
+        if not steady or len(self._running) > 2 * len(self._state.live):
+            self._running = {}  # those that are over are in it, too
+        before = self._running
         for job in self._state.jobs.values():
-            if job.live is not None:
-                jobs[job.name] = self._live(job.live, before.get(job.live.key))
+            if (live := job.live) is not None:
+                said = before.get(live)
+                if said is not None and said[0] is live.spec and live.merely_runs:  # nothing has happened to it since
+                    jobs[job.name] = said[1]
+                else:
+                    jobs[job.name] = self._live(live, steady=steady)
             elif (file := job.queued or job.held) is not None:
                 jobs[job.name] = self._waiting(job, file, plan, paused=paused)
         jobs |= array_views(self._state)
@@ -184,14 +192,13 @@ class StatusWriter:
             time_limit_ns=file.spec.time_limit_ns,
         )
 
-    def _live(self, live: ActiveRun, before: tuple[Spec, JobView] | None) -> JobView:
-        """Return what is said of a run: what was said *before*, if nothing has happened to it since."""
-        steady = live.merely_runs and not self._confinement.troubled
-        if not steady or before is None or before[0] is not live.spec:
-            before = live.spec, self._view_of(live)
-        if steady:
-            self._running[live.key] = before
-        return before[1]
+    def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
+        """Return what is said of a run; *steady*: that may be said again as long as it merely runs."""
+        view = self._view_of(live)
+        if steady and live.merely_runs:
+            view = rendered(view)
+            self._running[live] = live.spec, view
+        return view
 
     def _view_of(self, live: ActiveRun) -> JobView:
         state, reason = shown(self._proof(live), filed=False, stop=live.stop, submitted=live.submitted)

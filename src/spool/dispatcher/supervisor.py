@@ -86,7 +86,8 @@ class Supervisor:
     def collect(self) -> list[ActiveRun]:
         """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
-        if self._wakeup.children_ended():
+        reap_at_ns = self._executors.local.due_ns()
+        if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
             self._suspects |= {run.key for run in self._executors.local.reap()}
         self._take_ended(self._wakeup.ended_runs())
         with self._confinement.service("ask", "the engines of runs elsewhere"):
@@ -109,6 +110,8 @@ class Supervisor:
             if not piece.failed:  # else it is looked at again
                 self._suspects.discard(key)
         self._timer.set(self._poll_at_ns if self._polled else None)
+        if (reap_at_ns := self._executors.local.due_ns()) is not None:
+            self._timer.advance(reap_at_ns)
         ended, self._ended = self._ended, []
         return ended
 

@@ -22,7 +22,7 @@ from spool.core.model import SECOND_NS, Jid
 from spool.executors.base import Usage
 from spool.machine import identity, processes
 from spool.machine.cgroups import RunGroup, RunGroups
-from spool.machine.processes import Process, ProcessCache, TrackedRun, pss_bytes, rss_bytes, send
+from spool.machine.processes import Children, Process, ProcessCache, TrackedRun, pss_bytes, rss_bytes, send
 
 _WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
 _KIBIBYTE = 1024
@@ -235,6 +235,7 @@ class LocalProcesses:
         self.liveness = liveness
         self.groups = groups
         self._children: dict[int, LocalRun] = {}  # by the pid of the wrapper
+        self._processes = Children()
         self._unrelated: set[int] = set()  # children that are no run's
         self._ready: frozenset[int] = frozenset()  # those that wait to become one's
         self._inherits = False
@@ -250,6 +251,7 @@ class LocalProcesses:
 
     def close(self) -> None:
         """Give the orphans back."""
+        self._processes.close()
         if self._inherits:
             processes.become_subreaper(on=False)
 
@@ -259,8 +261,9 @@ class LocalProcesses:
     def fileno(self) -> None:
         """Have none: SIGCHLD and pidfds tell."""
 
-    def due_ns(self) -> None:
-        """Have nothing to do by itself."""
+    def due_ns(self) -> int | None:
+        """Return when to reap, on the monotonic clock, though no child may have ended; None: not before one does."""
+        return self._processes.due_ns
 
     def work(self) -> tuple[LocalRun, ...]:
         """Do nothing."""
@@ -269,6 +272,7 @@ class LocalProcesses:
     def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
         """Return the run whose wrapper is this child of ours."""
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
+        self._processes.added(pid)
         self._unrelated.discard(pid)
         self._census.ask_again(pid)  # it was a shell of nobody's
         return made
@@ -296,13 +300,7 @@ class LocalProcesses:
     def reap(self) -> Iterator[LocalRun]:
         """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used."""
         self._inherited = None
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status, usage in self._processes.reap():
             self._unrelated.discard(pid)
             run = self._children.get(pid)
             if run is not None:

@@ -6,9 +6,9 @@ A reader takes the keys that it knows and ignores the others, so that the file m
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
-from msgspec import DecodeError, Struct, field, json, to_builtins
+from msgspec import DecodeError, Raw, Struct, field, json, to_builtins
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.lazyclass import dataclass
@@ -212,7 +212,16 @@ def render_state(view: StateView) -> bytes:
     try:
         return _encoder.encode(view)
     except UnicodeEncodeError:
-        return _encoder.encode(escaped(to_builtins(view)))
+        return _encoder.encode(escaped(to_builtins(view, builtin_types=(Raw,))))
+
+
+def rendered(view: JobView) -> JobView:
+    """Return what stands for *view* in a :class:`StateView` that is rendered again and again: its text."""
+    try:
+        text = _encoder.encode(view)
+    except UnicodeEncodeError:
+        text = _encoder.encode(escaped(to_builtins(view)))
+    return cast(JobView, Raw(text))
 
 
 def escaped(value: Any) -> Any:

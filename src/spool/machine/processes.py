@@ -31,9 +31,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
+import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,6 +63,9 @@ HOOK_MARK = "SPOOL_HOOK"
 _HOOK_MARK = f"{HOOK_MARK}=".encode()
 _SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
 _PR_SET_CHILD_SUBREAPER = 36
+_WNOTHREAD = 0x20000000  # of the children that this thread has started or inherited; see wait(2), __WNOTHREAD
+_MANY = 100  # children: from here on a look at all of them at each end costs more than a descriptor for each
+_LOOK_EVERY_NS, _REFUSED_FOR_NS = 1_000_000_000, 60_000_000_000
 _SECOND_NS = 1_000_000_000
 _KIBIBYTE = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -564,6 +569,122 @@ def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
         return frozenset(map(int, read_bytes(f"{proc}/{pid}/task/{pid}/children").split()))
     except OSError:
         return None
+
+
+class Children:
+    """The children of this process, to be reaped by the thread that leads it when one may have ended.
+
+    To wait for any child the kernel looks at all of them. Where there are many, each that is :meth:`added` and lives on
+    has a pidfd, so that those that have ended are known by name. Orphans are children of the leading thread alone, and
+    are looked for there. All others are no runs: they are looked for, among all, once a second at most; :attr:`due_ns`
+    says when. Without a descriptor for each child all is as where there are few.
+    """
+
+    def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """Know no child by name. *clock* is monotonic."""
+        self.due_ns: int | None = None  # when the next look at all children is due, though none may have ended since
+        self._clock = clock
+        self._named: dict[int, int | None] = {}  # the pidfd of each that lives, None: it has none
+        self._new: set[int] = set()  # those that have none
+        self._ready: select.epoll | None = None  # what the pidfds are registered in
+        self._pids: dict[int, int] = {}  # by the pidfd
+        self._looked_ns = self._refused_ns = -_REFUSED_FOR_NS
+
+    def added(self, pid: int) -> None:
+        """Know this child by name: a run waits for its end."""
+        self._forget(pid)  # somebody else has reaped one of that pid
+        self._named[pid] = None
+        self._new.add(pid)
+
+    def reap(self) -> Iterator[tuple[int, int, resource.struct_rusage]]:
+        """Yield pid, status and usage of each child that has ended."""
+        if self._are_many():
+            for pid in [*self._new]:
+                yield from self._reaped(pid)
+            if self._watch_new():
+                yield from self._reap_watched()
+                return
+        elif self._ready is not None:
+            self.close()
+        self.due_ns = None
+        yield from self._reaped(-1)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.close()
+        for fd in self._pids:
+            os.close(fd)
+        self._pids.clear()
+        self._named = dict.fromkeys(self._named)
+        self._new.update(self._named)
+
+    def _are_many(self) -> bool:
+        if len(self._named) < (_MANY if self._ready is None else _MANY // 2):
+            return False
+        return self._clock() - self._refused_ns >= _REFUSED_FOR_NS
+
+    def _watch_new(self) -> bool:
+        """Have a pidfd of each child; return whether there is one. Half of the descriptors are left to others."""
+        if not self._new:
+            return True
+        try:
+            if len(self._named) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._ready = self._ready or select.epoll()
+            for pid in [*self._new]:
+                self._watch(self._ready, pid)
+        except OSError:  # no descriptor left, or a kernel without pidfds
+            self.close()
+            self._refused_ns = self._clock()
+            return False
+        return True
+
+    def _watch(self, ready: select.epoll, pid: int) -> None:
+        fd = os.pidfd_open(pid)
+        try:
+            ready.register(fd, select.EPOLLIN)
+        except OSError:
+            os.close(fd)
+            raise
+        self._named[pid], self._pids[fd] = fd, pid
+        self._new.discard(pid)
+
+    def _reap_watched(self) -> Iterator[tuple[int, int, resource.struct_rusage]]:
+        assert self._ready is not None
+        for fd, _ in self._ready.poll(0, len(self._pids) + 1):
+            yield from self._reaped(self._pids[fd])
+        yield from self._reaped(-1, _WNOTHREAD)
+        now_ns = self._clock()
+        if now_ns - self._looked_ns >= _LOOK_EVERY_NS:
+            self._looked_ns, self.due_ns = now_ns, None
+            yield from self._reaped(-1)
+        else:
+            self.due_ns = self._looked_ns + _LOOK_EVERY_NS
+
+    def _reaped(self, which: int, options: int = 0) -> Iterator[tuple[int, int, resource.struct_rusage]]:
+        """Reap the child *which*, or with -1 all."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(which, os.WNOHANG | options)
+            except ChildProcessError:
+                self._forget(which)
+                return
+            if pid == 0:
+                return
+            self._forget(pid)
+            yield pid, status, usage
+            if which > 0:
+                return
+
+    def _forget(self, pid: int) -> None:
+        self._new.discard(pid)
+        fd = self._named.pop(pid, None)
+        if fd is not None and self._ready is not None:
+            self._ready.unregister(fd)  # closing does that only where no fork has a copy of it
+            del self._pids[fd]
+            os.close(fd)
 
 
 def reap(pids: Iterable[int]) -> dict[int, Reaped]:

@@ -160,7 +160,8 @@ class ActiveRun:
             and self.stop is None
             and self.gpu_watch is None
             and not (self.gone or self.leftovers or self.kept or self.suspended_by)
-            and not (self.suspended or self.suspension.before_ns)
+            and self.suspension.since_ns is None
+            and not self.suspension.before_ns
         )
 
     @property
