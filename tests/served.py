@@ -220,6 +220,7 @@ class Served:
         """Wait until the jobs lie in `done/` and nowhere else; return how the last run of the first one ended."""
         for name in names:
             self.until(lambda name=name: self.places(name) == ["done"], f"the end of {name}")
+        self.until(lambda: self.runs(names[0]), f"the records of {names[0]}")  # who cancels a job moves its file first
         return self.result(names[0], self.runs(names[0])[-1])
 
     def wait_place(self, name: str, place: str) -> None:
