@@ -106,9 +106,8 @@ class World:
         self.launched.append(launch)
         return self.engine.no_child(launch.job, launch.run, None)
 
-    def get_ready(self, text: bytes | None = None) -> tuple[()]:
+    def get_ready(self, text: bytes | None = None) -> int | None:
         """Have nothing ready."""
-        return ()
 
     def close(self) -> None:
         """Release nothing."""

@@ -28,14 +28,9 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         yield made
 
 
-def _waiting(shop: Shop, text: bytes | None = None) -> int | None:
-    """Return the shell that waits, None if there is none."""
-    return next(iter(shop.executor.get_ready(text)), None)
-
-
 def test_the_waiting_shell_is_the_next_wrapper(shop: Shop) -> None:
     """The run has its pid, its jid says who it is, and it leads a session of its own."""
-    waiting = _waiting(shop)
+    waiting = shop.executor.get_ready()
     assert waiting is not None
     stat = identity.read_stat(waiting)
     assert stat is not None
@@ -52,12 +47,12 @@ def test_the_waiting_shell_is_the_next_wrapper(shop: Shop) -> None:
 
 def test_one_waits_at_a_time(shop: Shop) -> None:
     """Asked again it is the same; a second start in a row has a shell of its own, and then another may wait."""
-    waiting = _waiting(shop)
-    assert _waiting(shop) == waiting
+    waiting = shop.executor.get_ready()
+    assert shop.executor.get_ready() == waiting
     first, second = shop.executor.start(shop.launch("exit 1")), shop.executor.start(shop.launch("exit 2"))
     assert (first.pid == waiting, second.pid == waiting) == (True, False)
     assert (shop.finish(first), shop.finish(second)) == (1, 2)
-    assert _waiting(shop) not in (None, waiting)
+    assert shop.executor.get_ready() not in (None, waiting)
 
 
 def test_a_run_does_not_see_that_its_shell_has_waited(shop: Shop) -> None:
@@ -76,11 +71,11 @@ def test_a_run_does_not_see_that_its_shell_has_waited(shop: Shop) -> None:
 def test_what_it_has_read_is_not_begun(shop: Shop) -> None:
     """It waits for the word, whatever is there by then; the next start is its own, and nothing was read twice."""
     launch = shop.launch("echo begun")
-    waiting = _waiting(shop, launch.text)
+    waiting = shop.executor.get_ready(launch.text)
     assert waiting is not None
     _wait_until_read(waiting, launch)
     assert not (Path(launch.metadir) / "jid").exists()
-    assert _waiting(shop, launch.text) == waiting
+    assert shop.executor.get_ready(launch.text) == waiting
     started = shop.executor.start(launch)
     assert started.pid == waiting
     assert shop.finish(started) == 0
@@ -91,10 +86,10 @@ def test_what_it_has_read_is_not_begun(shop: Shop) -> None:
 def test_a_shell_that_has_read_another_script_is_not_used(shop: Shop, again: str) -> None:
     """A guess that was wrong costs a shell; what was guessed does not run."""
     wrong, right = shop.launch("echo wrong"), shop.launch("echo right")
-    waiting = _waiting(shop, wrong.text)
+    waiting = shop.executor.get_ready(wrong.text)
     assert waiting is not None
     if again == "get ready":
-        assert _waiting(shop, right.text) not in (None, waiting)
+        assert shop.executor.get_ready(right.text) not in (None, waiting)
     started = shop.executor.start(right)
     assert started.pid != waiting
     assert shop.finish(started) == 0
@@ -160,7 +155,7 @@ def test_a_waiting_shell_that_somebody_ended_is_no_matter(
 ) -> None:
     """The job starts in a new one."""
     launch = shop.launch("exit 4")
-    waiting = _waiting(shop, launch.text if has_read else None)
+    waiting = shop.executor.get_ready(launch.text if has_read else None)
     assert waiting is not None
     if has_read:
         _wait_until_read(waiting, launch)
@@ -174,7 +169,7 @@ def test_a_waiting_shell_that_somebody_ended_is_no_matter(
 @pytest.mark.parametrize("name", ["two\nlines", "long" * 60, "-n", "caf\udce9"])
 def test_any_path_of_a_metadir_will_do(shop: Shop, name: str) -> None:
     """The shell is told the text, not where it lies."""
-    waiting = _waiting(shop)
+    waiting = shop.executor.get_ready()
     started = shop.executor.start(shop.launch("exit 5", name))
     assert started.pid == waiting
     assert shop.finish(started) == 5
@@ -191,7 +186,7 @@ def test_a_run_that_was_settled_meanwhile_is_not_run(shop: Shop) -> None:
 
 def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
     """Its shell is gone, and reaped."""
-    waiting = _waiting(shop)
+    waiting = shop.executor.get_ready()
     assert waiting is not None
     shop.executor.close()
     assert identity.read_stat(waiting) is None
@@ -204,7 +199,7 @@ def test_the_shell_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path, *,
 
     def child() -> None:
         (tmp_path / "pid").write_text(
-            str(*ProcessExecutor(config=shop.config).get_ready(launch.text if has_read else None))
+            str(ProcessExecutor(config=shop.config).get_ready(launch.text if has_read else None))
         )
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -216,18 +211,18 @@ def test_the_shell_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path, *,
 
 def test_a_shell_that_is_gone_is_not_named_again(shop: Shop) -> None:
     """Its pid may be another process's by now. No new one is started until a job is: it might end as fast, for ever."""
-    waiting = _waiting(shop)
+    waiting = shop.executor.get_ready()
     assert waiting is not None
     os.kill(waiting, signal.SIGKILL)
     os.waitpid(waiting, 0)
-    assert _waiting(shop) is None
+    assert shop.executor.get_ready() is None
     assert shop.finish(shop.executor.start(shop.launch("exit 6"))) == 6
-    assert _waiting(shop) is not None
+    assert shop.executor.get_ready() is not None
 
 
 def test_a_shell_that_was_stopped_does_not_start_a_run_that_was_settled_meanwhile(shop: Shop) -> None:
     """Told while it is stopped, it goes on one day, finds the jid and leaves."""
-    waiting = _waiting(shop)
+    waiting = shop.executor.get_ready()
     assert waiting is not None
     os.kill(waiting, signal.SIGSTOP)
     launch = shop.launch("echo no")
@@ -240,7 +235,7 @@ def test_a_shell_that_was_stopped_does_not_start_a_run_that_was_settled_meanwhil
 
 def test_a_stopped_shell_is_ended_as_any(shop: Shop) -> None:
     """It is not waited for in vain."""
-    waiting = _waiting(shop)
+    waiting = shop.executor.get_ready()
     assert waiting is not None
     os.kill(waiting, signal.SIGSTOP)
     shop.executor.close()
@@ -269,7 +264,7 @@ def test_no_descriptor_is_left_whatever_becomes_of_the_shell(shop: Shop, monkeyp
 
     before = os.listdir("/proc/self/fd")
     for number in (None, signal.SIGKILL):
-        waiting = _waiting(shop)
+        waiting = shop.executor.get_ready()
         assert waiting is not None
         if number is not None:
             os.kill(waiting, number)
@@ -280,7 +275,7 @@ def test_no_descriptor_is_left_whatever_becomes_of_the_shell(shop: Shop, monkeyp
     for name in ("posix_spawn", "pipe2"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, fail)
-            assert _waiting(shop) is None
+            assert shop.executor.get_ready() is None
             if name == "posix_spawn":
                 with pytest.raises(SpoolError, match="temporarily unavailable"):
                     shop.executor.start(shop.launch("exit 9"))

@@ -34,14 +34,8 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 def _server(shop: Shop) -> int:
-    assert shop.executor._has_server(str(compiled.PROGRAM))
-    assert shop.executor._server is not None
-    return shop.executor._server.pid
-
-
-def _ready(shop: Shop) -> int:
-    """Return the child that waits for the next run."""
-    [pid] = shop.executor.get_ready() - {_server(shop)}
+    pid = shop.executor.get_ready()
+    assert pid is not None
     return pid
 
 
@@ -100,68 +94,13 @@ def test_a_server_that_somebody_ended_is_made_good(shop: Shop, number: signal.Si
     os.kill(server, number)
     os.waitpid(server, os.WUNTRACED)
     if number != signal.SIGSTOP:
-        assert server not in shop.executor.get_ready()
+        assert shop.executor.get_ready() is None
     launch = shop.launch("echo once; exit 4")
     started = shop.executor.start(launch)
     assert shop.finish(started) == 4
     assert record_of(launch, "log") == b"once\n"
     assert _server(shop) != server
     assert identity.read_stat(server) is None
-
-
-def test_a_child_that_waits_becomes_the_next_run(shop: Shop) -> None:
-    """It is nobody's before, and one waits at a time."""
-    for code in (3, 4):
-        waiting = _ready(shop)
-        assert _ready(shop) == waiting
-        assert b"SPOOL_" not in Path(f"/proc/{waiting}/environ").read_bytes()
-        launch = shop.launch(f"exit {code}")
-        started = shop.executor.start(launch)
-        assert started.pid == waiting
-        assert shop.finish(started) == code
-        jid = run_records.parse_jid(record_of(launch, "jid"))
-        assert jid is not None
-        assert jid.pid == waiting
-    assert shop.finish(shop.executor.start(shop.launch("exit 5"))) == 5
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_a_child_that_somebody_ended_is_made_good(shop: Shop, number: signal.Signals) -> None:
-    """The server takes the request, or another one where that child only stands still; and the run begins once."""
-    waiting = _ready(shop)
-    os.kill(waiting, number)
-    os.waitpid(waiting, os.WUNTRACED)
-    launch = shop.launch("echo once; exit 4")
-    started = shop.executor.start(launch)
-    assert started.pid != waiting
-    assert shop.finish(started) == 4
-    assert record_of(launch, "log") == b"once\n"
-    assert identity.read_stat(waiting) is None
-    assert _ready(shop) != waiting
-
-
-def test_a_child_outlives_its_server_by_one_run(shop: Shop) -> None:
-    """Then there is another server."""
-    waiting, server = _ready(shop), _server(shop)
-    os.kill(server, signal.SIGKILL)
-    os.waitpid(server, 0)
-    started = shop.executor.start(shop.launch("exit 3"))
-    assert started.pid == waiting
-    assert shop.finish(started) == 3
-    assert shop.finish(shop.executor.start(shop.launch("exit 4"))) == 4
-    assert _server(shop) != server
-
-
-def test_a_run_with_too_long_a_name_leaves_the_child_waiting(shop: Shop) -> None:
-    """A shell starts that run, and the child the next."""
-    waiting = _ready(shop)
-    assert shop.executor._server is not None
-    with pytest.raises(OSError, match="too long"):
-        shop.executor._server.start(b"x" * 300_000 + b"\0")
-    assert _ready(shop) == waiting
-    started = shop.executor.start(shop.launch("exit 3"))
-    assert started.pid == waiting
-    assert shop.finish(started) == 3
 
 
 def test_a_server_that_ends_before_it_has_answered_leaves_the_run_to_its_jid(
@@ -266,7 +205,8 @@ def test_sh_in_the_configuration_counts_from_the_next_start(tmp_path: Path, monk
         shop.executor = ProcessExecutor(config=lambda: Config(wrapper=wanted[0]))
         server = _server(shop)
         wanted[0] = "sh"
-        [waiting] = shop.executor.get_ready()
+        waiting = _server(shop)
+        assert waiting != server
         assert identity.read_stat(server) is None
         started = shop.executor.start(shop.launch("exit 7"))
         assert started.pid == waiting
@@ -282,9 +222,9 @@ def test_a_job_with_texts_has_a_shell_that_waits(shop: Shop, text: str) -> None:
     """It comes up as early as without a server; a job without any that starts before does not take it."""
     server = _server(shop)
     launch, plain = shop.launch("exit 3", **{text: "echo 'text'"}), shop.launch("exit 4", epilog="")
-    others = shop.executor.get_ready()
-    [waiting] = shop.executor.get_ready(launch.text) - others
-    assert shop.executor.get_ready(launch.text) == {*others, waiting}
+    waiting = shop.executor.get_ready(launch.text)
+    assert waiting not in (None, server)
+    assert shop.executor.get_ready(launch.text) == waiting
     started = shop.executor.start(plain)
     assert started.pid != waiting
     assert shop.finish(started) == 4
@@ -292,27 +232,26 @@ def test_a_job_with_texts_has_a_shell_that_waits(shop: Shop, text: str) -> None:
     assert started.pid == waiting
     assert shop.finish(started) == 3
     assert record_of(launch, "log") == b"text\n"
-    assert server in shop.executor.get_ready(plain.text)
+    assert shop.executor.get_ready(plain.text) == server
 
 
 def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
     """The server is gone, and reaped."""
-    server, waiting = _server(shop), _ready(shop)
+    server = _server(shop)
     shop.executor.close()
     assert identity.read_stat(server) is None
-    assert identity.read_stat(waiting) is None
 
 
 def test_the_server_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path) -> None:
     """After KILL to the dispatcher nobody holds its socket."""
 
     def child() -> None:
-        (tmp_path / "pids").write_text(f"{_server(shop)} {_ready(shop)}")
+        (tmp_path / "pid").write_text(str(_server(shop)))
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(child) == -signal.SIGKILL
-    for pid in map(int, (tmp_path / "pids").read_text().split()):
-        wait_for(lambda pid=pid: (stat := identity.read_stat(pid)) is None or stat.dead, what="the end of both")
+    server = int((tmp_path / "pid").read_text())
+    wait_for(lambda: (stat := identity.read_stat(server)) is None or stat.dead, what="the end of the server")
 
 
 @pytest.mark.parametrize("texts", [{}, {"prolog": "true"}])

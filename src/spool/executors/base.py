@@ -258,8 +258,8 @@ class Executor(Protocol):
         returns a handle whose `liveness` is ABSENT: the wrapper's `jid`, or its absence, settles it.
         """
 
-    def get_ready(self, text: bytes | None = None) -> Collection[int]:
-        """Do what makes the next start shorter; return the pids of the children that wait for that, and are no run's.
+    def get_ready(self, text: bytes | None = None) -> int | None:
+        """Do what makes the next start shorter; return the pid of a child that waits for that, and is no run's.
 
         *text* is the script that will probably be started, where that is known.
         """

@@ -716,9 +716,8 @@ class ClusterExecutor:
         """Have the wrapper handed over when its turn comes."""
         return self.engine.start(launch)
 
-    def get_ready(self, text: bytes | None = None) -> tuple[()]:
+    def get_ready(self, text: bytes | None = None) -> None:
         """Have nothing ready."""
-        return ()
 
     def close(self) -> None:
         """Let go of the helper."""

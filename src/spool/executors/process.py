@@ -116,8 +116,8 @@ class ProcessExecutor:
                 os.close(identity_fd)
         return self.engine.child(launch.job, launch.run, pid, launch.group)
 
-    def get_ready(self, text: bytes | None = None) -> frozenset[int]:
-        """Have a child of the server, or a shell, wait for the next job; return the pids of all that waits.
+    def get_ready(self, text: bytes | None = None) -> int | None:
+        """Have the server, or a shell, wait for the next job; return its pid.
 
         The shell has read *text* then, and no other. What was ended by somebody is made good by the next start: it
         might be ended again as soon as it is there.
@@ -125,10 +125,9 @@ class ProcessExecutor:
         program = self._program()
         if program is None:
             self._dismiss_server()
-        elif self._has_server(program) and self._server is not None and not (text is not None and has_texts(text)):
+        elif self._has_server(program) and not (text is not None and has_texts(text)):
             self._dismiss_prespawned()
-            self._server.get_ready()
-            return self._waiting()
+            return self._server.pid if self._server is not None and not self._server.gone else None
         shell = self._prespawned
         if shell is not None and not shell.gone and not shell.reads(text):
             self._dismiss_prespawned()
@@ -136,12 +135,7 @@ class ProcessExecutor:
             with contextlib.suppress(OSError):  # the next start will say what is wrong
                 self._prespawned = PrespawnedShell(self._spawn, login_environment())
                 self._prespawned.reads(text)
-        return self._waiting()
-
-    def _waiting(self) -> frozenset[int]:
-        server, shell = self._server, self._prespawned
-        served = server.pids if server is not None and not server.gone else frozenset[int]()
-        return served | {shell.pid} if shell is not None and not shell.gone else served
+        return self._prespawned.pid if self._prespawned is not None and not self._prespawned.gone else None
 
     def close(self) -> None:
         """End what waits."""
@@ -259,14 +253,12 @@ def _env() -> str:
 class WrapperServer:
     """The compiled wrapper as a server: it makes a child of this process for each run, and leaves with this process.
 
-    Nobody waits for a program to be executed then. The child is the wrapper, which has nothing of the server's. It may
-    be there before its run is, and leaves with this process, too.
+    Nobody waits for a program to be executed then. The child is the wrapper, which has nothing of the server's.
     """
 
     def __init__(self, spawn: Spawn, program: str) -> None:
         """Start it. Raises OSError."""
         self.program = program
-        self._ready: int | None = None  # a child that takes the next request
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             patience = struct.pack("ll", _ANSWERS_WITHIN_S, 0)
@@ -286,23 +278,6 @@ class WrapperServer:
         Raises BrokenPipeError if the server is gone and has started nothing; TimeoutError if it cannot be told whether
         it has, and then it never will; OSError of the kind for which nothing was started.
         """
-        try:
-            return self._ask(request)
-        finally:
-            self._ready = None
-
-    def get_ready(self) -> None:
-        """Have a child wait for the next request, if that can be: without one the server takes it."""
-        if self._ready is None:
-            with contextlib.suppress(OSError):
-                self._ready = self._ask(b"\0")
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """The server, and the child that waits."""
-        return frozenset({self.pid} if self._ready is None else {self.pid, self._ready})
-
-    def _ask(self, request: bytes) -> int:
         try:
             self._socket.send(request)
             try:
@@ -332,12 +307,10 @@ class WrapperServer:
         self._socket.close()
 
     def _end(self) -> None:
-        for pid in () if self.gone else self.pids:
+        if not self.gone:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is no child of ours
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-        self._ready = None
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
 
 
 class PrespawnedShell:

@@ -158,9 +158,9 @@ class TmuxExecutor:
                 return answer
             time.sleep(0.005)
 
-    def get_ready(self, text: bytes | None = None) -> tuple[()]:
+    def get_ready(self, text: bytes | None = None) -> int | None:
         """Do nothing: tmux starts its own processes."""
-        return ()
+        return None
 
     def close(self) -> None:
         """Do nothing: the server lives as long as its sessions."""

@@ -161,7 +161,6 @@ static long k_umask(int mask) { return EITHER(umask((mode_t)mask), K(umask, mask
 static long k_dup(long fd, int to) { return EITHER(dup2((int)fd, to), K(dup3, fd, to, 0, 0, 0)); }
 static long k_pipe(int ends[2]) { return EITHER(pipe2(ends, O_CLOEXEC), K(pipe2, ends, O_CLOEXEC, 0, 0, 0)); }
 static long k_flags(int fd) { return EITHER(fcntl(fd, F_GETFD), K(fcntl, fd, F_GETFD, 0, 0, 0)); }
-static long k_pid(void) { return EITHER(getpid(), K(getpid, 0, 0, 0, 0, 0)); }
 static long k_setsid(void) { return EITHER(setsid(), K(setsid, 0, 0, 0, 0, 0)); }
 static long k_kill(long pid, int number) { return EITHER(kill((pid_t)pid, number), K(kill, pid, number, 0, 0, 0)); }
 static long k_wait(long pid, int *status)
@@ -1152,79 +1151,44 @@ static void show(Room *room, const char *text)
         room->at = add(room->at, text) + 1;
 }
 
-static void answer(long fd, long value)
-{
-    const int number = (int)value;
-    if (k_send(fd, &number, sizeof number) < 0)
-        k_exit(0);
-}
-
-/* Receive a request, which lies in *text* then; return its size. What is none is answered, and another waited for. */
-static size_t next_request(long fd, char *text)
-{
-    for (;;) {
-        const long size = k_receive(fd, text, MOST);
-        if (size == -EINTR)
-            continue;
-        if (size <= 0)
-            k_exit(0); /* who asks is gone */
-        if (size <= MOST && !text[size - 1])
-            return (size_t)size;
-        answer(fd, -EMSGSIZE);
-    }
-}
-
 /* A request is the path of a script and the environment of its wrapper, each ended by a NUL byte. The answer is the
    pid of the wrapper, or -errno, as an int. The end of the file is that of who asks, and of this process. A wrapper is
-   seen for that of its run by its script among the *arguments*, and by the marks among the *marks*.
-
-   An empty path asks for a child that is there before its request is: it takes the next one in place of the server,
-   which takes requests again once it is gone, or at work. The answer is its pid. */
+   seen for that of its run by its script among the *arguments*, and by the marks among the *marks*. */
 static _Noreturn void serve(long fd, Room arguments, Room marks)
 {
     static char request[MOST + 1], *environment[MOST / 2 + 1];
-    size_t size, n = 0;
     served = 1;
     for (int other = 3; other <= 7; other++)
         if (other != fd)
             k_close(other); /* once for all runs, each of whose scripts does it */
     for (;;) {
-        int ends[2] = {-1, -1};
-        size = next_request(fd, request);
-        const int early = size == 1;
-        long pid = early ? k_pipe(ends) : 0;
-        if (pid == 0)
-            pid = k_sibling();
-        if (pid == 0) {
-            k_setsid();
-            if (early) {
-                k_close(ends[0]);
-                while ((size = next_request(fd, request)) == 1)
-                    answer(fd, k_pid());
-                answer(fd, k_pid());
-                k_close(ends[1]);
+        const long size = k_receive(fd, request, MOST);
+        if (size == -EINTR)
+            continue;
+        if (size <= 0)
+            k_exit(0);
+        int answer = -EMSGSIZE;
+        if (size <= MOST && !request[size - 1]) {
+            answer = (int)k_sibling();
+            if (answer == 0) {
+                size_t n = 0;
+                k_close(fd);
+                k_setsid();
+                show(&arguments, request);
+                for (char *text = request + length(request) + 1; text < request + size; text += length(text) + 1) {
+                    environment[n++] = text;
+                    if (after(text, "SPOOL_"))
+                        show(&marks, text);
+                }
+                environment[n] = NULL;
+                if (understand(request, environment))
+                    wrap();
+                become_shell_told(request, environment);
             }
-            break;
         }
-        answer(fd, pid);
-        if (early) {
-            k_close(ends[1]);
-            while (pid > 0 && k_read(ends[0], &n, 1) == -EINTR)
-                ;
-            k_close(ends[0]);
-        }
+        if (k_send(fd, &answer, sizeof answer) < 0)
+            k_exit(0);
     }
-    k_close(fd);
-    show(&arguments, request);
-    for (char *text = request + length(request) + 1; text < request + size; text += length(text) + 1) {
-        environment[n++] = text;
-        if (after(text, "SPOOL_"))
-            show(&marks, text);
-    }
-    environment[n] = NULL;
-    if (understand(request, environment))
-        wrap();
-    become_shell_told(request, environment);
 }
 
 /* Whether this process was started as any program is; else only a shell knows what to make of it. */

@@ -125,9 +125,9 @@ class FakeEngine:
         made = self.runs[launch.job, launch.run] = FakeRun(self, (launch.job, launch.run), launch.metadir)
         return made
 
-    def get_ready(self, text: bytes | None = None) -> tuple[()]:
+    def get_ready(self, text: bytes | None = None) -> int | None:
         """Have nothing ready."""
-        return ()
+        return None
 
     def close(self) -> None:
         """Release nothing."""
