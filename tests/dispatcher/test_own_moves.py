@@ -202,30 +202,6 @@ def test_a_start_and_an_end_take_one_plan_each(session: Session, monkeypatch: py
     assert len(plans) == 2
 
 
-def test_a_plain_end_and_the_start_after_it_take_one_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing would be left for a second; where somebody waits for that end there is one."""
-    monkeypatch.setattr(loop, "is_on_its_way", lambda _: True)  # as a child is
-    now, users = session.now, session.users
-    assert now is not None
-    users.submit("x", "hang", "cpus = 2")
-    hear(session)
-    session.settle()
-    users.submit("y", "hang", "cpus = 2")
-    users.submit("z", "ok", 'depends_on = ["y"]')
-    hear(session)
-    session.turns(3)
-    again = []
-    for name in ("x", "y"):
-        [pid] = session.world.pids(name)
-        session.world.exit(pid, 0)
-        now.supervisor.suspect(now.state.live[name, 1])
-        again.append(now.turn())
-        assert users.path(DONE, name).exists()
-        if name == "x":
-            session.world.tick()
-    assert again == [False, True]
-
-
 def test_who_depends_on_a_run_starts_with_its_end(session: Session) -> None:
     """Its paperwork is news for those that wait for it."""
     session.users.submit("y", "ok", 'depends_on = ["x"]')

@@ -260,21 +260,7 @@ class Dispatcher:
         self._shown_version = self.state.version
         self._write_status()
         self.planner.end_pass()
-        more = more or self.observer.unfinished or (changed and not self._is_settled())
-        return more and not self._held_up()
-
-    def _is_settled(self) -> bool:
-        """Whether what a pass has changed leaves nothing for another: the plan holds, nobody has anything to look at.
-
-        So it is with the plain end of a run and the start that follows from it, which are most of what happens.
-        """
-        state, changes = self.state, self.context.changes
-        return (
-            self.planner.holds
-            and not (state.arrays or state.array_files or state.unsettled)
-            and not (changes.runs or changes.strays or changes.vanished or changes.suspensions)
-            and not (self.supervisor.suspects or self.halt.going_on or self._unfiled or self.confinement.troubled)
-        )
+        return (more or self.observer.unfinished or changed) and not self._held_up()
 
     def _step(self, task: Task, step: Callable[[], T]) -> T | None:
         """Do a step of a pass that holds up the starts while it cannot be done; None where that is now."""

@@ -127,11 +127,6 @@ class Planner:
         if self.plan is not None and not self.plan.endings and starts == len(self.plan.starts):
             self._decided = (self._state.decisive, *self._made_of[1:])
 
-    @property
-    def holds(self) -> bool:
-        """Whether the plan is carried out, and nothing has changed since that it depends on, as far as is known."""
-        return self._decided is not None and self._decided[0] == self._state.decisive and not self.awaits_gpus
-
     def end_pass(self) -> None:
         """Be woken when there is something to see of the GPUs."""
         self._gpu_timer.set(self._world.due_ns())

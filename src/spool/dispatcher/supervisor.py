@@ -78,11 +78,6 @@ class Supervisor:
         """Have the next call of :meth:`collect` look at the evidence of *live*."""
         self._suspects.add(live.key)
 
-    @property
-    def suspects(self) -> bool:
-        """Whether the next call of :meth:`collect` has a run to look at."""
-        return bool(self._suspects)
-
     def collect(self) -> list[ActiveRun]:
         """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
