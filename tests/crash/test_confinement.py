@@ -347,6 +347,24 @@ def test_a_limit_on_a_full_disk_is_told_as_one_although_the_dispatcher_dies(
         assert ends_of(session.world).outcomes == {"x": ("timeout 1.0",)}
 
 
+def test_a_full_disk_is_told_once_however_many_jobs_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no start can be prepared none is tried after the first, and no job has a reason of its own."""
+    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
+        session.turns(1)
+        disk.only = frozenset({"create", "mkdir"})  # the inodes are used up
+        _fill(disk)
+        for number in range(20):
+            session.users.submit(f"job{number}", "ok")
+        session.turns(3)
+        assert session.now is not None
+        assert not session.now.state.told_blocked
+        assert len([error for error in session.errors if "run." in str(error.filename)]) <= 3
+        disk.fail_at = None
+        session.end()
+        session.settle()
+        assert len(ends_of(session.world).outcomes) == 20
+
+
 def test_a_stop_that_cannot_be_recorded_is_remembered_by_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,16 @@ import msgspec.json
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.formats import run_records
-from spool.store.disk import Disk, disk_is_full, is_name_of, of_the_spool, open_directory, same_file, status_of
+from spool.store.disk import (
+    Disk,
+    SpoolTrouble,
+    disk_is_full,
+    is_name_of,
+    of_the_spool,
+    open_directory,
+    same_file,
+    status_of,
+)
 from spool.store.lock import hold
 from spool.store.spool import Spool, read_bytes, read_record
 
@@ -99,7 +108,12 @@ class LockedSpool(Spool):
         self._staged += 1
         top = f"{self.disk.staging}/{self._pid}.run.{self._staged}"
         staged = Staged(top, f"{top}/1" if with_job else top, blank)
-        self.disk.mkdir(top)
+        try:
+            self.disk.mkdir(top)
+        except OSError as error:
+            if disk_is_full(error):  # for every other start, too
+                raise SpoolTrouble(error.errno, error.strerror, top) from error
+            raise
         try:
             if staged.holds_job:
                 self.disk.mkdir(staged.metadir)
