@@ -151,6 +151,15 @@ def test_all_that_end_together_are_told_each_once(many: Family) -> None:
 # The odd moments.
 
 
+def test_many_that_have_all_ended_before_anybody_looked_are_told(family: Family) -> None:
+    """None of them has a descriptor, and none needs one any more; then others come."""
+    for _ in range(2):
+        pids = [family.start("true") for _ in range(MANY + 2)]
+        family.end(*pids)
+        assert family.reap().keys() == set(pids)
+        assert family.reap() == {}
+
+
 def test_one_that_ends_between_the_question_and_its_descriptor_is_told(
     many: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -628,7 +628,7 @@ class Children:
     def _watch_new(self) -> bool:
         """Have a pidfd of each child; return whether there is one. Half of the descriptors are left to others."""
         if not self._new:
-            return True
+            return self._ready is not None  # else all that there were have ended
         try:
             if len(self._named) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
