@@ -134,6 +134,26 @@ def test_what_a_run_was_to_do_is_read_from_its_file_where_its_copy_is_empty(sess
     assert ends_of(session.world).places == {"tried": (QUEUED,)}
 
 
+def test_an_attempt_whose_result_was_emptied_is_made_again_and_no_other(session: Session) -> None:
+    """The run before it says nothing either, and the history lacks its line: the grant says which attempt it was."""
+    session.users.submit("x", "fail until 3", "retry = { max = 2, delay = '1h' }")
+    session.settle()
+    session.end()
+    first = _record(session, "x", layout.RESULT).parent
+    second = first.with_name("2")
+    shutil.copytree(first, second)
+    granted = (first / layout.GRANT).read_text().replace("run = 1", "run = 2").replace("attempt = 1", "attempt = 2")
+    (second / layout.GRANT).write_text(granted)
+    for metadir in (first, second):
+        (metadir / layout.RESULT).write_bytes(b"")
+    (session.world.root / layout.HISTORY).write_bytes(b"")
+    session.world.reboot()
+    session.turns(2)
+    assert session.now is not None
+    job = session.now.state.jobs["x"]
+    assert (job.live.attempts if job.live else job.attempts).attempt == 2
+
+
 def test_a_file_that_lies_in_running_without_a_run_is_queued(session: Session) -> None:
     """After a reboot too: a newer file of a name that has ended is another submission."""
     session.users.submit("job", "ok")

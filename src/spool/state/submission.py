@@ -119,7 +119,8 @@ def attempts_so_far(
 ) -> Attempts:
     """Return how far the submission that came then has come, of its runs only those *before* one.
 
-    Its newest result says so, if it is of the same submission. A run that was prepared and never claimed is skipped;
+    Its newest result says so, if it is of the same submission; where a power cut has taken that, what the run was
+    granted says which attempt is made again. A run that was prepared and never claimed is skipped;
     *settle* takes it back, or returns that it has begun after all.
     """
     for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
@@ -135,5 +136,8 @@ def attempts_so_far(
         if found is Liveness.VOID:
             continue
         if found is not Liveness.ABSENT or (settle is not None and not settle(name, run)):
+            granted = spool.grant(name, run)
+            if granted is not None and granted.submitted_at_ns == arrived_at_ns:
+                return Attempts(granted.attempt, granted.requeues)
             return FIRST_ATTEMPT
     return FIRST_ATTEMPT
