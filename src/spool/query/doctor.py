@@ -26,6 +26,7 @@ from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
+from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration, show_size
 from spool.executors import by_name, compiled
 from spool.formats import config
@@ -235,7 +236,7 @@ def _staging(subject: Subject) -> Findings:
     stays = (
         [error for entry in stale for error in disk.removing(entry.path) if error is not None] if subject.fix else []
     )
-    text = f"{_counted(len(stale), 'leftover file')} in .tmp/, from processes that are gone"
+    text = f"{count_of(len(stale), 'leftover file')} in .tmp/, from processes that are gone"
     remedy = "`spool doctor --fix` removes them"
     if stays:
         remedy = f"{stays[0].filename}: {stays[0].strerror}; remove it by hand"
@@ -312,7 +313,7 @@ def _jobs(subject: Subject) -> Findings:
     ]
     strange = yield from _ignored(subject)
     if bad:
-        text = f"{_counted(len(bad), 'job file')} cannot be used: {_some(sorted(bad))}"
+        text = f"{count_of(len(bad), 'job file')} cannot be used: {some_of(sorted(bad), _MOST_NAMED)}"
         yield _warn(text, "`spool show NAME` says what is wrong", about="job files")
     elif not strange:
         waiting, held = len(subject.spool.names(QUEUED)), len(subject.spool.names(HELD))
@@ -336,20 +337,11 @@ def _ignored(subject: Subject) -> Generator[Finding, None, bool]:
             yield _warn(more, f"`ls {subject.spool.layout.at(place)}` lists them", about="job files")
         rest = ignored.without_ending(place, others)
         if rest:
-            text = f"{_some(rest)}: ignored, because a job file is called NAME.toml"
+            text = f"{some_of(rest, _MOST_NAMED)}: ignored, because a job file is called NAME.toml"
             remedy = "rename a job file, remove what is none; `spool submit` takes a script"
             yield _warn(text, remedy, about="job files")
         any_there |= bool(found or rest)
     return any_there
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _runs(subject: Subject) -> Findings:
