@@ -10,7 +10,7 @@ from spool.client import autostart
 from spool.client.exports import exports
 from spool.client.output import read_output, run_of
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
-from spool.client.submit import default_root, ensure_spool, literal, submit, where_taken
+from spool.client.submit import check_submitter, default_root, ensure_spool, literal, submit, where_taken
 from spool.client.waiting import Awaited, End
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.names import why_not_name
@@ -28,7 +28,7 @@ class Client:
     """One spool, read and changed by its files; what needs a dispatcher starts one if none is running.
 
     Expected failures raise a SpoolError: NoSuchJob if no job has the name, InvalidJob if the keys make no valid job
-    file. Errors of the disk are OSErrors.
+    file; SpoolUnusable if another user's spool is to be changed. Errors of the disk are OSErrors.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, make: bool = False) -> None:
@@ -40,12 +40,16 @@ class Client:
         if make:
             ensure_spool(path)
         self._spool = Spool.open(path)
-        self._requests = Requests(self._spool, this_user())
 
     @property
     def root(self) -> str:
         """The directory of the spool."""
         return self._spool.root
+
+    @property
+    def _requests(self) -> Requests:
+        """What changes jobs. Raises SpoolUnusable if the spool is another user's."""
+        return Requests(self._spool, this_user())
 
     def submit(
         self,
@@ -71,6 +75,7 @@ class Client:
         variables = keys.get("env", {})
         if isinstance(variables, Mapping) and (exported := exports(self.root).taken):
             keys["env"] = {**exported, **variables}
+        check_submitter(self.root)
         text = jobfile.dump({"command": program, "workdir": literal(os.getcwd()), **keys})
         jobfile.parse(text, name=name, defaults=defaults_of(self.root))
         taken = where_taken(self.root, name)

@@ -9,7 +9,7 @@ import sys
 import click
 
 from spool.cli import render
-from spool.cli.common import name_argument, one_job, opened
+from spool.cli.common import name_argument, one_job, opened, own
 from spool.cli.group import Verb
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict
@@ -36,7 +36,7 @@ def command(root: str, name: str, read_only: bool, run: int | None, dry_run: boo
 
     By hand: tmux -S ~/.spool/.tmux attach -t =ask/1
     """
-    spool = opened(root)
+    spool = opened(root) if read_only or dry_run else own(root)
     name = one_job(spool, name)
     argv = attach_command(spool, name, run, read_only=read_only)
     if dry_run:

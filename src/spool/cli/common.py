@@ -48,6 +48,14 @@ def opened(root: str) -> Spool:
     return Spool.open(root)
 
 
+def own(root: str) -> Spool:
+    """Return the spool at *root* for a command that changes it. Raises SpoolUnusable if it is not this user's."""
+    from spool.store.ownership import check_owner
+
+    check_owner(root)
+    return opened(root)
+
+
 def viewed(root: str) -> Spool:
     """Return the spool at *root* for a command that lists: unreadable files are left out, with a warning on stderr."""
     from spool.store.spool import TolerantSpool

@@ -27,6 +27,9 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     """
     if once + until_idle + (idle_exit is not None) > 1:
         raise UsageError("--once, --until-idle and --idle-exit cannot be combined; give one of them")
+    from spool.store.ownership import check_owner
+
+    check_owner(root)  # before anything is made there, or opened
     from spool.client.submit import was_spool
     from spool.dispatcher.service import serve
     from spool.listeners.logformat import set_up_logging

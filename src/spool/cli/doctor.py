@@ -10,6 +10,7 @@ from spool.cli import render
 from spool.cli.common import json_option
 from spool.cli.group import Verb
 from spool.query.doctor import Finding, Level, examine
+from spool.store.ownership import check_owner
 
 _INDENT = " " * 6
 _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
@@ -27,6 +28,8 @@ def command(root: str, fix: bool, slurm: bool, quiet: bool, as_json: bool) -> in
     Prints one line per check, with what to do. The exit code is 1 if something must be fixed.
     """
     checks = None
+    if fix or slurm:
+        check_owner(root)
     if slurm:
         from spool.query.slurm_doctor import OF_SLURM  # not before: it knows every part of the executor
 

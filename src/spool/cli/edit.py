@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import SpelledOption, name_argument, one_job, opened, this_user
+from spool.cli.common import SpelledOption, name_argument, one_job, own, this_user
 from spool.cli.group import Verb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.cli.telling import tell
@@ -69,7 +69,7 @@ def command(
 
     By hand: vim queued/train.toml
     """
-    spool = opened(ctx.obj)
+    spool = own(ctx.obj)
     name = one_job(spool, name)
     changes = joboptions.keys_of(values_of(ctx.params))
     if shell_command is not None:

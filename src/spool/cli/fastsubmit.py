@@ -92,7 +92,11 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     if text is None or (name is not None and not _usable(name)) or not _certainly_fits(root, values):
         return None
-    if not submitting.is_spool(root) or (name is not None and submitting.where_taken(root, name)):
+    if (
+        not submitting.is_spool(root)
+        or not submitting.is_ours(root)
+        or (name is not None and submitting.where_taken(root, name))
+    ):
         return None
     if not _are_there(root, name, values.get("depends_on", ())):
         return None

@@ -8,7 +8,7 @@ from contextlib import suppress
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, opened, value_of
+from spool.cli.common import json_option, own, value_of
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.client.gc import Removal, RetentionPolicy, plan_removal, remove
@@ -43,7 +43,7 @@ def command(
 
     By hand: rm -r jobs/train/1
     """
-    spool = opened(root)
+    spool = own(root)
     configured = Settings(spool).config.gc
     keep = RetentionPolicy(
         value_of("--older-than", older_than, parse_duration) if older_than is not None else configured.max_age_ns,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from spool.cli import charts, render
-from spool.cli.common import for_each, json_option, opened, this_user, viewed
+from spool.cli.common import for_each, json_option, own, this_user, viewed
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.telling import made, tell
 from spool.core import layout
@@ -150,7 +150,7 @@ def cancel(root: str, names: tuple[str, ...]) -> int:
 
     By hand: rm reservations/demo.toml
     """
-    spool = opened(root)
+    spool = own(root)
     wanted: list[str] = []
     code = 0
     for pattern in names:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from spool.cli import submission
-from spool.cli.common import SpelledOption, strict_option, this_user
+from spool.cli.common import SpelledOption, opened, strict_option, this_user
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options
 from spool.cli.submit import (
@@ -27,9 +27,11 @@ from spool.cli.submit import (
 )
 from spool.cli.telling import made, tell
 from spool.cli.wait import POLL_S, HoldNotices, code_of, told
+from spool.client import submit as submitting
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
-from spool.core.errors import SpoolError
+from spool.core import layout
+from spool.core.errors import SpoolError, SpoolUnusable, cannot
 from spool.core.model import State
 from spool.store.spool import Spool
 
@@ -76,9 +78,10 @@ def command(
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
     """
+    _check_readable(ctx.obj)
     wanted = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
     job = wanted.name
-    spool = made(ctx.obj)
+    spool = made(ctx.obj) if submitting.is_ours(ctx.obj) else opened(ctx.obj)
     submission.tell_doubts(spool.root, [(job, wanted.text)], strict=strict)
     before = spool.latest_run(job)
     submission.publish(spool.root, [(job, wanted.text)], held=wanted.held, replace=replace)
@@ -87,6 +90,17 @@ def command(
     if not quiet and _has_input():
         tell("the job does not read this stdin: its own is empty; let it read a file, as in -c 'sort < words'")
     return _Session(spool, job, before, quiet=quiet).follow()
+
+
+def _check_readable(root: str) -> None:
+    """Raise SpoolUnusable if a job cannot be submitted to the spool at *root*, or its output there not be followed."""
+    submitting.check_submitter(root)
+    jobs = layout.Layout(root).at(layout.JOBS)
+    if not submitting.is_ours(root) and not os.access(jobs, os.R_OK | os.X_OK):
+        remedy = "`spool submit` submits a job without following it"
+        raise SpoolUnusable(
+            cannot("follow", "a job", "you may not read the output of its jobs", where=jobs, remedy=remedy)
+        )
 
 
 def _one_output() -> bool:
@@ -151,6 +165,8 @@ class _Session:
         tell(f"cancelling job {self._job} (Ctrl-C again to exit at once)")
         try:
             Requests(self._spool, this_user()).cancel(self._job, "interrupted")
+        except SpoolUnusable as error:  # it is another user's, who accepts jobs
+            tell(str(error))
         except SpoolError:
             return  # it has just ended
 

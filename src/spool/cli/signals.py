@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from spool.cli.common import for_each, opened, states_of
+from spool.cli.common import for_each, own, states_of
 from spool.cli.control import picked_names, picking
 from spool.cli.group import Verb
 from spool.core.errors import SpoolError, UsageError, cannot
@@ -54,7 +54,7 @@ def command(root: str, /, signal_name: str, shell: bool, dry_run: bool, states: 
       ps -s $(cut -d' ' -f1 jobs/train/1/jid)  # its processes, the wrapper first
       kill -USR1 PID
     """
-    number, spool = _number(signal_name, picks["names"]), opened(root)
+    number, spool = _number(signal_name, picks["names"]), own(root)
     names, code = picked_names(spool, (RUNNING,), picks, states_of(states))
 
     def act(name: str) -> str:

@@ -129,6 +129,7 @@ def carry_out(order: Submission, root: str) -> int:
     else:
         wanted = job_of(asked, root)
         jobs, hold = [(wanted.name, wanted.text)], hold or wanted.held
+    submitting.check_submitter(root)
     root = root if order.dry_run or submitting.is_spool(root) else made(root).root
     tell_doubts(root, jobs, strict=order.strict)
     if order.dry_run:
@@ -320,7 +321,7 @@ def tell_doubts(root: str, jobs: Sequence[tuple[str, bytes]], *, strict: bool) -
     """
     from spool.query.foresight import doubts
 
-    if not submitting.is_spool(root):
+    if not submitting.is_spool(root) or not submitting.is_ours(root):  # of another's, nobody else knows the machine
         return
     defaults = defaults_of(root)
     specs = [(name, jobfile.parse(text, name=name, defaults=defaults)) for name, text in jobs]

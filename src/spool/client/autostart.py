@@ -11,7 +11,7 @@ import sys
 import time
 
 from spool.core import layout
-from spool.store.disk import Disk, read_file
+from spool.store.disk import Disk, owner_of, read_file
 from spool.store.glance import config_if
 from spool.store.lock import dispatcher_lives
 
@@ -30,6 +30,11 @@ def ensure(root: str) -> str | None:
     """
     if dispatcher_lives(f"{root}/{layout.LOCK}") or is_starting(root):
         return None
+    owner = owner_of(root)
+    if owner is not None and owner != os.geteuid():  # it would run the jobs of that user as this one
+        from spool.store.ownership import name_of
+
+        return f"no dispatcher is known to be running; {name_of(owner)}, whose spool it is, can start one"
     usual = _is_same(root, _usual_root())
     by_hand = "run `spool dispatch`" if usual else f"start one with `spool --spool {root} dispatch`"
     wanted, idle_exit = _wishes(root)
@@ -46,7 +51,14 @@ def ensure(root: str) -> str | None:
 
 
 def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
-    """Start a dispatcher in its own session, with messages in `dispatcher.log`, and return its pid. Raises OSError."""
+    """Start a dispatcher in its own session, with messages in `dispatcher.log`, and return its pid.
+
+    Raises OSError, and SpoolUnusable for the spool of another user.
+    """
+    if owner_of(root) != os.geteuid():
+        from spool.store.ownership import check_owner
+
+        check_owner(root)
     log = os.open(f"{root}/{layout.LOG}", _APPEND, 0o600)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -27,6 +27,7 @@ from spool.core.layout import DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNI
 from spool.core.lazyclass import dataclass
 from spool.formats import jobfile, run_records
 from spool.store.disk import Disk, open_directory, remedy_for, walk
+from spool.store.ownership import check_owner
 from spool.store.spool import Spool, read_record
 
 _LOCK = "gc.lock"  # in the staging directory
@@ -129,6 +130,7 @@ def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step 
 
     Raises SpoolError while another does the same.
     """
+    check_owner(spool.root)
     disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
     disk.ensure_staging()
     runs_of: dict[str, list[ExpiredRun]] = {}

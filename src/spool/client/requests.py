@@ -20,6 +20,7 @@ from spool.core.model import Stop, StopKind
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records
 from spool.store.disk import Disk
+from spool.store.ownership import check_owner
 from spool.store.spool import Spool, read_bytes
 
 _TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
@@ -85,6 +86,8 @@ class Requests:
     """The requests of one user."""
 
     def __init__(self, spool: Spool, user: str, disk: Disk | None = None) -> None:
+        """Take the requests of *user*. Raises SpoolUnusable if the spool is another user's."""
+        check_owner(spool.root)
         self._spool = spool
         self._layout = spool.layout
         self._disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
@@ -118,6 +121,7 @@ class Requests:
         source = next((place for place in moves if place in places), None)
         if source is None:
             raise self._not_there("requeue", name, places)
+        self._check_text(name, source)
         new = change(name, self._spool.job_text(source, name) or b"")
         if dry_run:
             return Change(_WOULD[moves[source]], source)
@@ -229,6 +233,7 @@ class Requests:
         Raises SpoolError, and changes nothing, if the file has changed or the job has started meanwhile.
         """
         path = self._layout.job_file(place, name)
+        self._check_text(name, place)
         if read_bytes(path) != old:
             why = "the file was changed or moved meanwhile"
             raise SpoolError(cannot("change", f"job {name}", why))
@@ -243,6 +248,11 @@ class Requests:
         if os.path.lexists(running) and os.lstat(running).st_ino == inode:
             self._disk.discard(path)
             raise SpoolError(cannot("change", f"job {name}", "it has started meanwhile"))
+
+    def _check_text(self, name: str, place: str) -> None:
+        """Raise SpoolError if a job file is no order of the owner: what is written from it would be one."""
+        if why := self._spool.why_no_order(place, name):
+            raise SpoolError(cannot("change", f"job {name}", why))
 
     def _exchange(self, name: str, path: str, old: bytes, new: bytes) -> None:
         """Replace a file in `running/` by *new*; the file may go at any moment and must not come back."""

@@ -10,7 +10,7 @@ import os
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RUNNING, Layout
-from spool.store.disk import Disk, remedy_for
+from spool.store.disk import Disk, owner_of, remedy_for
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ def was_spool(root: str) -> bool:
     return os.path.lexists(f"{root}/{QUEUED}") or os.path.lexists(f"{root}/{layout.LOCK}")
 
 
+def is_ours(root: str) -> bool:
+    """Whether nobody else owns the spool at *root*: nobody does where there is none."""
+    return owner_of(root) in (None, os.geteuid())
+
+
 def make_spool(root: str) -> bool:
     """Create what is missing of the spool at *root*, mode 0700; return whether there was no spool.
 
@@ -69,6 +74,10 @@ def make_spool(root: str) -> bool:
     directories would get lost among them.
     """
     made = not was_spool(root)
+    if not made and not is_ours(root):
+        from spool.store.ownership import check_owner
+
+        check_owner(root)
     place = Layout(os.path.realpath(root))
     if made and _is_of_others(place.root):
         from spool.core.errors import SpoolUnusable, cannot
@@ -132,10 +141,16 @@ def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, 
     one. Jobs put before the error stay.
 
     `cp job.toml .tmp/ && mv .tmp/job.toml queued/` does the same, without the sync.
+
+    Into the spool of another user only what that one accepts, and can read; else raises SpoolUnusable.
     """
     place = Layout(root)
-    disk = Disk(place.at(layout.STAGING))
     into, other = (HELD, QUEUED) if held else (QUEUED, HELD)
+    if not is_ours(root):
+        check_submitter(root)
+        _offer(place, jobs, into, other, replace=replace)
+        return
+    disk = Disk(place.at(layout.STAGING))
     touched = set()
     try:
         for name, text in jobs:
@@ -159,3 +174,47 @@ def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, 
     finally:
         # One sync for all of them: it is what makes a submission slow.
         disk.sync_directories(place.at(at) for at in touched)
+
+
+def check_submitter(root: str) -> None:
+    """Raise SpoolUnusable if the spool at *root* is another user's, who does not accept job files of this one."""
+    if is_ours(root):
+        return
+    from spool.store.glance import read_config
+    from spool.store.ownership import check_accepted
+
+    check_accepted(root, lambda: read_config(root) or b"")
+
+
+def _offer(place: Layout, jobs: Iterable[tuple[str, bytes]], into: str, other: str, *, replace: bool) -> None:
+    """Put *jobs* into a spool whose owner accepts them, so that the owner can read them.
+
+    They are staged where they belong, under hidden names: all other directories of the spool are its owner's alone.
+    """
+    from spool.core.errors import SpoolUnusable, cannot
+    from spool.store.ownership import mode_for, name_of
+
+    directory = place.at(into)
+    disk, owner = Disk(directory, hidden=True), owner_of(place.root)
+    for name, text in jobs:
+        path, beside = place.job_file(into, name), place.job_file(other, name)
+        taken = beside if os.path.lexists(beside) else path if os.path.lexists(path) else None
+        if taken is not None and (not replace or taken == beside or os.lstat(taken).st_uid != os.geteuid()):
+            raise FileExistsError(errno.EEXIST, "a job of that name exists", taken)
+        staged = disk.staged(text, durable=True)
+        try:
+            mode = mode_for(owner, os.lstat(staged).st_gid)
+            disk.chmod(staged, mode)
+            if os.lstat(staged).st_mode & 0o777 != mode:
+                why, remedy = f"{name_of(owner or 0)} could not read its file", "the file system keeps no permissions"
+                raise SpoolUnusable(cannot("submit", f"job {name}", why, where=directory, remedy=remedy))
+            if replace:
+                disk.rename(staged, path)
+            else:
+                disk.move(staged, path)
+        finally:
+            disk.discard(staged)
+        try:
+            disk.sync_directory(directory)
+        except PermissionError:  # who may put files there may not be allowed to list them
+            continue

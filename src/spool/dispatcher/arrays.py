@@ -39,7 +39,7 @@ from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
-from spool.store.spool import read_record
+from spool.store.ownership import mover
 
 log = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class Arrays:
             array.open.discard(name)  # another job has taken its name
         elif job.live is not None:
             if job.live.stop is None and job.live.proof is None:
-                self._stops.order(job.live, Stop(StopKind.CANCEL, array.user, now_ns, reason))
+                self._stops.order(job.live, Stop(StopKind.CANCEL, array.cancelled_by, now_ns, reason))
         elif job.queued is not None or job.held is not None:
             place = QUEUED if job.queued is not None else HELD
             self._finalizer.end_unstarted(job, place, State.CANCELLED, reason, now_ns)
@@ -399,8 +399,9 @@ class ArrayFiles:
             if time.monotonic_ns() < deleted_ns:
                 self._timer.advance(deleted_ns)
                 return
-            stop = Stop(StopKind.CANCEL, array.user, now_ns, f"its file was deleted from {self._place(array)}/")
-        self._cancel(array, stop or Stop(StopKind.CANCEL, array.user, now_ns))
+            by = mover(spool.root, self._place(array))
+            stop = Stop(StopKind.CANCEL, by, now_ns, f"its file was deleted from {self._place(array)}/")
+        self._cancel(array, stop or Stop(StopKind.CANCEL, mover(spool.root, self._place(array)), now_ns))
 
     def _see_text(self, array: Array, place: str) -> None:
         """Take in how many of its tasks may run at once, as its file in *place* says now."""
@@ -552,7 +553,7 @@ class Expander:
         return True
 
     def _begin(self, name: str, file: JobFileVersion, spec: Spec) -> _Staged | None:
-        data = read_record(self._spool.layout.job_file(QUEUED, name))
+        data = self._spool.waiting_text(name, file.version)
         if data is None:
             return None  # the next look sees that it is gone
         try:
@@ -591,7 +592,7 @@ class Expander:
             self._store.abandon(staged.path)
             raise
         try:
-            claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
+            claimed = spool.claim(name, *file.version)
             if claimed:
                 self._journal.commit()
                 self._journal.write([journal.Started(name, run, identity.boot_id(), file.inode, arrived, now_ns)])

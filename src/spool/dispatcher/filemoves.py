@@ -15,11 +15,11 @@ from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.terminator import StopOrders
-from spool.machine.host import this_user
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
+from spool.store.ownership import mover
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,9 @@ class FileMoves:
         defaults = self._spool.defaults(live.name, live.run, self._context.settings.config.kill_grace_ns)
         spec = self._spool.job_spec(RUNNING, live.name, defaults)
         if spec is None or spec.is_array:
+            why = self._spool.why_no_order(RUNNING, live.name) or "it is not valid"
             log.warning(
-                "job %s: its file in running/ was changed and is not valid; the previous text stays in force", live.name
+                "job %s: its file in running/ was changed, and %s; the previous text stays in force", live.name, why
             )
         elif live.edited(spec):
             log.info("job %s run %d: its time limit or priority was changed", live.name, live.run)
@@ -142,14 +143,15 @@ class FileMoves:
         if stop is None:
             for place, kind in ((QUEUED, StopKind.REQUEUE), (HELD, StopKind.HOLD), (DONE, StopKind.CANCEL)):
                 if self._spool.holds(live.inode, live.name, place, mtime_ns=live.mtime_ns):
-                    stop = Stop(kind, live.user, time.time_ns())
+                    stop = Stop(kind, mover(self._spool.root, RUNNING), time.time_ns())
                     break
             else:
                 deleted_ns = (live.file_missing_ns or 0) + MISSING_NS
                 if time.monotonic_ns() < deleted_ns:
                     self._timer.advance(deleted_ns)
                     return
-                stop = Stop(StopKind.CANCEL, live.user, time.time_ns(), "its file was deleted from running/")
+                by, why = mover(self._spool.root, RUNNING), "its file was deleted from running/"
+                stop = Stop(StopKind.CANCEL, by, time.time_ns(), why)
         self._stops.order(live, stop)
 
     def _see_stray(self, name: str) -> None:
@@ -180,7 +182,7 @@ class FileMoves:
                 job,
                 DONE,
                 State.CANCELLED,
-                f"cancelled by {this_user()} before it started",
+                f"cancelled by {mover(self._spool.root, QUEUED if job.wait.clock_at_ns else HELD)} before it started",
                 time.time_ns(),
             )
 
@@ -195,7 +197,9 @@ class FileMoves:
         status = status_of(self._spool.layout.job_file(DONE, name))
         if status is None:
             return
-        text = self._spool.job_text(DONE, name) or b""
+        text = self._spool.job_text(DONE, name)
+        if text is None:
+            return  # it is gone again, or was no order, and is not made one by being written anew
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
         file = JobFileVersion(*identity, self._spool.job_spec(DONE, name))
         gone = JobEntry(name, queued=file, wait=wait, attempts=job.attempts)

@@ -22,11 +22,11 @@ from spool.dispatcher.supervisor import COULD_NOT_START
 from spool.formats import journal, run_records
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
-from spool.machine.host import this_user
 from spool.state.outcomes import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.submission import QueueTime, attempts_after
 from spool.state.table import JobEntry
+from spool.store.ownership import mover
 
 log = logging.getLogger(__name__)
 
@@ -321,7 +321,7 @@ class Finalizer:
 
         *gone* is the submission as it was; its file, which reads *text*, becomes the newest record of the name.
         """
-        name, reason = gone.name, f"cancelled by {this_user()} before it started"
+        name, reason = gone.name, f"cancelled by {mover(self._spool.root, QUEUED)} before it started"
         result = self._cut_off(name, gone.wait) or self._unstarted(gone, State.CANCELLED, reason, now_ns)
         self._put_unstarted(gone, result, text, gone.queued.spec if gone.queued is not None else None)
         self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)

@@ -35,7 +35,7 @@ from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked_spool import LockedSpool, Staged
-from spool.store.spool import Spool, read_bytes, read_record
+from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 
@@ -235,8 +235,8 @@ class Launcher:
         if ready is not None:
             staged, made = ready.staged, _Prepared(ready.script)
         else:
-            # The claim sees to it that this is still what the file says.
-            text = file.text if file.text is not None else read_record(spool.layout.job_file(layout.QUEUED, name))
+            # The claim sees to it that this is still what the file says, and it is what was found to be an order.
+            text = file.text if file.text is not None else spool.waiting_text(name, file.version)
             if text is None:
                 return {}
             made = self._write(live, texts)
@@ -244,7 +244,7 @@ class Launcher:
             files |= _texts(live, text, made.script)
         spool.publish_metadir(name, run, files, staged)
         try:
-            claimed = spool.claim(name, file.inode, file.mtime_ns, file.size)
+            claimed = spool.claim(name, *file.version)
         except OSError:
             spool.withdraw(name, run)
             made.drop()
@@ -355,7 +355,7 @@ class Preparation:
         if self._ready is not None and not self._ready.serves(live, file, self._settings.config):
             self.drop()
         if self._ready is None:
-            text = file.text if file.text is not None else self._text(live.name, file)
+            text = file.text if file.text is not None else self._spool.waiting_text(live.name, file.version)
             if text is None:
                 return None
             script = self._scripts.render(live, executor)
@@ -363,14 +363,6 @@ class Preparation:
             changed_ns = os.lstat(staged.metadir).st_mtime_ns
             self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, changed_ns, script)
         return self._ready.script
-
-    def _text(self, name: str, file: JobFileVersion) -> bytes | None:
-        """Return what the file of a waiting job says, None if it is not that version any more."""
-        path = self._spool.layout.job_file(layout.QUEUED, name)
-        text, status = read_bytes(path), os.lstat(path)
-        if text is None or (status.st_ino, status.st_mtime_ns, len(text)) != (file.inode, file.mtime_ns, file.size):
-            return None
-        return text
 
     def take(self, live: ActiveRun, file: JobFileVersion) -> PreparedStart | None:
         """Return what is ready for the start of *live*, which is the caller's from now on."""
@@ -402,8 +394,7 @@ def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, 
 
 def _essence(live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:
     """Return all that a start's records depend on, but for the moment and the configuration."""
-    version = (file.inode, file.mtime_ns, file.size)
-    return (live.name, live.run, version, live.spec, live.grant, live.attempts, live.executor)
+    return (live.name, live.run, file.version, live.spec, live.grant, live.attempts, live.executor)
 
 
 class WrapperWriter:

@@ -84,6 +84,7 @@ class Dispatcher:
         self.timers = Timers()
         self.confinement = Confinement(spool.root, self.timers.timer(always=True))
         self.settings = Settings(spool)
+        spool.accept(lambda: self.settings.config.accept_from)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
         self.executors = Executors(
             lambda: self.settings.executor, self._local_processes(), lambda: self.settings.config, spool
@@ -363,7 +364,8 @@ class Dispatcher:
         reloaded = self.settings.reload()
         if reloaded:
             log.info("the configuration has changed")
-            if self.settings.config.defaults != config.defaults:
+            now = self.settings.config
+            if (now.defaults, now.accept_from) != (config.defaults, config.accept_from):
                 self.scanner.configuration_changed()
             if self.settings.executor != executor:
                 self.launcher.tell_executors_problems()

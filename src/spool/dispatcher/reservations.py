@@ -85,6 +85,10 @@ class Reservations:
             if known is not None and known[0] == identity:
                 found[name] = known
                 continue
+            if why := self._spool.ownership.why_not(seen.origin, layout.RESERVATIONS, layout.file_of(name)):
+                found[name] = ((0, 0, 0), None)  # asked again at the next look: it may be accepted by then
+                self._complain(name, [Problem(None, None, why)])
+                continue
             try:
                 found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.mtime_ns))
                 self._mend(name)

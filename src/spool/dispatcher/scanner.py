@@ -30,7 +30,14 @@ from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
-from spool.store.stable_read import FileText, ReadFailure, in_order_of_making, is_open_in_editor, read_stable
+from spool.store.stable_read import (
+    QUIET_NS,
+    FileText,
+    ReadFailure,
+    in_order_of_making,
+    is_open_in_editor,
+    read_stable,
+)
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon a file that is being written is tried again
 _TOGETHER = 512  # files
@@ -324,12 +331,19 @@ class Scanner:
         problem = _IN_EDITOR if edited else None
         spec: Spec | None = None
         text: bytes | None = None
-        if not edited:
+        is_foreign = seen.uid != self._spool.ownership.owner
+        if why := self._spool.ownership.why_not(seen.origin, place, layout.file_of(name)):
+            if seen.origin.links > 1 and time.time_ns() - seen.ctime_ns < QUIET_NS:
+                return ReadFailure.WRITING  # a submission takes its other name away in this moment
+            problem = INVALID
+            self._texts.complain(place, name, f"cannot use job {name}: {why}\n", to_others=is_foreign)
+        elif not edited:
             try:
                 spec, text = self._texts.parse(name, seen.data)
+                text = seen.data if is_foreign else text  # its owner could change it and give it the same time
             except InvalidJob as error:
                 problem = INVALID
-                self._texts.complain(place, name, jobfile.render_errors(name, error.problems))
+                self._texts.complain(place, name, jobfile.render_errors(name, error.problems), to_others=is_foreign)
         identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
         return JobFileVersion(*identity, spec, problem, text=text)
 
@@ -365,7 +379,8 @@ class Scanner:
         if status is None:
             self._set(place, name, None)
             return
-        self._texts.complain(place, name, f"cannot use job {name}: the file is {why.value}\n")
+        told = f"cannot use job {name}: the file is {why.value}\n"
+        self._texts.complain(place, name, told, to_others=status.st_uid != self._spool.ownership.owner)
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
         self._set(place, name, JobFileVersion(*identity, None, INVALID, unread=why is ReadFailure.UNREADABLE))
 
@@ -479,7 +494,8 @@ class JobFileReader:
         self._settings = settings
         self._confinement = confinement
         self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
-        self.unsaid: dict[tuple[str, str], str | None] = {}  # complaints that could not be written, or taken away
+        # Complaints that could not be written, or taken away, and whether others may read them.
+        self.unsaid: dict[tuple[str, str], tuple[str | None, bool]] = {}
 
     def parse(self, name: str, data: bytes) -> tuple[Spec, bytes | None]:
         """Return what the file of job *name* says, with the configuration's values where it says nothing.
@@ -503,9 +519,9 @@ class JobFileReader:
         """Read every text anew: the configuration has changed."""
         self._parsed.clear()
 
-    def complain(self, place: str, name: str, text: str) -> None:
-        """Say what is wrong with a job file, in the `.error` file beside it."""
-        self._say(place, name, text)
+    def complain(self, place: str, name: str, text: str, *, to_others: bool = False) -> None:
+        """Say what is wrong with a job file, in the `.error` file beside it; *to_others*: they may read that."""
+        self._say(place, name, text, to_others=to_others)
 
     def withdraw_complaint(self, place: str, name: str) -> None:
         """Take the `.error` file beside a job file away; a directory of that name is none of ours."""
@@ -513,19 +529,19 @@ class JobFileReader:
 
     def say_again(self) -> None:
         """Try again what could not be said, or taken back."""
-        for (place, name), text in list(self.unsaid.items()):
+        for (place, name), (text, to_others) in list(self.unsaid.items()):
             if not self._confinement.pauses(Thing.of_job(name), _SAY):
-                self._say(place, name, text)
+                self._say(place, name, text, to_others=to_others)
 
-    def _say(self, place: str, name: str, text: str | None) -> None:
+    def _say(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> None:
         path = self._spool.layout.error_file(place, name)
         with self._confinement.of(Thing.of_job(name), _SAY) as piece:
             if text is not None:
-                self._spool.complain(path, text)
+                self._spool.complain(path, text, to_others=to_others)
             else:
                 with suppress(IsADirectoryError):
                     self._spool.disk.discard(path)
         if piece.failed:
-            self.unsaid[place, name] = text
+            self.unsaid[place, name] = text, to_others
         else:
             self.unsaid.pop((place, name), None)

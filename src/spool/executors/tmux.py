@@ -75,6 +75,7 @@ class TmuxExecutor:
         self.engine = engine or LocalProcesses()
         self._process = ProcessExecutor(self.engine, config)
         self._version: tuple[tuple[str, int, int], str | None] | None = None  # a program, and what is wrong with it
+        self._placeless: str | None = None  # a spool whose server can have no socket
         self._slow_s = 0.0  # what the last starts took together, each of which took long
         self._hung: tuple[str, subprocess.Popen[bytes] | None] | None = None  # which socket, and who tries it
 
@@ -93,7 +94,7 @@ class TmuxExecutor:
         try:
             if self._version is None or self._version[0] != key:
                 self._version = key, _problem_of_version()
-            return self._version[1] or self._problem_of_server()
+            return self._version[1] or self._problem_of_place() or self._problem_of_server()
         except OSError as error:  # a shortage, which says nothing about tmux
             return f"tmux cannot be run: {_words(error)}"
 
@@ -107,7 +108,11 @@ class TmuxExecutor:
         None: tmux was not asked, because it does not answer or is no longer there. The job is to wait, and not to fail.
         Raises SpoolError if tmux says no, StartRefused if it does so for want of a process or the like.
         """
-        server = server_of(launch.spool_dir)
+        try:
+            server = server_of(launch.spool_dir)
+        except SpoolError:  # somebody has taken the place of its socket, and may give it back
+            self._placeless = launch.spool_dir
+            return None
         if self._hung is not None:
             return None  # many starts of one pass are not to wait one after the other
         told = f"{launch.metadir}/{layout.LAUNCH}"
@@ -192,6 +197,17 @@ class TmuxExecutor:
             standing = set(server.cmd("list-sessions", "-F", "#{session_name}").stdout)
             for session in standing & {session_of(job, run) for job, run in runs}:
                 server.cmd("kill-session", "-t", f"={session}")
+
+    def _problem_of_place(self) -> str | None:
+        """Return why the server's socket has no place; None once it has one, or no start has found none."""
+        if self._placeless is None:
+            return None
+        try:
+            socket_of(self._placeless)
+        except SpoolError as error:
+            return str(error)
+        self._placeless = None
+        return None
 
     def _problem_of_server(self) -> str | None:
         """Return that the server hangs as long as it does; it is asked without waiting for the answer."""
@@ -319,22 +335,42 @@ def _words(error: Exception) -> str:
 
 
 def socket_of(spool_dir: str) -> str:
-    """Return the path of the server's socket: in the spool, or where its real path is too long for one, in /tmp.
+    """Return the path of the server's socket: in the spool, or where its real path is too long for one, elsewhere.
 
-    Raises SpoolError if the place in /tmp is somebody else's.
+    That is where a server has its socket already, else the first place that is this user's alone. Raises SpoolError if
+    there is none.
     """
     root = os.path.realpath(spool_dir)  # a spool has one server, whatever path leads to it
     path = layout.Layout(root).at(layout.TERMINALS)
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
-    directory = f"{_ELSEWHERE}/spool-{os.getuid()}"
-    with suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
-    status = os.lstat(directory)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        why = "the spool's path is too long for a socket, and this directory is not accessible only to you"
-        raise SpoolError(cannot("use", "tmux", why, where=directory))
-    return f"{directory}/{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}"
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:24]
+    places = [f"{_ELSEWHERE}/spool-{os.getuid()}"]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and len(os.fsencode(f"{runtime}/spool/{name}")) <= _LONGEST_SOCKET:
+        places.insert(0, f"{runtime}/spool")
+    for place in places:
+        if os.path.lexists(f"{place}/{name}") and not _why_not_private(place):
+            return f"{place}/{name}"
+    why = ""
+    for place in places:
+        with suppress(OSError):  # what is there instead, and whether that will do, is asked next
+            os.mkdir(place, 0o700)
+        why = _why_not_private(place)
+        if not why:
+            return f"{place}/{name}"
+    text = f"the spool's path is too long for a socket, and this directory {why}"
+    raise SpoolError(cannot("use", "tmux", text, where=places[-1]))
+
+
+def _why_not_private(directory: str) -> str:
+    """Return why others may be able to use *directory*, "" if it is this user's alone."""
+    try:
+        status = os.lstat(directory)
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return "" if ours else "is not accessible only to you; remove it, or have its owner remove it"
 
 
 def session_of(job: str, run: int) -> str:

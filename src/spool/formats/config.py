@@ -49,6 +49,7 @@ SHORTEST_NS = SECOND_NS // 10  # nothing periodic happens more often
 _PERCENT = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,3}))? ?%")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
 _EXPORT = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
+_ACCOUNT = re.compile(r"@?[^@\s:,/-][^@\s:,/]*(?:@[^@\s:,/]+)?")  # as a directory service has it: alice@lab.example
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 
 # A row stays a row of a table.
@@ -169,6 +170,9 @@ CONFIG = KeyTable(
     Key("durability", "word",
         'What may repeat after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each one '
         "before anything relies on it.", words=("grouped", "strict"), default="grouped"),
+    Key("accept_from", "accounts",
+        'Whose job files run besides those of the owner of the spool: users, and groups with an `@`, as in '
+        '`["alice", "@lab"]`. Their jobs run as the owner.', default=()),
     Key("autostart", "flag",
         "Whether commands that start or end jobs (`submit`, `run`, `release`, `requeue`, `resume`, `hold`, `cancel`) "
         "start a dispatcher if none is running.", default=True),
@@ -287,6 +291,7 @@ class Config:
     keep_session: bool = False
     wrapper: str = "auto"  # or "sh"
     durability: str = "grouped"  # or "strict"
+    accept_from: tuple[str, ...] = ()
     autostart: bool = True
     export: tuple[str, ...] = EXPORTED
     idle_exit_ns: int | None = 600 * SECOND_NS  # None: never
@@ -427,6 +432,13 @@ def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
     return listed
 
 
+def _accounts(listed: tuple[str, ...]) -> tuple[str, ...]:
+    for account in words(listed):
+        if _ACCOUNT.fullmatch(account) is None:
+            raise InvalidValue(f'{toml.show(account)} is neither a user such as "alice" nor a group such as "@lab"')
+    return listed
+
+
 def _metrics(path: str) -> str:
     if not trimmed(path).startswith(("/", "~")):
         raise InvalidValue(f"{toml.show(path)} must be an absolute path")
@@ -476,6 +488,7 @@ _KINDS: Kinds = {
     "contacts": lambda key: Kind(dict[str, Names], read=_contacts),
     "addresses": lambda key: Kind(Names, read=_addresses),
     "events": lambda key: Kind(Names, read=_events),
+    "accounts": lambda key: Kind(tuple[str, ...], _accounts),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),

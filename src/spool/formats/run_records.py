@@ -21,7 +21,7 @@ from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord
-from spool.core.model import GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
+from spool.core.model import WHOEVER, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml
 from spool.formats.timestamps import at_lines, read_at
 
@@ -138,6 +138,8 @@ def parse_stop(data: bytes, *, at_ns: int = 0) -> Stop | None:
     except ValueError:
         raise _senseless("stop", data) from None
     by = rest[0] if rest else "-"
+    if by.startswith(_word(WHOEVER)):
+        by = by.replace("_", " ")
     if len(rest) > 1 and re.fullmatch(r"[0-9]{1,19}", rest[1]):
         return Stop(known, by, int(rest[1]), rest[2] if len(rest) > 2 else "")
     return Stop(known, by, at_ns, " ".join(rest[1:]))

@@ -21,6 +21,7 @@ from spool.core.layout import CURSORS, Layout
 from spool.core.lazyclass import dataclass, field
 from spool.formats.config import Config
 from spool.store.disk import Disk
+from spool.store.ownership import others_write, why_not_obeyed
 from spool.store.spool import read_bytes
 
 FOR_JOBS = "notify"
@@ -101,7 +102,9 @@ def find_hooks(root: str) -> HookFiles:
     if not os.path.lexists(directory):
         return NO_HOOKS
     found: dict[str, list[str]] = {}
-    for name, path, _ in _entries(directory, layout.HOOKS, problems):
+    if others_write(root):  # a moment later they may have put another directory there
+        return HookFiles(problems=(f"{layout.HOOKS}: none of its hooks run: others can write to {root}",))
+    for name, path, _ in _entries(root, directory, layout.HOOKS, problems):
         event = name.removesuffix(_HOOK_FOLDER)
         is_folder = name.endswith(_HOOK_FOLDER) and os.path.isdir(path)
         shown = f"{layout.HOOKS}/{name}"
@@ -110,20 +113,20 @@ def find_hooks(root: str) -> HookFiles:
                 close = difflib.get_close_matches(event, _HOOK_NAMES, 1)
                 problems.append(f"{shown}: no such event" + (f", did you mean {close[0]}?" if close else ""))
         elif is_folder:
-            for _, each, below in _entries(path, shown, problems):
-                if _may_run(each, below, problems):
+            for _, each, below in _entries(root, path, shown, problems):
+                if _may_run(root, each, below, problems):
                     found.setdefault(event, []).append(each)
-        elif _may_run(path, shown, problems):
+        elif _may_run(root, path, shown, problems):
             found.setdefault(event, []).insert(0, path)
     return HookFiles({event: tuple(paths) for event, paths in found.items()}, tuple(problems))
 
 
-def _entries(directory: str, shown: str, problems: list[str]) -> list[tuple[str, str, str]]:
+def _entries(root: str, directory: str, shown: str, problems: list[str]) -> list[tuple[str, str, str]]:
     """Return name, path and how to call it of what lies in *directory*, sorted, without editors' droppings."""
     try:
         if not stat.S_ISDIR((status := os.stat(directory)).st_mode):
             raise NotADirectoryError(20, "it is not a directory")
-        if (why := _not_trusted(status)) is not None:
+        if why := _not_trusted(root, status):
             raise PermissionError(1, why)
         names = sorted(os.listdir(directory))
     except OSError as error:
@@ -136,34 +139,30 @@ def _entries(directory: str, shown: str, problems: list[str]) -> list[tuple[str,
     ]
 
 
-def _may_run(path: str, shown: str, problems: list[str]) -> bool:
+def _may_run(root: str, path: str, shown: str, problems: list[str]) -> bool:
     try:
         status = os.stat(path)
     except OSError as error:
         problems.append(f"{shown}: does not run: {error.strerror}")
         return False
     if not stat.S_ISREG(status.st_mode):
-        why: str | None = "it is not a regular file"
+        why = "it is not a regular file"
     elif not os.access(path, os.X_OK):
         why = "it is not executable"
     else:
-        why = _not_trusted(status)
-    if why is not None:
+        why = _not_trusted(root, status)
+    if why:
         problems.append(f"{shown}: does not run: {why}")
-    return why is None
+    return not why
 
 
 def _is_executable(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
-def _not_trusted(status: os.stat_result) -> str | None:
-    """Return why those who can change the file must not decide what we run."""
-    if status.st_uid not in (os.geteuid(), 0):
-        return "it belongs to another user"
-    if status.st_mode & stat.S_IWOTH:
-        return "everyone can write to it"
-    return None
+def _not_trusted(root: str, status: os.stat_result) -> str:
+    """Return why those who can change what has that *status* must not decide what we run, "" if they may."""
+    return "everyone can write to it" if status.st_mode & stat.S_IWOTH else why_not_obeyed(root, status)
 
 
 @cache

@@ -54,7 +54,7 @@ from spool.listeners.logformat import set_up_logging
 from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
 from spool.store.eventlog import EventReader, cursors
-from spool.store.spool import read_bytes
+from spool.store.glance import read_config
 
 log = logging.getLogger(__name__)
 
@@ -314,6 +314,7 @@ class _CurrentConfig:
     """Called, it returns the last good `config.toml`; from any thread. What is wrong with it the dispatcher says."""
 
     def __init__(self, root: str) -> None:
+        self._root = root
         self._path = f"{root}/{layout.CONFIG}"
         self._mutex = threading.Lock()
         self._seen: tuple[int, int, int] | None = None
@@ -329,6 +330,6 @@ class _CurrentConfig:
                 seen = None
             if seen != self._seen:
                 self._seen = seen
-                with suppress(InvalidConfig):
-                    self._config = config.parse(read_bytes(self._path) or b"")
+                with suppress(InvalidConfig, OSError):
+                    self._config = config.parse(read_config(self._root) or b"")
             return self._config

@@ -42,8 +42,10 @@ from spool.machine.processes import MachineProber
 from spool.query import ignored
 from spool.query.last_view import STALE_NS
 from spool.query.snapshot import machine_now
-from spool.store.disk import Disk, read_file, remedy_for, status_of
-from spool.store.spool import Service, TolerantSpool, read_bytes
+from spool.store.disk import Disk, owner_of, remedy_for, status_of
+from spool.store.glance import read_config
+from spool.store.ownership import name_of, unknown_in, why_replaceable
+from spool.store.spool import Service, TolerantSpool
 
 _STALE_S = 3600
 _FEW_WATCHES = 64
@@ -93,12 +95,17 @@ class Subject:
         self.fix = fix
         self.spool = TolerantSpool(root)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the spool is this user's, so that the checks may write there."""
+        return owner_of(self.root) == os.geteuid()
+
     @cached_property
     def config(self) -> Config:
         """The configuration in force, the defaults if it is broken."""
         try:
-            return config.parse(read_bytes(f"{self.root}/{layout.CONFIG}") or b"")
-        except InvalidConfig:
+            return config.parse(read_config(self.root) or b"")
+        except (InvalidConfig, OSError):
             return Config()
 
 
@@ -146,27 +153,50 @@ def _are(names: list[str]) -> str:
 
 
 def _modes(subject: Subject) -> Findings:
-    me = os.getuid()
-    bad = False
+    owner = os.stat(subject.spool.root).st_uid
+    who, bad = name_of(owner), False
+    if not subject.is_own:
+        text = f"the spool belongs to {who}: only {who} can change it, and only a dispatcher of {who} serves it"
+        yield _warn(text, f"run spool as {who}, or use your own spool", about="owner")
     for name in ("", *_there(subject.spool.root)):
         path = subject.spool.layout.at(name).rstrip("/")
         status = os.stat(path)
-        if status.st_uid != me:
+        if status.st_uid != owner:
             bad = True
-            yield _fail(f"{path} belongs to someone else", f"chown {me} {path}, or use your own spool", about="owner")
+            text = f"{path} belongs to {name_of(status.st_uid)}, and the spool to {who}"
+            yield _fail(text, f"chown {who} {path}", about="owner")
         elif status.st_mode & 0o022:
             bad = True
-            if subject.fix:
-                os.chmod(path, 0o700)
-            text = f"{path} is writable by others, who could run anything as you"
-            yield _fail(text, f"chmod 700 {path}", fixed=subject.fix, about="mode")
+            yield _open_to_others(subject, name, path, status)
+    if why := why_replaceable(subject.spool.root):
+        yield _warn(why, f"`chmod go-w` it, or keep the spool in a directory of {who}", about="mode")
     if not bad:
         open_ = stat.S_IMODE(os.stat(subject.spool.root).st_mode) & 0o077
         yield (
             _warn(f"{subject.spool.root} is readable by others", f"chmod 700 {subject.spool.root}", about="mode")
             if open_
-            else _good("only you have access", about="mode")
+            else _good(f"only {'you have' if subject.is_own else f'{who} has'} access", about="mode")
         )
+
+
+def _open_to_others(subject: Subject, name: str, path: str, status: os.stat_result) -> Finding:
+    """Return what it means that others than the owner can write to the directory *name* of the spool."""
+    if name in (QUEUED, HELD) and subject.config.accept_from:
+        text = f"others can put files into {path}; those of {', '.join(subject.config.accept_from)} run"
+        if status.st_mode & stat.S_ISVTX:
+            return _good(text, about="mode")
+        text += ", and others can rename and remove them"
+        return _warn(text, f"`chmod +t {path}` keeps each file its owner's", about="mode")
+    if subject.fix:
+        os.chmod(path, 0o700)
+    does = {
+        QUEUED: "whose files do not run, and who can rename and remove yours",
+        HELD: "whose files do not run, and who can rename and remove yours",
+        RUNNING: "who can stop your jobs",
+        DONE: "who can remove your records",
+        layout.RESERVATIONS: "who can remove your reservations",
+    }.get(name, "who could run anything as you")
+    return _fail(f"{path} is writable by others, {does}", f"chmod 700 {path}", fixed=subject.fix, about="mode")
 
 
 def _one_file_system(subject: Subject) -> Findings:
@@ -181,6 +211,8 @@ def _one_file_system(subject: Subject) -> Findings:
 
 def _moves(subject: Subject) -> Findings:
     """Do what a submission and a start do: create, link, rename, sync."""
+    if not subject.is_own:
+        return
     disk = Disk(subject.spool.layout.at(layout.STAGING))
     there = f"{subject.spool.layout.at(QUEUED)}/.doctor.{os.getpid()}"
     begun = time.monotonic_ns()
@@ -203,6 +235,8 @@ def _moves(subject: Subject) -> Findings:
 
 
 def _leases(subject: Subject) -> Findings:
+    if not subject.is_own:
+        return
     disk = Disk(subject.spool.layout.at(layout.STAGING))
     staged = disk.staged(b"\n")
     fd = os.open(staged, os.O_RDONLY | os.O_CLOEXEC)
@@ -257,18 +291,21 @@ def _complaints(subject: Subject) -> Findings:
 
 
 def _configuration(subject: Subject) -> Findings:
-    data = read_file(subject.spool.layout.at(layout.CONFIG))
+    data = read_config(subject.root)
     if data is None:
         yield _good("no config.toml: the defaults apply")
         return
     try:
-        config.parse(data)
+        unknown = unknown_in(config.parse(data).accept_from)
     except InvalidConfig as error:
         remedy = f"fix {subject.spool.layout.at(layout.CONFIG)}; `spool check` also checks it"
         for problem in error.problems:
             yield _fail(problem.message, remedy)
         return
-    yield _good("config.toml is valid")
+    for why in unknown:
+        yield _warn(why, f"fix {subject.spool.layout.at(layout.CONFIG)}")
+    if not unknown:
+        yield _good("config.toml is valid")
 
 
 def _dispatcher(subject: Subject) -> Findings:
@@ -312,12 +349,30 @@ def _jobs(subject: Subject) -> Findings:
         if os.path.lexists(f"{subject.spool.layout.at(place)}/{name}{tail}")
     ]
     strange = yield from _ignored(subject)
+    others = [(place, name, why) for place in (QUEUED, HELD, RUNNING) for name, why in _not_orders(subject, place)]
+    for place, name, why in others[:_MOST_IGNORED]:
+        what, _, remedy = why.partition("; ")
+        yield _warn(f"{place}/{layout.file_of(name)} does not count: {what}", remedy, about="job files")
+    strange = strange or bool(others)
     if bad:
         text = f"{count_of(len(bad), 'job file')} cannot be used: {some_of(sorted(bad), _MOST_NAMED)}"
         yield _warn(text, "`spool show NAME` says what is wrong", about="job files")
     elif not strange:
         waiting, held = len(subject.spool.names(QUEUED)), len(subject.spool.names(HELD))
         yield _good(f"{waiting} waiting, {held} held, {len(subject.spool.names(RUNNING))} running", about="job files")
+
+
+def _not_orders(subject: Subject, place: str) -> Iterator[tuple[str, str]]:
+    """Yield the jobs in *place* whose files others may have put there, and why that is so."""
+    owner = owner_of(subject.root)
+    for name in sorted(subject.spool.names(place)):
+        status = status_of(subject.spool.layout.job_file(place, name))
+        if status is None or not stat.S_ISREG(status.st_mode):
+            continue
+        if (status.st_uid != owner or status.st_nlink > 1 or status.st_mode & 0o022) and (
+            why := subject.spool.why_no_order(place, name)
+        ):
+            yield name, why
 
 
 def _ignored(subject: Subject) -> Generator[Finding, None, bool]:

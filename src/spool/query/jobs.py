@@ -292,7 +292,9 @@ class JobLister:
         stated = self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
         state = State.HELD if place == HELD else State.QUEUED
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
-        if stated is None or name in self._complained(place):
+        if why := spool.why_no_order(place, name):
+            state, reason = State.INVALID, why
+        elif stated is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
         return JobRow(name, state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated or {})
 

@@ -70,6 +70,9 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
             if seen is not ReadFailure.GONE:
                 rows.append(ReservationStatus(name, ReservationState.INVALID, problem=f"its file is {seen.value}"))
             continue
+        if why := spool.ownership.why_not(seen.origin, layout.RESERVATIONS, layout.file_of(name)):
+            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
+            continue
         try:
             read.append(reservation.parse(seen.data, name=name, created_at_ns=seen.mtime_ns))
         except InvalidReservation as error:

@@ -21,6 +21,7 @@ from spool.machine.host import local_zone
 from spool.query.reservations import ReservationState, ReservationStatus, read_reservations, removed_reservations
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, status_of
+from spool.store.ownership import check_owner
 from spool.store.spool import Spool
 
 
@@ -91,6 +92,7 @@ def create(spool: Spool, request: ReservationRequest) -> CreatedReservation:
     if new.user is not None and new.user != NOBODY and not _exists(new.user):
         notes.append(f"there is no user {new.user} on this machine")
     path = spool.layout.job_file(layout.RESERVATIONS, name)
+    check_owner(spool.root)
     try:
         Disk(spool.layout.at(layout.STAGING)).publish(path, data, durable=True)
     except FileExistsError:
@@ -129,6 +131,7 @@ def _exists(user: str) -> bool:
 
 def cancel(spool: Spool, name: str) -> str:
     """Put the file away, where `list` with everything finds it. Raises NoSuchJob if there is none."""
+    check_owner(spool.root)
     disk = Disk(spool.layout.at(layout.STAGING))
     path = spool.layout.job_file(layout.RESERVATIONS, name)
     status = status_of(path) if layout.valid_name(name) else None

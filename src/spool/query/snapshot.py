@@ -242,7 +242,8 @@ def _file(spool: Spool, place: str, name: str, seen: FileText, settings: Setting
     identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
     if is_open_in_editor(spool.layout.at(place), name):
         return JobFileVersion(*identity, None, "its file is open in an editor")
-    told = _told(spool, place, name, seen) if seen.size > _LARGE else ""
+    told = spool.ownership.why_not(seen.origin, place, layout.file_of(name))
+    told = told or (_told(spool, place, name, seen) if seen.size > _LARGE else "")
     if told:
         return JobFileVersion(*identity, None, told)
     try:

@@ -38,6 +38,7 @@ class Array:
     max_running: int | None = None  # how many of its tasks may run at once, as its file says now
     missing_ns: int | None = None  # monotonic: since when its file is nowhere
     cancelled: str | None = None  # by whom, and why
+    cancelled_by: str = ""  # the first of these
     unrecorded: Stop | None = None  # the same, while no record says it
     result: Result | None = None  # set once it is over and reported; only the paperwork is left
 
@@ -116,7 +117,7 @@ class Array:
 
     def cancel(self, stop: Stop) -> str:
         """Issue nothing more, and end every task that goes on; return by whom, and why."""
-        self.unrecorded = stop
+        self.unrecorded, self.cancelled_by = stop, stop.by
         self.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
         self.missing_ns = None
         self.unissued.clear()

@@ -30,7 +30,12 @@ class JobFileVersion:
     spec: Spec | None  # None: it must not start, and `problem` says why
     problem: str | None = None
     unread: bool = False  # it could not be read, so a look opens it again
-    text: bytes | None = None  # what was parsed, where it is kept because several jobs have it
+    text: bytes | None = None  # what was parsed, where it is kept: several jobs have it, or its owner may change it
+
+    @property
+    def version(self) -> tuple[int, int, int, int]:
+        """Return what tells this version of the file from every other one."""
+        return self.inode, self.mtime_ns, self.size, self.uid
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from spool.core import layout
 from spool.core.errors import InvalidConfig, cannot
 from spool.formats import config
 from spool.formats.config import Config
-from spool.store.disk import read_file, remedy_for
+from spool.store.disk import remedy_for
+from spool.store.glance import read_config
+from spool.store.ownership import unknown_in
 from spool.store.spool import Spool
 
 
@@ -22,6 +24,7 @@ class Settings:
     """The last good `config.toml` of a spool. `problem` says what is wrong with the one on disk now."""
 
     def __init__(self, spool: Spool) -> None:
+        self._root = spool.root
         self._path = spool.layout.at(layout.CONFIG)
         self.config = Config()
         self.problem: str | None = None
@@ -39,7 +42,7 @@ class Settings:
             return False
         self._seen = seen
         try:
-            new = config.parse(read_file(self._path) or b"")
+            new = config.parse(read_config(self._root) or b"")
         except InvalidConfig as error:
             return self._keep(str(error), first=force)
         except OSError as error:
@@ -47,7 +50,7 @@ class Settings:
             why = error.strerror or str(error)
             text = cannot("read", "the configuration", why, where=self._path, remedy=remedy_for(error))
             return self._keep(text, first=force)
-        advice = "; ".join(new.advice)
+        advice = "; ".join((*new.advice, *unknown_in(new.accept_from)))
         problem = cannot("fully use", "the configuration", advice, where=self._path) if advice else None
         if problem is not None and problem != self.problem:
             _warn(problem)

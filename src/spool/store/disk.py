@@ -55,8 +55,10 @@ class SpoolTrouble(OSError):  # noqa: N818  (like the errors of core/errors.py)
 class Disk:
     """The primitives, and what is made of them. *staging* is a directory of the same file system."""
 
-    def __init__(self, staging: str) -> None:
+    def __init__(self, staging: str, *, hidden: bool = False) -> None:
+        """*hidden*: what is staged has a name that begins with a dot, which spool ignores in any directory."""
         self.staging = staging
+        self._dot = "." if hidden else ""
         self._serial = 0
         self._pid = os.getpid()
 
@@ -131,6 +133,10 @@ class Disk:
         """Remove an empty directory, as seen from the directory *at*."""
         os.rmdir(path, dir_fd=at)
 
+    def chmod(self, path: str, mode: int) -> None:
+        """Set the permissions of *path*, whatever the umask."""
+        os.chmod(path, mode)
+
     def sync_file(self, path: str) -> None:
         """Wait until the file's content is on the disk."""
         _sync(path, os.O_RDONLY)
@@ -145,7 +151,7 @@ class Disk:
 
     # Composites.
 
-    def staged(self, data: bytes, *, durable: bool = False) -> str:
+    def staged(self, data: bytes, *, durable: bool = False, mode: int = 0o600) -> str:
         """Write *data* to a new file in the staging directory and return its path."""
         while True:
             path = self._fresh()
@@ -160,6 +166,8 @@ class Disk:
             except OSError:
                 _forget(path)
                 raise
+            if mode != 0o600:
+                self.chmod(path, mode)
             if durable:
                 try:
                     self.sync_file(path)
@@ -168,9 +176,9 @@ class Disk:
                     raise
             return path
 
-    def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
+    def put(self, path: str, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
         """Make *path* hold *data*: the old content or the new is seen, nothing between."""
-        staged = self.staged(data, durable=durable)
+        staged = self.staged(data, durable=durable, mode=mode)
         try:
             self.rename(staged, path)
         except OSError:
@@ -319,7 +327,7 @@ class Disk:
 
     def _fresh(self) -> str:
         self._serial += 1
-        return f"{self.staging}/{self._pid}.{self._serial}"
+        return f"{self.staging}/{self._dot}{self._pid}.{self._serial}"
 
 
 class TreeEntry:
@@ -446,6 +454,14 @@ def status_of(path: str) -> os.stat_result | None:
         return None
 
 
+def owner_of(path: str) -> int | None:
+    """Return the user whose directory *path* leads to, None if it leads nowhere."""
+    try:
+        return os.stat(path).st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def open_if_there(path: str, opener: Callable[[str], int]) -> int | None:
     """Return what *opener* makes of *path*, None if nothing has that name.
 
@@ -464,10 +480,13 @@ def open_if_there(path: str, opener: Callable[[str], int]) -> int | None:
     raise OSError(errno.ESTALE, "it exists but cannot be opened", path)
 
 
-def read_file(path: str, limit: int = 1 << 24) -> bytes | None:
+def read_file(
+    path: str, limit: int = 1 << 24, check: Callable[[os.stat_result], str] = lambda status: ""
+) -> bytes | None:
     """Return the content of a file, None if it is not there. Never blocks.
 
-    Raises OSError for what cannot be read, and for what is no regular file. A link is followed.
+    Raises OSError for what cannot be read, for what is no regular file, and where *check* returns why a file of such a
+    status must not count. A link is followed.
     """
     fd = open_if_there(path, lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if fd is None:
@@ -476,6 +495,8 @@ def read_file(path: str, limit: int = 1 << 24) -> bytes | None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EEXIST, "it is not a regular file")
+        if why := check(status):
+            raise PermissionError(errno.EPERM, why)
         parts = []
         at_once = min(max(status.st_size + 1, 4096), 1 << 26)  # whole, and so without a copy
         while limit > 0 and (part := os.read(fd, min(limit, at_once))):

@@ -5,6 +5,8 @@ The parser of the configuration, with the libraries that it needs, takes longer 
 
 from __future__ import annotations
 
+import os
+
 from spool.core import layout
 from spool.store.disk import read_file
 
@@ -14,6 +16,21 @@ if TYPE_CHECKING:
     from spool.formats.config import Config
 
 
+def read_config(root: str) -> bytes | None:
+    """Return the text of the configuration of the spool *root*, None if there is none.
+
+    Raises OSError if it cannot be read, and PermissionError if others than its owner may have written it.
+    """
+    path = f"{root}/{layout.CONFIG}"
+
+    def why_not(status: os.stat_result) -> str:
+        from spool.store.ownership import why_not_obeyed
+
+        return why_not_obeyed(root, status)
+
+    return read_file(path, check=why_not)
+
+
 def config_if(root: str, *words: bytes) -> Config | None:
     """Return the configuration of the spool *root* if one of *words* stands in it; None also if it cannot be used.
 
@@ -21,9 +38,10 @@ def config_if(root: str, *words: bytes) -> Config | None:
     """
     try:
         text = read_file(f"{root}/{layout.CONFIG}") or b""
+        if not any(word in text for word in words):
+            return None
+        text = read_config(root) or b""  # only one that matters is worth the question whose it is
     except OSError:
-        return None
-    if not any(word in text for word in words):
         return None
     from spool.core.errors import InvalidConfig
     from spool.formats import config

@@ -61,6 +61,7 @@ class Lock:
         self._root = os.open(os.path.dirname(path), _DIRECTORY)
         try:
             status = os.fstat(self._root)
+            _check_ours(status, os.path.dirname(path))  # before anything is made there
             self._guarded = _may_be_guarded(status)
             if self._guarded:
                 _lock(self._root, path, deadline)
@@ -81,8 +82,11 @@ class Lock:
         """
         root = os.path.dirname(self.path)
         try:
-            if _identity(os.stat(root)) != self._of_root:
+            status = os.stat(root)
+            if _identity(status) != self._of_root:
                 self._lost("another directory has taken its place")
+            if status.st_uid != os.geteuid():
+                self._lost("it belongs to another user now")
         except (FileNotFoundError, NotADirectoryError):
             self._lost("the directory is gone")
         except OSError:
@@ -156,6 +160,14 @@ def _locked_file(path: str, deadline: float) -> int:
             os.close(fd)
             raise
         os.close(fd)  # somebody has deleted or replaced it meanwhile
+
+
+def _check_ours(status: os.stat_result, root: str) -> None:
+    """Raise SpoolUnusable unless the open directory of the spool, of that status, is this user's (FORMAT 16)."""
+    if status.st_uid != os.geteuid():
+        from spool.store.ownership import not_ours
+
+        raise not_ours(root, status.st_uid)
 
 
 def _check(status: os.stat_result, path: str) -> None:

@@ -26,9 +26,11 @@ from spool.store.disk import (
     status_of,
 )
 from spool.store.lock import hold
-from spool.store.spool import Spool, read_bytes, read_record
+from spool.store.spool import Spool, read_bytes, read_record, read_with_status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from spool.core.model import Stop
     from spool.store.lock import Lock
 
@@ -68,6 +70,27 @@ class LockedSpool(Spool):
         self._pid = os.getpid()
         self._spares: list[str] = []  # files that hold room
         self._identity: str | None = None
+        self._accepted: Callable[[], Sequence[str]] | None = None
+
+    def accept(self, accept_from: Callable[[], Sequence[str]]) -> None:
+        """Have *accept_from* say from now on whose job files count: the configuration in force, not the one on disk."""
+        self._accepted = accept_from
+
+    def _accept_from(self) -> Sequence[str]:
+        return self._accepted() if self._accepted is not None else super()._accept_from()
+
+    def job_text(self, place: str, name: str) -> bytes | None:
+        """Return the bytes of a job file that counts: what others have written never becomes a file of the owner's."""
+        return self.order(place, name)
+
+    def waiting_text(self, name: str, version: tuple[int, int, int, int]) -> bytes | None:
+        """Return what a file in `queued/` says, None if it is not that *version* any more: inode, time, size, owner."""
+        found = read_with_status(self.layout.job_file(layout.QUEUED, name))
+        if found is None:
+            return None
+        status, text = found
+        seen = (status.st_ino, status.st_mtime_ns, len(text), status.st_uid)
+        return text if seen == version else None
 
     def release(self) -> None:
         """Let go of the lock; the object is of no use afterwards."""
@@ -174,7 +197,7 @@ class LockedSpool(Spool):
                 self.disk.drop(queued, self.layout.job_file(layout.HELD, name))
         return True
 
-    def claim(self, name: str, inode: int, mtime_ns: int, size: int) -> bool:
+    def claim(self, name: str, inode: int, mtime_ns: int, size: int, uid: int | None = None) -> bool:
         """Step 2: move the job file to `running/`. This commits the start.
 
         False if the file is no longer the one that was parsed, or a file of that name lies in `running/`; then
@@ -192,6 +215,7 @@ class LockedSpool(Spool):
         if status is None:
             return not self.holds(inode, name, layout.QUEUED, layout.HELD, layout.DONE, mtime_ns=mtime_ns)
         changed = (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size)
+        changed = changed or uid not in (None, status.st_uid)  # who made it could give it the inode and the time
         # Of two names one is about to go away, and nobody can tell which.
         if changed or (status.st_nlink > 1 and is_name_of(status, self.layout.job_file(layout.HELD, name))):
             # It waits on; in held/ if in this very moment another one was put in its place.
@@ -426,11 +450,11 @@ class LockedSpool(Spool):
         """Take the file away that suspends a run: the run is over."""
         self.disk.discard(self.layout.suspend_file(name))
 
-    def complain(self, path: str, text: str) -> None:
-        """Write *text* to the `.error` file *path*, unless it says so already."""
+    def complain(self, path: str, text: str, *, to_others: bool = False) -> None:
+        """Write *text* to the `.error` file *path*, unless it says so already. *to_others*: all may read it."""
         data = text.encode()
         if read_bytes(path) != data:
-            self.disk.put(path, data)
+            self.disk.put(path, data, mode=0o644 if to_others else 0o600)
 
     # Numbers that outlive the metadirs that `spool gc` removed.
 

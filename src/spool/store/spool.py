@@ -6,10 +6,10 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
@@ -34,6 +34,9 @@ from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
 from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, read_file, remedy_for, status_of
 from spool.store.lock import serving
+
+if TYPE_CHECKING:
+    from spool.store.ownership import Ownership
 
 T = TypeVar("T")
 
@@ -66,6 +69,7 @@ class Spool:
     def __init__(self, root: str) -> None:
         self.layout = Layout(os.path.realpath(root))  # one spool, one mark on its processes, whatever it was called
         self.root = self.layout.root
+        self._ownership: Ownership | None = None
 
     @classmethod
     def open(cls, root: str) -> Spool:
@@ -123,6 +127,40 @@ class Spool:
     def job_text(self, place: str, name: str) -> bytes | None:
         """Return the bytes of a job file, None if it is not there."""
         return read_record(self.layout.job_file(place, name))
+
+    @property
+    def ownership(self) -> Ownership:
+        """Return what says whose job files count."""
+        if self._ownership is None:
+            from spool.store.ownership import Ownership  # a list of what waits does without
+
+            self._ownership = Ownership(self.root, self._accept_from)
+        return self._ownership
+
+    def _accept_from(self) -> Sequence[str]:
+        """Return whose job files the configuration accepts, besides those of the owner; nobody's if it is broken."""
+        from spool.store.glance import config_if
+
+        said = config_if(self.root, b"accept_from")
+        return said.accept_from if said is not None else ()
+
+    def order(self, place: str, name: str) -> bytes | None:
+        """Return the bytes of a job file that counts; None if it is not there, or not one of the owner's (FORMAT 16).
+
+        By one descriptor: nothing that takes the place of the file meanwhile is read for it.
+        """
+        found = read_with_status(self.layout.job_file(place, name))
+        return None if found is None or self._why_not(found[0], place, name) else found[1]
+
+    def why_no_order(self, place: str, name: str) -> str:
+        """Return why a job file does not count, "" if it does or is not there."""
+        found = read_with_status(self.layout.job_file(place, name), 0)
+        return self._why_not(found[0], place, name) if found is not None else ""
+
+    def _why_not(self, status: os.stat_result, place: str, name: str) -> str:
+        from spool.store.ownership import Origin
+
+        return self.ownership.why_not(Origin.of(status), place, layout.file_of(name))
 
     def job_spec(self, place: str, name: str, defaults: JobDefaults | None = None) -> Spec | None:
         """Return what a job file says, with *defaults* for the rest; None if it is not there or not valid."""
@@ -201,7 +239,7 @@ class Spool:
     def spec_in_force(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
         """Return what a live run's copy of its job file says, with what may be changed as the file says it now."""
         copy, defaults = self.record(name, run, layout.SPEC_COPY), self.defaults(name, run, kill_grace_ns)
-        spec, text = spec_of(copy, name, defaults), self.job_text(layout.RUNNING, name)
+        spec, text = spec_of(copy, name, defaults), self.order(layout.RUNNING, name)
         if spec is None or text is None or text == copy:
             return spec
         edited = spec_of(text, name, defaults)
@@ -598,6 +636,33 @@ def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     finally:
         os.close(fd)
     return data
+
+
+def read_with_status(path: str, limit: int = _MAX_RECORD) -> tuple[os.stat_result, bytes] | None:
+    """Return the status and the content of a small file by one descriptor, None if it is not there or is no file.
+
+    Never blocks, follows no link. Raises OSError if it is there and cannot be read.
+    """
+    try:
+        fd = open_if_there(path, _open_record)
+    except OSError as error:
+        if error.errno in _OTHER_KINDS and not _is_regular(path):
+            return None
+        raise
+    if fd is None:
+        return None
+    try:
+        status, data = os.fstat(fd), b""
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        while len(data) < limit and (more := os.read(fd, 1 << 16)):
+            data += more
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
+    return status, data
 
 
 def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:

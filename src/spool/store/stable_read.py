@@ -18,6 +18,7 @@ from enum import Enum
 from spool.core import layout
 from spool.core.lazyclass import dataclass
 from spool.store.disk import open_if_there, status_of
+from spool.store.ownership import Origin
 
 MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
 QUIET_NS = 300_000_000
@@ -44,8 +45,13 @@ class FileText:
     mtime_ns: int
     ctime_ns: int
     size: int
-    uid: int
+    origin: Origin
     data: bytes
+
+    @property
+    def uid(self) -> int:
+        """Return whose it is."""
+        return self.origin.uid
 
 
 def read_stable(path: str) -> FileText | ReadFailure:
@@ -83,7 +89,7 @@ def read_stable(path: str) -> FileText | ReadFailure:
             after = os.fstat(fd)
             if (after.st_mtime_ns, after.st_size) != (status.st_mtime_ns, len(data)):
                 return ReadFailure.WRITING
-        return FileText(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, len(data), status.st_uid, data)
+        return FileText(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, len(data), Origin.of(status), data)
     except BlockingIOError:
         return ReadFailure.WRITING
     except OSError as error:

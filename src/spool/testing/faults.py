@@ -129,6 +129,11 @@ class FaultyDisk(Disk):
         if self._happens("rmdir", path_at(path, at)):
             super().rmdir(path, at)
 
+    def chmod(self, path: str, mode: int) -> None:
+        """Set permissions, unless the fault is here."""
+        if self._happens("chmod", path):
+            super().chmod(path, mode)
+
     def sync_file(self, path: str) -> None:
         """Sync a file, unless the fault is here."""
         if self._happens("sync_file", path):

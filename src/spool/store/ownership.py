@@ -1,0 +1,267 @@
+"""Whose a spool is, and whose files count in it (FORMAT 16).
+
+A dispatcher runs what it reads as its own user, so it serves the spools of that user alone, and a file is an order only
+if that user has written it, or a user whom the configuration names. What a file says of itself is taken from its open
+descriptor, never from its name: the name may stand for another file a moment later.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from grp import getgrgid, getgrnam
+
+from spool.core.errors import InvalidConfig, SpoolUnusable, cannot
+from spool.core.lazyclass import dataclass
+from spool.core.model import WHOEVER
+from spool.store.disk import open_directory, owner_of
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
+
+
+def name_of(uid: int) -> str:
+    """Return the login name of *uid*, its number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def check_owner(root: str) -> None:
+    """Raise SpoolUnusable if there is a spool at *root*, and it is another user's: only its owner changes it."""
+    uid = owner_of(root)
+    if uid is not None and uid != os.geteuid():
+        raise not_ours(root, uid)
+
+
+def not_ours(root: str, uid: int, why: str = "") -> SpoolUnusable:
+    """Return the error for a spool of the user *uid*, which is not this one. *why*: more of the reason."""
+    who = name_of(uid)
+    user = f"'#{uid}'" if who == str(uid) else who
+    reason = why or f"it belongs to {who}, and so only {who} can change it"
+    return SpoolUnusable(
+        cannot("use", "spool", reason, where=root, remedy=f"run it as {who}: `sudo -u {user} spool …`")
+    )
+
+
+def check_accepted(root: str, configuration: Callable[[], bytes]) -> None:
+    """Raise SpoolUnusable unless the *configuration* of another user's spool at *root* accepts files of this user."""
+    uid, me = owner_of(root), os.geteuid()
+    if uid is None or uid == me:
+        return
+    from spool.formats import config  # a user of one spool does without
+
+    whose = f"it belongs to {name_of(uid)}"
+    try:
+        accepted = config.parse(configuration()).accept_from
+    except (OSError, InvalidConfig) as error:
+        told = error.strerror if isinstance(error, OSError) else "it is not valid"
+        raise not_ours(root, uid, f"{whose}, and whom that accepts is unknown: config.toml: {told}") from None
+    if not is_accepted(me, accepted):
+        raise not_ours(root, uid, f"{whose}, and `accept_from` in its config.toml does not name {name_of(me)}")
+
+
+def mode_for(uid: int | None, gid: int) -> int:
+    """Return the least permissions of a file of the group *gid* with which the user *uid* can read it."""
+    return 0o640 if uid is not None and gid in groups_of(uid) else 0o644
+
+
+def is_accepted(uid: int, accept_from: Sequence[str]) -> bool:
+    """Whether *accept_from*, of user names and `@group`, names the user *uid*."""
+    name = name_of(uid)
+    if name in accept_from or str(uid) in accept_from:
+        return True
+    groups = {gid for word in accept_from if word.startswith("@") and (gid := _gid_of(word[1:])) is not None}
+    return bool(groups) and not groups.isdisjoint(groups_of(uid))
+
+
+def groups_of(uid: int) -> frozenset[int]:
+    """Return the groups that the user *uid* is in; of a number without an account none is known."""
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        return frozenset()
+    return frozenset((account.pw_gid, *os.getgrouplist(account.pw_name, account.pw_gid)))
+
+
+def unknown_in(accept_from: Sequence[str]) -> list[str]:
+    """Return a line for each user or group of *accept_from* that this machine does not know."""
+    found = []
+    for word in accept_from:
+        if word.startswith("@"):
+            if _gid_of(word[1:]) is None:
+                found.append(f"accept_from: there is no group {word[1:]!r}")
+        elif not word.isdecimal():
+            try:
+                pwd.getpwnam(word)
+            except KeyError:
+                found.append(f"accept_from: there is no user {word!r}")
+    return found
+
+
+def _gid_of(name: str) -> int | None:
+    try:
+        return int(name) if name.isdecimal() else getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an open file says of where it comes from. `inode` tells it from another one of its name."""
+
+    uid: int
+    gid: int
+    mode: int
+    links: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Origin:
+        """Return the origin of a file by its status, which is that of a descriptor."""
+        return cls(status.st_uid, status.st_gid, status.st_mode, status.st_nlink, status.st_ino)
+
+
+class Ownership:
+    """Whose files count in the spool at *root*: its owner's, and those of users whom *accept_from* names."""
+
+    def __init__(self, root: str, accept_from: Callable[[], Sequence[str]]) -> None:
+        self._root = root
+        self._accept_from = accept_from
+        self._owner: int | None = None  # not known yet; a spool with another owner is another spool
+
+    @property
+    def owner(self) -> int | None:
+        """Return whose the spool is, None if there is none."""
+        if self._owner is None:
+            self._owner = owner_of(self._root)
+        return self._owner
+
+    def why_not(self, file: Origin, place: str, filename: str) -> str:
+        """Return why the open *file*, which has a name in the directory *place*, is no order; "" if it is one.
+
+        An order is a file that only the owner of the spool, or a user whom the configuration names, can have written.
+        """
+        owner = self.owner
+        if owner is None:
+            return ""  # what follows says that there is no spool
+        if file.uid == owner and file.links == 1 and not file.mode & _OTHERS_WRITE:
+            return ""
+        if file.uid != owner and not is_accepted(file.uid, self._accept_from()):
+            whose, mine = name_of(file.uid), name_of(owner)
+            remedy = f'remove it, or name "{whose}" in `accept_from` of config.toml'
+            return f"it belongs to {whose}, and this spool runs files of {mine} only; {remedy}"
+        return self._why_not_alone(file, place, filename)
+
+    def _why_not_alone(self, file: Origin, place: str, filename: str) -> str:
+        """Return why others than the owner of *file* may have written it, or may have put it there; "" if not."""
+        where = _Place(self._root, place, filename)
+        if file.mode & _OTHERS_WRITE and where.is_open:
+            if file.mode & stat.S_IWOTH:
+                return "everyone can write to it, so nobody knows whose order it is; `chmod go-w` it"
+            if not is_private(file.gid, file.uid) and f"@{_group(file.gid)}" not in self._accept_from():
+                return (
+                    f"its group {_group(file.gid)} can write to it, so nobody knows whose order it is; `chmod g-w` it, "
+                    f'or name "@{_group(file.gid)}" in `accept_from` of config.toml'
+                )
+        if file.links > 1 and (where.others_write or where.inode != file.inode):
+            return f"it has a second name elsewhere, and others can write to {place}/; put a copy there"
+        return ""
+
+
+def why_not_obeyed(root: str, status: os.stat_result) -> str:
+    """Return why the configuration or a hook does not count, by the *status* of its descriptor; "" if it does.
+
+    Only the owner of the spool and root decide what a dispatcher is told and executes, as with `StrictModes` of sshd.
+    """
+    owner = owner_of(root)
+    if owner is None:
+        return ""
+    if status.st_uid not in (owner, 0):
+        return f"it belongs to {name_of(status.st_uid)}"
+    if not status.st_mode & _OTHERS_WRITE or not _is_open(root):
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return "everyone can write to it"
+    return "" if is_private(status.st_gid, owner) else f"its group {_group(status.st_gid)} can write to it"
+
+
+def others_write(root: str, place: str = "") -> bool:
+    """Whether others than the owner of the spool at *root*, and root, can put files into its directory *place*."""
+    return _Place(root, place, "").others_write
+
+
+def why_replaceable(root: str) -> str:
+    """Return which directory above the spool lets others put another one in its place, and how; "" if none does."""
+    owner, path = owner_of(root), os.path.dirname(os.path.realpath(root))
+    while owner is not None:
+        status = os.stat(path)
+        if status.st_uid not in (owner, 0):
+            return f"{path} belongs to {name_of(status.st_uid)}, who can put another spool in the place of yours"
+        if not status.st_mode & stat.S_ISVTX and _is_writable(status, owner):
+            return f"others can write to {path}, and so can put another spool in the place of yours"
+        if path == "/":
+            break
+        path = os.path.dirname(path)
+    return ""
+
+
+def mover(root: str, place: str) -> str:
+    """Return who has moved or deleted a file in *place*: the owner of the spool, if no other could."""
+    owner = owner_of(root)
+    return f"{WHOEVER}{place}/" if owner is None or others_write(root, place) else name_of(owner)
+
+
+def is_private(gid: int, uid: int) -> bool:
+    """Whether the group *gid* is the user's own: it has the name of the user *uid*, and no other member."""
+    try:
+        group = getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == name_of(uid) and {*group.gr_mem} <= {group.gr_name}
+
+
+def _group(gid: int) -> str:
+    try:
+        return getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _is_open(root: str) -> bool:
+    """Whether others can enter the directory of the spool."""
+    return bool(os.stat(root).st_mode & _OTHERS_ENTER)
+
+
+class _Place:
+    """A directory of a spool as one look at its descriptor shows it, and which file has a name there."""
+
+    __slots__ = ("inode", "is_open", "others_write")
+
+    def __init__(self, root: str, place: str, filename: str) -> None:
+        self.inode: int | None = None
+        self.is_open = self.others_write = True  # where nobody can tell
+        with suppress(OSError):
+            fd = open_directory(f"{root}/{place}" if place else root)
+            try:
+                here = os.fstat(fd)
+                above = os.stat("..", dir_fd=fd) if place else here
+                owner = os.stat(root).st_uid
+                if filename:
+                    self.inode = os.stat(filename, dir_fd=fd, follow_symlinks=False).st_ino
+            finally:
+                os.close(fd)
+            entered = bool(above.st_mode & _OTHERS_ENTER)
+            self.is_open = entered and bool(here.st_mode & _OTHERS_ENTER)
+            foreign = here.st_uid != owner or above.st_uid != owner
+            self.others_write = foreign or (entered and any(_is_writable(each, owner) for each in (here, above)))
+
+
+def _is_writable(directory: os.stat_result, owner: int) -> bool:
+    if directory.st_mode & stat.S_IWOTH:
+        return True
+    return bool(directory.st_mode & stat.S_IWGRP) and not is_private(directory.st_gid, owner)

@@ -1,0 +1,525 @@
+"""One spool, one owner: no other user's command changes it, and no other user's file runs, however it comes there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import spool
+from served import Served
+from spool.cli import main
+from support import ROOT, wait_for
+
+ALICE, MALLORY = 12345, 12346
+
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="takes root and setpriv, for files of several users"
+)
+
+
+def as_user(uid: int) -> list[str]:
+    """Return what runs a command as the user *uid*."""
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
+@cache
+def _import_all() -> None:
+    for module in pkgutil.walk_packages(spool.__path__, "spool."):
+        if not module.name.endswith("__main__"):
+            with suppress(ImportError):
+                importlib.import_module(module.name)
+
+
+class Shared(Served):
+    """A spool of ALICE in a directory where everyone finds it, and commands of other users."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home / "spool", environment={"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"})
+        self.home = home
+        self.proof = home / "proof"
+        self.proof.mkdir()
+        self.proof.chmod(0o1777)
+        self.own(home, self.root, *self.root.iterdir())
+        home.chmod(0o755)
+
+    @staticmethod
+    def own(*paths: Path, uid: int = ALICE) -> None:
+        """Give *paths* to a user."""
+        for path in paths:
+            os.chown(path, uid, uid, follow_symlinks=False)
+
+    def serve(self, *arguments: str) -> Shared:
+        """Start a dispatcher of ALICE."""
+        self.start(*arguments, prefix=as_user(ALICE))
+        return self
+
+    def share(self, mode: int = 0o1777, *places: str) -> None:
+        """Let others enter the spool, and write to *places*."""
+        self.root.chmod(0o755)
+        for place in places or ("queued",):
+            (self.root / place).chmod(mode)
+
+    def by(self, uid: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the command line as the user *uid*, in a child that need not import it again."""
+        _import_all()  # who this becomes may not read what it is made of
+        paths = [self.home.parent / f"{self.home.name}.{stream}" for stream in ("out", "err")]
+        child = os.fork()
+        if not child:
+            code = 99
+            try:
+                for number, path in enumerate(paths, 1):
+                    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+                sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
+                os.environ.update(self.environment)
+                os.chdir("/")
+                signal.alarm(30)
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
+                code = main.run(arguments)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said = [path.read_text() for path in paths]
+        for path in paths:
+            path.unlink()
+        return subprocess.CompletedProcess(arguments, code, *said)
+
+    def does(self, uid: int, script: str) -> None:
+        """Have the user *uid* run a shell script in the spool."""
+        subprocess.run([*(as_user(uid) if uid else []), "/bin/sh", "-ec", script], cwd=self.root, check=True)
+
+    def text_of(self, name: str, more: str = "") -> str:
+        """Return a job file whose command leaves `proof/NAME`, with who it was."""
+        return f"command = 'id -u > {self.proof}/{name}'\nworkdir = \"/\"\n{more}"
+
+    def put(self, uid: int, path: str, name: str, more: str = "") -> Path:
+        """Put a job file of *uid* at *path* in the spool, old enough to count as whole."""
+        target = self.root / path
+        staged = self.home / f"{name}.staged"
+        staged.write_text(self.text_of(name, more))
+        old = time.time() - 10
+        os.utime(staged, (old, old))
+        self.own(staged, uid=uid)
+        staged.rename(target)
+        return target
+
+    def ran(self) -> dict[str, str]:
+        """Return which jobs have run, and as whom."""
+        return {path.name: path.read_text().strip() for path in self.proof.iterdir()}
+
+    def told(self, name: str, place: str = "queued") -> str:
+        """Return what `.error` says of a job, once it is there."""
+        path = self.root / place / f"{name}.toml.error"
+        wait_for(path.exists, self.patience, what=f"{path.name}")
+        return path.read_text()
+
+    def settled(self) -> None:
+        """Wait until a job of ALICE that comes last has run: all that was there before has been seen."""
+        name = f"last{time.monotonic_ns()}"
+        self.put(ALICE, f"queued/{name}.toml", name)
+        wait_for(lambda: (self.root / "done" / f"{name}.toml").exists(), self.patience, what=name)
+        (self.proof / name).unlink()
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    """Give a spool of ALICE below /tmp, which other users can reach if its mode lets them."""
+    tried = subprocess.run(
+        [*as_user(ALICE), sys.executable, "-c", "import spool"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        check=False,
+    )
+    if tried.returncode:
+        pytest.skip("another user cannot run this Python")
+    home = Path(tempfile.mkdtemp(prefix="spool-owners-", dir="/tmp"))
+    try:
+        with Shared(home) as found:
+            yield found
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _state_of(root: Path) -> dict[str, tuple[int, int, int, int]]:
+    """Return what lies in a spool: of each file the owner, the mode, the inode and the time of its last change."""
+    found = {}
+    for path in [root, *root.rglob("*")]:
+        status = path.lstat()
+        found[str(path)] = status.st_uid, status.st_mode, status.st_ino, status.st_ctime_ns
+    return found
+
+
+CHANGES: list[Sequence[str]] = [
+    ("submit", "--", "true"),
+    ("submit", "--name", "new", "--", "true"),
+    ("submit", "--name", "new", "--hold", "-c", "true; true"),
+    ("submit", "--replace", "--name", "waits", "--", "true"),
+    ("submit", "--wait", "--", "true"),
+    ("submit", "-f", "{file}"),
+    ("submit", "--array", "0-3", "--", "true"),
+    ("run", "--", "true"),
+    ("cancel", "waits"),
+    ("cancel", "runs"),
+    ("hold", "waits"),
+    ("release", "held"),
+    ("requeue", "over"),
+    ("requeue", "--with", "cpus=1", "over"),
+    ("edit", "waits", "--priority", "3"),
+    ("edit", "waits"),
+    ("move", "--first", "waits"),
+    ("suspend", "runs"),
+    ("continue", "runs"),
+    ("signal", "USR1", "runs"),
+    ("pause",),
+    ("resume",),
+    ("reserve", "create", "new", "--gpus", "1", "--duration", "1h"),
+    ("reserve", "cancel", "mine"),
+    ("gc", "--older-than", "1s"),
+    ("init",),
+    ("init", "{root}"),
+    ("dispatch",),
+    ("dispatch", "--once"),
+    ("dispatch", "--until-idle"),
+    ("dispatch", "--idle-exit", "1s"),
+    ("doctor", "--fix"),
+    ("doctor", "--slurm"),
+    ("attach", "runs"),
+]
+
+LOOKS: list[Sequence[str]] = [
+    ("ls",),
+    ("ls", "--all", "--json"),
+    ("show", "waits"),
+    ("why", "waits"),
+    ("log", "over"),
+    ("wait", "--timeout", "0s", "over"),
+    ("seff", "over"),
+    ("info",),
+    ("gpus",),
+    ("reserve", "list"),
+    ("plan",),
+    ("stats",),
+    ("plot",),
+    ("check", "{file}"),
+    ("doctor",),
+    ("gc", "--help"),
+    ("completion", "bash"),
+]
+
+
+@pytest.fixture
+def lived_in(shared: Shared) -> Shared:
+    """Give a spool of ALICE in which something waits, is held, has run, and which others may read."""
+    shared.put(ALICE, "queued/over.toml", "over")
+    subprocess.run(
+        [*as_user(ALICE), sys.executable, "-m", "spool", "dispatch", "--until-idle"],
+        env=shared.environment,
+        check=True,
+        capture_output=True,
+    )
+    (shared.proof / "over").unlink()
+    shared.put(ALICE, "queued/waits.toml", "waits")
+    shared.put(ALICE, "held/held.toml", "held")
+    shared.put(ALICE, "running/runs.toml", "runs")
+    reservation = shared.put(ALICE, "reservations/mine.toml", "mine")
+    reservation.write_text('user = "alice"\ngpus = 1\nstart = "now"\nduration = "1h"\n')
+    shared.own(*shared.root.rglob("*"))
+    for path in [shared.root, *shared.root.rglob("*")]:
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    (shared.home / "file.toml").write_text('command = "true"\n')
+    return shared
+
+
+@pytest.mark.parametrize("uid", [0, MALLORY], ids=["root", "mallory"])
+def test_no_other_user_changes_a_spool(lived_in: Shared, uid: int) -> None:
+    """Each command that changes a spool exits with 5 where it is another user's, names that one, and writes nothing."""
+    before = _state_of(lived_in.root)
+    wrong = []
+    for words in CHANGES:
+        given = [word.format(root=lived_in.root, file=lived_in.home / "file.toml") for word in words]
+        done = lived_in.by(uid, *given)
+        told = done.stderr.strip().splitlines()
+        if done.returncode != 5 or not told or str(ALICE) not in told[-1] or "sudo -u" not in told[-1]:
+            wrong.append((words, done.returncode, done.stdout, done.stderr))
+        if _state_of(lived_in.root) != before:
+            wrong.append((words, "changed", set(_state_of(lived_in.root).items()) ^ set(before.items())))
+            break
+    assert wrong == []
+    assert lived_in.ran() == {}
+
+
+@pytest.mark.parametrize("uid", [0, MALLORY], ids=["root", "mallory"])
+def test_every_user_may_look(lived_in: Shared, uid: int) -> None:
+    """Commands that only read go on in another user's spool that they can read, and make nothing there."""
+    before = _state_of(lived_in.root)
+    for words in LOOKS:
+        given = [word.format(root=lived_in.root, file=lived_in.home / "file.toml") for word in words]
+        done = lived_in.by(uid, *given)
+        assert "Traceback" not in done.stderr, words
+        assert done.returncode == (1 if words == ("doctor",) else 0), (words, done.stdout, done.stderr)
+        assert _state_of(lived_in.root) == before, words
+
+
+@pytest.mark.parametrize("uid", [0, MALLORY], ids=["root", "mallory"])
+def test_the_python_client_is_the_same_door(lived_in: Shared, uid: int) -> None:
+    """`Client` of another user reads, and each method that changes something raises SpoolUnusable, naming the owner."""
+    code = """if True:
+        import json, spool, sys
+        client = spool.Client(sys.argv[1])
+        said = []
+        for act in (
+            lambda: client.submit("true", name="new"),
+            lambda: client.submit("true", name="waits", replace=True),
+            lambda: client.cancel("waits"), lambda: client.hold("waits"), lambda: client.release("held"),
+            lambda: client.requeue("over"), lambda: client.requeue("over", cpus=1), lambda: client.suspend("runs"),
+            lambda: client.go_on("runs"), lambda: spool.Client(sys.argv[1], make=True),
+        ):
+            try:
+                act()
+                said.append("done")
+            except spool.SpoolUnusable as error:
+                said.append(str(error))
+        print(json.dumps([sorted(row.name for row in client.jobs().rows), said]))
+    """
+    before = _state_of(lived_in.root)
+    done = subprocess.run(
+        [*(as_user(uid) if uid else []), sys.executable, "-c", code, str(lived_in.root)],
+        env=lived_in.environment, capture_output=True, text=True, check=False, cwd="/",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names, said = json.loads(done.stdout)
+    assert {"waits", "held"} <= set(names)
+    assert all(f"belongs to {ALICE}" in each for each in said), said
+    assert _state_of(lived_in.root) == before
+
+
+def test_root_starts_no_dispatcher_for_another(shared: Shared) -> None:
+    """After `sudo spool resume` on the spool of ALICE no dispatcher of root is there, and her next job is hers."""
+    for words in (("resume",), ("hold", "x"), ("cancel", "x"), ("submit", "--", "true"), ("dispatch", "--once")):
+        assert shared.by(0, *words).returncode == 5
+    assert not (shared.root / ".lock").exists()
+    assert not (shared.root / "dispatcher.log").exists()
+    shared.put(ALICE, "queued/next.toml", "next")
+    shared.serve()
+    wait_for(lambda: shared.ran() == {"next": str(ALICE)}, what="her job")
+    assert os.stat(shared.root / "jobs" / "next").st_uid == ALICE
+
+
+def test_a_dispatcher_leaves_a_spool_that_is_given_away(shared: Shared) -> None:
+    """A dispatcher whose spool becomes another user's exits with 5 and runs nothing that comes then."""
+    shared.serve()
+    os.chown(shared.root, MALLORY, MALLORY)
+    process = shared.process
+    assert process is not None
+    assert process.wait(20) == 5
+    shared.process = None
+    os.chown(shared.root, ALICE, ALICE)
+    shared.put(ALICE, "queued/x.toml", "x")
+    assert shared.ran() == {}
+
+
+# What a stranger can put into a spool, and what becomes of it.
+
+PLANT = {
+    "dropped": "cp {file} queued/evil.toml",
+    "renamed": "cp {file} queued/.hidden; mv queued/.hidden queued/evil.toml",
+    "linked": "cp {file} queued/.a; ln queued/.a queued/evil.toml",
+    "held": "cp {file} held/evil.toml",
+    "released": "cp {file} held/evil.toml; mv held/evil.toml queued/evil.toml",
+    "stray": "cp {file} running/evil.toml",
+    "again": "cp {file} done/evil.toml; mv done/evil.toml queued/evil.toml",
+    "array": "{{ cat {file}; echo 'array = \"0-2\"'; }} > queued/evil.toml",
+    "task": "{{ cat {file}; printf '[task]\\narray = \"evil\"\\nindex = 0\\n'; }} > queued/evil_0.toml",
+    "readable": "cp {file} queued/evil.toml; chmod 666 queued/evil.toml",
+    "symlink": "ln -s {file} queued/evil.toml",
+}
+
+
+@pytest.mark.parametrize("how", PLANT)
+@pytest.mark.parametrize("uid", [0, MALLORY], ids=["root", "mallory"])
+def test_no_file_of_a_stranger_runs(shared: Shared, how: str, uid: int) -> None:
+    """Dropped, moved, linked, put into running/ or as a task: a file of another user does not run, and that is told."""
+    shared.share(0o1777, "queued", "held", "running", "done")
+    file = shared.home / "evil"
+    file.write_text(shared.text_of("evil"))
+    old = time.time() - 10
+    os.utime(file, (old, old))
+    shared.own(file, uid=uid)
+    shared.serve()
+    shared.does(uid, PLANT[how].format(file=file))
+    shared.settled()
+    if how != "symlink":
+        name = "evil_0" if how == "task" else "evil"
+        told = shared.told(name, "held" if how == "held" else "queued")
+        assert f"belongs to {pwd.getpwuid(0).pw_name if uid == 0 else MALLORY}" in told
+        assert "accept_from" in told
+        listed = json.loads(shared.by(ALICE, "ls", "--json").stdout)["rows"]
+        row = next(row for row in listed if row["name"] == name)
+        assert (row["state"], row["user"]) == ("invalid", "root" if uid == 0 else str(MALLORY))
+        assert "belongs to" in row["reason"]
+        assert f"{name}.toml does not count" in shared.by(ALICE, "doctor").stdout
+        assert shared.by(ALICE, "wait", name).returncode == 4
+    assert shared.ran() == {}
+
+
+def test_a_strangers_file_is_told_without_a_dispatcher(shared: Shared) -> None:
+    """`ls`, `why`, `plan` and `doctor` say of a stranger's file that it does not count, though nothing has looked."""
+    shared.share()
+    shared.put(MALLORY, "queued/evil.toml", "evil")
+    listed = json.loads(shared.by(ALICE, "ls", "--json").stdout)["rows"]
+    assert [(row["name"], row["state"]) for row in listed] == [("evil", "invalid")]
+    assert "belongs to" in listed[0]["reason"]
+    assert "belongs to" in shared.by(ALICE, "plan").stdout
+    assert "does not count" in shared.by(ALICE, "doctor").stdout
+
+
+def test_a_link_of_a_stranger_to_a_file_of_the_owner_does_not_run(shared: Shared) -> None:
+    """A second name of the owner's own file runs where only the owner can make one, and not where others can."""
+    text = shared.put(ALICE, "../old.toml", "old")
+    shared.serve()
+    shared.does(ALICE, f"ln {text} queued/mine.toml")
+    wait_for(lambda: (shared.root / "done/mine.toml").exists(), what="her own link")
+    (shared.proof / "old").unlink()
+    shared.share()
+    os.link(text, shared.root / "queued" / "evil.toml")  # as a stranger could where hard links are not protected
+    assert "second name" in shared.told("evil")
+    shared.settled()
+    assert shared.ran() == {}
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o662, 0o660])
+def test_a_file_that_others_can_write_is_nobodys_order(shared: Shared, mode: int) -> None:
+    """A job file that its group or everyone may write runs where they cannot reach it, and does not where they can."""
+    shared.serve()
+    path = shared.put(ALICE, ".tmp/x", "open")
+    os.chown(path, ALICE, MALLORY)
+    path.chmod(mode)
+    path.rename(shared.root / "queued" / "open.toml")
+    wait_for(lambda: (shared.root / "done/open.toml").exists(), what="a job in a private spool")
+    (shared.proof / "open").unlink()
+    shared.share()
+    (shared.root / "done/open.toml").rename(shared.root / "queued/open.toml")
+    assert "can write to it" in shared.told("open")
+    shared.settled()
+    assert shared.ran() == {}
+    (shared.root / "queued/open.toml").chmod(0o600)
+    wait_for(lambda: (shared.root / "done/open.toml").exists(), what="the job once it is its owner's alone")
+
+
+def test_a_file_that_is_mended_runs(shared: Shared) -> None:
+    """A stranger's file that the owner takes over (`chown`) runs, and what was said of it is withdrawn."""
+    shared.share()
+    path = shared.put(MALLORY, "queued/x.toml", "x")
+    shared.serve()
+    shared.told("x")
+    os.chown(path, ALICE, ALICE)
+    wait_for(lambda: (shared.root / "done/x.toml").exists(), what="the job")
+    assert not (shared.root / "queued/x.toml.error").exists()
+
+
+# Who is accepted.
+
+
+def _accept(shared: Shared, *names: str) -> None:
+    path = shared.root / "config.toml"
+    path.write_text(f"accept_from = {json.dumps(names)}\n")
+    path.chmod(0o644)
+    shared.own(path)
+
+
+def test_a_file_of_an_accepted_user_runs_as_the_owner(shared: Shared) -> None:
+    """`accept_from` names whose files run too; the run is the owner's, and its accounting the file's owner's."""
+    shared.share()
+    _accept(shared, str(MALLORY))
+    shared.put(MALLORY, "queued/guest.toml", "guest")
+    shared.put(MALLORY + 1, "queued/other.toml", "other")
+    shared.serve()
+    wait_for(lambda: (shared.root / "done/guest.toml").exists(), what="the guest's job")
+    assert "belongs to" in shared.told("other")
+    assert shared.ran() == {"guest": str(ALICE)}
+    line = json.loads((shared.root / "history.jsonl").read_text().splitlines()[-1])
+    assert (line["job"], line["user"]) == ("guest", str(MALLORY))
+
+
+def test_a_change_of_accept_from_counts_at_once(shared: Shared) -> None:
+    """A file that waits is accepted, or is no longer, as soon as the configuration says so."""
+    shared.share()
+    (shared.root / "paused").touch()
+    shared.put(MALLORY, "queued/guest.toml", "guest")
+    shared.serve()
+    shared.told("guest")
+    _accept(shared, str(MALLORY))
+    error = shared.root / "queued/guest.toml.error"
+    wait_for(lambda: not error.exists(), what="the complaint is withdrawn")
+    _accept(shared)
+    wait_for(error.exists, what="the complaint is back")
+    (shared.root / "paused").unlink()
+    shared.settled()
+    assert shared.ran() == {}
+
+
+def test_an_accepted_user_submits_and_starts_nothing(shared: Shared) -> None:
+    """`spool submit` of an accepted user writes a file that the owner can read, and leaves the dispatcher to them."""
+    shared.share()
+    _accept(shared, str(MALLORY))
+    done = shared.by(MALLORY, "submit", "--name", "guest", "--workdir", "/", "-c", f"id -u > {shared.proof}/guest")
+    assert (done.returncode, done.stdout) == (0, "guest\n"), done.stderr
+    assert str(ALICE) in done.stderr  # who can start a dispatcher
+    assert not (shared.root / ".lock").exists()
+    assert sorted(path.name for path in (shared.root / "queued").iterdir()) == ["guest.toml"]
+    shared.serve()
+    wait_for(lambda: (shared.root / "done/guest.toml").exists(), what="the guest's job")
+    assert shared.ran() == {"guest": str(ALICE)}
+    # What is theirs to put there is all that is theirs.
+    assert shared.by(MALLORY, "cancel", "guest").returncode == 5
+    shared.put(ALICE, "queued/hers.toml", "hers", "depends_on = ['never']\n")
+    assert shared.by(MALLORY, "submit", "--replace", "--name", "hers", "--", "true").returncode == 1
+    assert shared.by(MALLORY + 1, "submit", "--", "true").returncode == 5
+
+
+def test_a_submission_whose_fate_is_unknown_is_refused(shared: Shared) -> None:
+    """Where the configuration cannot be read, or nothing can be put into queued/, a guest's submission exits with 5."""
+    shared.share()
+    _accept(shared, str(MALLORY))
+    (shared.root / "config.toml").chmod(0o600)
+    done = shared.by(MALLORY, "submit", "--", "true")
+    assert done.returncode == 5
+    assert "config.toml" in done.stderr
+    _accept(shared, str(MALLORY))
+    (shared.root / "queued").chmod(0o755)
+    assert shared.by(MALLORY, "submit", "--", "true").returncode == 5
+    assert list((shared.root / "queued").iterdir()) == []
+
+
+def test_an_unknown_name_in_accept_from_is_told(shared: Shared) -> None:
+    """A user or group that this machine does not have stands in the problems and in doctor, and harms nothing else."""
+    _accept(shared, "nobody-of-that-name", "@no-such-group", "12399")
+    shared.serve()
+    shared.settled()
+    found = shared.by(ALICE, "doctor").stdout
+    for name in ("'nobody-of-that-name'", "'@no-such-group'"[2:]):
+        assert name in found
+        assert name in shared.said()
+    assert "12399" not in found
