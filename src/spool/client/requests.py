@@ -20,7 +20,7 @@ from spool.core.model import Stop, StopKind
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records
 from spool.store.disk import Disk
-from spool.store.spool import Spool, read_bytes
+from spool.store.spool import Spool, is_too_long, read_bytes
 
 _TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
 
@@ -229,6 +229,8 @@ class Requests:
         Raises SpoolError, and changes nothing, if the file has changed or the job has started meanwhile.
         """
         path = self._layout.job_file(place, name)
+        if is_too_long(old):  # it was not read to its end
+            raise SpoolError(cannot("change", f"job {name}", "its file is larger than 1 MiB"))
         if read_bytes(path) != old:
             why = "the file was changed or moved meanwhile"
             raise SpoolError(cannot("change", f"job {name}", why))
