@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -122,6 +122,24 @@ def walls(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         pytest.fail("processes left behind (ended now): " + "; ".join(f"{p}: {c}" for p, c in named.items()))
     if appeared := [spool for spool in absent if _exists(spool)]:
         pytest.fail(f"the test made a real spool: {appeared}")
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Record the sizes of all reads of this process."""
+    sizes: list[int] = []
+
+    def counted(read: Callable[..., bytes]) -> Callable[..., bytes]:
+        def counting(*args: int) -> bytes:
+            data = read(*args)
+            sizes.append(len(data))
+            return data
+
+        return counting
+
+    monkeypatch.setattr(os, "read", counted(os.read))
+    monkeypatch.setattr(os, "pread", counted(os.pread))
+    return sizes
 
 
 @pytest.fixture

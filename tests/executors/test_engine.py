@@ -82,6 +82,9 @@ class Folder:
         path = self.path(name, run, record)
         return path.read_bytes() if path.exists() else None
 
+    def record_end(self, name: str, run: int, record: str) -> bytes:
+        return self.record(name, run, record) or b""
+
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
         if self.full:
             raise OSError(28, "No space left on device")

@@ -24,7 +24,7 @@ from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile, slurm
 from spool.formats.jobfile import edited
 from spool.store.glance import defaults_of
-from spool.store.spool import Spool
+from spool.store.spool import Spool, is_too_long
 
 
 @click.command(cls=Verb)
@@ -127,6 +127,9 @@ def _ends_sooner(spool: Spool, name: str, new: bytes) -> Iterator[str]:
 def _file(spool: Spool, name: str) -> tuple[str, bytes]:
     for place in (QUEUED, HELD, RUNNING):
         text = spool.job_text(place, name)
+        if is_too_long(text):
+            path = spool.layout.job_file(place, name)
+            raise SpoolError(cannot("edit", f"job {name}", "its file is larger than 1 MiB", remedy=f"replace {path}"))
         if text is not None:
             return place, text
     places = spool.places(name)

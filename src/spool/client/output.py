@@ -15,6 +15,7 @@ from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.spool import Spool
 
 _BLOCK = 1 << 16
+_FARTHEST = 1 << 26  # so far back the last lines are looked for: what has no lines is no text
 
 
 class Stream(Enum):
@@ -42,7 +43,7 @@ class Tail:
         self._at = 0
 
     def skip_to_last(self, lines: int) -> None:
-        """Skip all but the last *lines* lines of the present content."""
+        """Skip all but the last *lines* lines of the present content, and what lies farther back than `_FARTHEST`."""
         if not self._opened():
             return
         assert self._fd is not None
@@ -51,8 +52,9 @@ class Tail:
         if lines == 0:
             self._at = end
             return
-        while at > 0 and wanted > 0:
-            start = max(0, at - _BLOCK)
+        least = max(0, end - _FARTHEST)
+        while at > least and wanted > 0:
+            start = max(least, at - _BLOCK)
             block = os.pread(self._fd, at - start, start)
             if at == end and not block.endswith(b"\n"):
                 wanted -= 1  # the last line has no end yet

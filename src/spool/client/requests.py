@@ -21,7 +21,7 @@ from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner
-from spool.store.spool import Spool, read_bytes
+from spool.store.spool import Spool, is_too_long, read_bytes
 
 _TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
 
@@ -234,6 +234,8 @@ class Requests:
         """
         path = self._layout.job_file(place, name)
         self._check_text(name, place)
+        if is_too_long(old):  # it was not read to its end
+            raise SpoolError(cannot("change", f"job {name}", "its file is larger than 1 MiB"))
         if read_bytes(path) != old:
             why = "the file was changed or moved meanwhile"
             raise SpoolError(cannot("change", f"job {name}", why))

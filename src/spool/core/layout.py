@@ -168,6 +168,16 @@ class Layout:
         """Return the path of a removed reservation, by when its file was written."""
         return f"{self.root}/{GONE_RESERVATIONS}/{name}.{created_at_ns}{JOB_SUFFIX}"
 
+    def whose(self, path: str) -> str | None:
+        """Return the job whose file, or record, lies at *path*, or that has this name; None for anything else."""
+        if valid_name(path):
+            return path
+        parts = path.removeprefix(self.root).strip("/").split("/")
+        if not path.startswith(f"{self.root}/") or len(parts) < 2:
+            return None
+        name = parts[1] if parts[0] == JOBS else parts[1].rpartition(JOB_SUFFIX)[0] if parts[0] in PLACES else ""
+        return name if valid_name(name) else None
+
     def runs(self, name: str) -> str:
         """Return the directory that holds the metadirs of job *name*."""
         return f"{self.root}/{JOBS}/{name}"

@@ -20,6 +20,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.supervisor import COULD_NOT_START
 from spool.formats import journal, run_records
+from spool.formats.freetext import one_line
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
 from spool.state.outcomes import OutcomeIndex
@@ -27,6 +28,7 @@ from spool.state.run import ActiveRun
 from spool.state.submission import QueueTime, attempts_after
 from spool.state.table import JobEntry
 from spool.store.ownership import mover
+from spool.store.spool import is_too_long
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +241,7 @@ class Finalizer:
                 layout.STATUS: run_records.render_status(result.outcome),
                 layout.JOB_LOG: _said(f"{result.outcome} before it started: {result.reason}"),
             }
-            if text is not None:
+            if text is not None and not is_too_long(text):
                 files[layout.SPEC_COPY] = text
             spool.publish_metadir(result.job, result.run, files)
             self._journal.account(render_history(result))
@@ -255,7 +257,7 @@ class Finalizer:
             run=live.run,
             attempt=live.attempts.attempt,
             outcome=outcome,
-            reason=reason,
+            reason=one_line(reason),
             submitted_at_ns=live.wait.arrived_at_ns,
             started_at_ns=live.ran_from_ns,
             ended_at_ns=max(ended, live.ran_from_ns or live.started_at_ns),
@@ -324,7 +326,8 @@ class Finalizer:
         name, reason = gone.name, f"cancelled by {mover(self._spool.root, QUEUED)} before it started"
         result = self._cut_off(name, gone.wait) or self._unstarted(gone, State.CANCELLED, reason, now_ns)
         self._put_unstarted(gone, result, text, gone.queued.spec if gone.queued is not None else None)
-        self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
+        if not is_too_long(text):
+            self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
         self._ended(name, result.outcome)
         goes_on = self._state.jobs.get(name)
         if goes_on is None or goes_on.wait is None:
@@ -347,7 +350,7 @@ class Finalizer:
             run=self._spool.next_run(job.name),
             attempt=job.attempts.attempt,
             outcome=outcome,
-            reason=reason,
+            reason=one_line(reason),
             submitted_at_ns=job.wait.arrived_at_ns if job.wait else None,
             ended_at_ns=now_ns,
             requeues=job.attempts.requeues,

@@ -85,8 +85,11 @@ class DirectoryWatcher:
         self._lost = False  # events were lost, or a directory was replaced: everything must be looked at
         self.overflows = 0  # how often the kernel dropped events
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
+        self._general_problem: str | None = None  # the one that stays
         self._inotify: _Inotify | None = None
         self._places: dict[int, str] = {}
+        self._wanted: dict[str, tuple[str, Mask]] = {}  # what is to be watched for each key
+        self._stale = False  # whether a directory is another than the one that is watched, or is gone
         self._also: dict[str, int] = {}  # directories that came later
 
     def start(self, directories: Mapping[str, str], modes_of: Collection[str] = ()) -> None:
@@ -97,18 +100,36 @@ class DirectoryWatcher:
         try:
             self._inotify = _Inotify()
             for key, path in directories.items():
-                mask = _MODES_TOO if key in modes_of else _MASK
-                wd = self._inotify.add_callback(os.fsencode(path), mask, self, CallbackId(1))
-                if wd == -1:  # what watchdog makes of a directory that may not be read
-                    raise PermissionError(f"cannot watch {path}")
-                self._places[wd] = key
+                self._wanted[key] = path, _MODES_TOO if key in modes_of else _MASK
+                self._watch(self._inotify, key)
         except OSError as error:
             self.close()
             self.problem = f"no file events ({error.strerror or error})"
             return
         kind = file_system_of(next(iter(directories.values())))
         if is_shared_between_hosts(kind):
-            self.problem = f"a {kind} file system reports no changes made by other hosts"
+            self._general_problem = f"a {kind} file system reports no changes made by other hosts"
+            self.problem = self._general_problem
+
+    def _watch(self, inotify: _Inotify, key: str) -> None:
+        path, mask = self._wanted[key]
+        wd = inotify.add_callback(os.fsencode(path), mask, self, CallbackId(1))
+        if wd == -1:  # what watchdog makes of a directory that may not be read
+            raise PermissionError(f"cannot watch {path}")
+        self._places[wd] = key
+
+    def renew(self) -> None:
+        """Watch the directories that took the place of others; `problem` says where that cannot be done yet."""
+        if self._inotify is None or not self._stale:
+            return
+        self.problem = self._general_problem
+        self._stale = False
+        for key in self._wanted.keys() - self._places.values():
+            try:
+                self._watch(self._inotify, key)
+            except OSError as error:
+                self._stale = True
+                self.problem = f"no file events of {self._wanted[key][0]} ({error.strerror or error})"
 
     def also(self, key: str, directory: str) -> None:
         """Watch a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""
@@ -165,6 +186,10 @@ class DirectoryWatcher:
         mask = event.mask
         if place is None or mask & InotifyConstants.IN_DELETE_SELF:
             self._lost = True
+        elif mask & InotifyConstants.IN_MOVE_SELF:  # it is another directory's by now, or nobody's
+            if self._inotify is not None:
+                self._inotify.remove_callbacks([(event.wd, CallbackId(1))])
+            self.on_watch_deleted(event.wd)
         else:
             change = NameChange.CAME if mask & _CAME else NameChange.GONE if mask & _GONE else NameChange.OTHER
             self._hints.append(Hint(place, os.fsdecode(event.name), change))
@@ -172,6 +197,7 @@ class DirectoryWatcher:
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         """Have everything looked at: a watched directory is gone."""
         self._places.pop(wd, None)
+        self._stale = True
         self._also = {path: other for path, other in self._also.items() if other != wd}
         self._lost = True
 

@@ -18,7 +18,7 @@ from spool.core.eventnames import EventName
 from spool.core.events import Answer
 from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import Liveness
-from spool.core.model import Grant, Spec
+from spool.core.model import SECOND_NS, Grant, Spec
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -38,6 +38,8 @@ from spool.store.locked_spool import LockedSpool, Staged
 from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
+
+_LOAD_AGAIN_NS = SECOND_NS  # an executor that could not be imported
 
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
@@ -77,6 +79,7 @@ class Launcher:
         self._journal = context.journal
         self._settings = context.settings
         self._executors = context.executors
+        self._load_timer = context.timers.timer()
         self._scripts = WrapperWriter(context.spool, context.settings)
         self._ahead = Preparation(context.spool, context.settings, self._scripts)
 
@@ -84,6 +87,19 @@ class Launcher:
         """Let go of what was made ready."""
         self._ahead.drop()
         self._executors.close()
+
+    def load_executors_again(self) -> bool:
+        """Try once in a while to import executors that could not be imported; return whether there is news of them."""
+        due_ns, unloaded = self._load_timer.at_ns, self._executors.unloaded
+        if due_ns is None and not unloaded:
+            return False
+        now_ns = time.monotonic_ns()
+        if due_ns is not None and now_ns < due_ns and unloaded:
+            return False
+        if unloaded and due_ns is not None:
+            self.ask_executors_again()
+        self._load_timer.set(now_ns + _LOAD_AGAIN_NS if self._executors.unloaded else None)
+        return True
 
     def ask_executors_again(self) -> None:
         """Have the next question of an executor answered anew, and tell the table what was waiting for that."""

@@ -357,6 +357,8 @@ class Dispatcher:
         if self.observer.look():
             self.wakeup.look_at_children()
             self.launcher.ask_executors_again()
+        if self.launcher.load_executors_again():
+            self._reload()  # which tells of it
 
     def _reload(self) -> None:
         """See whether the configuration, the pause or the listeners have changed."""

@@ -48,6 +48,7 @@ class Observer:
         self._hints: list[Hint] = []
         self._rescans = True  # whether the next look is one at everything
         self._reservations_changed = False
+        self._directories_changed = False  # whether one of the spool's directories has come or gone
 
     @property
     def unfinished(self) -> bool:
@@ -87,14 +88,19 @@ class Observer:
                 self._hints.append(hint)
             elif filename in (layout.CONFIG, layout.PAUSED):
                 reload = True
+            elif filename in layout.DIRECTORIES:
+                self._directories_changed = True
         due = self._timer.at_ns is None or now >= self._timer.at_ns
-        self._rescans = self._watcher.take_lost() or (due and not self._scanner.unfinished)
+        lost = self._watcher.take_lost() or self._directories_changed
+        self._rescans = lost or (due and not self._scanner.unfinished)
         return reload or self._rescans
 
     def look(self) -> bool:
         """Look where there is reason to; return whether that was at everything."""
         now = time.monotonic_ns()
         until = now + BUDGET_NS
+        if self._rescans:
+            self._keep_directories()
         hints, self._hints = self._hints, []
         for at, hint in enumerate(hints, 1):
             self._scanner.hint(hint)
@@ -118,6 +124,14 @@ class Observer:
         else:
             self._filemoves.see()
         return self._rescans
+
+    def _keep_directories(self) -> None:
+        """Make anew what was removed of the spool's directories, and watch what is there now."""
+        self._directories_changed = False
+        with self._context.confinement.spool("keep", "the directories of the spool"):
+            if self._spool.keep_directories():
+                log.warning("directories of the spool were removed; created them again")
+        self._watcher.renew()
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
         """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""

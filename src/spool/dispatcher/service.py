@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from importlib import import_module, invalidate_caches
 
 from spool.client.submit import make_spool
 from spool.core.errors import ExitCode, LockHeld
@@ -17,6 +18,30 @@ from spool.store.disk import remedy_for
 from spool.store.locked_spool import LockedSpool
 
 log = logging.getLogger(__name__)
+
+PRELOADED = (
+    # ours
+    "spool.executors.process",
+    "spool.formats.jobfile",
+    "spool.formats.slurm",
+    # of others
+    "filelock",
+    "psutil",
+    "tomli",
+    "tomli_w",
+    # of the standard library
+    "concurrent.futures.thread",
+    "ctypes",
+    "dataclasses",
+    "difflib",
+    "encodings.ascii",
+    "encodings.latin_1",
+    "importlib.resources",
+    "inspect",
+    "linecache",
+    "reprlib",
+    "traceback",
+)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
@@ -109,6 +134,20 @@ def _is_told_to_leave(within_s: float) -> bool:
     return signalled is not None and signalled.si_signo != signal.SIGHUP
 
 
+def preload() -> None:
+    """Import what a pass can need, so that no import fails in the middle of one. Raises ImportError.
+
+    An import looks for files, and a file system can refuse that for a while. Of the executors, those that few jobs name
+    are loaded on demand (`spool.executors`).
+    """
+    try:
+        for name in PRELOADED:
+            import_module(name)
+    except ImportError:
+        invalidate_caches()
+        raise
+
+
 def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
     """Return a dispatcher that serves *spool*; *patient*: wait for as long as the spool cannot be read or written.
 
@@ -118,6 +157,7 @@ def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
     while True:
         dispatcher, told = None, False
         try:
+            preload()
             if patient:
                 make_spool(spool.root)
             dispatcher = Dispatcher(spool)
@@ -129,7 +169,7 @@ def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
                 told = dispatcher.wakeup.leaving
                 dispatcher.close()
                 logging.getLogger("spool").removeHandler(dispatcher.status.counts)
-            if not isinstance(error, OSError) or not patient:
+            if not isinstance(error, OSError | ImportError) or not patient:
                 raise
             spool.keep()
             said = _say(said, spool.root, error)
@@ -140,12 +180,15 @@ def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _say(said: str, root: str, error: OSError) -> str:
+def _say(said: str, root: str, error: OSError | ImportError) -> str:
     """Log once why the spool cannot be served now."""
-    why = f"{error.filename or root}: {error.strerror or error}"
+    if isinstance(error, ImportError):
+        why, remedy = str(error), "make the installation of spool readable"
+    else:
+        why, remedy = f"{error.filename or root}: {error.strerror or error}", remedy_for(error)
     if why != said:
         text = "cannot serve %s: %s; %s; nothing starts until this is fixed; then the dispatcher continues by itself"
-        log.error(text, root, why, remedy_for(error))
+        log.error(text, root, why, remedy)
     return why
 
 

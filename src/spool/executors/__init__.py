@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 
-from spool.core.errors import InvalidValue, cannot
+from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.model import Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
@@ -65,13 +67,12 @@ class Executors:
         self._made: dict[str, Executor] = {}
         self._engines: dict[str, Engine] = {}  # of those that start runs elsewhere
         self._problems: dict[str, str | None] = {}
+        self._unloaded: dict[str, str] = {}  # why executors could not be imported
         self._silent: list[Engine] = []
 
     def __getitem__(self, name: str) -> Executor:
         if name not in self._made:
-            made = self._made[name] = by_name(name, self.local, self._config, self._home)
-            if name not in LOCAL_EXECUTORS:
-                self._engines[name] = made.engine
+            self._made[name] = self._load(name)
         return self._made[name]
 
     def problem(self, name: str | None) -> str | None:
@@ -92,11 +93,33 @@ class Executors:
 
     def _problem(self, name: str) -> str | None:
         try:
-            return self[name].unavailable()
+            executor = self[name]
         except InvalidValue:
             return f"this version of spool has no executor {name!r}"
-        except ImportError as error:
-            return f"the Python package {error.name} is not installed"
+        except SpoolError as error:
+            return str(error)
+        return executor.unavailable()
+
+    def _load(self, name: str) -> Executor:
+        """Return an executor, made now if need be. Raises InvalidValue, and SpoolError if it cannot be imported now.
+
+        Python remembers what it did not find, and that it could not look: that is forgotten, for the next attempt.
+        """
+        try:
+            made = by_name(name, self.local, self._config, self._home)
+        except (ImportError, OSError) as error:
+            invalidate_caches()
+            self._unloaded[name] = f"cannot load the executor {name}: {_why_not_imported(error)}"
+            raise SpoolError(self._unloaded[name]) from error
+        self._unloaded.pop(name, None)
+        if name not in LOCAL_EXECUTORS:
+            self._engines[name] = made.engine
+        return made
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether an executor could not be imported when somebody asked for it: `ask_again` tries it again."""
+        return bool(self._unloaded)
 
     def elsewhere(self, name: str | None) -> str | None:
         """Return on which other machine the runs of the executor *name* (None: the default) are; None: on this one."""
@@ -114,9 +137,9 @@ class Executors:
         return any(self.problem(name) != problem for name, problem in before.items())
 
     def problems(self) -> list[str]:
-        """Return why engines that have runs of ours cannot be spoken to now."""
+        """Return which executors cannot be loaded, and why engines that have runs of ours cannot be spoken to now."""
         found = map(self.problem, self._engines)
-        return [problem for problem in found if problem is not None]
+        return [*self._unloaded.values(), *(problem for problem in found if problem is not None)]
 
     def adopt(self, name: str, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return the run that an executor of that name has started for another dispatcher.
@@ -125,7 +148,7 @@ class Executors:
         """
         engine: Engine = self.local
         if name not in LOCAL_EXECUTORS:
-            with suppress(InvalidValue, ImportError):  # it is left alone then
+            with suppress(SpoolError):  # it is left alone then
                 engine = self[name].engine
         return engine.adopt(job, run, jid)
 
@@ -160,3 +183,18 @@ class Executors:
         for executor in self._made.values():
             executor.close()
         self.local.close()
+
+
+def _why_not_imported(error: Exception) -> str:
+    """Return why something could not be imported: a directory cannot be read, a package is not there, or *error*."""
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        package = error.name.partition(".")[0]
+        for folder in filter(None, sys.path):
+            try:
+                os.stat(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as failed:
+                return f"{folder}: {failed.strerror}"
+        return f"the Python package {package} is not installed, or cannot be read"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -97,6 +97,9 @@ class Home(Protocol):
     def record(self, name: str, run: int, record: str) -> bytes | None:
         """Return the content of one record of a run, None if there is none."""
 
+    def record_end(self, name: str, run: int, record: str) -> bytes:
+        """Return the end of a record that grows, b"" if there is none."""
+
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
         """Write one record of a run."""
 

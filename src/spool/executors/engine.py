@@ -514,8 +514,8 @@ class ClusterEngine:
 
     def last_words(self, run: ClusterRun) -> tuple[EngineWord, str] | None:
         """Return how the engine has ended it, by what stands in its `engine.log`."""
-        text = self.home.record(*run.key, layout.ENGINE_LOG) or b""
-        return self._language.last_words(text[-65536:].decode("utf-8", "replace"))
+        text = self.home.record_end(*run.key, layout.ENGINE_LOG)
+        return self._language.last_words(text.decode("utf-8", "replace"))
 
     def is_back(self, node: str) -> bool:
         """Whether nothing of its old jobs is left on a node that went away: it is back for long, or it is no more."""

@@ -18,6 +18,7 @@ from spool.executors.language import EnginePolicy, Sighting
 from spool.executors.local import LocalProcesses
 from spool.formats import slurm
 from spool.formats.config import Config
+from spool.formats.freetext import MOST_READ
 from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
@@ -139,9 +140,14 @@ class SlurmExecutor(ClusterExecutor):
         if read_only:
             remedy = f"`spool log -f {job}` shows its output"
             raise SpoolError(cannot("attach to", what, "a job in Slurm has no terminal to watch", remedy=remedy))
-        with suppress(FileNotFoundError), open(there.record(job, run, layout.JID), "rb") as record:
-            jid = parse_jid(record.read())
+        with suppress(FileNotFoundError), open(there.record(job, run, layout.JID), "rb", opener=_unblocked) as record:
+            jid = parse_jid(record.read(MOST_READ))
             if jid is not None and jid.engine is not None:
                 return slurm.attach(jid.engine.partition(":")[2])
         remedy = f"`spool why {job}` shows what it waits for"
         raise SpoolError(cannot("attach to", what, "it has not started in Slurm", remedy=remedy))
+
+
+def _unblocked(path: str, flags: int) -> int:
+    """Open a record of a job, who may have put a FIFO there."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from spool.core.errors import InvalidRecord, cannot
 from spool.core.model import OUTCOMES, GpuUse, Grant, Request, Result, State
 from spool.formats import toml
+from spool.formats.freetext import one_line
 from spool.formats.run_records import (
     NOTHING,
     NS_PER_MS,
@@ -31,6 +32,7 @@ from spool.formats.run_records import (
     required,
     resource_lines,
     resources_of,
+    said,
     several,
     text_lines,
 )
@@ -99,7 +101,7 @@ def parse_result(data: bytes) -> Result:
         run=required(keys, "run", int, "result"),
         attempt=optional(keys, "attempt", int) or 1,
         outcome=_outcome(required(keys, "outcome", str, "result"), "result"),
-        reason=optional(keys, "reason", str) or "",
+        reason=said(keys, "reason") or "",
         submitted_at_ns=read_at(keys, "submitted_at"),
         started_at_ns=read_at(keys, "started_at"),
         ended_at_ns=read_at(keys, "ended_at"),
@@ -107,16 +109,16 @@ def parse_result(data: bytes) -> Result:
         peak_memory_bytes=optional(keys, "peak_memory_bytes", int) or None,  # 0 once stood for unknown
         cpu_time_ns=cpu_time_ns,
         requeues=optional(keys, "requeues", int) or 0,
-        again=optional(keys, "again", str),
+        again=said(keys, "again"),
         again_at_ns=read_at(keys, "again_at"),
-        user=optional(keys, "user", str),
-        project=optional(keys, "project", str),
-        group=optional(keys, "group", str),
-        tags=several(keys, "tags", str),
+        user=said(keys, "user"),
+        project=said(keys, "project"),
+        group=said(keys, "group"),
+        tags=tuple(map(one_line, several(keys, "tags", str))),
         request=_request_of(request) if isinstance(request, dict) else Request(),
         grant=grant_of(grant) if isinstance(grant, dict) else NOTHING,
-        executor=optional(keys, "executor", str),
-        host=optional(keys, "host", str),
+        executor=said(keys, "executor"),
+        host=said(keys, "host"),
         suspended_ns=max(0, optional(keys, "suspended_ns", int) or 0),
         gpu_use=gpu_use_of(keys),
     )
@@ -129,7 +131,7 @@ def _request_of(keys: dict[str, object]) -> Request:
         memory_bytes=optional(keys, "memory_bytes", int),
         gpus=optional(keys, "gpus", int) or 0,
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
-        gpu_type=optional(keys, "gpu_type", str),
+        gpu_type=said(keys, "gpu_type"),
         resources=resources_of(keys),
     )
 

@@ -1,8 +1,9 @@
 """The small records of a metadir, text to values and back: `jid`, `rc`, `stop`, `suspended`, `grant.toml` and so on.
 
 The one-line records are whole only when they end with a newline. One that does not is not there yet, and reads as
-None, like one that is missing. One that is whole and says nothing that can be understood raises InvalidRecord: it is
-evidence of something, and nobody may take it for evidence of nothing.
+None, like one that is missing; but one of `freetext.MOST_READ` bytes is whole, for no more is read. One that is
+whole and says nothing that can be understood raises InvalidRecord: it is evidence of something, and nobody may take it
+for evidence of nothing.
 
 How the records may change from one version to the next, for these and for `history`:
 
@@ -23,6 +24,7 @@ from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord
 from spool.core.model import WHOEVER, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml
+from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.timestamps import at_lines, read_at
 
 T = TypeVar("T")
@@ -44,7 +46,9 @@ def _line(data: bytes, record: str) -> str | None:
     """Return the first line of a record, None while it is not whole."""
     end = data.find(b"\n")
     if end < 0:
-        return None
+        if len(data) < MOST_READ:
+            return None
+        return data[:MOST_READ].decode("utf-8", "replace")  # more is not read, however long it becomes
     try:
         return data[:end].decode()
     except UnicodeDecodeError:
@@ -91,14 +95,14 @@ def render_engine(engine: str, cluster: str, job_id: str, end: tuple[EngineWord,
 def parse_engine(data: bytes) -> tuple[str, str, str] | None:
     """Return the engine, its cluster and the id there; None while the record is not whole, or if it says nothing."""
     words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
-    return (words[0], words[1], words[2]) if len(words) >= 3 else None
+    return (one_line(words[0]), one_line(words[1]), one_line(words[2])) if len(words) >= 3 else None
 
 
 def parse_engine_end(data: bytes) -> tuple[EngineWord, str] | None:
     """Return how the engine ended a run before it began, and its own words; None if the record does not say."""
     words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
     try:
-        return (EngineWord(words[3]), " ".join(words[4:])) if len(words) > 3 else None
+        return (EngineWord(words[3]), one_line(" ".join(words[4:]))) if len(words) > 3 else None
     except ValueError:  # of a later version
         return None
 
@@ -141,8 +145,8 @@ def parse_stop(data: bytes, *, at_ns: int = 0) -> Stop | None:
     if by.startswith(_word(WHOEVER)):
         by = by.replace("_", " ")
     if len(rest) > 1 and re.fullmatch(r"[0-9]{1,19}", rest[1]):
-        return Stop(known, by, int(rest[1]), rest[2] if len(rest) > 2 else "")
-    return Stop(known, by, at_ns, " ".join(rest[1:]))
+        return Stop(known, one_line(by), int(rest[1]), one_line(rest[2]) if len(rest) > 2 else "")
+    return Stop(known, one_line(by), at_ns, one_line(" ".join(rest[1:])))
 
 
 def render_suspended(suspension: Suspension) -> bytes:
@@ -223,13 +227,13 @@ def parse_grant(data: bytes) -> GrantRecord:
         run=required(keys, "run", int, "grant"),
         attempt=optional(keys, "attempt", int) or 1,
         requeues=optional(keys, "requeues", int) or 0,
-        executor=optional(keys, "executor", str) or "process",
+        executor=said(keys, "executor") or "process",
         grant=grant_of(keys),
-        user=optional(keys, "user", str),
+        user=said(keys, "user"),
         submitted_at_ns=read_at(keys, "submitted_at"),
         granted_at_ns=read_at(keys, "granted_at"),
-        host=optional(keys, "host", str),
-        boot_id=optional(keys, "boot_id", str),
+        host=said(keys, "host"),
+        boot_id=said(keys, "boot_id"),
         inode=_inode(keys.get("inode")),
         waited_ns=_span_ns(keys, "waited_ms"),
     )
@@ -271,9 +275,9 @@ def parse_array(data: bytes) -> ArrayRecord:
         run=required(keys, "run", int, "array"),
         tasks=required(keys, "tasks", int, "array"),
         inode=int(inode) if inode is not None and inode.isdecimal() else None,
-        user=optional(keys, "user", str),
-        host=optional(keys, "host", str),
-        boot_id=optional(keys, "boot_id", str),
+        user=said(keys, "user"),
+        host=said(keys, "host"),
+        boot_id=said(keys, "boot_id"),
         submitted_at_ns=read_at(keys, "submitted_at"),
         expanded_at_ns=read_at(keys, "expanded_at"),
     )
@@ -399,7 +403,7 @@ def grant_of(keys: dict[str, Any]) -> Grant:
     return Grant(
         cpus=optional(keys, "cpus", int) or 0,
         memory_bytes=optional(keys, "memory_bytes", int),
-        gpu_uuids=several(keys, "gpu_uuids", str),
+        gpu_uuids=tuple(map(one_line, several(keys, "gpu_uuids", str))),
         gpu_indices=several(keys, "gpu_indices", int),
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
         gpus_elsewhere=max(0, optional(keys, "gpus", int) or 0),
@@ -428,6 +432,12 @@ def optional(keys: dict[str, Any], key: str, kind: type[T]) -> T | None:
     """Return the value of *key* if it is there and of that type."""
     value = keys.get(key)
     return value if type(value) is kind else None
+
+
+def said(keys: dict[str, Any], key: str) -> str | None:
+    """Return the text of *key* if it is there, as one line (`freetext`): the job itself may have written the record."""
+    text = optional(keys, key, str)
+    return None if text is None else one_line(text)
 
 
 def several(keys: dict[str, Any], key: str, kind: type[T]) -> tuple[T, ...]:

@@ -15,6 +15,7 @@ from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lazyclass import dataclass, field
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
+from spool.formats.freetext import one_line
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 _MINUTE_NS = 60 * SECOND_NS
@@ -213,7 +214,7 @@ def last_words(log: str) -> tuple[EngineWord, str] | None:
         if "slurm" in line:  # else it is the job's own
             for words, meaning in _LAST_WORDS:
                 if words in line:
-                    return meaning, _printable(line)
+                    return meaning, one_line(line)
     return None
 
 
@@ -258,7 +259,7 @@ def refusal(err: str) -> str:
     """Return why sbatch has refused a job, in Slurm's words."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     said = [re.sub(r"^sbatch: (?:error: )?(?:Batch job submission failed: )?", "", line) for line in lines]
-    return _printable("; ".join(dict.fromkeys(filter(None, said)))) or "sbatch failed and did not say why"
+    return one_line("; ".join(dict.fromkeys(filter(None, said)))) or "sbatch failed and did not say why"
 
 
 _TOO_MANY = re.compile(r"\b(?:Assoc|QOS)\w*Submit\w*Limit\b")  # as QOSMaxSubmitJobPerUserLimit

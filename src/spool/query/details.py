@@ -20,7 +20,7 @@ from spool.query.progress import progress_of
 from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
-from spool.store.spool import Spool
+from spool.store.spool import Spool, is_too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         row=found[0],
         places=tuple(places),
         path=spool.layout.job_file(place, name) if place is not None else None,
-        file=text.decode("utf-8", "replace") if text is not None else None,
+        file=_text(text),
         defaults=_defaults(spool, name, found[0], text),
         problem=spool.problem_text(name),
         runs=shown,
@@ -137,7 +137,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
 
 
 def _defaults(spool: Spool, name: str, row: JobRow, text: bytes | None) -> str:
-    if text is None:
+    if text is None or is_too_long(text):
         return ""
     if row.place in (layout.QUEUED, layout.HELD) or row.run is None:
         return jobfile.from_defaults(Settings(spool).config.defaults, text)
@@ -162,7 +162,14 @@ def _other(spool: Spool, row: JobRow) -> OtherFile:
     place = row.place or layout.QUEUED
     text = spool.job_text(place, row.name)
     path = spool.layout.job_file(place, row.name)
-    return OtherFile(row, path, text.decode("utf-8", "replace") if text is not None else None)
+    return OtherFile(row, path, _text(text))
+
+
+def _text(text: bytes | None) -> str | None:
+    """Return a job file to be shown; of one that is too long nothing but that."""
+    if is_too_long(text):
+        return "# longer than 1 MiB, the most that a job file may have: it is not read"
+    return None if text is None else text.decode("utf-8", "replace")
 
 
 def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLister) -> RunDetails:

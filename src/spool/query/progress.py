@@ -8,7 +8,8 @@ import stat
 
 from spool.client.output import outputs
 from spool.core import layout
-from spool.store.spool import Spool, read_bytes
+from spool.formats.freetext import MOST_READ, one_line
+from spool.store.spool import Spool, read_record
 
 _TAIL = 8192  # bytes of an output that are looked through
 _MOST = 24  # characters of a word
@@ -17,10 +18,9 @@ _BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draw
 
 def progress_of(spool: Spool, name: str, run: int) -> str:
     """Return how far a run is, in a word; "" if unknown. A word that the run has written comes before a bar."""
-    text = read_bytes(spool.layout.record(name, run, layout.PROGRESS), 1 << 16)
-    word = _word(text) if text else ""
+    word = one_line(read_record(spool.layout.record(name, run, layout.PROGRESS), MOST_READ) or b"")
     if word:
-        return word
+        return word if len(word) <= _MOST else f"{word[: _MOST - 1]}…"
     where = outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
     for path in (where.stderr, where.stdout):
@@ -28,14 +28,6 @@ def progress_of(spool: Spool, name: str, run: int) -> str:
         if percentages:
             return f"{percentages[-1].decode()} %"
     return ""
-
-
-def _word(text: bytes) -> str:
-    """Return the first line that says something, its blanks single, not too long."""
-    line = next(
-        (found for each in text.decode("utf-8", "replace").splitlines() if (found := " ".join(each.split()))), ""
-    )
-    return line if len(line) <= _MOST else f"{line[: _MOST - 1]}…"
 
 
 def _tail(path: str, metadir: str) -> bytes:

@@ -161,8 +161,10 @@ class Disk:
                 continue
             except FileNotFoundError:
                 if not self.ensure_staging():
-                    raise
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.staging) from None
                 continue
+            except NotADirectoryError:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.staging) from None
             except OSError:
                 _forget(path)
                 raise

@@ -218,7 +218,12 @@ class EventReader:
     def save(self, position: int, tries: int = 0) -> None:
         """Write down that all before *position* is done, and how often what stands there was begun."""
         if (position, tries) != self._saved:
-            self._disk.put(self._cursor, render_cursor(position, tries))
+            cursor = render_cursor(position, tries)
+            try:
+                self._disk.put(self._cursor, cursor)
+            except FileNotFoundError:  # somebody has removed the directory, of which no other listener knows
+                self._disk.ensure_directory(self._layout.at(layout.CURSORS))
+                self._disk.put(self._cursor, cursor)
             self._saved = position, tries
 
     def close(self) -> None:

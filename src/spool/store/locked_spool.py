@@ -91,6 +91,7 @@ class LockedSpool(Spool):
         status, text = found
         seen = (status.st_ino, status.st_mtime_ns, len(text), status.st_uid)
         return text if seen == version else None
+        self._modes: dict[str, int] = {}  # of the directories, as they were seen last
 
     def release(self) -> None:
         """Let go of the lock; the object is of no use afterwards."""
@@ -114,6 +115,40 @@ class LockedSpool(Spool):
     def lock_trouble(self) -> OSError | None:
         """Why `.lock` could not be made anew, None if nothing is wrong."""
         return self._lock.trouble if self._lock is not None else None
+
+    def keep_directories(self) -> bool:
+        """Make the spool's directories that were removed anew, with their modes; return whether there were any.
+
+        What lies in the place of one stays there: OSError names it, once all the others are made.
+        """
+        made, first = False, None
+        for name in layout.DIRECTORIES:
+            path = self.layout.at(name)
+            try:
+                made = self._keep_directory(path) or made
+            except OSError as error:
+                first = first or error
+        if self._spares and not os.path.isdir(self.layout.at(layout.ROOM)):
+            self._spares.clear()  # `keep_spares` makes others
+        if first is not None:
+            raise first
+        return made
+
+    def _keep_directory(self, path: str) -> bool:
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            if os.path.islink(path):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link that leads nowhere", path) from None
+        else:
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "it is not a directory", path)
+            self._modes[path] = stat.S_IMODE(status.st_mode)
+            return False
+        self.disk.ensure_directory(path)
+        if path in self._modes:
+            os.chmod(path, self._modes[path])  # whatever the umask
+        return True
 
     # Starting: each method is one step of the protocol in docs/FORMAT.md 5.
 
@@ -210,7 +245,7 @@ class LockedSpool(Spool):
             _present(running)
             return False
         except FileNotFoundError:
-            return _absent(queued)
+            return _absent(queued, running)
         status = status_of(running)
         if status is None:
             return not self.holds(inode, name, layout.QUEUED, layout.HELD, layout.DONE, mtime_ns=mtime_ns)
@@ -322,11 +357,11 @@ class LockedSpool(Spool):
         except FileExistsError:
             pass
         except FileNotFoundError:
-            return _absent(file)
+            return _absent(file, done)
         try:
             self.disk.rename(file, done)
         except FileNotFoundError:
-            return _absent(file)
+            return _absent(file, done)
         except IsADirectoryError:
             if not os.path.isdir(done):
                 raise
@@ -351,16 +386,16 @@ class LockedSpool(Spool):
             _present(back)
             return self.disk.drop(running, back)  # a move that was cut off between its two halves
         except FileNotFoundError:
-            return _absent(running)
+            return _absent(running, back)
         return True
 
     def claim_again(self, name: str, place: str) -> None:
         """Make the claim of a job file in *place* again, after a power cut took it back."""
-        file = self.layout.job_file(place, name)
+        file, running = self.layout.job_file(place, name), self.layout.job_file(layout.RUNNING, name)
         try:
-            self.disk.move(file, self.layout.job_file(layout.RUNNING, name))
+            self.disk.move(file, running)
         except FileNotFoundError:
-            _absent(file)
+            _absent(file, running)
         except FileExistsError:
             return
 
@@ -490,8 +525,11 @@ def _present(path: str) -> None:
         raise OSError(errno.ESTALE, "it does not exist and cannot be created", path)
 
 
-def _absent(path: str) -> bool:
-    """Return False for a path that was not found; raise OSError if it is there all the same."""
+def _absent(path: str, target: str) -> bool:
+    """Return False for a path that was not found; raise OSError if it is there and cannot be moved to *target*."""
     if status_of(path) is not None:
+        folder = os.path.dirname(target)
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
         raise OSError(errno.ESTALE, "it exists but cannot be found", path)
     return False

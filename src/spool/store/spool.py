@@ -30,8 +30,10 @@ from spool.core.model import (
 )
 from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
+from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
+from spool.formats.toml import MAX_BYTES
 from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, read_file, remedy_for, status_of
 from spool.store.lock import serving
 
@@ -40,10 +42,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MAX_RECORD = 4 << 20
-_MAX_REASON = 4096
+_MAX_RECORD = MAX_BYTES + 1  # one more than a file of TOML may have: then it is known to be too long
+_LINES = frozenset(
+    {
+        *(layout.JID, layout.RC, layout.STOP, layout.STATUS, layout.ENGINE, layout.SUSPENDED),
+        *(layout.FAILURE, layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS),
+    }
+)
 _SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
 _MOST_TOLD = 20
+_BLOCK = 65536
 _UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
@@ -125,7 +133,7 @@ class Spool:
         return status is not None and status.st_ino == inode and status.st_ctime_ns <= since_ns
 
     def job_text(self, place: str, name: str) -> bytes | None:
-        """Return the bytes of a job file, None if it is not there."""
+        """Return the bytes of a job file, None if it is not there; of one that `is_too_long` only so many."""
         return read_record(self.layout.job_file(place, name))
 
     @property
@@ -217,7 +225,15 @@ class Spool:
         path = self.layout.record(name, run, record)
         if record in _SELDOM and status_of(path) is None:  # one look, where a missing file takes two
             return None
-        return read_record(path)
+        if record in _LINES:
+            return read_record(path, MOST_READ)
+        data = read_record(path)
+        # The copy of a job file that is longer than a job file is none.
+        return b"" if record == layout.SPEC_COPY and is_too_long(data) else data
+
+    def record_end(self, name: str, run: int, record: str) -> bytes:
+        """Return the end of a record that grows, b"" if there is none. Raises OSError."""
+        return _end_of(self.layout.record(name, run, record))
 
     def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
         """Return what a run's copy of its job file says, with the defaults it began with; None if that was lost.
@@ -267,8 +283,7 @@ class Spool:
 
     def failure(self, name: str, run: int) -> str | None:
         """Return why the wrapper could not run the command."""
-        data = self.record(name, run, layout.FAILURE)
-        return data.decode("utf-8", "replace").strip() or None if data else None
+        return one_line(self.record(name, run, layout.FAILURE) or b"") or None
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
         """Return what a run has done with its GPUs so far, as a dispatcher wrote it down last."""
@@ -277,11 +292,11 @@ class Spool:
     def refusal(self, name: str, run: int) -> str | None:
         """Return why the machine did not let the command of a run begin; a full disk may have cut it off."""
         data = self.record(name, run, layout.REFUSED)
-        return None if data is None else data.decode("utf-8", "replace").strip() or _UNTOLD
+        return None if data is None else one_line(data) or _UNTOLD
 
     def cancel_denial(self, name: str, run: int) -> str:
         """Return why a run was not cancelled, "" if nobody said so."""
-        return " ".join((self.record(name, run, layout.KEPT) or b"").decode("utf-8", "replace").split())
+        return one_line(self.record(name, run, layout.KEPT) or b"")
 
     def hold_reason(self, name: str, mtime_ns: int) -> str:
         """Return why spool itself has held the file of a job as it was last changed at *mtime_ns*, "" if it has not."""
@@ -291,7 +306,7 @@ class Spool:
                 return ""
         except OSError:
             return ""
-        return " ".join((read_bytes(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
+        return one_line(read_bytes(path, MOST_READ) or b"")
 
     def suspension(self, name: str, run: int) -> Suspension:
         """Return how long a run has been suspended, as the dispatcher recorded it."""
@@ -306,7 +321,7 @@ class Spool:
         status = status_of(path)
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
-        return " ".join((read_record(path, _MAX_REASON) or b"").decode("utf-8", "replace").split())
+        return one_line(read_record(path, MOST_READ) or b"")
 
     def suspend_orders(self) -> list[str]:
         """Return the jobs in `running/` whose run somebody suspends."""
@@ -500,9 +515,12 @@ class TolerantSpool(Spool):
         self._strict = Spool(self.root)
 
     def told(self, most: int = 5) -> list[str]:
-        """Return what could not be read, a line for each; of many the first and their number."""
-        lines = [unreadable(error, where) for where, error in self.unread.items()]
-        more = len(lines) - most
+        """Return what could not be read, a line for each job or other file; of many the first and their number."""
+        troubles: dict[str, list[str]] = {}
+        for where, error in self.unread.items():
+            troubles.setdefault(self.layout.whose(where) or where, []).append(unreadable(error, where))
+        lines = [each[0] for each in troubles.values()]
+        more = sum(map(len, list(troubles.values())[most:]))
         return lines[:most] + ([f"{more} more files cannot be read: `spool doctor` lists all"] if more > 0 else [])
 
     def attempt(self, read: Callable[[], T], instead: T, where: str) -> T:
@@ -613,7 +631,8 @@ def _open_record(path: str) -> int:
 def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     """Return the content of a small file, None if it is not there, b"" if it is something else than a file.
 
-    Never blocks, follows no link. Raises OSError if it is there and cannot be read.
+    Reads no more than *limit* bytes, however long it is or becomes meanwhile. Never blocks, follows no link. Raises
+    OSError if it is there and cannot be read.
     """
     try:
         fd = open_if_there(path, _open_record)
@@ -624,10 +643,7 @@ def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     if fd is None:
         return None
     try:
-        data = os.read(fd, 65536)
-        if len(data) == 65536:
-            while len(data) < limit and (more := os.read(fd, 1 << 20)):
-                data += more
+        data = _read(fd, limit)
     except OSError as error:
         if error.errno in _OTHER_KINDS and not stat.S_ISREG(os.fstat(fd).st_mode):
             return b""
@@ -676,7 +692,7 @@ def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
         return None
     try:
         status = os.fstat(fd)
-        return (status, os.read(fd, 65536)) if stat.S_ISREG(status.st_mode) and status.st_size < 65536 else None
+        return (status, os.read(fd, _BLOCK)) if stat.S_ISREG(status.st_mode) and status.st_size < _BLOCK else None
     except OSError:
         return None
     finally:
@@ -695,15 +711,46 @@ def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     except OSError:
         return None
     try:
-        data = os.read(fd, 65536)
-        if len(data) == 65536:
-            while len(data) < limit and (more := os.read(fd, 1 << 20)):
-                data += more
+        data = _read(fd, limit)
     except OSError:
         return None
     finally:
         os.close(fd)
     return data
+
+
+def _read(fd: int, limit: int) -> bytes:
+    """Return what can be read of an open file, at most *limit* bytes: one call for all but the longest."""
+    data = os.read(fd, min(limit, _BLOCK))
+    if len(data) < _BLOCK:
+        return data
+    parts, size = [data], len(data)
+    while size < limit and (more := os.read(fd, min(limit - size, 1 << 20))):
+        parts.append(more)
+        size += len(more)
+    return b"".join(parts)
+
+
+def _end_of(path: str) -> bytes:
+    """Return the last bytes of a file, b"" if it is not there or something else than a file. Never blocks."""
+    try:
+        fd = open_if_there(path, _open_record)
+    except OSError as error:
+        if error.errno in _OTHER_KINDS and not _is_regular(path):
+            return b""
+        raise
+    if fd is None:
+        return b""
+    try:
+        status = os.fstat(fd)
+        return os.pread(fd, _BLOCK, max(0, status.st_size - _BLOCK)) if stat.S_ISREG(status.st_mode) else b""
+    finally:
+        os.close(fd)
+
+
+def is_too_long(text: bytes | None) -> bool:
+    """Whether *text* is the beginning of a job file that is longer than a job file may be (FORMAT 3.1)."""
+    return text is not None and len(text) > MAX_BYTES
 
 
 def history_lines(root: str, block: int = 1 << 20) -> Iterator[bytes]:

@@ -1,0 +1,100 @@
+"""What a job writes for others to read is taken over as one short line that can be printed anywhere."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spool.core.model import State, StopKind
+from spool.formats.freetext import MOST_BYTES, MOST_READ, one_line
+from spool.formats.history import parse_result
+from spool.formats.run_records import parse_engine, parse_engine_end, parse_grant, parse_rc, parse_stop
+
+HOSTILE = "\x1b[2J\u202e\u2066a" * 50_000
+
+
+@given(st.one_of(st.text(), st.binary()))
+def test_any_text_becomes_one_printable_line_of_at_most_a_kibibyte(text: str | bytes) -> None:
+    """Whatever is written, what is taken over is printable, on one line, and at most 1 KiB of UTF-8."""
+    said = one_line(text)
+    assert said.isprintable()
+    assert len(said.encode()) <= MOST_BYTES
+    assert len(said.splitlines()) <= 1
+
+
+@given(st.characters(exclude_categories=["C", "Z"]), st.integers(min_value=0, max_value=3))
+def test_a_text_that_is_too_long_is_cut_between_two_characters(character: str, before: int) -> None:
+    """A long text is cut at a whole character, as late as there is room for the sign of the cut."""
+    said = one_line("x" * before + character * 2000)
+    assert said.endswith("…")
+    assert set(said[before:-1]) == {character}
+    assert MOST_BYTES - len(character.encode()) < len(said.encode()) <= MOST_BYTES
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=MOST_BYTES // 4))
+def test_a_short_text_stays_as_it_is(text: str) -> None:
+    """A printable text of one line and at most 1 KiB is taken over unchanged."""
+    assert one_line(f"\n \n{text}\nmore") == text
+
+
+def test_a_text_of_exactly_a_kibibyte_is_not_cut() -> None:
+    """1,024 bytes are taken over whole, and of 1,025 the mark of the cut takes the place of the last."""
+    assert one_line("é" * 512) == "é" * 512
+    assert one_line("é" * 512 + "x") == "é" * 510 + "…"
+
+
+def test_an_escape_is_never_cut_in_half() -> None:
+    """What cannot be printed is escaped, and the cut leaves whole escapes."""
+    said = one_line("\x1b" * 2000)
+    assert said == "\\u001b" * ((MOST_BYTES - 3) // 6) + "…"
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 9000, b"\0" * 9000, "é".encode() * 9000])
+def test_bytes_are_cut_before_they_are_decoded(data: bytes) -> None:
+    """Bytes of any encoding are taken over within the same limit."""
+    assert len(one_line(data).encode()) <= MOST_BYTES
+
+
+def test_the_words_of_a_stop_are_bounded() -> None:
+    """A stop without end is one all the same: its kind counts, and its words are one short line."""
+    stop = parse_stop(b"cancel " + HOSTILE.encode()[: MOST_READ - 7])
+    assert stop is not None
+    assert stop.kind is StopKind.CANCEL
+    assert stop.reason.isprintable()
+    assert len(stop.reason.encode()) <= MOST_BYTES
+
+
+def test_an_exit_code_without_end_is_none() -> None:
+    """An `rc` that goes on for ever says nothing: it is senseless, not half written."""
+    with pytest.raises(Exception, match="cannot understand a rc record"):
+        parse_rc(b"0" * MOST_READ)
+    assert parse_rc(b"0") is None
+
+
+def test_what_a_job_writes_into_its_result_is_bounded() -> None:
+    """Every text of a result.toml that a job has forged is one short printable line."""
+    line = "\\u001b[2Jx" * 2_000
+    text = f'job = "a"\nrun = 1\noutcome = "finished"\nreason = "{line}"\nuser = "{line}"\nproject = "{line}"\n'
+    text += f'group = "{line}"\ntags = ["{line}"]\nexecutor = "{line}"\nhost = "{line}"\nagain = "{line}"\n'
+    result = parse_result(text.encode())
+    assert result.outcome is State.FINISHED
+    texts = [result.reason, result.user, result.project, result.group, *result.tags, result.executor, result.host]
+    for said in [*texts, result.again]:
+        assert said is not None
+        assert said.isprintable()
+        assert 0 < len(said.encode()) <= MOST_BYTES
+
+
+def test_what_a_job_writes_into_its_grant_and_its_engine_is_bounded() -> None:
+    """The names in a grant.toml, and the words of an engine, are short printable lines."""
+    line = "\\u001b[2Jx" * 2_000
+    grant = parse_grant(f'job = "a"\nrun = 1\nuser = "{line}"\nhost = "{line}"\nboot_id = "{line}"\n'.encode())
+    words = f"slurm {HOSTILE} {HOSTILE} NOT_STARTED {HOSTILE}\n".encode()
+    engine, end = parse_engine(words), parse_engine_end(b"slurm c 7 timeout " + HOSTILE.encode() + b"\n")
+    assert engine is not None
+    assert end is not None
+    for said in (grant.user, grant.host, grant.boot_id, *engine, end[1]):
+        assert said is not None
+        assert said.isprintable()
+        assert 0 < len(said.encode()) <= MOST_BYTES
