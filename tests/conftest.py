@@ -57,9 +57,25 @@ for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_homes = {os.path.expanduser("~"), pwd.getpwuid(os.getuid()).pw_dir}
-REAL_SPOOLS = tuple(os.path.join(home, ".spool") for home in _homes)
+_HOMES = "HOMES_BEFORE_THE_TESTS"
 _numbers = count(1)
+
+
+def _real_spools() -> tuple[str, ...]:
+    """Return the spools that a user of these tests may have: below `$HOME`, and below the home of the account.
+
+    Once told they are remembered in the environment: a worker of xdist, or a run of pytest that a test starts, finds a
+    `$HOME` that is none.
+    """
+    if _HOMES not in os.environ:
+        homes = {os.path.expanduser("~")}
+        with suppress(KeyError):  # an id without an account, as in a container
+            homes.add(pwd.getpwuid(os.getuid()).pw_dir)
+        os.environ[_HOMES] = os.pathsep.join(sorted(homes | {os.path.realpath(home) for home in homes}))
+    return tuple(os.path.join(home, ".spool") for home in os.environ[_HOMES].split(os.pathsep) if os.path.isabs(home))
+
+
+REAL_SPOOLS = _real_spools()
 
 
 class RealSpoolTouched(BaseException):

@@ -51,7 +51,7 @@ def test_writes_into_the_real_spool_and_swallows_errors():
 
 
 def test_lets_a_child_make_a_real_spool():
-    subprocess.run(["mkdir", REAL + "2/.spool"], check=True)
+    subprocess.run(["mkdir", REAL], check=True)
 
 
 def test_good_a_home_of_its_own():
@@ -77,29 +77,26 @@ def test_good_a_child_that_is_waited_for(tmp_path):
 """
 
 
-@pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Run the outbreaks behind a copy of the walls, with made-up real homes, and return what pytest said."""
+@pytest.fixture(scope="module", params=[[], ["-n", "1"]], ids=["", "in a worker"])
+def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> str:
+    """Run the outbreaks behind a copy of the walls, with a made-up `$HOME`, and return what pytest said."""
     place = tmp_path_factory.mktemp("walls")
     for name in ("conftest.py", "support.py"):
         shutil.copy(ROOT / "tests" / name, place)
     conftest = place / "conftest.py"
     real = place / "real"
     real.mkdir()
-    (place / "real" / ".spool2").mkdir()
-    homes = f"_homes = {{{str(real)!r}, {str(real / '.spool2')!r}}}\n"
-    text, changes = re.subn(r"^_homes = .*\n", lambda _: homes, conftest.read_text(), flags=re.MULTILINE)
-    assert changes == 1
-    conftest.write_text(text.replace("_LEAVE_S = 5.0", "_LEAVE_S = 0.0"))
+    conftest.write_text(conftest.read_text().replace("_LEAVE_S = ", "_LEAVE_S = 0 * "))
     (place / "test_outbreaks.py").write_text(OUTBREAKS.replace("{real!r}", repr(str(real / ".spool"))))
     # The plugins that other packages bring are none of ours, and some of old packages cannot be loaded any more.
     options = ["-rA", "--tb=line", "-p", "no:cacheprovider", "-p", "no:libtmux", "-W", "ignore"]
-    options.append("--import-mode=importlib")
+    options += ["--import-mode=importlib", *request.param]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, f"--rootdir={place}", f"--override-ini=pythonpath={place}", place],
         cwd=place,
         env={
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "HOMES_BEFORE_THE_TESTS"},
+            "HOME": str(real),
             "PYTHONPATH": os.pathsep.join(sys.path),
             "SPOOL_DIR": "/nowhere",
             "TMUX": "x",

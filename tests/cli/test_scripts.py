@@ -44,6 +44,13 @@ def test_a_script_is_captured_byte_for_byte(spool: Command, tmp_path: Path, text
     assert (keys["script"], keys["command"]) == (text, [str(script), "x y", "--lr=1"])
 
 
+def test_a_long_script_full_of_brackets_is_a_script(spool: Command, tmp_path: Path) -> None:
+    """What a shell opens and never closes, `$#` and `[[` among it, is text, on every Python that spool runs on."""
+    lines = [f'if [ $# -gt {n} ]; then a+=("${{#a[@]}}" "[["); fi # {{' for n in range(40)]
+    script = written(tmp_path / "a.sh", "#!/bin/bash\n" + "\n".join(lines) + "\nexit 0\n")
+    assert keys_of(spool, script)["script"] == script.read_text()
+
+
 def test_a_captured_script_is_good_to_read(spool: Command, tmp_path: Path) -> None:
     """Its lines are lines of the job file, with nothing escaped, before the tables."""
     script = written(tmp_path / "a.sh", "#!/bin/sh\nprintf 'a\\n' \"$1\"\n")

@@ -154,6 +154,12 @@ def test_a_script_that_the_kernel_cannot_execute_is_refused(script: str, why: st
     assert why in problem
 
 
+def test_a_key_in_a_text_is_not_the_key_with_a_mistake() -> None:
+    """The line that is named is that of the key, whatever the texts and comments above look like."""
+    above = 'command = """\nmemroy = 1\n${#a[@]}"""\n# memroy = 2\nshell = \'/bin/sh\'\n'
+    assert problems(f'{above}memroy = "4G"\n') == ['unknown key "memroy" on line 6, did you mean "memory"?']
+
+
 def test_a_key_that_needs_another_is_read_all_the_same() -> None:
     """What is wrong with its value is told beside what it lacks."""
     found = problems('command = "x"\ngpu_memory = "8 GiBs"\n')

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import re
 import tomllib
+from contextlib import suppress
 
 import pytest
 import tomli
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidFile
@@ -17,8 +19,11 @@ from spool.formats.toml import find_line, key_lines
 HOSTILE = {
     "latin-1": 'command = "ü"\n'.encode("latin-1"),
     "utf-16": 'command = "x"\n'.encode("utf-16"),
-    "nested lists": b"a = " + b"[" * 5000,
-    "nested tables": b"a = " + b"{a=" * 5000,
+    "nested lists": b"a = " + b"[" * 100_000,
+    "nested lists that are closed": b"a = " + b"[" * 100_000 + b"]" * 100_000,
+    "nested tables": b"a = " + b"{a=" * 100_000,
+    "nested tables that are closed": b"a = " + b"{a=" * 100_000 + b"1" + b"}" * 100_000,
+    "tables of many dots in tables": b"a = " + b"{a.a.a.a.a.a.a.a.a=" * 30 + b"1" + b"}" * 30,
     "lists deeper than 32": b"a = " + b"[" * 33 + b"]" * 33,
     "tables deeper than 32": b"a = " + b"{a=" * 33 + b"1" + b"}" * 33,
     "deep here and there": b"a = [1]\n" * 3 + b"b = [" + b"[[], {a=" * 17 + b"1" + b"}]" * 17 + b"]\n",
@@ -43,16 +48,6 @@ HOSTILE = {
 }
 
 
-def test_what_the_parser_takes_and_nobody_could_look_into_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsers differ in how much nesting they take; what is too deep for us is the file's mistake, and no crash."""
-    deep: object = 1
-    for _ in range(2000):
-        deep = [deep]
-    monkeypatch.setattr(tomli, "loads", lambda text: {"a": deep})
-    with pytest.raises(InvalidFile, match="nested too deeply"):
-        toml.read(b'a = "\\\\"\n', "job x")
-
-
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_input_raises_one_kind_of_error(data: bytes) -> None:
     """Whatever the parser makes of it, what comes out is InvalidFile, at once."""
@@ -62,13 +57,39 @@ def test_hostile_input_raises_one_kind_of_error(data: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_what_is_nested_too_deeply_never_reaches_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brackets are counted before; those in texts and comments count for nothing, nor do those that are closed."""
-    text = f'a = {"[" * 32}{"]" * 32}\nb = "{"[" * 99}" # {"{" * 99}\nc = [{"[], " * 99}]\n'
-    assert toml.read(text.encode(), "x")["b"] == "[" * 99
-    monkeypatch.setattr(tomli, "loads", lambda text: pytest.fail("the parser was asked"))
+def test_only_lists_and_tables_are_nested() -> None:
+    """Brackets in texts and comments count for nothing, nor do those that are closed."""
+    shell = "if [[ $# -gt ${#a[@]} ]]; then f() { [ x; }; case {([ in" * 99
+    quoted = f"a = {'[' * 32}{']' * 32}\nb = '{shell}' # {shell}\nc = [{'[], ' * 99}]\n"
+    text = f'{quoted}d = """\n# "" {shell}"""""\ne = \'\'\'\n\'{shell} \'\'\'\'\'\n'
+    assert toml.read(text.encode(), "x") == tomllib.loads(text)
+    assert toml.read(toml.write({"script": f"# {shell}\n" * 20}), "x") == {"script": f"# {shell}\n" * 20}
+
+
+@pytest.mark.parametrize("opening", ["[[", "{a = [", "[{a.b = ", "{'[' = {\"}\" = "])
+def test_what_is_nested_too_deeply_is_refused_with_its_line(opening: str) -> None:
+    """Also where the parser takes it, however the brackets alternate and whatever stands around them."""
+    closing = "".join({"[": "]", "{": "}"}.get(mark, "") for mark in reversed(re.sub("(['\"]).*?\\1", "", opening)))
+    text = f"a = '[['\nb = 2\nc = {opening * 17}1{closing * 17}\nd = [1]\n"
+    tomllib.loads(text)
     with pytest.raises(InvalidFile, match="on line 3: lists and tables are nested more than 32 deep"):
-        toml.read(b"a = 1\nb = 2\nc = " + b"[" * 33 + b"]" * 33, "x")
+        toml.read(text.encode(), "x")
+
+
+@pytest.mark.parametrize(("part", "dot"), [("a", "."), ('"."', " . "), ("'b'", "\t.")])
+@pytest.mark.parametrize("around", ["{} = 1", "[{}]", "[[ {} ]]", "x = {{ {} = 1 }}", "x = ['{{', {{y=1, {} = 1}}]"])
+def test_a_key_of_many_parts_never_reaches_the_parser(
+    monkeypatch: pytest.MonkeyPatch, part: str, dot: str, around: str
+) -> None:
+    """The parser needs quadratic time for it; its line is named, wherever the key stands and however it is quoted."""
+    dots = ".".join(["a"] * 200)
+    above = f'long = """\n{dots} = 1"""\n# {dots} = 1\n'
+    assert toml.read((above + around.format(dot.join([part] * 16))).encode(), "x")
+    text = above + around.format(dot.join([part] * 17))
+    tomllib.loads(text)
+    monkeypatch.setattr(tomli, "loads", lambda text: pytest.fail("the parser was asked"))
+    with pytest.raises(InvalidFile, match="on line 4: a key has more than 16 parts"):
+        toml.read(text.encode(), "x")
 
 
 def test_no_garbage_is_collected_while_a_large_file_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +117,7 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
 
 
 def test_many_dots_in_values_and_comments_are_no_mistake() -> None:
-    """Only keys are limited to 64 parts: texts, numbers and comments may hold as many dots as they like."""
+    """Only keys are limited to 16 parts: texts, numbers and comments may hold as many dots as they like."""
     dots = ".".join(["a"] * 200)
     text = f"a = \"{dots}\" # {dots}\nb = '''{dots}'''\nc = [{', '.join(['0.5'] * 200)}]\n"
     assert toml.read(text.encode(), "x")["c"][199] == 0.5
@@ -184,13 +205,147 @@ def test_lines_are_looked_for_as_far_as_they_are_wanted(monkeypatch: pytest.Monk
 @given(st.text(st.sampled_from(list("ab=[]{}\"'#.,\n\\ 1")), max_size=40))
 def test_looking_for_lines_never_fails(text: str) -> None:
     """Whatever the text, valid or not, the search ends and raises nothing; of valid text it finds every key."""
-    toml = key_lines(text)
+    lines = key_lines(text)
+    with suppress(InvalidFile):
+        toml.read(text.encode(), "x")
     try:
         document = tomllib.loads(text)
     except ValueError:
         return
     for key in document:
-        assert (key,) in toml
+        assert (key,) in lines
+
+
+class Written:
+    """A source that is written piece by piece, each key and each element of a list noted with its line."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.lines: dict[toml.Path, int] = {}
+        self.keys = 0
+        self.last: dict[toml.Path, int] = {}
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def note(self, path: toml.Path) -> None:
+        self.lines.setdefault(path, self.text.count("\n") + 1)
+
+    def new(self) -> str:
+        self.keys += 1
+        return f"k{self.keys}"
+
+
+_CODE = [
+    "memroy = 1",
+    "[memroy]",
+    "if [[ $# -gt 1 ]]; then",
+    "${#a[@]} {",
+    "#",
+    '"',
+    '""',
+    "'",
+    "''",
+    "a.b = ]",
+    "\u00e9 \u2028",
+    "",
+]
+_PLAIN = ["1", "true", "-0.5e3", "1979-05-27 07:32:00Z", '"a # b = [["', "'[{'", '"\\"]"', "'\\'", '""', "''", '"\\\\"']
+_GAPS = ["", " ", "\n", ' # ], [ "\n\t', "\n\n# '\n"]
+_choose = st.sampled_from
+
+
+def _text(draw: st.DrawFn) -> str:
+    body = "\n".join(draw(st.lists(_choose(_CODE), max_size=6)))
+    if draw(st.booleans()):
+        body = re.sub("'+", "'", body)
+        return f"'''{body}\n{draw(_choose(['', chr(39), chr(39) * 2]))}'''"
+    body = draw(_choose([body, body + '\\"""', body + "\\\\", body + "\\\n \n"]))
+    return f'"""{body} {draw(_choose(["", chr(34), chr(34) * 2]))}"""'
+
+
+def _value(draw: st.DrawFn, source: Written, path: toml.Path, depth: int = 0) -> None:
+    kind = draw(_choose(["plain", "text", "list", "table"] if depth < 3 else ["plain", "text"]))
+    if kind == "list":
+        source.write("[" + draw(_choose(_GAPS)))
+        for index in range(draw(st.integers(0, 3))):
+            source.note((*path, index))
+            _value(draw, source, (*path, index), depth + 1)
+            source.write(draw(_choose(_GAPS)) + "," + draw(_choose(_GAPS)))
+        source.write("]")
+    elif kind == "table":
+        source.write("{ ")
+        for index in range(draw(st.integers(0, 3))):
+            source.write(", " if index else "")
+            _pair(draw, source, path, depth + 1)
+        source.write(" }")
+    else:
+        source.write(_text(draw) if kind == "text" else draw(_choose(_PLAIN)))
+
+
+def _key(draw: st.DrawFn, source: Written, path: toml.Path, name: str) -> toml.Path:
+    source.note((*path, name))
+    source.write(draw(_choose([name, f'"{name}"', f"'{name}'", f'"\\u{ord(name[0]):04x}{name[1:]}"'])))
+    return (*path, name)
+
+
+def _pair(draw: st.DrawFn, source: Written, path: toml.Path, depth: int = 0) -> None:
+    for _ in range(draw(st.integers(0, 2))):
+        path = _key(draw, source, path, source.new())
+        source.write(draw(_choose([".", " . "])))
+    path = _key(draw, source, path, source.new())
+    source.write(draw(_choose(["=", " = "])))
+    _value(draw, source, path, depth)
+
+
+def _header(draw: st.DrawFn, source: Written) -> toml.Path:
+    """Begin a table: a new one, or the next one of a list of tables, or one in the last of these."""
+    many = draw(st.booleans())
+    source.write("[[" if many else "[")
+    listed = draw(_choose(sorted(path for path in source.last if len(path) < 4)) | st.none()) if source.last else None
+    path: toml.Path = ()
+    for part in listed or ():
+        if isinstance(part, str):
+            path = _key(draw, source, path, part)
+            source.write(".")
+        else:
+            path = (*path, part)
+    if listed is not None:
+        path = (*path, source.last[listed])
+    if many:
+        again = [path_[-1] for path_ in source.last if path_[:-1] == path]
+        name = draw(_choose([*again, source.new()]))
+        path = _key(draw, source, path, str(name))
+        source.last[path] = source.last.get(path, -1) + 1
+        path = (*path, source.last[path])
+        source.note(path)
+    else:
+        path = _key(draw, source, path, source.new())
+    source.write("]]\n" if many else "]\n")
+    return path
+
+
+@st.composite
+def _sources(draw: st.DrawFn) -> Written:
+    source = Written()
+    path: toml.Path = ()
+    for _ in range(draw(st.integers(0, 8))):
+        if draw(_choose([False, False, True])):
+            path = _header(draw, source)
+        else:
+            source.write(draw(_choose(["", "\n", "  ", '# memroy = [ """\n', "\t\n"])))
+            _pair(draw, source, path)
+            source.write(draw(_choose(["\n", "  # ' memroy = 1\n", "\t\n"])))
+    return source
+
+
+@given(_sources())
+@settings(max_examples=300)
+def test_of_every_key_the_line_is_found(source: Written) -> None:
+    """Whatever stands around it: texts that look like keys and brackets, comments, lists of tables in each other."""
+    document = tomllib.loads(source.text)
+    assert toml.read(source.text.encode(), "x") == document
+    assert key_lines(source.text) == source.lines
 
 
 _texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

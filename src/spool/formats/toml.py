@@ -7,7 +7,8 @@ refused before the parser sees it: what is left takes at most half a second, and
 
 The parser does not tell where a key stands, and an error message must. What looks for it follows only the shape of a
 source that the parser has accepted, and judges nothing. It takes ten times as long as the parser, so it ends when all
-is found that was asked for, and after `MAX_TOKENS` in any case.
+is found that was asked for, and after `MAX_TOKENS` in any case. `tomlkit` keeps positions and cannot be asked: it reads
+a hostile 60 kB in ten seconds, and moves the tables of a list together.
 """
 
 from __future__ import annotations
@@ -47,39 +48,40 @@ _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
 MAX_TOKENS = 30_000
 """So far into a source lines are looked for: no file that people write by hand has as many words and marks."""
 
-# Compiled when they are used, for what is wrong or strange: that takes longer than most files take to be read.
-_POSITION = r"(?s)^(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)$"
-_STRING = (
-    r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}'
-    r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
-    r'|"(?:[^"\\\n]|\\.)*+"'
-    r"|'[^'\n]*+'"
-)
-_TOKEN = (
-    rf"(?s)(?P<skip>[ \t\r]+|#[^\n]*)|(?P<text>{_STRING})|(?P<mark>[\[\]{{}}=,.\n])|(?P<bare>[^\s\[\]{{}}=,.#\"']+)"
-)
-_NO_KEYS = rf"(?s)(?P<text>{_STRING})|#[^\n]*"
-_NESTING = rf"(?s){_STRING}|#[^\n]*|[\[\]{{}}]"
+# Compiled when they are used, for what is wrong or strange: that takes longer than most files take to be read. None of
+# them repeats a group, so no search goes back and needs memory for each character; and Python 3.11.2, which Debian 12
+# has, matches possessive groups wrongly.
+_MARKS = "[]{}=,\n"  # what no key goes beyond
+_SYNTAX = r"""[\[\]{}=,.\n]|"(?!"")[^"\\\n]*"|'(?!'')[^'\n]*'|["']|#[^\n]*"""  # of other strings where they begin
+_WORD = r"""[^\s\[\]{}=,.#"']+"""
+_END_OF_STRING = {
+    '"': r'(?s)\\.|["\n]',
+    "'": r"['\n]",
+    '"""': r'(?s)\\.|"""',
+    "'''": r"'''",
+}
+_TOO_DEEP = f"lists and tables are nested more than {MAX_DEPTH} deep"
 
 
 def read(data: bytes, what: str) -> dict[str, Any]:
     """Return the TOML document *data*; *what* names it in errors ("job train"). Raises InvalidFile and nothing else."""
     text = decode(data, what)
-    if text.count(".") >= MAX_KEY_PARTS and has_long_key(text, MAX_KEY_PARTS):
-        raise InvalidFile(what, [Problem(None, None, f"a key has more than {MAX_KEY_PARTS} parts")])
-    if text.count("[") + text.count("{") > MAX_DEPTH and (line := too_deep(text, MAX_DEPTH)) is not None:
-        why = f"not readable on line {line}: lists and tables are nested more than {MAX_DEPTH} deep"
+    if (line := _line_of_long_key(text)) is not None:
+        why = f"not readable on line {line}: a key has more than {MAX_KEY_PARTS} parts"
         raise InvalidFile(what, [Problem(None, line, why)])
     suspicious = "\\" in text or "inf" in text or "nan" in text or "0x" in text or _MAY_BE_BAD.search(text) is not None
     try:
         with uncollected(wanted=len(text) >= _LARGE):
             document = _loads(text)
-        bad = _find_bad(document) if suspicious else None
-    except RecursionError:
-        raise InvalidFile(what, [Problem(None, None, "not valid TOML: it is nested too deeply")]) from None
+    except RecursionError:  # the parser's own limit, far beyond ours
+        raise InvalidFile(what, [Problem(None, None, f"not readable: {_TOO_DEEP}")]) from None
     except ValueError as error:  # TOMLDecodeError is one, and so is int() of 5,000 digits
         raise InvalidFile(what, [_syntax_problem(text, error)]) from None
-    if bad is not None:
+    if text.count("[") + text.count("{") + text.count(".") > MAX_DEPTH and (deep := _too_deep(document)) is not None:
+        line = find_line(text, deep)
+        on_line = "" if line is None else f" on line {line}"
+        raise InvalidFile(what, [Problem(None, line, f"not readable{on_line}: {_TOO_DEEP}")])
+    if suspicious and (bad := _find_bad(document)) is not None:
         path, why = bad
         line = find_line(text, path)
         on_line = "" if line is None else f" on line {line}"
@@ -129,14 +131,30 @@ def decode(data: bytes, what: str) -> str:
 
 
 def _syntax_problem(text: str, error: ValueError) -> Problem:
-    match = re.match(_POSITION, str(error))
-    if match is None:  # no position: a number that Python will not convert
+    import tomli  # here, as in `_loads`
+
+    if not isinstance(error, tomli.TOMLDecodeError):  # no position: a number that Python will not convert
         return Problem(None, None, f"not valid TOML: {str(error).split(';')[0]}")
-    message, line, column = match.groups()
-    if line is None:
+    if error.pos >= len(error.doc):
         last = text.count("\n") + (0 if text.endswith("\n") else 1) or 1
-        return Problem(None, last, f"not valid TOML on line {last}, at the end: {message}")
-    return Problem(None, int(line), f"not valid TOML on line {line}, column {column}: {message}")
+        return Problem(None, last, f"not valid TOML on line {last}, at the end: {error.msg}")
+    where = f"on line {error.lineno}, column {error.colno}"
+    return Problem(None, error.lineno, f"not valid TOML {where}: {error.msg}")
+
+
+def _too_deep(document: dict[str, Any]) -> Path | None:
+    """Return where a list or table stands in too many others, None if nowhere; the document itself does not count."""
+    level: list[tuple[Path, Any]] = [((), document)]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            ((*path, key), value)
+            for path, around in level
+            for key, value in (around.items() if isinstance(around, dict) else enumerate(around))
+            if isinstance(value, (dict, list))
+        ]
+        if not level:
+            return None
+    return level[0][0]
 
 
 def _find_bad(document: dict[str, Any]) -> tuple[Path, str] | None:
@@ -215,24 +233,18 @@ def show(value: object) -> str:
     return "a table" if isinstance(value, dict) else str(value)
 
 
-def has_long_key(text: str, most: int) -> bool:
-    """Tell whether *text*, valid or not, has a key of more than *most* parts."""
-    bare = re.sub(_NO_KEYS, lambda match: '""' if match.group("text") else "", text)
-    part = r"[A-Za-z0-9_\"-]"
-    return re.search(rf"(?<!{part})(?:{part}++[ \t]*+\.[ \t]*+){{{most}}}", bare) is not None
-
-
-def too_deep(text: str, most: int) -> int | None:
-    """Return the line on which *text*, valid or not, opens more than *most* brackets in each other; None if nowhere."""
-    depth = 0
-    for match in re.finditer(_NESTING, text):
-        mark = match.group()
-        if mark in ("[", "{"):
-            depth += 1
-            if depth > most:
-                return text.count("\n", 0, match.start()) + 1
-        elif mark in ("]", "}"):
-            depth = max(0, depth - 1)
+def _line_of_long_key(text: str) -> int | None:
+    """Return the line of a key with more than `MAX_KEY_PARTS` parts in *text*, valid or not; None if there is none."""
+    if text.count(".") < MAX_KEY_PARTS or all(line.count(".") < MAX_KEY_PARTS for line in text.split("\n")):
+        return None
+    dots = 0  # where a key may stand
+    for part, line in _tokens(text, _SYNTAX):
+        if part == ".":
+            dots += 1
+            if dots == MAX_KEY_PARTS:
+                return line
+        elif part in _MARKS:
+            dots = 0
     return None
 
 
@@ -282,9 +294,10 @@ class _Scan:
     def __init__(self, text: str, wanted: Set[Path] | None) -> None:
         self.lines: dict[Path, int] = {}
         self._wanted = set(wanted) if wanted is not None else None
-        self._source = _tokens(text)
+        self._source = _tokens(text, f"{_SYNTAX}|{_WORD}")
         self._tokens: list[tuple[str, int]] = []
         self._next = 0
+        self._last: dict[Path, int] = {}  # of each list of tables, `[[a]]`, the index of the last one
 
     def _set(self, path: Path, line: int) -> None:
         if path in self.lines:
@@ -297,7 +310,6 @@ class _Scan:
 
     def document(self) -> None:
         header: Path = ()
-        tables: dict[Path, int] = {}
         while (part := self._peek()) is not None:
             if part == "\n":
                 self._next += 1
@@ -305,11 +317,12 @@ class _Scan:
                 self._next += 1
                 many = self._take("[")
                 header = self._keys(())
-                self._skip_line()
                 if many:
-                    tables[header] = tables.get(header, -1) + 1
-                    header = (*header, tables[header])
+                    listed = header[:-1] if header and isinstance(header[-1], int) else header
+                    self._last[listed] = self._last.get(listed, -1) + 1
+                    header = (*listed, self._last[listed])
                     self._set(header, self._tokens[self._next - 1][1])
+                self._skip_line()
             else:
                 before = self._next
                 path = self._keys(header)
@@ -320,7 +333,7 @@ class _Scan:
 
     def _peek(self) -> str | None:
         if self._next == len(self._tokens):
-            token = next(self._source, None)
+            token = next(self._source, None) if self._next < MAX_TOKENS else None
             if token is None:
                 return None
             self._tokens.append(token)
@@ -337,11 +350,13 @@ class _Scan:
             self._next += 1
 
     def _keys(self, path: Path) -> Path:
-        """Read a dotted key below *path* and note the line of each of its parts."""
-        while (part := self._peek()) is not None and part not in "[]{}=,\n":
+        """Read a dotted key below *path*, and note the line of each part. A list of tables stands for its last one."""
+        while (part := self._peek()) is not None and part not in _MARKS:
             if part != ".":
                 path = (*path, _plain_key(part))
                 self._set(path, self._tokens[self._next][1])
+                if path in self._last:
+                    path = (*path, self._last[path])
             self._next += 1
         return path
 
@@ -373,17 +388,37 @@ class _Scan:
                 self._next += 1
 
 
-def _tokens(text: str) -> Iterator[tuple[str, int]]:
-    """Yield each token of *text* with its line, up to the last that is looked at."""
-    line, number = 1, 0
-    for match in re.finditer(_TOKEN, text):
-        part = match.group()
-        if match.lastgroup != "skip":
-            yield part, line
-            number += 1
-            if number == MAX_TOKENS:
+def _tokens(text: str, kinds: str) -> Iterator[tuple[str, int]]:
+    """Yield what matches *kinds* in *text*, with its line: strings whole, no comments, nothing after an open string."""
+    line, at = 1, 0
+    pattern = re.compile(kinds)
+    while (match := pattern.search(text, at)) is not None:
+        part, at = match.group(), match.end()
+        if part in ('"', "'"):
+            end = _end_of_string(text, match.start())
+            if end is None:
                 return
-        line += part.count("\n")
+            part, at = text[match.start() : end], end
+            yield part, line
+            line += part.count("\n")
+        elif part[0] != "#":
+            yield part, line
+            line += part == "\n"
+
+
+def _end_of_string(text: str, start: int) -> int | None:
+    """Return where the string ends that begins at *start* of *text*; None if it does not."""
+    quote = text[start]
+    delimiter = quote * 3 if text.startswith(quote * 3, start) else quote
+    for match in re.compile(_END_OF_STRING[delimiter]).finditer(text, start + len(delimiter)):
+        if match.group() == "\n":
+            return None
+        if match.group() == delimiter:
+            end = match.end()
+            while len(delimiter) == 3 and end < match.end() + 2 and text.startswith(quote, end):
+                end += 1  # the string itself may end with a quote or two
+            return end
+    return None
 
 
 def _plain_key(part: str) -> str:

@@ -71,6 +71,7 @@ class LockedSpool(Spool):
         self._spares: list[str] = []  # files that hold room
         self._identity: str | None = None
         self._accepted: Callable[[], Sequence[str]] | None = None
+        self._modes: dict[str, int] = {}  # of the directories, as they were seen last
 
     def accept(self, accept_from: Callable[[], Sequence[str]]) -> None:
         """Have *accept_from* say from now on whose job files count: the configuration in force, not the one on disk."""
@@ -91,7 +92,6 @@ class LockedSpool(Spool):
         status, text = found
         seen = (status.st_ino, status.st_mtime_ns, len(text), status.st_uid)
         return text if seen == version else None
-        self._modes: dict[str, int] = {}  # of the directories, as they were seen last
 
     def release(self) -> None:
         """Let go of the lock; the object is of no use afterwards."""
