@@ -174,6 +174,11 @@ class Spool:
             return False
         return self.stop(name, run) is not None or self.exit_code(name, run) is not None
 
+    def merely_goes_on(self, name: str, run: int) -> bool:
+        """Whether *run* is the newest of job *name*, no order to stop it is there, and nothing of its end."""
+        traces = (layout.STOP, layout.RC, layout.RESULT)
+        return self.latest_run(name) == run and all(self.record(name, run, each) is None for each in traces)
+
     def record(self, name: str, run: int, record: str) -> bytes | None:
         """Return the content of one record of a run, None if there is none."""
         path = self.layout.record(name, run, record)
