@@ -8,7 +8,7 @@ import time
 from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
-from spool.core.errors import NoSuchJob, cannot
+from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lazyclass import dataclass, field
 from spool.core.lifecycle import Verdict, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
@@ -167,7 +167,8 @@ def _other(spool: Spool, row: JobRow) -> OtherFile:
 
 
 def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLister) -> RunDetails:
-    result: Result | None = spool.result(name, run)
+    known = spool.known_end(name, run)
+    result: Result | None = None if isinstance(known, InvalidRecord) else known
     grant = spool.grant(name, run)
     stop = spool.stop(name, run)
     suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
@@ -180,6 +181,8 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         if spool.array(name, run) is not None:
             now = array_outcome(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
+    elif isinstance(known, InvalidRecord):
+        state, reason = State.INVALID, str(known)
     elif spool.array(name, run) is not None:
         state = State.RUNNING
     elif state is State.RUNNING and suspension.since_ns is not None:

@@ -25,7 +25,7 @@ from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
 from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pattern, natural
 from spool.core.reasons import show_instant
-from spool.formats.history import parse_history_line
+from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
 from spool.query import ignored
@@ -482,7 +482,10 @@ class JobLister:
         for line in self._spool.history() if left else ():
             try:
                 result = parse_history_line(line)
-            except InvalidRecord:
+            except InvalidRecord as error:
+                if (name := job_of_line(line)) in left:
+                    left.discard(name)
+                    rows.append(JobRow(name, State.INVALID, reason=str(error)))
                 continue
             newest.setdefault(array_of(result.job), result.ended_at_ns or 0)
             if most is not None and result.ended_at_ns is not None and result.ended_at_ns < since_ns:
@@ -522,7 +525,9 @@ class JobLister:
 
     def _without_history(self, name: str, newest: Mapping[str, int]) -> JobRow:
         run = self._spool.latest_run(name)
-        result = self._spool.result(name, run) if run is not None else None
+        result = self._spool.known_end(name, run) if run is not None else None
+        if isinstance(result, InvalidRecord):
+            return JobRow(name, State.INVALID, run=run, reason=str(result))
         if result is not None and self._spool.array(name, result.run) is not None:
             return self._array_row(result, newest)
         if result is not None:

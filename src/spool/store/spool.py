@@ -41,6 +41,7 @@ _MAX_RECORD = 4 << 20
 _MAX_REASON = 4096
 _SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
 _MOST_TOLD = 20
+_MOST_LINES = 1_000  # of the history, the newest, are looked through for a record that is damaged
 _UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
@@ -215,6 +216,21 @@ class Spool:
     def result(self, name: str, run: int) -> Result | None:
         """Return how a run ended, as the dispatcher recorded it."""
         return self._parsed(name, run, layout.RESULT, parse_result)
+
+    def known_end(self, name: str, run: int) -> Result | InvalidRecord | None:
+        """Return how a run ended, for a command that tells of it; None: no end is recorded.
+
+        Where its record cannot be understood the history's line counts; without that line, what is wrong with it: what
+        is not understood is no cancel, and no run that goes on.
+        """
+        data = self.record(name, run, layout.RESULT)
+        if data is None:
+            return None
+        try:
+            return parse_result(data)
+        except InvalidRecord as error:
+            known = islice(self.accounts_since(None), _MOST_LINES)
+            return next((each for each in known if (each.job, each.run) == (name, run)), error)
 
     def stop(self, name: str, run: int) -> Stop | None:
         """Return why and by whom a run is being stopped."""
