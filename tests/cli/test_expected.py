@@ -69,6 +69,20 @@ def test_what_is_learnt_is_told_with_its_source(
     assert planned["sweep_3"]["run_is_guess"] is True
 
 
+@pytest.mark.parametrize("where", ["queued", "held"])
+def test_a_job_alone_is_expected_to_run_as_long_as_among_others(spool: Command, spool_root: Path, where: str) -> None:
+    """`why` and `show` read the history whether one job waits, is held, or many do."""
+    ran(spool_root, "other", 100)
+    ran(spool_root, "other", 100)
+    put_job(spool_root, "alone", 'command = "true"\ncpus = 1\n', where)
+    expected = asked(spool, "show", "alone")["expected"]
+    assert expected.startswith("about 1 m 40 s, as the last 2 runs of ")
+    assert asked(spool, "why", "alone")["expected"] == expected
+    if where == "queued":
+        planned = asked(spool, "plan")
+        assert [job["expected"] for job in (*planned["starts"], *planned["waits"])] == [expected]
+
+
 def test_a_stated_limit_is_what_is_expected(spool: Command, full: Path) -> None:
     """Whatever runs of its name have taken."""
     ran(full, "train", 100)

@@ -77,6 +77,22 @@ def test_a_run_that_met_a_limit_is_told_to_double_it() -> None:
     assert (full.memory_bytes, full.time_limit_ns) == (rounded_size(32 * G + 10), None)
 
 
+@pytest.mark.parametrize(("peak_mib", "twice", "words"), [(None, 400, "200 MiB that it was given"),
+                                                          (150, 400, "200 MiB that it was given"),
+                                                          (320, 640, "320 MiB that it used")])  # fmt: skip
+def test_the_advice_after_a_limit_says_one_number(peak_mib: int | None, twice: int, words: str) -> None:
+    """The words beside it name the number that it is twice of."""
+    mib = 1 << 20
+    peak = None if peak_mib is None else peak_mib * mib
+    full = replace(TRAIN, state=State.OUT_OF_MEMORY, memory_bytes=200 * mib, peak_memory_bytes=peak)
+    advice = efficiency(full).advice
+    assert advice.memory_bytes == twice * mib
+    assert f"twice the {words}" in advice.notes[0]
+    late = efficiency(replace(TRAIN, state=State.TIMEOUT, time_limit_ns=7 * MINUTE, run_time_ns=7 * MINUTE + 5)).advice
+    assert late.time_limit_ns == 14 * MINUTE
+    assert "try twice the 7 m 00 s that it was given" in late.notes[0]
+
+
 @pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.LOST, State.RUNNING, State.STOPPING])
 def test_a_run_that_did_not_come_to_its_end_gives_no_advice(state: State) -> None:
     """What it used so far is shown all the same."""

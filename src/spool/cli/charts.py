@@ -45,7 +45,7 @@ def can_draw() -> bool:
     return True
 
 
-_OUTCOME_COLOURS = {
+OUTCOME_COLOURS = {
     State.FINISHED: "32",
     State.FAILED: "31",
     State.TIMEOUT: "33",
@@ -102,7 +102,7 @@ def _cells(results: Sequence[Result], column: Callable[[int], int], room: int, s
     out, last = "", None
     for sign, outcome in cells:
         if outcome is not last:
-            out += "\x1b[0m" + (f"\x1b[{_OUTCOME_COLOURS[outcome]}m" if outcome is not None else "")
+            out += "\x1b[0m" + (f"\x1b[{OUTCOME_COLOURS.get(outcome, '0')}m" if outcome is not None else "")
             last = outcome
         out += sign
     return out + "\x1b[0m"

@@ -187,10 +187,12 @@ def requeue(
     spool = opened(root)
     requests = Requests(spool, this_user())
     change = _rewriter(keys, spool.root)
-    from spool.query.selection import UNSUCCESSFUL, cancelled_with
+    from spool.query.selection import UNSUCCESSFUL, cancelled_with, unknown_ends
 
     wanted = UNSUCCESSFUL if failed else states_of(states)
     names, code = picked_names(spool, REQUEUE.places, picks, wanted)
+    for row in unknown_ends(spool) if failed else ():
+        tell(f"job {row.name} is left out: {row.reason}; `spool requeue {row.name}` runs it again")
     again: list[str] = []
 
     def act(name: str) -> tuple[Change, ...]:

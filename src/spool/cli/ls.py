@@ -240,7 +240,7 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
         render.clear()
     shown_lines = lines[:room]
     columns = [[field.text(one, now_ns) for one in shown_lines] for field in kept]
-    styles = [render.STATE_STYLES[one.row.state] for one in shown_lines]
+    styles = [render.style_of(one.row.state) for one in shown_lines]
     render.table([field.column for field in kept], list(zip(*columns, strict=True)), styles)
     if len(lines) > room:
         render.say(f"… and {len(lines) - room} more")

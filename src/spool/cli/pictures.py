@@ -38,7 +38,7 @@ _GREY = charts.COLOURS[0]
 _BLUE = "#0072b2"
 _GROUP_COLOURS = (_BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _CURVE_COLOURS = (_GROUP_COLOURS[5], _GROUP_COLOURS[4])
-_STATE_COLOURS = {
+STATE_COLOURS: dict[str, str] = {
     State.FINISHED: "#009e73",
     State.RUNNING: "#56b4e9",
     State.STARTING: "#56b4e9",
@@ -48,6 +48,7 @@ _STATE_COLOURS = {
     State.TIMEOUT: "#e69f00",
     State.OUT_OF_MEMORY: "#cc79a7",
     State.LOST: "#f0e442",
+    State.UNSCHEDULABLE: "#999933",
     State.CANCELLED: _GREY,
 }
 
@@ -55,7 +56,7 @@ _STATE_COLOURS = {
 def colours(found: Timeline) -> dict[str, str]:
     """Return the colour of each group. A state has always the same."""
     if found.by is By.STATE:
-        return {group: _STATE_COLOURS.get(State(group), _GREY) for group in found.groups}
+        return {group: STATE_COLOURS.get(group, _GREY) for group in found.groups}
     return {
         group: _GREY if group == OTHERS else _GROUP_COLOURS[at % len(_GROUP_COLOURS)]
         for at, group in enumerate(found.groups)

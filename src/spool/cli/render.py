@@ -45,6 +45,11 @@ STATE_STYLES = {
 }
 
 
+def style_of(state: State) -> str:
+    """Return how a job in that state is drawn; a state that nobody has given a style is drawn as plain text."""
+    return STATE_STYLES.get(state, "")
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table, and what happens when a terminal is too narrow for it.

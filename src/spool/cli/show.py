@@ -103,7 +103,7 @@ def _print_tasks(tasks: Sequence[ListedJob]) -> None:
         reason = ", ".join(filter(None, (f"{one.count} tasks" if one.count > 1 else "", one.row.reason)))
         rows.append([one.name, one.row.state.value, render.duration(one.row.time_ns(now_ns)), reason])
     render.say()
-    render.table(_TASK_COLUMNS, rows, [render.STATE_STYLES[one.row.state] for one in tasks])
+    render.table(_TASK_COLUMNS, rows, [render.style_of(one.row.state) for one in tasks])
 
 
 def _asks(found: JobDetails) -> str:

@@ -34,7 +34,7 @@ _BAR_AFTER_NS = 500_000_000  # no bar for what ends at once
 _BAR_EVERY_NS = 1_000_000_000
 TIMED_OUT = 124  # as coreutils' timeout
 
-_CODES = {
+CODES = {
     State.FINISHED: 0,
     State.TIMEOUT: TIMED_OUT,
     State.LOST: 125,
@@ -49,7 +49,7 @@ def code_of(outcome: State, exit_code: int | None) -> int:
     """Return the exit code for a job that ended with *outcome*; a failed one's is its own."""
     if outcome is State.FAILED:
         return exit_code or 1
-    return _CODES[outcome]
+    return CODES.get(outcome, int(ExitCode.FAILED))
 
 
 def told(end: End) -> str:

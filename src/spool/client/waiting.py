@@ -6,13 +6,11 @@ between two looks, and during a cancel there is briefly none at all.
 
 from __future__ import annotations
 
-import os
 import time
-from itertools import islice
 
 from spool.core import layout
 from spool.core.arrays import Tasks, array_of, in_words, outcome_of
-from spool.core.errors import InvalidJob
+from spool.core.errors import InvalidJob, InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
@@ -20,7 +18,6 @@ from spool.formats.run_records import ArrayRecord
 from spool.store.spool import Spool
 
 GRACE_NS = 1_500_000_000  # how long to wait for the record of an end before assuming that none will come
-_LINES = 1_000  # of the history, the newest, are looked through
 _TASKS_EVERY_NS = 250_000_000  # an array may have ten thousand
 
 
@@ -59,6 +56,8 @@ class Awaited:
         if any(place != DONE for place in places):
             return self._goes_on(places)
         result = self._newest()
+        if isinstance(result, InvalidRecord):
+            return End(name, State.INVALID, reason=f"job {name}: {result}") if self._patience_is_over() else None
         if result is not None and result.again is None and (result.run != self._before or not self._waiting):
             if places or self._patience_is_over():
                 return self._ended(result)
@@ -88,7 +87,7 @@ class Awaited:
         if not self._waiting:
             # Of one that runs the newest run is this one, also if it has ended and only its file was not moved yet.
             result = self._newest() if RUNNING not in places else None
-            self._before = result.run if result is not None else None
+            self._before = result.run if isinstance(result, Result) else None
             self._waiting = True
         if QUEUED in places or HELD in places:
             problem = self._spool.problem_text(self.name)
@@ -96,16 +95,10 @@ class Awaited:
                 return End(self.name, State.INVALID, reason=problem.strip())
         return None
 
-    def _newest(self) -> Result | None:
-        """Return how the newest run ended, by the history where its own record cannot be read."""
-        spool, run = self._spool, self._spool.latest_run(self.name)
-        if run is None:
-            return None
-        result = spool.result(self.name, run)
-        if result is None and os.path.lexists(f"{spool.layout.metadir(self.name, run)}/{layout.RESULT}"):
-            lines = islice(spool.accounts_since(None), _LINES)
-            return next((each for each in lines if (each.job, each.run) == (self.name, run)), None)
-        return result
+    def _newest(self) -> Result | InvalidRecord | None:
+        """Return how the newest run ended, None if no end is recorded, and what is wrong with a record that says no."""
+        run = self._spool.latest_run(self.name)
+        return self._spool.known_end(self.name, run) if run is not None else None
 
     def _patience_is_over(self) -> bool:
         """Whether the job has looked ended for so long that no record of its end will follow."""
@@ -155,9 +148,14 @@ def array_outcome(spool: Spool, result: Result, *, ran_again: bool | None = None
 
 
 def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:
-    """Return how and when a task ended last; one that has not run since it was submitted was withdrawn."""
+    """Return how and when a task ended last; one that has not run since it was submitted was withdrawn.
+
+    INVALID: what is recorded of that cannot be understood.
+    """
     run = spool.latest_run(task)
-    result = spool.result(task, run) if run is not None else None
+    result = spool.known_end(task, run) if run is not None else None
+    if isinstance(result, InvalidRecord):
+        return State.INVALID, 0
     if result is None or (result.submitted_at_ns or 0) < since_ns:
         return State.CANCELLED, 0
     return result.outcome, result.ended_at_ns or 0

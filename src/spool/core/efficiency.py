@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
 from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, GpuUse, State
 from spool.core.names import engine_title
+from spool.core.units import show_duration, show_size
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
@@ -138,8 +139,8 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if run.run_time_ns is None:
         notes.append("its run time is unknown")
     if run.state is State.OUT_OF_MEMORY:
-        notes.append("it ran out of memory, and how much it needs is unknown: try twice as much")
-        memory = 2 * max(memory or 0, run.memory_bytes or 0)
+        memory, note = _twice(memory, run.memory_bytes, show_size)
+        notes.append(f"it ran out of memory, and how much it needs is unknown: {note}")
     elif memory is None and run.engine is not None:
         notes.append(f"its peak memory is unknown: only {engine_title(run.engine)} measures it")
     elif memory is None:
@@ -151,8 +152,11 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         if run.memory_bytes is None:
             notes.append("the memory is that of its largest process only; set `memory` to measure all of them")
     if run.state is State.TIMEOUT:
-        notes.append("it ran out of time, and how much it needs is unknown: try twice as much")
-        time_limit = 2 * max(time_limit, run.time_limit_ns or 0)
+        limit_ns, note = _twice(
+            run.time_limit_ns or time_limit, run.time_limit_ns, show_duration
+        )  # a stop takes a moment
+        notes.append(f"it ran out of time, and how much it needs is unknown: {note}")
+        time_limit = limit_ns or 0
     elif run.state is State.OUT_OF_MEMORY:
         time_limit = 0
     else:
@@ -172,11 +176,28 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         gpu_peak = None
     return Advice(
         cpus=cpus,
-        memory_bytes=rounded_size(memory) if memory else None,
+        memory_bytes=memory if run.state is State.OUT_OF_MEMORY else rounded_size(memory) if memory else None,
         gpu_memory_bytes=rounded_size(gpu_peak + gpu_peak // 5) if gpu_peak else None,
-        time_limit_ns=rounded_time(time_limit) if time_limit else None,
+        time_limit_ns=None
+        if not time_limit
+        else time_limit
+        if run.state is State.TIMEOUT
+        else rounded_time(time_limit),
         notes=tuple(notes),
     )
+
+
+def _twice(used: int | None, given: int | None, show: Callable[[int], str]) -> tuple[int | None, str]:
+    """Return twice of what was too little, and that in words: the same number in both.
+
+    Of a stated limit exactly twice as much, which is a number that a person would write.
+    """
+    most = max(used or 0, given or 0)
+    if not most:
+        return None, "state more than it was given"
+    if most == given:
+        return 2 * most, f"try twice the {show(most)} that it was given"
+    return rounded_size(2 * most), f"try about twice the {show(most)} that it used before that was noticed"
 
 
 def rounded_size(size_bytes: int) -> int:

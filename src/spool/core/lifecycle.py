@@ -205,7 +205,7 @@ def shown(
         case Verdict.ENDED:
             if filed:
                 return proof.outcome, proof.reason
-            return State.STOPPING, f"has ended ({proof.outcome}); a dispatcher will record it"
+            return State.STOPPING, f"has ended ({proof.outcome}), being recorded"
         case Verdict.UNREACHABLE if elsewhere is None or stop is None:
             return State.RUNNING, "on another host, not visible from here" if elsewhere is None else elsewhere
         case Verdict.STOPPING if stop is None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from spool.core.model import SECOND_NS, Request, Running, State, Waiting
+from spool.core.model import SECOND_NS, Request, Running, Spec, State, Waiting
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
 
@@ -156,19 +156,19 @@ class RunTimes:
             return Expected(max(LEAST_NS, self._sorted[len(self._sorted) // 2]), Source.ALL, len(self._sorted))
         return Expected(UNKNOWN_NS, Source.NONE)
 
+    def expected(self, user: str, name: str, spec: Spec) -> Expected:
+        """Return how long a job of *user* with that *name* is expected to run: every answer comes from here."""
+        if spec.time_limit_ns is not None:
+            return Expected(spec.time_limit_ns, Source.LIMIT)
+        return self.guess(user, stem(name), spec.request)
+
     def of_job(self, job: Waiting) -> Expected:
         """Return how long *job* is expected to run."""
-        limit = job.spec.time_limit_ns
-        if limit is not None:
-            return Expected(limit, Source.LIMIT)
-        return self.guess(job.user, stem(job.name), job.spec.request)
+        return self.expected(job.user, job.name, job.spec)
 
     def of_run(self, run: Running) -> Expected:
         """Return how long *run* was expected to run, by what is known now."""
-        limit = run.spec.time_limit_ns
-        if limit is not None:
-            return Expected(limit, Source.LIMIT)
-        return self.guess(run.user, stem(run.name), run.spec.request)
+        return self.expected(run.user, run.name, run.spec)
 
     def overrun(self, run: Running, expected_ns: int, ran_ns: int) -> int:
         """Return how long *run* is expected to run that was to end after *expected_ns*, and has not after *ran_ns*.

@@ -304,6 +304,14 @@ def _instant(text: str | UnsetType) -> int | None:
     return None if text is UNSET else parse_instant(text)
 
 
+def job_of_line(line: bytes) -> str:
+    """Return the job that a line of the history is about which cannot be understood; "" if not even that can."""
+    try:
+        return _decode_job(line).job
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
 def parse_history_line(data: bytes) -> Result:
     """Return what one line of `history.jsonl` says. Raises InvalidRecord, also for a line that is torn."""
     try:
@@ -409,6 +417,13 @@ class _End(msgspec.Struct, gc=False):
     ended_at: _Moment | None = None
 
 
+class _JobAlone(msgspec.Struct, gc=False):
+    """What a line that cannot be understood is about."""
+
+    job: str
+
+
+_decode_job = msgspec.json.Decoder(_JobAlone).decode
 _decode_run = msgspec.json.Decoder(_RunLine).decode
 _decode_end = msgspec.json.Decoder(_End).decode
 

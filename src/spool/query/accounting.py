@@ -9,7 +9,7 @@ from collections.abc import Collection
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
-from spool.core.errors import InvalidValue, NoSuchJob, cannot
+from spool.core.errors import InvalidRecord, InvalidValue, NoSuchJob, cannot
 from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
@@ -141,7 +141,9 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
 
 def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEfficiency:
     spec = spool.spec(name, run)
-    result = spool.result(name, run)
+    result = spool.known_end(name, run)
+    if isinstance(result, InvalidRecord):
+        raise result
     if result is not None:
         return _of_result(result, spec, runs)
     grant = spool.grant(name, run)

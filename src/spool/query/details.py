@@ -8,11 +8,11 @@ import time
 from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
-from spool.core.errors import NoSuchJob, cannot
+from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lazyclass import dataclass, field
 from spool.core.lifecycle import Verdict, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
-from spool.core.runtimes import Expected, Source, stem
+from spool.core.runtimes import Expected
 from spool.formats import jobfile
 from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, JobRow
@@ -149,13 +149,14 @@ def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
     if row.state.ended or row.state is State.INVALID:
         return None
     settings = Settings(spool)
-    spec = spool.job_spec(place, row.name, settings.config.defaults)
+    defaults, spec = settings.config.defaults, None
+    if place == layout.RUNNING and row.run is not None:  # began with the defaults of then
+        spec = spool.spec_in_force(row.name, row.run, kill_grace_ns=defaults.kill_grace_ns)
+    spec = spec or spool.job_spec(place, row.name, defaults)
     if spec is None or spec.is_array:
         return None
-    if spec.time_limit_ns is not None:
-        return Expected(spec.time_limit_ns, Source.LIMIT)
-    past = past_of(spool, time.time_ns(), settings.config.policy)
-    return past.run_times.guess(row.user or "", stem(row.name), spec.request)
+    run_times = past_of(spool, time.time_ns(), settings.config.policy).run_times
+    return run_times.expected(row.user or "", row.name, spec)
 
 
 def _other(spool: Spool, row: JobRow) -> OtherFile:
@@ -173,7 +174,8 @@ def _text(text: bytes | None) -> str | None:
 
 
 def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLister) -> RunDetails:
-    result: Result | None = spool.result(name, run)
+    known = spool.known_end(name, run)
+    result: Result | None = None if isinstance(known, InvalidRecord) else known
     grant = spool.grant(name, run)
     stop = spool.stop(name, run)
     suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
@@ -186,6 +188,8 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         if spool.array(name, run) is not None:
             now = array_outcome(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
+    elif isinstance(known, InvalidRecord):
+        state, reason = State.INVALID, str(known)
     elif spool.array(name, run) is not None:
         state = State.RUNNING
     elif state is State.RUNNING and suspension.since_ns is not None:

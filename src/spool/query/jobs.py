@@ -25,12 +25,11 @@ from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
 from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pattern, natural
 from spool.core.reasons import show_instant
-from spool.formats.history import parse_history_line
+from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
 from spool.query import ignored
 from spool.query.last_view import last_view
-from spool.store.disk import same_file
 from spool.store.spool import Service, Spool, glimpse, spec_of, unreadable
 
 if TYPE_CHECKING:
@@ -48,6 +47,9 @@ _FITTING = {
 }
 
 
+_ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # of several files of one name
+_TICK_NS = 20_000_000  # two changes of a directory may have the same time if they are no further apart
+_LOOKS = 5  # for a file that is moved whenever it is looked for
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
@@ -115,6 +117,9 @@ def list_jobs(
     everything = everything or ended or picky or wanted.since_at_ns is not None
     found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
     there = {row.name for row in found.rows}
+    if any(not is_pattern(name) and name not in there for name in names):  # or it moved from one place to another
+        found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
+        there = {row.name for row in found.rows}
     rows = sorted(filter(wanted.wants, found.rows), key=ORDERS[order] if order is not None else _usual_order)
     if wanted.recent is not None:
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
@@ -130,6 +135,10 @@ def _with_progress(spool: Spool, row: JobRow) -> JobRow:
     from spool.query.progress import progress_of
 
     return replace(row, progress=progress_of(spool, row.name, row.run))
+
+
+class _FileMovedError(Exception):
+    """A file of a job was there when its directory was read, and no longer when it was looked at."""
 
 
 class JobLister:
@@ -148,6 +157,7 @@ class JobLister:
         self._users: dict[int, str] = {}
         self._shapes: dict[bytes, dict[str, Any] | None] = {}
         self._ignored: list[ignored.Ignored] = []
+        self._begun_ns = 0  # when the directories were read
 
     @cached_property
     def _prober(self) -> MachineProber:
@@ -162,21 +172,13 @@ class JobLister:
 
         Or the last *recent* of these; without, the last few of a day.
         """
-        active: dict[str, list[str]] = {}
         self._ignored.clear()
-        for place in (RUNNING, QUEUED, HELD):
-            names, others = self._spool.names_and_others(place)
-            if place != RUNNING:
-                self._ignored += ignored.by_name(place, others)
-            for name in names:
-                if only is None or only(name):
-                    active.setdefault(name, []).append(place)
-        for name in self._without_file():
-            if only is None or only(name):
-                active.setdefault(name, []).insert(0, RUNNING)
+        self._begun_ns = time.time_ns()
+        active = self._active_files(only)
         self._with_runs = self._spool.jobs_with_runs_if_few(_FEW * len(active))
         rows = [row for name, places in active.items() for row in self._of_name(name, places)]
-        done = {name for name in self._spool.names(DONE) if name not in active and (only is None or only(name))}
+        listed = {row.name for row in rows}  # a file that left while the others were read lies in done/ by now
+        done = {name for name in self._spool.names(DONE) if name not in listed and (only is None or only(name))}
         since_ns = self._now_ns - RECENT_NS if recent is None else 0
         most = None if everything or only is not None else RECENT if recent is None else recent
         ended = self._ended(done, most, since_ns) if most != 0 else ()
@@ -193,53 +195,114 @@ class JobLister:
             unserved=goes_on and not self.dispatcher and not self._starting,
         )
 
-    def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
-        """Yield what a name stands for: most have one file. A second one waits for the run of the first to end."""
-        if len(places) > 1:  # or it was moved while the directories were read
-            there = self._spool.places(name)
-            places = [place for place in places if place in there] or [places[-1]]
-            if places[0] != RUNNING and self._goes_without_file(name, places):
-                places = [RUNNING, *places]
-        first, *others = places
-        if (row := self._readable(name, first)) is not None:
-            yield row
-        for place in others:
-            if self._same(name, first, place):  # a move that is not complete
+    def _active_files(self, only: Callable[[str], bool] | None) -> dict[str, list[str]]:
+        """Return where the jobs that go on have their files: in `running/` first, as every second file waits for that.
+
+        A file may move while the directories are read. What comes to a directory after that was read has left one that
+        was read before, or is read next; so `queued/` and `held/` are read again where they have changed.
+        """
+        found: dict[str, set[str]] = {}
+        marks: dict[str, tuple[int, int]] = {}
+        for place in (QUEUED, HELD, RUNNING, QUEUED, HELD):
+            mark = self._mark_of(place)
+            if place in marks and marks[place] == mark and mark[1] < self._begun_ns - _TICK_NS:
                 continue
+            again = place in marks
+            marks[place] = mark
+            names, others = self._spool.names_and_others(place)
+            if place != RUNNING and not again:
+                self._ignored += ignored.by_name(place, others)
+            for name in names:
+                if only is None or only(name):
+                    found.setdefault(name, set()).add(place)
+        for name in self._without_file(found):
+            if only is None or only(name):
+                found.setdefault(name, set()).add(RUNNING)
+        return {name: sorted(places, key=_ORDER.__getitem__) for name, places in found.items()}
+
+    def _mark_of(self, place: str) -> tuple[int, int]:
+        try:
+            return self._spool.mark_of(place) or (0, 0)
+        except OSError:  # told of when it is read
+            return 0, 0
+
+    def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
+        """Return what a name stands for: most have one file. A second one waits for the run of the first to end."""
+        for _ in range(_LOOKS):
+            try:
+                return self._rows_of(name, places)
+            except _FileMovedError:
+                there = self._spool.places(name)
+                places = [place for place in (RUNNING, QUEUED, HELD) if place in there]
+        return ()
+
+    def _rows_of(self, name: str, places: list[str]) -> list[JobRow]:
+        """Return the rows of a name that has its files in *places*. Raises _FileMovedError."""
+        if len(places) > 1:
+            places = self._different(name, places)
+        first = places[0] if places else None
+        found = [row] if first is not None and (row := self._readable(name, first)) is not None else []
+        for place in places[1:]:
             row = self._read(name, place)
             if row is not None and row.state is State.QUEUED:
                 row = replace(row, reason="another run of this name is running")
             if row is not None and row.state is State.HELD and first == QUEUED:
                 row = replace(row, reason=row.reason or "another job with this name is waiting")
             if row is not None:
-                yield row
+                found.append(row)
+        return found
 
-    def _same(self, name: str, one: str, other: str) -> bool:
-        """Whether a name has one and the same file in two places."""
+    def _different(self, name: str, places: list[str]) -> list[str]:
+        """Return those of *places* that have different files of that name; one file on its way may be in two.
+
+        A run whose file was taken away counts as one in `running/`.
+        """
+        found: dict[int, str] = {}
+        for place in places:
+            try:
+                found.setdefault(os.lstat(self._spool.layout.job_file(place, name)).st_ino, place)
+            except FileNotFoundError:
+                continue
+            except OSError:  # it is told of when it is read
+                found[-len(found) - 1] = place
+        there = list(found.values())
+        if RUNNING in places and RUNNING not in there and self._runs_beside(name, found):
+            there.insert(0, RUNNING)
+        if not there:
+            raise _FileMovedError
+        return there
+
+    def _runs_beside(self, name: str, inodes: Collection[int]) -> bool:
+        """Whether a run of that name goes on that began with a file which is none of *inodes*."""
+        run = self._spool.latest_run(name) if self._without_file({}, name) else None
+        grant = self._spool.grant(name, run) if run is not None else None
+        return grant is not None and grant.inode not in inodes
+
+    def _without_file(self, files: Mapping[str, Collection[str]], only: str | None = None) -> list[str]:
+        """Return the jobs that the dispatcher sees run or stop, or the last one saw, and whose files were taken away.
+
+        *files* says in which directories the jobs have files. A run whose file is in `running/` is none of these.
+        """
+        view = self.state if self.dispatcher else self._left_behind()[0]
+        jobs = view.jobs if view is not None else {}
+        live = [
+            (name, job.run)
+            for name, job in (jobs.items() if only is None else [(only, jobs[only])] if only in jobs else ())
+            if job.run is not None and _word(job.state) in _FITTING[RUNNING] and RUNNING not in files.get(name, ())
+        ]
+        return [name for name, run in live if self._goes_on(name, run)]
+
+    def _goes_on(self, name: str, run: int) -> bool:
+        """Whether that is the newest run of a job, and no end of it is recorded."""
         try:
-            return same_file(self._spool.layout.job_file(one, name), self._spool.layout.job_file(other, name))
-        except OSError:  # it is told of when it is read
-            return False
-
-    def _goes_without_file(self, name: str, places: Iterable[str]) -> bool:
-        """Whether a run of that name is being stopped whose file is none of those in *places*."""
-        run = self._spool.latest_run(name)
-        if run is None or name not in self._without_file():
-            return False
-        grant = self._spool.grant(name, run)
-        return not any(self._spool.holds(grant.inode or 0, name, place) for place in places) if grant else False
-
-    def _without_file(self) -> list[str]:
-        """Return the jobs that the dispatcher still sees run or stop, though their files were taken away."""
-        views = self.state.jobs.items() if self.state is not None else ()
-        live = [name for name, view in views if view.run is not None and _word(view.state) in _FITTING[RUNNING]]
-        return [name for name in live if self._is_stopping(name)]
-
-    def _is_stopping(self, name: str) -> bool:
-        try:
-            return self._spool.is_stopping(name)
+            return self._spool.latest_run(name) == run and self._spool.record(name, run, layout.RESULT) is None
         except OSError:  # what the dispatcher sees of it counts
             return True
+
+    def _is_filed(self, name: str) -> bool:
+        """Whether the end of a job's newest run is recorded, or it has none."""
+        run = self._spool.latest_run(name)
+        return run is None or self._spool.record(name, run, layout.RESULT) is not None
 
     def _readable(self, name: str, place: str) -> JobRow | None:
         """Return a job that goes on; one whose records cannot be read by what else there is."""
@@ -260,7 +323,7 @@ class JobLister:
             state = _word(view.state)
             if state is State.QUEUED and place == QUEUED:  # nearly all of a long list
                 return row_of_view(name, state, view, place)
-            if state in (State.SUBMITTED, State.RUNNING) and self._spool.is_stopping(name):
+            if state in (State.SUBMITTED, State.RUNNING) and not self._spool.merely_goes_on(name, view.run or 0):
                 return self._read(name, place)  # since the dispatcher has spoken
             if state is State.SUBMITTED and self._spool.spoke_at_ns(name, view.run or 0) is not None:
                 return self._read(name, place)  # it has begun since
@@ -285,6 +348,10 @@ class JobLister:
                 return None
             user, since = self._user(status.st_uid), status.st_ctime_ns
             held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""
+        except FileNotFoundError:
+            if place != RUNNING or self._is_filed(name):
+                raise _FileMovedError from None
+            user, since, held = None, None, ""
         except OSError:
             user, since, held = None, None, ""
         if place == RUNNING:
@@ -327,11 +394,15 @@ class JobLister:
         grant = spool.grant(name, run) if run is not None else None
         array = spool.array(name, run) if run is not None else None
         state, reason, suspension = State.STARTING, "", Suspension()
+        result = spool.result(name, run) if run is not None and array is None else None
+        if result is not None and result.again is None:
+            return replace(row_of_result(result), place=RUNNING)  # its file will be moved at once, or by a dispatcher
         if array is not None:
             state, reason = State.RUNNING, f"{array.tasks} tasks"
         elif proof is not None and run is not None:
             found, reason = self.shown(name, run, proof, grant)
             state = found or state
+            reason = f"has ended ({result.outcome}); it runs again" if result is not None else reason
             suspension = spool.suspension(name, run)
             reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
             watch = spool.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
@@ -413,7 +484,10 @@ class JobLister:
         for line in self._spool.history() if left else ():
             try:
                 result = parse_history_line(line)
-            except InvalidRecord:
+            except InvalidRecord as error:
+                if (name := job_of_line(line)) in left:
+                    left.discard(name)
+                    rows.append(JobRow(name, State.INVALID, reason=str(error)))
                 continue
             newest.setdefault(array_of(result.job), result.ended_at_ns or 0)
             if most is not None and result.ended_at_ns is not None and result.ended_at_ns < since_ns:
@@ -453,7 +527,9 @@ class JobLister:
 
     def _without_history(self, name: str, newest: Mapping[str, int]) -> JobRow:
         run = self._spool.latest_run(name)
-        result = self._spool.result(name, run) if run is not None else None
+        result = self._spool.known_end(name, run) if run is not None else None
+        if isinstance(result, InvalidRecord):
+            return JobRow(name, State.INVALID, run=run, reason=str(result))
         if result is not None and self._spool.array(name, result.run) is not None:
             return self._array_row(result, newest)
         if result is not None:

@@ -48,6 +48,12 @@ def picked(spool: Spool, wanted: JobFilter, places: Sequence[str]) -> tuple[list
     return sorted({row.name for row in _once(spool, rows, by_task=DONE in places)}, key=natural), found.unknown
 
 
+def unknown_ends(spool: Spool) -> list[JobRow]:
+    """Return the jobs that have ended, and of which nobody can tell how: what is recorded cannot be understood."""
+    found = list_jobs(spool, JobFilter(states=frozenset({State.INVALID})), everything=True)
+    return [row for row in found.rows if row.place == DONE]
+
+
 def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow]:
     """Return *rows* without those that others stand for; *by_task*: the tasks for their array."""
     rows = list(rows)

@@ -30,7 +30,7 @@ from spool.query.last_view import gpus_told, last_view
 from spool.query.reservations import read_reservations
 from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames, OutcomeIndex
-from spool.state.past import Remembered
+from spool.state.past import past_of
 from spool.state.run import ActiveRun, presumed_executor, presumed_grant
 from spool.state.submission import INVALID, JobFileVersion, QueueTime, StartBackoff, attempts_so_far
 from spool.state.table import SchedulerState
@@ -82,7 +82,8 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         world.close()
     machine = replace(machine, refusal=refusal)
     policy = settings.config.policy
-    Remembered(spool, table).see_to(now_ns, policy)
+    if table.queue or table.held or table.runs:  # else nobody asks what the history teaches
+        table.remember(past_of(spool, now_ns, policy))
     view = table.view(
         machine,
         ended=OutcomeIndex(spool, table.array_state),

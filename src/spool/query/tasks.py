@@ -217,10 +217,10 @@ class WaitWatch:
 def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
     from spool.core.runtimes import Source
     from spool.query.snapshot import snapshot  # and half of the program with it, which a list does without
-    from spool.state.past import past_of
 
     seen = snapshot(spool, now_ns)
-    run_times = past_of(spool, now_ns, seen.policy).run_times
+    run_times = seen.view.past.run_times
+    ends = {name: at_ns for at_ns, name in seen.view.running.ends(now_ns)}
     starting = {start.name for start in seen.plan.starts}
     last_ns = 0
     for name in names:
@@ -228,18 +228,18 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
         if run is not None and run.submitted:
             return None  # its engine alone knows when it begins
         if run is not None:
-            start_ns = run.started_at_ns + run.suspension.total_ns(now_ns)
-            expected = run_times.of_run(run)
+            expected, end_ns = run_times.of_run(run), ends[name]
         elif job is not None:
             estimate = seen.plan.expected_start(name)
             if estimate is None and name not in starting:
                 return None
-            expected, start_ns = run_times.of_job(job), estimate.at_ns if estimate is not None else now_ns
+            expected = run_times.of_job(job)
+            end_ns = expected.ns + (estimate.at_ns if estimate is not None else now_ns)
         else:
             return None
         if expected.source is Source.NONE:
             return None
-        last_ns = max(last_ns, start_ns + expected.ns)
+        last_ns = max(last_ns, end_ns)
     return last_ns
 
 

@@ -1,4 +1,8 @@
-"""What the history teaches, for the planner; read once there is anything to put in order."""
+"""What the history teaches, for the planner and for who asks how long a job will run.
+
+A dispatcher reads it once there is anything to put in order; a command reads it for every job that it tells of, so that
+`why`, `plan` and `show` expect the same of a job, however many others wait.
+"""
 
 from __future__ import annotations
 

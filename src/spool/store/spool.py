@@ -52,6 +52,7 @@ _LINES = frozenset(
 _SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
 _MOST_TOLD = 20
 _BLOCK = 65536
+_MOST_LINES = 1_000  # of the history, the newest, are looked through for a record that is damaged
 _UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
@@ -220,6 +221,11 @@ class Spool:
             return False
         return self.stop(name, run) is not None or self.exit_code(name, run) is not None
 
+    def merely_goes_on(self, name: str, run: int) -> bool:
+        """Whether *run* is the newest of job *name*, no order to stop it is there, and nothing of its end."""
+        traces = (layout.STOP, layout.RC, layout.RESULT)
+        return self.latest_run(name) == run and all(self.record(name, run, each) is None for each in traces)
+
     def record(self, name: str, run: int, record: str) -> bytes | None:
         """Return the content of one record of a run, None if there is none."""
         path = self.layout.record(name, run, record)
@@ -264,6 +270,21 @@ class Spool:
     def result(self, name: str, run: int) -> Result | None:
         """Return how a run ended, as the dispatcher recorded it."""
         return self._parsed(name, run, layout.RESULT, parse_result)
+
+    def known_end(self, name: str, run: int) -> Result | InvalidRecord | None:
+        """Return how a run ended, for a command that tells of it; None: no end is recorded.
+
+        Where its record cannot be understood the history's line counts; without that line, what is wrong with it: what
+        is not understood is no cancel, and no run that goes on.
+        """
+        data = self.record(name, run, layout.RESULT)
+        if data is None:
+            return None
+        try:
+            return parse_result(data)
+        except InvalidRecord as error:
+            known = islice(self.accounts_since(None), _MOST_LINES)
+            return next((each for each in known if (each.job, each.run) == (name, run)), error)
 
     def stop(self, name: str, run: int) -> Stop | None:
         """Return why and by whom a run is being stopped."""

@@ -615,7 +615,7 @@ def _key_of(row: JobRow) -> tuple[str, str | None]:
 
 
 def _style_of(row: JobRow) -> str:
-    return render.STATE_STYLES[row.state]
+    return render.style_of(row.state)
 
 
 def _matches(row: JobRow, words: Sequence[str]) -> bool:
