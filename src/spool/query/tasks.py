@@ -215,13 +215,14 @@ class WaitWatch:
 
 
 def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
+    from spool.core.forecast import forecast
     from spool.core.runtimes import Source
     from spool.query.snapshot import snapshot  # and half of the program with it, which a list does without
     from spool.state.past import past_of
 
     seen = snapshot(spool, now_ns)
     run_times = past_of(spool, now_ns, seen.policy).run_times
-    starting = {start.name for start in seen.plan.starts}
+    starts = forecast(seen.plan, names)
     last_ns = 0
     for name in names:
         run, job = seen.view.running.get(name), seen.view.queue.get(name)
@@ -231,10 +232,10 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
             start_ns = run.started_at_ns + run.suspension.total_ns(now_ns)
             expected = run_times.of_run(run)
         elif job is not None:
-            estimate = seen.plan.expected_start(name)
-            if estimate is None and name not in starting:
+            start_at_ns = starts[name].at_ns if name in starts else None
+            if start_at_ns is None:
                 return None
-            expected, start_ns = run_times.of_job(job), estimate.at_ns if estimate is not None else now_ns
+            expected, start_ns = run_times.of_job(job), start_at_ns
         else:
             return None
         if expected.source is Source.NONE:
