@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+from spool.core.forecast import StartForecast, forecast
 from spool.core.model import (
     ArrayTask,
     Dependencies,
@@ -122,6 +123,12 @@ def used(policy: Policy | None = None, **amounts: float) -> Past:
 def plan(*jobs: Waiting, now: int = NOW, policy: Policy | None = None, **values: Any) -> Plan:
     """Decide over these jobs."""
     return decide(view(*jobs, **values), now, policy or Policy())
+
+
+def foretold(found: Plan, name: str) -> StartForecast | None:
+    """Return what is foretold of the start of *name*; None where it starts by the plan itself, or has no time."""
+    told = forecast(found, [name]).get(name)
+    return None if told is None or told.at_ns is None or name in started(found) else told
 
 
 def started(found: Plan) -> list[str]:

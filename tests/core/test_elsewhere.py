@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.planning import S, gpus, job, machine, plan, run, started, why
+from core.planning import S, foretold, gpus, job, machine, plan, run, started, why
 from spool.core.model import Limits, Policy, Request, Running, Waiting
 from spool.core.priority import Past
 from spool.core.runs import Runs
@@ -78,7 +78,7 @@ def test_no_room_is_left_across_machines():
 def test_nobody_foretells_a_start_elsewhere():
     """Only the machine there knows whom it will have."""
     found = plan(far_job("far", cpus=8), running=[far_run("there", cpus=8, time_limit_ns=S)], elsewhere=THERE)
-    assert found.expected_start("far") is None
+    assert foretold(found, "far") is None
 
 
 def test_groups_quotas_and_the_limit_of_the_spool_count_both():

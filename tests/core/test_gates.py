@@ -348,7 +348,7 @@ def test_every_no_is_told_in_the_order_of_the_rules():
 def test_disk_and_executor():
     """Nothing starts below the floor of the disk, nor without its executor."""
     low = machine(disk_free_bytes=400 << 20)
-    assert why(plan(job("j"), on=low), "j") == "disk: 0.3 GiB free, floor 1 GiB"
+    assert why(plan(job("j"), on=low), "j") == "disk: 400 MiB free, floor 1 GiB"
     assert started(plan(job("j"), on=low)) == []
     assert started(plan(job("j"), on=machine(disk_free_bytes=1 << 30))) == ["j"]
     missing = job("j", executor_problem="tmux is not installed")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.planning import GIB, NOW, gpus, job, machine, plan, run, started, why
+from core.planning import GIB, NOW, foretold, gpus, job, machine, plan, run, started, why
 from spool.core.gpus import is_of_type, unknown_gpus
 from spool.core.model import ForeignProcess, Gpu, Policy
 
@@ -84,7 +84,7 @@ def test_what_a_run_has_taken_is_expected_back(holder, taken):
     box = with_gpu(0, of=1, memory_free_bytes=20 * GIB, taken_bytes=known)
     values = {} if holder is None else {"gpu_memory_bytes": holder * GIB}
     found = plan(share("j", 75), on=box, running=[run("r", on=(0,), **values)])
-    expected = found.expected_start("j")
+    expected = foretold(found, "j")
     assert expected is not None
     assert expected.must_end == ("r",)
 
@@ -93,7 +93,7 @@ def test_what_others_hold_is_not_expected_back():
     """What a process outside spool holds is not counted on."""
     foreign = {"foreign": (ForeignProcess(7, "python", 10 * GIB),), "memory_free_bytes": 20 * GIB}
     found = plan(share("j", 75), on=with_gpu(0, of=1, **foreign), running=[run("r", on=(0,))])
-    assert found.expected_start("j") is None
+    assert foretold(found, "j") is None
 
 
 def test_a_gpu_that_somebody_has_alone_is_not_shared():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.planning import GIB, NOW, S, job, machine, plan, run, started, view, why
+from core.planning import GIB, NOW, S, foretold, job, machine, plan, run, started, view, why
 from spool.core.model import Limits, Policy
 from spool.core.quotas import limits_of
 from spool.core.scheduler import decide
@@ -154,17 +154,17 @@ def test_a_stopping_run_keeps_its_grant():
 def test_a_run_that_is_being_stopped_ends_soon():
     """It is expected to be gone when its `kill_grace` is over."""
     stopped = run("r", cpus=4, stopping=True, kill_grace_ns=7 * S)
-    assert plan(job("j"), running=[stopped]).expected_start("j").at_ns == NOW + 7 * S
+    assert foretold(plan(job("j"), running=[stopped]), "j").at_ns == NOW + 7 * S
     almost = run("r", cpus=4, stopping=True, kill_grace_ns=7 * S, time_limit_ns=61 * S)
-    assert plan(job("j"), running=[almost]).expected_start("j").at_ns == NOW + S
+    assert foretold(plan(job("j"), running=[almost]), "j").at_ns == NOW + S
 
 
 def test_memory_outside_spool_is_nobodys_to_promise():
     """What the kernel could not give now is hoped for when a run ends; where none runs, nobody knows."""
     tight = machine(memory_available_bytes=10 * GIB)
     asked = job("j", memory_bytes=24 * GIB)
-    assert plan(asked, on=tight, running=[run("r", time_limit_ns=160 * S)]).expected_start("j").at_ns == NOW + 100 * S
-    assert plan(asked, on=tight).expected_start("j") is None
+    assert foretold(plan(asked, on=tight, running=[run("r", time_limit_ns=160 * S)]), "j").at_ns == NOW + 100 * S
+    assert foretold(plan(asked, on=tight), "j") is None
 
 
 def test_what_would_have_to_end_first():
@@ -175,22 +175,22 @@ def test_what_would_have_to_end_first():
         run("open", cpus=1, ran=3600),
     ]
     found = plan(job("j", cpus=2), running=runs)
-    expected = found.expected_start("j")
+    expected = foretold(found, "j")
     assert expected is not None
     assert (expected.at_ns, expected.must_end) == (NOW + 540 * S, ("middle",))
-    assert plan(job("j", cpus=4), running=runs).expected_start("j").must_end == ("short", "middle", "open")
+    assert foretold(plan(job("j", cpus=4), running=runs), "j").must_end == ("short", "middle", "open")
 
 
 @pytest.mark.parametrize(("ran", "more"), [(60, 3540), (3599, 1), (3600, 3600), (20_000, 8800)])
 def test_a_run_of_which_nothing_is_known_takes_an_hour_then_twice_as_long(ran, more):
     """Where nothing has ended yet, a run without a limit is taken to last an hour, then two, four, eight."""
-    expected = plan(job("j", cpus=4), running=[run("r", ran=ran)]).expected_start("j")
+    expected = foretold(plan(job("j", cpus=4), running=[run("r", ran=ran)]), "j")
     assert (expected.at_ns, expected.guessed) == (NOW + more * S, True)
 
 
 def test_no_start_is_expected_of_what_never_fits_or_depends():
     """Where nobody can know, nothing is promised; an instant of one's own is kept."""
-    assert plan(job("j", cpus=9)).expected_start("j") is None
-    assert plan(job("j", depends_on="x")).expected_start("j") is None
-    assert plan(job("j")).expected_start("j") is None  # it starts now
-    assert plan(job("j", start_after_ns=NOW + S)).expected_start("j").at_ns == NOW + S
+    assert foretold(plan(job("j", cpus=9)), "j") is None
+    assert foretold(plan(job("j", depends_on="x")), "j") is None
+    assert foretold(plan(job("j")), "j") is None  # it starts now
+    assert foretold(plan(job("j", start_after_ns=NOW + S)), "j").at_ns == NOW + S

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.planning import NOW, S, job, machine, plan, run, started, why
+from core.planning import NOW, S, foretold, job, machine, plan, run, started, why
 from spool.core.backfill import as_run
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Running, Spec, Waiting
 from spool.core.queue import WaitingQueue
@@ -98,7 +98,7 @@ def test_who_waits_for_a_resource_is_protected():
     found = plan(first, late, job("plain", time_limit_ns=2 * HOUR), on=BOX, running=runs)
     assert (started(found), found.protected, found.protected_until_ns) == (["plain"], "first", NOW + HOUR)
     assert why(found, "late") == "kept free for first (waiting 1 h 02 m)"
-    assert found.expected_start("first").must_end == ("r",)
+    assert foretold(found, "first").must_end == ("r",)
     in_time = job("in_time", time_limit_ns=HOUR, **wants(licence=1))
     assert started(plan(first, in_time, on=BOX, running=runs)) == ["in_time"]
 
@@ -162,7 +162,7 @@ def test_who_waits_for_the_spool_is_not_protected_and_expects_the_next_end():
     """Nothing is kept free for a job that a full spool keeps waiting; it could start when a run ends."""
     runs = [run("a", time_limit_ns=HOUR, ran=0), run("b", time_limit_ns=2 * HOUR, ran=0)]
     found = plan(job("j", waited=9000), job("k", waited=8000), on=BOX, policy=FULL, running=runs)
-    assert (found.protected, found.expected_start("j").at_ns) == (None, NOW + HOUR)
+    assert (found.protected, foretold(found, "j").at_ns) == (None, NOW + HOUR)
 
 
 def test_a_full_spool_takes_no_room_from_who_is_first():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.planning import NOW, S, at, gpus, job, machine, plan, run, started, why
+from core.planning import NOW, S, at, foretold, gpus, job, machine, plan, run, started, why
 from spool.core.gpus import GpuSlots
 from spool.core.model import ForeignProcess, Policy, Reservation
 from spool.core.reservations import Moment, choose, conflict, is_active, overlap
@@ -209,7 +209,7 @@ def test_a_reservation_wakes_at_its_edges():
 def test_what_is_reserved_is_expected_after_its_end():
     """A job that a reservation keeps waiting is expected when that is over."""
     found = decide(job("j", user="bob", gpus=4), kept=keep(2))
-    assert found.expected_start("j").at_ns == at("16:00")
+    assert foretold(found, "j").at_ns == at("16:00")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.planning import GIB, NOW, S, job, run, view
-from spool.core.model import Policy, Request, Running
+from core.planning import GIB, NOW, S, run
+from spool.core.model import Request, Running
 from spool.core.runs import Runs
 from spool.core.runtimes import RunTimes
-from spool.core.scheduler import decide
 
 HOUR = 3600 * S
 NAMES = ("a1", "a2", "b1", "b2", "c")
@@ -152,8 +151,16 @@ def test_a_suspended_run_that_has_overrun_its_guess_is_guessed_anew_once():
     assert ends(replace(one, stopping=True))["a"] <= 10
 
 
-def test_what_waits_for_a_suspended_run_starts_at_a_guess():
-    """A stated limit promises nothing of a run that stands still."""
-    for suspended, guessed in (((0, None), False), ((0, 5), True)):
-        there = view(job("b", cpus=4), running=[run("a", cpus=4, time_limit_ns=HOUR, suspended=suspended)])
-        assert decide(there, NOW, Policy()).expected_start("b").guessed is guessed
+def test_a_run_that_is_being_stopped_has_ended_once_its_grace_is_over():
+    """The grace counts from the order, however late one asks; neither a limit nor a guess says anything else."""
+    ordered = replace(run("a", stopping=True, kill_grace_ns=12 * S), stop_at_ns=NOW)
+    limited = replace(ordered, spec=replace(ordered.spec, time_limit_ns=61 * S))
+    for later in (0, 3, 10, 60):
+        for one in (ordered, limited):
+            assert ends(one, at_ns=NOW + later * S) == {"a": 12 - later}
+
+
+def test_a_clock_set_back_makes_no_stopping_run_last_longer_than_its_grace():
+    """An order of tomorrow is one of now."""
+    ordered = replace(run("a", stopping=True, kill_grace_ns=12 * S), stop_at_ns=NOW + HOUR)
+    assert ends(ordered) == {"a": 12}

@@ -12,7 +12,8 @@ import pytest
 from crash.test_random_lives import NAMES, SEED, Life
 from crash.world import World, world_at
 from spool.core import layout
-from spool.core.backfill import Holding, StartEstimate
+from spool.core.backfill import Holding
+from spool.core.forecast import forecast
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.runs import Runs
@@ -60,13 +61,8 @@ def plan(view: View, now_ns: int, policy: Any) -> dict[str, object]:
         "starts": made.starts,
         "endings": made.endings,
         "noes": {name: [reason.code for reason in made.all_reasons(name)] for name in names},
-        "expected": {name: expected for name in names if not is_guess(expected := made.expected_start(name))},
+        "expected": {name: told for name, told in forecast(made).items() if told.at_ns and not told.guessed},
     }
-
-
-def is_guess(expected: StartEstimate | None) -> bool:
-    """Whether a start rests on a run time that was guessed: a look now may guess otherwise than one at the start."""
-    return expected is not None and expected.guessed
 
 
 def compare(world: World, now: Dispatcher) -> None:

@@ -1,4 +1,4 @@
-"""`spool plan`: what would start now, what waits, and why."""
+"""`spool plan`: what would start now, what starts later, and why it waits."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def command(root: str, as_json: bool) -> int:
     """Show what would start now, what waits, why, and until when. Nothing is started.
 
     Jobs are in queue order. The scheduler itself answers, from a fresh look at the files and the machine; no dispatcher
-    is needed. START is the earliest time at which a job could start if every time limit holds and no other waiting job
-    goes first; RUNS is how long it may run. A ~ marks an estimate from earlier runs; `spool why` says from which.
+    is needed. It carries the schedule forward: START is when a job starts if every job ends when it is expected to, and
+    well. RUNS is how long it may run. A ~ marks an estimate from earlier runs; `spool why` says from which. Some starts
+    cannot be foreseen, such as behind a suspended run: START is ?, and WHY says why. Far ahead, START is "later".
 
       spool plan
       spool plan --json | jq -r '.starts[].name'
@@ -62,7 +63,7 @@ def _print(found: Preview) -> None:
     rows += [
         (
             each.place,
-            [str(each.place), each.name, each.user, str(each.priority), _start(each, found), _runs(each), each.reason],
+            [str(each.place), each.name, each.user, str(each.priority), _start(each, found), _runs(each), _why(each)],
             "",
         )
         for each in found.waits
@@ -91,10 +92,16 @@ def _print(found: Preview) -> None:
 
 def _start(each: WaitingJob, found: Preview) -> str:
     if each.start_at_ns is None:
-        return "?"
+        return "?" if each.later_than_at_ns is None else "later"
     wait = each.start_at_ns - found.at_ns
     about = "~" if each.start_is_guess else ""
     return f"in {about}{show_duration(wait)}" if wait > 0 else "next"
+
+
+def _why(each: WaitingJob) -> str:
+    """Return why a job waits, and why no start time can be named, if that is another reason."""
+    known = each.start_unknown in ("", each.reason)
+    return each.reason if known else f"{each.reason}; {each.start_unknown}"
 
 
 def _runs(each: StartingJob | WaitingJob) -> str:

@@ -10,8 +10,11 @@ from spool.cli import render
 from spool.cli.common import json_option, name_argument, one_job, viewed
 from spool.cli.group import Verb
 from spool.core.names import engine_title
+from spool.core.reasons import some_of
 from spool.core.units import show_duration
 from spool.query.explain import Explanation, why
+
+_MOST = 8  # names in one line
 
 
 @click.command(cls=Verb)
@@ -22,8 +25,8 @@ def command(root: str, name: str, as_json: bool) -> int:
     """Explain why a job is not running yet.
 
     Prints every reason in the order in which the rules apply; the first is the one that `spool ls` shows. Then it
-    prints which jobs must end first, and when the job could start if every limit holds. The scheduler itself answers,
-    from a fresh look at the files.
+    prints which jobs must end first, and when the job could start if each job ends when it is expected to; `spool plan`
+    gives the same time. The scheduler itself answers, from a fresh look at the files.
 
     By hand: state.json has the dispatcher's last answer
     """
@@ -49,17 +52,15 @@ def sentences(answer: Explanation) -> Iterator[str]:
     if answer.engine is not None:
         yield from _in_engine(answer, engine_title(answer.engine))
     if answer.must_end:
-        yield f"must end first: {', '.join(answer.must_end)}"
+        yield f"must end first: {some_of(answer.must_end, _MOST)}"
+    if answer.starts_after:
+        yield f"starts after: {some_of(answer.starts_after, _MOST)}"
     if answer.place == "held":
         yield f"could start: not before `spool release {answer.name}`"
     elif any(reason.code == "hook" for reason in answer.reasons):
         yield "could start: not before the hook allows it"
-    if answer.reasons and answer.start_at_ns is not None:
-        wait = answer.start_at_ns - answer.at_ns
-        when = f"in {show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "now"
-        on = "running jobs end as expected" if answer.start_is_guess else "the time limits hold"
-        about = "about " if answer.start_is_guess and wait > 0 else ""
-        yield f"could start: {about}{when}, if {on} and no other job goes first"
+    if answer.reasons:
+        yield from _start(answer)
     if answer.expected:
         yield f"expected to run: {answer.expected}"
     if answer.standing and answer.place == "queued":
@@ -74,6 +75,21 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher and answer.engine is None:
         yield "no dispatcher is running: no job starts until you run `spool dispatch`"
+
+
+def _start(answer: Explanation) -> Iterator[str]:
+    """Yield when the job could start, or why that cannot be told, where the reasons do not say it."""
+    if answer.start_at_ns is not None:
+        wait = answer.start_at_ns - answer.at_ns
+        about = "about " if answer.start_is_guess else ""
+        when = f"in {about}{show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "any moment now"
+        finish = f"; assumes that {some_of(answer.if_finished, _MOST)} will finish" if answer.if_finished else ""
+        on = "jobs end as expected" if answer.start_is_guess else "the time limits hold"
+        yield f"could start: {when}, if {on}{finish}"
+    elif answer.later_than_at_ns is not None:
+        yield f"could start: later than {render.moment(answer.later_than_at_ns)}; the plan goes no further"
+    elif answer.start_unknown and all(answer.start_unknown != reason.text for reason in answer.reasons):
+        yield f"could start: unknown, {answer.start_unknown}"
 
 
 def _in_engine(answer: Explanation, engine: str) -> Iterator[str]:

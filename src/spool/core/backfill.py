@@ -31,22 +31,12 @@ FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 class EarliestStart:
     """When a job could start if what runs ends as expected, and what there will be then.
 
-    `guessed`: that rests on the guess of a run time. `ended` are the runs that have ended by then.
+    `guessed`: that rests on the guess of a run time.
     """
 
     at_ns: int
     guessed: bool
     then: FreeResources
-    ended: tuple[Running, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StartEstimate:
-    """When a job could start at the earliest, and which runs must have ended by then. `guessed`: as `EarliestStart`."""
-
-    at_ns: int
-    must_end: tuple[str, ...] = ()
-    guessed: bool = False
 
 
 def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
@@ -70,7 +60,6 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
         moments += [at for each in room.reservations for at in (each.start_at_ns, each.end_at_ns) if at > now_ns]
     moments.sort()
     guessed = False
-    ended: list[Running] = []
     waits_for_gpus = False  # then only the end of a run with GPUs can change the answer
     request = job.spec.request
     at_ns, next_moment = now_ns, 0
@@ -79,7 +68,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
             then.now_ns = at_ns
             reason = next(then.reasons(job), None)
             if reason is None:
-                return EarliestStart(at_ns, guessed, then, tuple(ended))
+                return EarliestStart(at_ns, guessed, then)
             waits_for_gpus = reason.code == "gpus"
         end_ns = max(next_end[0], now_ns) if next_end is not None else None
         moment = moments[next_moment] if next_moment < len(moments) else None
@@ -95,25 +84,10 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
         while next_end is not None and next_end[0] <= end_ns:
             over = new.get(next_end[1]) or room.runs[next_end[1]]
             then.release(over)
-            ended.append(over)
             waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
             guessed = guessed or ((over.spec.time_limit_ns is None or over.suspended) and not over.stopping)
             next_end = next(ends, None)
         then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
-
-
-def estimate_start(job: Waiting, room: FreeResources) -> StartEstimate | None:
-    """Return when *job* could start, and which of the runs that have ended by then it cannot start beside."""
-    found = earliest_start(job, room)
-    if found is None:
-        return None
-    must_end = []
-    for run in reversed(found.ended):
-        found.then.claim(run)
-        if not found.then.fits(job):
-            found.then.release(run)
-            must_end.append(run.name)
-    return StartEstimate(found.at_ns, tuple(reversed(must_end)), found.guessed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,4 +216,14 @@ def _left_for(job: Waiting, now_ns: int) -> Reason:
 
 def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:
     """Return the run that *job* becomes if it starts now with that grant."""
-    return Running(job.name, NEW_RUN, job.user, job.spec, grant, now_ns, job.attempt, elsewhere=job.elsewhere)
+    return Running(
+        job.name,
+        NEW_RUN,
+        job.user,
+        job.spec,
+        grant,
+        now_ns,
+        job.attempt,
+        elsewhere=job.elsewhere,
+        arrived_at_ns=job.arrived_at_ns,
+    )

@@ -159,11 +159,4 @@ def short_of_disk(free_bytes: int | None, policy: Policy) -> Reason | None:
     floor = policy.disk_floor_bytes
     if free_bytes is None or free_bytes >= floor:
         return None
-    return Reason("disk", f"disk: {_gib(free_bytes)} free, floor {_gib(floor)}")
-
-
-def _gib(size_bytes: int) -> str:
-    whole, tenth = divmod(size_bytes * 10 // (1 << 30), 10)
-    if not whole and not tenth:
-        return show_size(size_bytes)
-    return f"{whole}.{tenth} GiB" if tenth else f"{whole} GiB"
+    return Reason("disk", f"disk: {show_size(free_bytes)} free, floor {show_size(floor)}")

@@ -79,6 +79,14 @@ class Shares:
         self._heap: list[tuple[float, str]] = []  # … and how much at least, the least first
         self._watched: set[str] = set()  # who is in it
 
+    def copy(self) -> Shares:
+        """Return the same usage, to be changed apart from this."""
+        other = Shares.__new__(Shares)
+        for each in self.__slots__:
+            value = getattr(self, each)
+            setattr(other, each, value.copy() if isinstance(value, (dict, set, list)) else value)
+        return other
+
     def begin(self, key: str, rate: float, at_ns: int) -> None:
         """Count what *key* uses in a second from then on."""
         if not rate:
@@ -189,6 +197,14 @@ class PassedWork:
         self._recent: list[tuple[int, Work]] = []
         self._total = Work(0, 0, 0)  # of all that ever ended
         self._known: dict[int, tuple[Work, Work]] = {}  # by arrival: what was later, and the total at that time
+
+    def copy(self) -> PassedWork:
+        """Return the same work, to be changed apart from this."""
+        other = PassedWork()
+        other._arrivals, other._works = self._arrivals.copy(), self._works.copy()
+        other._sums = tuple(sums.copy() for sums in self._sums)
+        other._recent, other._total = self._recent.copy(), self._total
+        return other
 
     def add(self, arrived_at_ns: int, work: Work) -> None:
         """Count the work of a run whose job arrived then."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from spool.core.lazyclass import dataclass, field
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size
@@ -232,6 +232,17 @@ def _taken(gpu: Gpu, run: Running) -> int:
         return 0
     others = sum(process.memory_bytes or 0 for process in gpu.foreign)  # it was alone there: the rest was its own
     return max(gpu.memory_total_bytes - gpu.memory_free_bytes - others, 0)
+
+
+def left_by(gpu: Gpu, run: Running) -> Gpu:
+    """Return *gpu* as it will look once *run* has left it: what it had taken there is free."""
+    free = gpu.memory_free_bytes
+    return replace(
+        gpu,
+        memory_free_bytes=None if free is None else free + _taken(gpu, run),
+        taken_bytes=tuple(each for each in gpu.taken_bytes if each[0] != run.name),
+        foreign=tuple(process for process in gpu.foreign if process.job != run.name),
+    )
 
 
 def _untaken(gpu: Gpu, run: Running, granted_bytes: int) -> int:

@@ -413,6 +413,8 @@ class Running:
     elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: this one
     submitted: bool = False  # it waits there, and has not begun
     suspension: Suspension = NOT_SUSPENDED
+    stop_at_ns: int | None = None  # when its stop was ordered, if it was: its grace counts from then
+    arrived_at_ns: int | None = None  # when its job came, if that is known
 
     @property
     def suspended(self) -> bool:

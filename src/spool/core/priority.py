@@ -60,6 +60,14 @@ class Past:
         """Count it up to its end."""
         self.shares.end(share_key(user, project, self._policy), weigh(grant, self._policy), at_ns)
 
+    def copy(self) -> Past:
+        """Return the same past, to be changed apart from this; what was learned of run times is shared, for reading."""
+        other = Past.__new__(Past)
+        other._policy, other.run_times = self._policy, self.run_times
+        other.shares, other.passed = self.shares.copy(), self.passed.copy()
+        other.passed_by = {name: passed.copy() for name, passed in self.passed_by.items()}
+        return other
+
     def learn(self, user: str, result: Result) -> None:
         """Take in a run that is over."""
         if result.started_at_ns is None or result.ended_at_ns is None:
@@ -67,12 +75,18 @@ class Past:
         ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)
         if result.outcome in TEACHES:
             self.run_times.add(user, result.job, result.request, max(ran_ns - result.suspended_ns, 0))
-        if result.submitted_at_ns is not None and result.executor in (None, *LOCAL_EXECUTORS):
-            self.passed.add(result.submitted_at_ns, Work.of(result.grant, ran_ns))
-            runs = () if self._policy.max_running is None else ((_RUNS, 1),)
-            for name, count in (*result.grant.resources, *runs):
-                passed = self.passed_by.setdefault(name, PassedWork())
-                passed.add(result.submitted_at_ns, Work(count * ran_ns, 0, 0))
+        elsewhere = result.executor not in (None, *LOCAL_EXECUTORS)
+        self.pass_by(result.submitted_at_ns, result.grant, ran_ns, elsewhere=elsewhere)
+
+    def pass_by(self, arrived_at_ns: int | None, grant: Grant, ran_ns: int, *, elsewhere: bool) -> None:
+        """Count the work of a run that is over for those that its job has passed, which arrived then."""
+        if arrived_at_ns is None or elsewhere:
+            return
+        self.passed.add(arrived_at_ns, Work.of(grant, ran_ns))
+        runs = () if self._policy.max_running is None else ((_RUNS, 1),)
+        for name, count in (*grant.resources, *runs):
+            passed = self.passed_by.setdefault(name, PassedWork())
+            passed.add(arrived_at_ns, Work(count * ran_ns, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)

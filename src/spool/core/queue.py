@@ -268,6 +268,11 @@ class WaitingQueue(Mapping[str, Waiting]):
         return self._shapes.values()
 
     @property
+    def shape_count(self) -> int:
+        """How many shapes have members: what a pass over it costs."""
+        return len(self._shapes)
+
+    @property
     def is_simple(self) -> bool:
         """Whether a pass over it takes no longer than other small things do, however many jobs there are."""
         return len(self._shapes) <= _FEW and len(self.watch) <= _FEW

@@ -72,6 +72,18 @@ class Runs(Mapping[str, Running]):
         if run is not None:
             self._discount(run)
 
+    def copy(self) -> Runs:
+        """Return the same runs, with what was expected of each, to be changed apart from these."""
+        other = Runs(run_times=self.run_times)
+        for name, run in self._runs.items():
+            other._runs[name] = run
+            other._count(run, self._expected[name])
+        return other
+
+    def is_guess(self, name: str) -> bool:
+        """Tell whether nobody stated how long that run may take."""
+        return self._expected[name].is_guess
+
     @contextmanager
     def without(self, name: str) -> Iterator[None]:
         """Be, inside `with`, what remains once the run of that job has left."""
@@ -134,9 +146,10 @@ class Runs(Mapping[str, Running]):
     def ends(self, now_ns: int) -> Iterator[tuple[int, str]]:
         """Yield when each run is expected to have ended, the first first. Who asks for a few pays for a few.
 
-        One that has reached its limit, or is being stopped, is about to end: its instant may have passed. A guess that
-        has passed is replaced by another, which depends only on the instant and the past. One that is suspended has as
-        much left as it had then, as if it went on now.
+        One that is being stopped has ended once its grace is over, which counts from the order. Such an instant, and
+        that of a limit, may have passed: the run is about to end. A guess that has passed is replaced by another, which
+        depends only on the instant and the past. One that is suspended has as much left as it had then, as if it went
+        on now.
         """
         entries = self._in_order.entries
         elsewhere = {name: self._stopped_by_ns(name, now_ns) for name in self._stopping}
@@ -151,6 +164,8 @@ class Runs(Mapping[str, Running]):
 
     def _stopped_by_ns(self, name: str, now_ns: int) -> int:
         run = self._runs[name]
+        if run.stop_at_ns is not None:
+            return min(run.stop_at_ns, now_ns) + run.spec.kill_grace_ns
         graced_ns = now_ns + run.spec.kill_grace_ns
         return graced_ns if self._expected[name].is_guess else min(self._ends[name], graced_ns)
 

@@ -20,12 +20,10 @@ from spool.core.backfill import (
     FULL,
     BackfillReservation,
     Holding,
-    StartEstimate,
     StrictOrder,
     as_run,
     budget_s,
     earliest_start,
-    estimate_start,
     exhausted_at_ns,
 )
 from spool.core.constraints import Constraints
@@ -39,7 +37,6 @@ from spool.core.reasons import Reason
 from spool.core.resources import FreeResources
 from spool.core.runs import Runs
 
-_NO_TIME = frozenset({"paused", "running", "scheduling_timeout"})  # reasons whose duration is unknown
 _Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
 
 _TRIES = 3
@@ -112,8 +109,10 @@ class Plan:
         self.holding = placed.holding
         self.holds_back = bool(placed.refused)
         self.next_at_ns = _next_at_ns(view, constraints, placed)
+        self.view = view
+        self.now_ns = constraints.now_ns
+        self.policy = constraints.policy
         self._order = order
-        self._view = view
         self._constraints = constraints
         self._names = names
         self._started = {start.name for start in self.starts}
@@ -129,46 +128,30 @@ class Plan:
 
         For use when no job is running.
         """
-        return all((why := self.reason(name)) is not None and why.code in _BEYOND_HELP for name in self._view.queue)
+        return all((why := self.reason(name)) is not None and why.code in _BEYOND_HELP for name in self.view.queue)
 
     def reason(self, name: str) -> Reason | None:
         """Return why *name* waits or is held: the first reason; None for a job that starts now or is unknown."""
-        job = self._view.queue.get(name)
+        job = self.view.queue.get(name)
         if job is None:
-            return Reason("held", "held") if name in self._view.held else None
+            return Reason("held", "held") if name in self.view.held else None
         return None if name in self._started else self._first(job)
 
     def all_reasons(self, name: str) -> list[Reason]:
         """Return every reason of *name* in the order of the rules; the first is `reason`."""
-        job = self._view.queue.get(name)
+        job = self.view.queue.get(name)
         if job is not None:
             return [] if name in self._started else list(self._constraints.reasons(job))
-        job = self._view.held.get(name)
+        job = self.view.held.get(name)
         return [] if job is None else [Reason("held", "held"), *self._constraints.reasons(job)]
-
-    def expected_start(self, name: str) -> StartEstimate | None:
-        """Return when *name* could start at the earliest if every limit holds, and which runs would have to end first.
-
-        Runs without a limit are taken to last as long as their like (see `runtimes`). Other waiting jobs are ignored.
-        None where it is unknown: it will run elsewhere, its dependencies have not ended, it needs a user's help, or it
-        never fits.
-        """
-        job = self._view.queue.get(name) or self._view.held.get(name)
-        if job is None or name in self._started or job.elsewhere is not None:
-            return None
-        if job.executor_problem is not None or any(no.code in _NO_TIME for no in self._constraints.job_reasons(job)):
-            return None
-        if job.spec.depends_on is not None and self._names.resolution(job).verdict is not DependencyStatus.SATISFIED:
-            return None
-        return estimate_start(job, self._constraints.room)
 
     def in_order(self) -> list[tuple[Waiting, OrderFactors]]:
         """Return every waiting job in the order in which they are considered, and why it stands there."""
-        for demand in self._view.queue.demands:
+        for demand in self.view.queue.demands:
             for shape in demand.shapes.values():
                 if shape.eligible:
                     self._order.of_shape(shape, 0)
-        found = [(self._order.of_job(job), job) for job in self._view.queue.values()]
+        found = [(self._order.of_job(job), job) for job in self.view.queue.values()]
         found.sort(key=lambda each: each[0][0])
         return [(job, standing) for (_, standing), job in found]
 
@@ -183,7 +166,7 @@ class Plan:
         return self._known[key]
 
     def _why_ended(self, name: str, outcome: State) -> str:
-        job = self._view.queue.get(name) or self._view.held[name]
+        job = self.view.queue.get(name) or self.view.held[name]
         if outcome is State.CANCELLED:
             return f"{CANCELLED_BY}{self._names.resolution(job).text}"
         job_reasons = list(self._constraints.job_reasons(job))
@@ -199,6 +182,19 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     queue.watch.sees(running.keys(), view.held, queue)
     names = DependencyResolver(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
     resolve_dependencies(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    room = room_in(view, now_ns, policy)
+    constraints = Constraints(queue, room, names, paused=view.paused)
+    order = Order(queue, room, view.past, constraints.room_helps)
+    nothing = view.paused or bool(view.machine.refusal)
+    placed = (
+        PassResult(holding=view.holding) if nothing else SchedulingPass(queue, constraints, order, view.holding).run()
+    )
+    return Plan(view, constraints, order, names, placed)
+
+
+def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
+    """Return what the machine of *view* has left beside the runs, and the limits that hold."""
+    queue, running = view.queue, view.running
     limits = SharedLimits(
         (queue.group_limits, running.group_limits),
         (queue.array_limits, running.array_limits),
@@ -208,13 +204,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
-    constraints = Constraints(queue, room, names, paused=view.paused)
-    order = Order(queue, room, view.past, constraints.room_helps)
-    nothing = view.paused or bool(view.machine.refusal)
-    placed = (
-        PassResult(holding=view.holding) if nothing else SchedulingPass(queue, constraints, order, view.holding).run()
-    )
-    return Plan(view, constraints, order, names, placed)
+    return room
 
 
 def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int | None:

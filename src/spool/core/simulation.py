@@ -14,20 +14,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
-from heapq import heappop, heappush, nsmallest
+from heapq import nsmallest
 from itertools import accumulate, pairwise
 from operator import mul, sub
 from typing import TypeVar
 
 from spool.core.accounting import nearest_rank
-from spool.core.backfill import Holding, as_run
 from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
+from spool.core.playback import Playback
 from spool.core.priority import ARRIVAL, SHORTEST, SLOWDOWN, Past
-from spool.core.queue import WaitingQueue
 from spool.core.quotas import Quotas
 from spool.core.runs import Runs
-from spool.core.scheduler import Plan, View, decide
+from spool.core.scheduler import Plan, View
 
 NOTHING = Grant()
 TAU_NS = 10 * SECOND_NS
@@ -111,7 +110,6 @@ class Simulation:
         reservations: Sequence[Reservation] = (),
     ) -> None:
         self._policy = policy
-        self._machine = machine
         self._reservations = tuple(reservations)
         self._coming = sorted(coming, key=lambda each: (each.submit_at_ns, each.name), reverse=True)
         self._jobs = {each.name: each for each in self._coming}
@@ -120,13 +118,16 @@ class Simulation:
             if each.spec.task is not None:
                 array = each.spec.task.array
                 self._arrays[array] = (*self._arrays.get(array, ()), each.name)
-        self._queue = WaitingQueue()
         self._quotas = Quotas(policy).limited
-        self._past = Past(policy)
-        self._running = Runs(run_times=self._past.run_times)
-        self._ends: list[tuple[int, str]] = []
-        self._ended: dict[str, State] = {}
-        self._holding = Holding()
+        past = Past(policy)
+        view = View(
+            machine,
+            running=Runs(run_times=past.run_times),
+            arrays=self._arrays,
+            reservations=self._reservations,
+            past=past,
+        )
+        self._spool = Playback(view, policy)
 
     def run(self) -> Iterator[Outcome]:
         """Go on until nothing waits that can start, yielding each outcome as it comes about."""
@@ -136,39 +137,26 @@ class Simulation:
 
     def steps(self) -> Iterator[Outcome | Pass]:
         """As `run`, yielding each pass too, before it is performed."""
-        now_ns = self._coming[-1].submit_at_ns if self._coming else 0
+        spool, now_ns = self._spool, self._coming[-1].submit_at_ns if self._coming else 0
         while True:
             yield from self._over(now_ns)
             while self._coming and self._coming[-1].submit_at_ns <= now_ns:
                 new = self._coming.pop()
-                self._queue.put(self._waiting(new))
-            view = View(
-                self._machine,
-                self._queue,
-                running=self._running,
-                ended=self._ended,
-                arrays=self._arrays,
-                reservations=self._reservations,
-                past=self._past,
-                holding=self._holding,
-            )
-            plan = decide(view, now_ns, self._policy)
-            yield Pass(now_ns, view, plan)
-            self._holding = plan.holding
+                spool.queue.put(self._waiting(new))
+            plan = spool.decide(now_ns)
+            yield Pass(now_ns, spool.view, plan)
+            begun = spool.perform(plan, now_ns)
             for ending in plan.endings:
-                self._end(ending.name, ending.outcome)
                 yield self._outcome(ending.name, None, now_ns, ending.outcome, NOTHING)
-            for start in plan.starts:
-                self._start(start.name, start.grant, now_ns)
+            for _, run in begun:
+                spool.ends_at(run, now_ns + self._lasts_ns(run.name))
             times = [self._coming[-1].submit_at_ns] if self._coming else []
-            times += [self._ends[0][0]] if self._ends else []
-            times += [] if plan.next_at_ns is None else [plan.next_at_ns]
-            if plan.endings:  # others may depend on what has just ended
-                times.append(now_ns)
+            if (next_at_ns := spool.next_at_ns(plan, now_ns)) is not None:
+                times.append(next_at_ns)
             if not times:
                 break
             now_ns = min(times)
-        for name in self._queue:
+        for name in spool.queue:
             yield self._outcome(name, None, None, State.QUEUED, NOTHING)
 
     def _waiting(self, new: SimulatedJob) -> Waiting:
@@ -181,26 +169,19 @@ class Simulation:
                 user = ""
         return Waiting(new.name, spec, user, new.submit_at_ns, clock_at_ns=new.submit_at_ns)
 
-    def _start(self, name: str, grant: Grant, now_ns: int) -> None:
-        run = as_run(self._queue[name], grant, now_ns)
-        self._queue.remove(name)
-        self._running.put(run)
-        self._past.begin(run.user, run.spec.project, grant, now_ns)
+    def _lasts_ns(self, name: str) -> int:
         limit = self._jobs[name].spec.time_limit_ns
         duration = self._jobs[name].duration_ns
-        heappush(self._ends, (now_ns + (duration if limit is None else min(duration, limit)), name))
+        return duration if limit is None else min(duration, limit)
 
     def _over(self, now_ns: int) -> Iterator[Outcome]:
-        while self._ends and self._ends[0][0] <= now_ns:
-            at_ns, name = heappop(self._ends)
-            run = self._running[name]
-            self._running.remove(name)
+        for at_ns, run in self._spool.take_ended(now_ns):
+            name = run.name
             limit = self._jobs[name].spec.time_limit_ns
             late = limit is not None and self._jobs[name].duration_ns > limit
             state = State.TIMEOUT if late else State.FINISHED
-            self._past.end(run.user, run.spec.project, run.grant, at_ns)
-            self._past.learn(self._jobs[name].user, self._result(run, at_ns, state))
-            self._end(name, state)
+            self._spool.past.learn(self._jobs[name].user, self._result(run, at_ns, state))
+            self._spool.conclude(name, state)
             yield self._outcome(name, run.started_at_ns, at_ns, state, run.grant)
 
     def _result(self, run: Running, at_ns: int, state: State) -> Result:
@@ -208,10 +189,6 @@ class Simulation:
         return Result(
             run.name, 1, 1, state, "", arrived_at_ns, run.started_at_ns, at_ns, request=request, grant=run.grant
         )
-
-    def _end(self, name: str, state: State) -> None:
-        self._queue.remove(name)
-        self._ended[name] = state
 
     def _outcome(self, name: str, start: int | None, end: int | None, state: State, grant: Grant) -> Outcome:
         return Outcome(name, self._jobs[name].submit_at_ns, start, end, state, grant)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 
-from spool.core.backfill import StartEstimate
 from spool.core.errors import SpoolError, cannot
+from spool.core.forecast import StartForecast, forecast
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass
 from spool.core.model import Grant, State, Waiting
 from spool.core.priority import OrderFactors
-from spool.core.queue import ShapeKey, shape_key
-from spool.core.timing import opens_at_ns
 from spool.query.jobs import JobLister
-from spool.query.snapshot import Snapshot, snapshot
+from spool.query.snapshot import snapshot
 from spool.store.spool import Spool
 
 _KEPT = frozenset({"held", "hook"})
+_HOOK = "hook "  # how the dispatcher begins what hooks and plugins have against a start
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,9 @@ class Explanation:
     place: str
     beside: tuple[str, ...]  # where other files of the name lie
     reasons: tuple[PendingReason, ...]
-    start_at_ns: int | None  # at the earliest, if every limit holds; None: unknown
+    start_at_ns: int | None  # if every run ends when it is expected to; None: unknown
     must_end: tuple[str, ...]  # the runs that have to end first
-    start_is_guess: bool  # that rests on the guess of a run time, of this job's own or of those that must end
+    start_is_guess: bool  # that rests on the guess of a run time
     expected_run_ns: int | None  # how long it is expected to run; None: it is held, or cannot be read
     expected: str  # … in words, and what says so
     score: float | None
@@ -50,6 +49,10 @@ class Explanation:
     at_ns: int
     engine: str | None = None  # that it was handed to, and waits in; it alone knows when the job starts
     engine_id: str | None = None  # of the job there, once it is known
+    starts_after: tuple[str, ...] = ()  # jobs that wait now, go first, and whose end lets it start
+    if_finished: tuple[str, ...] = ()  # the jobs that have to finish first, as it depends on them
+    later_than_at_ns: int | None = None  # it starts later; beyond that nothing is planned
+    start_unknown: str = ""  # why no start time can be named
 
 
 def why(spool: Spool, name: str) -> Explanation:
@@ -77,7 +80,7 @@ def why(spool: Spool, name: str) -> Explanation:
         noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_reasons(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
     kept = any(reason.code in _KEPT for reason in reasons)  # until somebody does something: no time can be told
-    expected = seen.plan.expected_start(name) if job is not None and not kept else None
+    found = StartForecast() if kept else forecast(seen.plan, (name,)).get(name, StartForecast())
     order = seen.plan.in_order()
     ahead = next((at for at, (other, _) in enumerate(order) if other is job), 0)
     standing = next((standing for other, standing in order if other is job), None)
@@ -89,9 +92,9 @@ def why(spool: Spool, name: str) -> Explanation:
         beside=tuple(other for other in (RUNNING, HELD) if other in places and QUEUED in places)
         or ((RUNNING,) if RUNNING in places else ()),
         reasons=reasons,
-        start_at_ns=expected.at_ns if expected is not None else None,
-        must_end=expected.must_end if expected is not None else (),
-        start_is_guess=expected is not None and expected.guessed,
+        start_at_ns=found.at_ns,
+        must_end=found.must_end,
+        start_is_guess=found.guessed,
         expected_run_ns=run_time.ns if run_time is not None else None,
         expected=run_time.words(name, job.user) if run_time is not None and job is not None else "",
         score=standing.score if standing is not None else None,
@@ -102,6 +105,10 @@ def why(spool: Spool, name: str) -> Explanation:
         dispatcher=lister.dispatcher,
         last_said=said.reason if said is not None else "",
         at_ns=seen.now_ns,
+        starts_after=found.starts_after,
+        if_finished=found.if_finished,
+        later_than_at_ns=found.later_than_ns,
+        start_unknown=found.unknown,
     )
 
 
@@ -179,7 +186,7 @@ def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
         held = ""
     if held:
         return (PendingReason("held", f"held: {held}"),)
-    return (PendingReason("hook", said),) if said.startswith("hook ") else ()
+    return (PendingReason("hook", said),) if said.startswith(_HOOK) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +205,7 @@ class StartingJob:
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """A job that goes on waiting. `start_at_ns`: at the earliest, if every limit holds and nobody else is first."""
+    """A job that goes on waiting. `start_at_ns`: if every run ends when it is expected to, those that go first too."""
 
     place: int
     name: str
@@ -213,6 +220,8 @@ class WaitingJob:
     run_is_guess: bool
     expected: str
     score: float | None
+    later_than_at_ns: int | None = None  # it starts later; beyond that nothing is planned
+    start_unknown: str = ""  # why no start time can be named
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +258,13 @@ class Preview:
 
 
 def preview(spool: Spool) -> Preview:
-    """Look at the spool and the machine, and say what a dispatcher would do."""
+    """Look at the spool and the machine, and say what a dispatcher would do, now and later."""
     seen = snapshot(spool)
     view, plan = seen.view, seen.plan
-    grants = {start.name: start.grant for start in plan.starts}
+    asked = _asked_about(spool)
+    grants = {start.name: start.grant for start in plan.starts if start.name not in asked}
     ending = {each.name for each in plan.endings}
-    expect = _Expecting(seen)
+    expected = forecast(plan)
     starts: list[StartingJob] = []
     waits: list[WaitingJob] = []
     order = [each for each in plan.in_order() if each[0].name not in ending]
@@ -263,23 +273,30 @@ def preview(spool: Spool) -> Preview:
         if name in grants:
             starts.append(StartingJob(place, name, job.user, priority, grants[name], *_runs(job, standing)))
             continue
-        reason = plan.reason(name)
-        expected = expect(job)
+        if name in asked:
+            code, reason, found = "hook", asked[name], StartForecast(unknown=asked[name])
+        else:
+            no = plan.reason(name)
+            code, reason = (no.code, str(no)) if no is not None else ("", "")
+            found = expected.get(name, StartForecast())
         waits.append(
             WaitingJob(
                 place,
                 name,
                 job.user,
                 priority,
-                reason.code if reason is not None else "",
-                str(reason) if reason is not None else "",
-                expected.at_ns if expected is not None else None,
-                expected is not None and expected.guessed,
-                expected.must_end if expected is not None else (),
+                code,
+                reason,
+                found.at_ns,
+                found.guessed,
+                found.must_end,
                 *_runs(job, standing),
                 standing.score,
+                found.later_than_ns,
+                found.unknown,
             )
         )
+    protected = expected.get(plan.protected, StartForecast()) if plan.protected is not None else StartForecast()
     return Preview(
         starts=tuple(starts),
         waits=tuple(waits),
@@ -291,33 +308,21 @@ def preview(spool: Spool) -> Preview:
         paused=view.paused,
         dispatcher=spool.dispatcher_lives(),
         protected=plan.protected,
-        protected_until_at_ns=plan.protected_until_ns,
-        protected_by_guess=plan.protected_by_guess,
+        protected_until_at_ns=protected.at_ns,
+        protected_by_guess=protected.guessed,
         config_problem=seen.config_problem,
         at_ns=seen.now_ns,
     )
+
+
+def _asked_about(spool: Spool) -> dict[str, str]:
+    """Return what the dispatcher said last of the jobs whose start waits for hooks and plugins."""
+    state = JobLister(spool).state
+    jobs = state.jobs.items() if state is not None else ()
+    return {name: said.reason for name, said in jobs if said.reason.startswith(_HOOK)}
 
 
 def _runs(job: Waiting, standing: OrderFactors) -> tuple[int, bool, str]:
     """Return how long *job* is expected to run, whether that is a guess, and what says so."""
     expected = standing.expected
     return expected.ns, expected.is_guess, expected.words(job.name, job.user)
-
-
-class _Expecting:
-    """The expected starts, found once for all jobs that are equal in everything that decides them."""
-
-    def __init__(self, seen: Snapshot) -> None:
-        self._plan = seen.plan
-        self._paused = seen.view.paused
-        self._known: dict[tuple[ShapeKey, int | None], StartEstimate | None] = {}
-
-    def __call__(self, job: Waiting) -> StartEstimate | None:
-        if self._paused:
-            return None
-        if job.spec.depends_on is not None:
-            return self._plan.expected_start(job.name)
-        key = (shape_key(job), opens_at_ns(job))
-        if key not in self._known:
-            self._known[key] = self._plan.expected_start(job.name)
-        return self._known[key]

@@ -215,13 +215,14 @@ class WaitWatch:
 
 
 def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
+    from spool.core.forecast import forecast
     from spool.core.runtimes import Source
     from spool.query.snapshot import snapshot  # and half of the program with it, which a list does without
 
     seen = snapshot(spool, now_ns)
     run_times = seen.view.past.run_times
     ends = {name: at_ns for at_ns, name in seen.view.running.ends(now_ns)}
-    starting = {start.name for start in seen.plan.starts}
+    starts = forecast(seen.plan, names)
     last_ns = 0
     for name in names:
         run, job = seen.view.running.get(name), seen.view.queue.get(name)
@@ -230,11 +231,11 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
         if run is not None:
             expected, end_ns = run_times.of_run(run), ends[name]
         elif job is not None:
-            estimate = seen.plan.expected_start(name)
-            if estimate is None and name not in starting:
+            start_at_ns = starts[name].at_ns if name in starts else None
+            if start_at_ns is None:
                 return None
             expected = run_times.of_job(job)
-            end_ns = expected.ns + (estimate.at_ns if estimate is not None else now_ns)
+            end_ns = expected.ns + start_at_ns
         else:
             return None
         if expected.source is Source.NONE:

@@ -362,6 +362,8 @@ class ActiveRun:
             elsewhere=self.elsewhere,
             submitted=self.submitted is not None,
             suspension=self.suspension,
+            stop_at_ns=self.stop.at_ns if self.stop is not None else None,
+            arrived_at_ns=self.wait.arrived_at_ns,
         )
 
     @classmethod

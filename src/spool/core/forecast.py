@@ -1,0 +1,264 @@
+"""When each waiting job is expected to start: the schedule carried forward, with the `decide` of the dispatcher.
+
+What runs ends when it is expected to, and well; what that lets start runs for as long as it may, or as its like have;
+and so on, until every job has a start, or nothing happens any more, or the work of foreseeing is bounded. A suspended
+run, and one that waits where it was handed to, has no expected end: nothing that needs its room is promised a time.
+
+There is no second set of rules: a job starts here when `decide` starts it. So whatever can keep a job from starting
+keeps it from being promised a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from spool.core.dependencies import dependencies_of
+from spool.core.gpus import NEW_RUN
+from spool.core.lazyclass import dataclass, replace
+from spool.core.model import Running, State, Waiting
+from spool.core.names import engine_title
+from spool.core.playback import Playback
+from spool.core.queue import ShapeKey, shape_key
+from spool.core.reasons import some_of
+from spool.core.resources import FreeResources
+from spool.core.scheduler import Plan, room_in
+
+ENOUGH = 200_000
+"""How much is worked out at most, about a second's work: so a forecast is bounded by steps, and not by a clock."""
+
+_TURN = 60  # what a turn costs; and 1 for each shape of jobs that it looks at
+_COMPARISONS = 50_000  # of a start with a run that has ended: of starts beyond that, `must_end` says nothing
+_GONE = "/"  # in no name: marks a run that has ended
+
+
+@dataclass(frozen=True, slots=True)
+class StartForecast:
+    """When a job is expected to start.
+
+    Without `at_ns` there is no such time: it starts later than `later_than_ns`, where that is given, or nobody knows,
+    and `unknown` says why.
+    """
+
+    at_ns: int | None = None
+    guessed: bool = False  # that rests on the guess of a run time
+    must_end: tuple[str, ...] = ()  # of the runs that there are now, or that would start now
+    starts_after: tuple[str, ...] = ()  # jobs that wait now, go first, and whose end lets it start
+    if_finished: tuple[str, ...] = ()  # what it depends on and has not ended yet
+    later_than_ns: int | None = None
+    unknown: str = ""
+
+
+def forecast(plan: Plan, names: Collection[str] | None = None, *, enough: int = ENOUGH) -> Mapping[str, StartForecast]:
+    """Return when the jobs *names* that wait are expected to start, *plan* carried forward; None: all that wait.
+
+    A job that starts by *plan* itself starts at its instant; one that ends by it is left out. The view of *plan* is not
+    changed.
+    """
+    return _Forecast(plan, names, enough).made()
+
+
+class _Forecast:
+    """One schedule, carried forward."""
+
+    def __init__(self, plan: Plan, names: Collection[str] | None, enough: int) -> None:
+        self._plan = plan
+        self._now_ns = plan.now_ns
+        self._view = plan.view
+        self._spool = Playback.of_copy(plan.view, plan.policy)
+        self._left = {name for name in (plan.view.queue if names is None else names) if name in plan.view.queue}
+        self._at_once = {start.name for start in plan.starts}
+        self._enough = enough
+        self._comparisons = _COMPARISONS
+        self._found: dict[str, StartForecast] = {}
+        self._ended: list[Running] = []  # of the runs that there are now, in order
+        self._just_ended: list[Running] = []  # … and of the imagined ones those at this instant
+        self._just_ended_ns = plan.now_ns
+        self._guessed = False
+        self._known: dict[ShapeKey, str] = {}
+
+    def made(self) -> Mapping[str, StartForecast]:
+        """Carry the schedule forward as far as it is asked for."""
+        spool, plan, now_ns = self._spool, self._plan, self._now_ns
+        self._expect_ends()
+        while True:
+            self._take_in(plan, now_ns)
+            following = spool.next_at_ns(plan, now_ns)
+            if following is None or not self._left:
+                break
+            self._enough -= _TURN + spool.queue.shape_count
+            if self._enough <= 0:
+                self._found |= dict.fromkeys(self._left, StartForecast(later_than_ns=now_ns))
+                return self._found
+            now_ns = following
+            self._end_runs(now_ns)
+            plan = spool.decide(now_ns)
+        for name in self._left:
+            self._found[name] = StartForecast(unknown=self._why_never(name, plan))
+        return self._found
+
+    def _expect_ends(self) -> None:
+        """Let each run end when it is expected to; of a suspended one, and one that has not begun, nobody knows."""
+        running = self._spool.running
+        for at_ns, name in list(running.ends(self._now_ns)):
+            run = running[name]
+            if not (run.submitted or (run.suspended and not run.stopping)):
+                self._spool.ends_at(run, max(at_ns, self._now_ns))
+
+    def _end_runs(self, now_ns: int) -> None:
+        if self._just_ended and now_ns > self._just_ended_ns:
+            self._just_ended = []
+        self._just_ended_ns = now_ns
+        for at_ns, run in self._spool.take_ended(now_ns):
+            self._guessed = self._guessed or (run.spec.time_limit_ns is None and not run.stopping)
+            self._spool.past.pass_by(
+                run.arrived_at_ns, run.grant, max(at_ns - run.started_at_ns, 0), elsewhere=run.elsewhere is not None
+            )
+            self._spool.conclude(run.name, State.FINISHED)
+            (self._ended if self._is_of_now(run) else self._just_ended).append(run)
+
+    def _take_in(self, plan: Plan, now_ns: int) -> None:
+        """Note who starts and who ends by *plan*, and carry it out."""
+        spool = self._spool
+        wanted = [start.name for start in plan.starts if start.name in self._left]
+        room = room_in(spool.view, now_ns, self._plan.policy) if wanted and (self._ended or self._just_ended) else None
+        for ending in plan.endings:
+            if ending.name in self._left and now_ns > self._now_ns:
+                self._settle(ending.name, StartForecast(unknown=f"it would end as {ending.outcome}: {ending.reason}"))
+            self._left.discard(ending.name)
+        for job, run in spool.perform(plan, now_ns):
+            if run.elsewhere is None:
+                spool.ends_at(run, now_ns + spool.running.run_times.of_job(job).ns)
+            if job.name in self._left:
+                self._settle(job.name, self._start_of(job, room, now_ns))
+            if room is not None:
+                room.start(run)
+
+    def _settle(self, name: str, found: StartForecast) -> None:
+        self._found[name] = found
+        self._left.discard(name)
+
+    def _start_of(self, job: Waiting, room: FreeResources | None, now_ns: int) -> StartForecast:
+        """Return the start of *job*, for which there is *room* now; None: nothing has ended yet."""
+        if job.elsewhere is not None and job.name not in self._at_once:
+            return StartForecast(unknown=_only_known_to(job.elsewhere))
+        must_end, starts_after = self._in_its_way(job, room) if room is not None else ((), ())
+        return StartForecast(
+            at_ns=now_ns,
+            guessed=self._guessed,
+            must_end=must_end,
+            starts_after=starts_after,
+            if_finished=self._awaited(job),
+        )
+
+    def _in_its_way(self, job: Waiting, room: FreeResources) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return beside which of the runs that have ended *job* could not start.
+
+        They are those that there are now, and of the imagined ones those that have ended just now.
+        """
+        ended = self._ended + self._just_ended
+        self._comparisons -= len(ended)
+        if self._comparisons < 0:
+            return (), ()
+        first = self._first_names(job)
+        beside, found = [], []
+        for run in reversed(ended):
+            gone = replace(run, name=f"{_GONE}{run.name}", run=NEW_RUN)
+            room.claim(gone)
+            if room.fits(job) and run.name not in first:
+                beside.append(gone)
+            else:
+                room.release(gone)
+                found.append(run)
+        for gone in beside:
+            room.release(gone)
+        found.reverse()
+        return (
+            tuple(run.name for run in found if self._is_of_now(run)),
+            tuple(run.name for run in found if not self._is_of_now(run)),
+        )
+
+    def _is_of_now(self, run: Running) -> bool:
+        """Tell whether *run* is there already, or begins by the plan that is carried forward."""
+        return run.run != NEW_RUN or run.name in self._at_once
+
+    def _first_names(self, job: Waiting) -> frozenset[str]:
+        """Return the names that must have ended before *job* begins, whatever room there is."""
+        arrays = self._view.arrays
+        return frozenset((job.name, *(one for name in self._awaited(job) for one in arrays.get(name) or (name,))))
+
+    def _awaited(self, job: Waiting) -> tuple[str, ...]:
+        """Return what *job* depends on and had not ended when it was looked at."""
+        if job.spec.depends_on is None:
+            return ()
+        return tuple(name for name in dependencies_of(job) if not self._has_ended(name))
+
+    def _has_ended(self, name: str) -> bool:
+        view = self._view
+        return all(
+            not (member in view.running or member in view.queue or member in view.held)
+            and (state := view.ended.get(member)) is not None
+            and state.ended
+            for member in view.arrays.get(name) or (name,)
+        )
+
+    # Why no time is known.
+
+    def _why_never(self, name: str, plan: Plan) -> str:
+        """Return why *name* waits on where *plan* is the last: nothing more is expected to happen."""
+        job, reason = self._spool.queue[name], plan.reason(name)
+        if reason is None:
+            return ""
+        if job.elsewhere is not None:
+            return _only_known_to(job.elsewhere)
+        endless = list(self._spool.running.values())
+        if endless and reason.code in ("dependency", "running"):
+            first = self._first_names(job)
+            said = _without_end([run for run in endless if run.name in first])
+        elif endless and reason.code not in _NOT_FOR_ROOM:
+            key = shape_key(job)
+            if key not in self._known:
+                self._known[key] = _without_end(self._blocking(job, endless, plan.now_ns))
+            said = self._known[key]
+        else:
+            said = ""
+        if said:
+            return said
+        before = self._plan.reason(name)  # in the numbers of now, where it is the same
+        return str(before if before is not None and before.code == reason.code else reason)
+
+    def _blocking(self, job: Waiting, endless: list[Running], now_ns: int) -> list[Running]:
+        """Return which of these runs keep *job* from starting."""
+        room = room_in(self._spool.view, now_ns, self._plan.policy)
+        for run in endless:
+            room.release(run)
+        if not room.fits(job):
+            return []
+        found = []
+        for run in endless:
+            room.claim(run)
+            if not room.fits(job):
+                room.release(run)
+                found.append(run)
+        return found
+
+
+_NOT_FOR_ROOM = frozenset(
+    {"held", "paused", "scheduling_timeout", "refused", "begins", "retry", "never_fits", "disk", "executor"}
+)
+"""Reasons that the end of no run alters."""
+
+
+def _only_known_to(engine: str) -> str:
+    return f"{engine_title(engine)} alone knows when it starts"
+
+
+def _without_end(runs: list[Running]) -> str:
+    """Return why nobody knows when these runs end; "" without any."""
+    suspended = [run.name for run in runs if run.suspended]
+    said = []
+    if suspended:
+        said.append(f"{some_of(suspended)} {'is' if len(suspended) == 1 else 'are'} suspended")
+    for engine in dict.fromkeys(run.elsewhere for run in runs if run.elsewhere is not None and not run.suspended):
+        there = [run.name for run in runs if run.elsewhere == engine and not run.suspended]
+        said.append(f"{some_of(there)} {'is' if len(there) == 1 else 'are'} in {engine_title(engine)}")
+    return "; ".join(said)
