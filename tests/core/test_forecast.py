@@ -324,7 +324,7 @@ def test_the_plan_is_what_then_happens(jobs, policy):
 @MANY
 @given(st.lists(waiting(), max_size=8, unique_by=lambda each: each.name), POLICIES, st.integers(0, 3))
 def test_nothing_is_over_committed_in_the_plan(jobs, policy, cpus):
-    """Whenever a job starts, the runs of that moment have no more than there is; asked for alone it is told the same."""
+    """Whenever a job starts, the runs of that moment hold no more than there is; asked alone, it gets the same."""
     there = run("r", cpus=cpus, ran=0, time_limit_ns=300 * S)
     found = plan(*jobs, running=[there], policy=policy, on=replace(BOX, gpus=()))
     made = forecast(found)
