@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import json
 import os
 import pkgutil
-import pwd
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -24,7 +25,8 @@ import pytest
 import spool
 from served import Served
 from spool.cli import main
-from support import ROOT, wait_for
+from spool.core import layout
+from support import ROOT, make_spool, wait_for
 
 ALICE, MALLORY = 12345, 12346
 
@@ -44,6 +46,8 @@ def _import_all() -> None:
         if not module.name.endswith("__main__"):
             with suppress(ImportError):
                 importlib.import_module(module.name)
+    for encoding in ("ascii", "idna", "latin_1"):
+        codecs.lookup(encoding)
 
 
 class Shared(Served):
@@ -110,15 +114,15 @@ class Shared(Served):
         """Have the user *uid* run a shell script in the spool."""
         subprocess.run([*(as_user(uid) if uid else []), "/bin/sh", "-ec", script], cwd=self.root, check=True)
 
-    def text_of(self, name: str, more: str = "") -> str:
+    def text_of(self, name: str, more: str = "", command: str = "") -> str:
         """Return a job file whose command leaves `proof/NAME`, with who it was."""
-        return f"command = 'id -u > {self.proof}/{name}'\nworkdir = \"/\"\n{more}"
+        return f"command = '{command or f'id -u > {self.proof}/{name}'}'\nworkdir = \"/\"\n{more}"
 
-    def put(self, uid: int, path: str, name: str, more: str = "") -> Path:
+    def put(self, uid: int, path: str, name: str, more: str = "", *, command: str = "") -> Path:
         """Put a job file of *uid* at *path* in the spool, old enough to count as whole."""
         target = self.root / path
         staged = self.home / f"{name}.staged"
-        staged.write_text(self.text_of(name, more))
+        staged.write_text(self.text_of(name, more, command))
         old = time.time() - 10
         os.utime(staged, (old, old))
         self.own(staged, uid=uid)
@@ -134,6 +138,10 @@ class Shared(Served):
         path = self.root / place / f"{name}.toml.error"
         wait_for(path.exists, self.patience, what=f"{path.name}")
         return path.read_text()
+
+    def saw(self, name: str) -> None:
+        """Wait until the dispatcher knows a job."""
+        wait_for(lambda: name in self.state()["jobs"], self.patience, what=f"{name} in state.json")
 
     def settled(self) -> None:
         """Wait until a job of ALICE that comes last has run: all that was there before has been seen."""
@@ -343,52 +351,73 @@ def test_a_dispatcher_leaves_a_spool_that_is_given_away(shared: Shared) -> None:
 # What a stranger can put into a spool, and what becomes of it.
 
 PLANT = {
-    "dropped": "cp {file} queued/evil.toml",
-    "renamed": "cp {file} queued/.hidden; mv queued/.hidden queued/evil.toml",
-    "linked": "cp {file} queued/.a; ln queued/.a queued/evil.toml",
-    "held": "cp {file} held/evil.toml",
-    "released": "cp {file} held/evil.toml; mv held/evil.toml queued/evil.toml",
-    "stray": "cp {file} running/evil.toml",
-    "again": "cp {file} done/evil.toml; mv done/evil.toml queued/evil.toml",
-    "array": "{{ cat {file}; echo 'array = \"0-2\"'; }} > queued/evil.toml",
-    "task": "{{ cat {file}; printf '[task]\\narray = \"evil\"\\nindex = 0\\n'; }} > queued/evil_0.toml",
-    "readable": "cp {file} queued/evil.toml; chmod 666 queued/evil.toml",
-    "symlink": "ln -s {file} queued/evil.toml",
+    "dropped": "cp {file} queued/dropped.toml",
+    "renamed": "cp {file} queued/.hidden; mv queued/.hidden queued/renamed.toml",
+    "linked": "cp {file} queued/.a; ln queued/.a queued/linked.toml",
+    "held": "cp {file} held/held.toml",
+    "released": "cp {file} held/released.toml; mv held/released.toml queued/released.toml",
+    "stray": "cp {file} running/stray.toml",
+    "again": "cp {file} done/again.toml; mv done/again.toml queued/again.toml",
+    "array": "{{ cat {file}; echo 'array = \"0-2\"'; }} > queued/array.toml",
+    "task_0": "{{ cat {file}; printf '[task]\\narray = \"task\"\\nindex = 0\\n'; }} > queued/task_0.toml",
+    "readable": "cp {file} queued/readable.toml; chmod 666 queued/readable.toml",
+    "future": "cp {file} queued/future.toml; touch -d '+1 day' queued/future.toml",
+    "urgent": "{{ cat {file}; echo 'priority = 255'; }} > queued/urgent.toml",
+    "broken": "echo 'comand = 1' > queued/broken.toml",
+    "secret": "cp {file} queued/secret.toml; chmod 600 queued/secret.toml",
+    "symlink": "ln -s {file} queued/symlink.toml",
+    "directory": "mkdir queued/directory.toml; cp {file} queued/directory.toml/directory.toml",
+    "fifo": "mkfifo queued/fifo.toml",
+    "staged": "cp {file} .tmp/1.run.1; cp {file} .tmp/x.toml",
+    "unissued_0": "mkdir -p jobs/unissued/1/tasks; cp {file} jobs/unissued/1/tasks/unissued_0.toml",
 }
+"""Ways to put a job into a spool, all of whose directories are open to all, by the name of the job."""
+NO_JOB = {"symlink", "directory", "fifo", "staged", "unissued_0"}  # what is there is no job file in the first place
 
 
-@pytest.mark.parametrize("how", PLANT)
 @pytest.mark.parametrize("uid", [0, MALLORY], ids=["root", "mallory"])
-def test_no_file_of_a_stranger_runs(shared: Shared, how: str, uid: int) -> None:
+def test_no_file_of_a_stranger_runs(shared: Shared, uid: int) -> None:
     """Dropped, moved, linked, put into running/ or as a task: a file of another user does not run, and that is told."""
-    shared.share(0o1777, "queued", "held", "running", "done")
+    shared.share(0o1777, "queued", "held", "running", "done", ".tmp", "jobs")
     file = shared.home / "evil"
     file.write_text(shared.text_of("evil"))
     old = time.time() - 10
     os.utime(file, (old, old))
     shared.own(file, uid=uid)
+    for name, script in PLANT.items():
+        if name not in ("stray", "again"):
+            shared.does(uid, script.format(file=file))
     shared.serve()
-    shared.does(uid, PLANT[how].format(file=file))
+    for name in ("stray", "again"):
+        shared.does(uid, PLANT[name].format(file=file))
     shared.settled()
-    if how != "symlink":
-        name = "evil_0" if how == "task" else "evil"
-        told = shared.told(name, "held" if how == "held" else "queued")
-        assert f"belongs to {pwd.getpwuid(0).pw_name if uid == 0 else MALLORY}" in told
-        assert "accept_from" in told
-        listed = json.loads(shared.by(ALICE, "ls", "--json").stdout)["rows"]
-        row = next(row for row in listed if row["name"] == name)
-        assert (row["state"], row["user"]) == ("invalid", "root" if uid == 0 else str(MALLORY))
-        assert "belongs to" in row["reason"]
-        assert f"{name}.toml does not count" in shared.by(ALICE, "doctor").stdout
-        assert shared.by(ALICE, "wait", name).returncode == 4
+    whose = "root" if uid == 0 else str(MALLORY)
+    refused = sorted(PLANT.keys() - NO_JOB)
+    told = {name: shared.told(name, "held" if name == "held" else "queued") for name in refused}
+    for name in refused:
+        assert f"belongs to {whose}" in told[name], told[name]
+        assert "accept_from" in told[name], told[name]
+    rows = {row["name"]: row for row in json.loads(shared.by(ALICE, "ls", "--json").stdout)["jobs"]}
+    assert {name: (rows[name]["state"], rows[name]["user"]) for name in refused} == dict.fromkeys(
+        refused, ("invalid", whose)
+    )
+    found = shared.by(ALICE, "doctor").stdout
+    assert "does not count" in found
+    assert shared.by(ALICE, "wait", "dropped").returncode == 4
+    assert f"belongs to {whose}" in shared.by(ALICE, "show", "dropped").stdout
+    # What the owner does with it makes it no order either: only a copy of hers is one.
+    for words in (("edit", "dropped", "--priority", "9"), ("move", "--first", "dropped"), ("release", "held")):
+        shared.by(ALICE, *words)
+    shared.settled()
     assert shared.ran() == {}
+    assert {path.lstat().st_uid for path in (shared.root / "queued").glob("*.toml")} <= {uid}
 
 
 def test_a_strangers_file_is_told_without_a_dispatcher(shared: Shared) -> None:
     """`ls`, `why`, `plan` and `doctor` say of a stranger's file that it does not count, though nothing has looked."""
     shared.share()
     shared.put(MALLORY, "queued/evil.toml", "evil")
-    listed = json.loads(shared.by(ALICE, "ls", "--json").stdout)["rows"]
+    listed = json.loads(shared.by(ALICE, "ls", "--json").stdout)["jobs"]
     assert [(row["name"], row["state"]) for row in listed] == [("evil", "invalid")]
     assert "belongs to" in listed[0]["reason"]
     assert "belongs to" in shared.by(ALICE, "plan").stdout
@@ -523,3 +552,227 @@ def test_an_unknown_name_in_accept_from_is_told(shared: Shared) -> None:
         assert name in found
         assert name in shared.said()
     assert "12399" not in found
+
+
+# Who has stopped a run.
+
+
+STOPS = {
+    "deleted": "rm running/{name}.toml",
+    "filed": "mv running/{name}.toml done/{name}.toml",
+    "requeued": "mv running/{name}.toml queued/{name}.toml",
+    "parked": "mv running/{name}.toml held/{name}.toml",
+}
+
+
+@pytest.mark.parametrize("private", [True, False], ids=["private", "open"])
+@pytest.mark.parametrize("how", STOPS)
+def test_a_stop_by_a_file_is_no_users_where_others_could_do_it(shared: Shared, how: str, private: bool) -> None:
+    """A run whose file is taken away was stopped by whoever can write there; by the owner, if only they could."""
+    _accept(shared, str(MALLORY))
+    shared.serve()
+    if not private:
+        shared.share(0o777, "queued", "held", "running", "done")
+    shared.put(MALLORY, "queued/guest.toml", "guest", command="sleep 1000")
+    run = shared.root / "jobs" / "guest" / "1"
+    wait_for((run / "jid").exists, what="the run")
+    shared.does(0 if private else MALLORY, STOPS[how].format(name="guest"))
+    wait_for((run / "result.toml").exists, what="its end")
+    who = str(ALICE) if private else "whoever can write to running/"
+    reason = tomllib.loads((run / "result.toml").read_text())["reason"]
+    assert f"by {who}" in reason
+    lines = map(json.loads, (shared.root / "history.jsonl").read_text().splitlines())
+    assert next(line for line in lines if line["job"] == "guest")["reason"] == reason
+    assert f"by {who}" in shared.by(ALICE, "show", "guest").stdout
+
+
+def test_a_cancel_by_a_file_of_what_waits_is_no_users_either(shared: Shared) -> None:
+    """A waiting job or array that is moved to done/ was cancelled by whoever can write there."""
+    (shared.root / "paused").touch()
+    shared.serve()
+    for name, who in (("hers", str(ALICE)), ("any", "whoever can write to queued/")):
+        if name == "any":
+            shared.share(0o777, "queued", "done")
+        shared.put(ALICE, f"queued/{name}.toml", name)
+        shared.saw(name)
+        shared.does(MALLORY if name == "any" else 0, f"mv queued/{name}.toml done/{name}.toml")
+        result = shared.root / "jobs" / name / "1" / "result.toml"
+        wait_for(result.exists, what="its end")
+        assert tomllib.loads(result.read_text())["reason"] == f"cancelled by {who} before it started"
+
+
+def test_the_tasks_of_an_array_are_stopped_by_who_has_cancelled_it(shared: Shared) -> None:
+    """The file of an array is deleted: array and tasks are cancelled by whoever can write to running/."""
+    _accept(shared, str(MALLORY))
+    shared.serve()
+    shared.share(0o777, "queued", "running")
+    shared.put(MALLORY, "queued/sweep.toml", "sweep", 'array = "0-1"\n', command="sleep 1000")
+    wait_for(lambda: (shared.root / "jobs/sweep_1/1/jid").exists(), what="the tasks")
+    shared.does(MALLORY, "rm running/sweep.toml")
+    wait_for(lambda: (shared.root / "jobs/sweep/1/result.toml").exists(), what="its end")
+    for name in ("sweep", "sweep_0"):
+        reason = tomllib.loads((shared.root / f"jobs/{name}/1/result.toml").read_text())["reason"]
+        assert reason.startswith("cancelled by whoever can write to running/: ")
+        assert str(MALLORY) not in reason
+
+
+# The other files that a dispatcher reads as orders, and the moments between a look and an act.
+
+
+def test_what_a_stranger_writes_is_no_configuration(shared: Shared) -> None:
+    """A config.toml of another user, or one that others can write, changes nothing, and is told."""
+    shared.share(0o777, ".", "queued")
+    path = shared.root / "config.toml"
+    path.write_text(f'accept_from = ["{MALLORY}"]\nprolog = "id -u > {shared.proof}/prolog"\n')
+    shared.own(path, uid=MALLORY)
+    shared.put(MALLORY, "queued/evil.toml", "evil")
+    shared.serve()
+    shared.told("evil")
+    shared.put(ALICE, "queued/hers.toml", "hers")
+    wait_for(lambda: (shared.root / "done/hers.toml").exists(), what="her job")
+    assert shared.ran() == {"hers": str(ALICE)}
+    assert f"config.toml: it belongs to {MALLORY}" in shared.said()
+    assert f"it belongs to {MALLORY}" in shared.by(ALICE, "doctor").stdout
+    assert shared.by(MALLORY, "submit", "--", "true").returncode == 5
+    shared.own(path)
+    path.chmod(0o666)
+    shared.put(ALICE, "queued/again.toml", "again")
+    wait_for(lambda: (shared.root / "done/again.toml").exists(), what="another job")
+    wait_for(lambda: "config.toml: everyone can write to it" in shared.said(), what="the complaint")
+    assert "prolog" not in shared.ran()
+    assert "evil" not in shared.ran()
+
+
+@pytest.mark.parametrize("how", ["foreign", "in a foreign directory", "in an open directory", "in an open spool"])
+def test_no_hook_of_a_stranger_is_executed(shared: Shared, how: str) -> None:
+    """A hook that another user has made, or can replace, is not executed, and that is told."""
+    hooks = shared.root / "hooks"
+    hooks.mkdir()
+    hook = hooks / "started"
+    hook.write_text(f"#!/bin/sh\nid -u > {shared.proof}/hook\n")
+    hook.chmod(0o755)
+    shared.own(hooks, hook)
+    if how == "foreign":
+        shared.own(hook, uid=MALLORY)
+    elif how == "in a foreign directory":
+        shared.own(hooks, uid=MALLORY)
+    elif how == "in an open directory":
+        shared.share(0o775, "hooks")
+        os.chown(hooks, ALICE, MALLORY)
+    else:
+        shared.root.chmod(0o777)
+    shared.put(ALICE, "queued/hers.toml", "hers")
+    shared.serve()
+    wait_for(lambda: (shared.root / "done/hers.toml").exists(), what="her job")
+    wait_for(lambda: "hooks" in " ".join(shared.state()["problems"]), what="the problem")
+    shared.stop()
+    assert shared.ran() == {"hers": str(ALICE)}
+
+
+def test_a_strangers_reservation_has_no_effect(shared: Shared) -> None:
+    """A reservation that another user has put into reservations/ reserves nothing, and is told beside it."""
+    shared.share(0o777, "reservations")
+    path = shared.put(MALLORY, "reservations/mine.toml", "mine")
+    path.write_text('user = "mallory"\ngpus = 1\nstart = "now"\nduration = "1h"\n')
+    os.utime(path, (1, 1))
+    shared.serve()
+    error = path.with_suffix(".toml.error")
+    wait_for(error.exists, what="the complaint")
+    assert f"belongs to {MALLORY}" in error.read_text()
+    assert "belongs to" in shared.by(ALICE, "reserve", "list", "--json").stdout
+
+
+def test_a_file_that_replaces_that_of_a_run_changes_nothing(shared: Shared) -> None:
+    """A stranger's file in the place of a run's gives it no other limit, neither for the dispatcher nor in a view."""
+    shared.serve()
+    shared.put(ALICE, "queued/long.toml", "long", 'time_limit = "1h"\n', command="sleep 1000")
+    wait_for(lambda: (shared.root / "jobs/long/1/jid").exists(), what="the run")
+    shared.share(0o777, "running")
+    shared.put(MALLORY, "running/long.toml", "long", 'time_limit = "1s"\n', command="sleep 1000")
+    wait_for(lambda: "its file in running/ was changed, and it belongs to" in shared.said(), what="the warning")
+    row = json.loads(shared.by(ALICE, "ls", "--json").stdout)["jobs"][0]
+    assert (row["state"], row["time_limit_ns"]) == ("running", 3600 * 10**9)
+    shared.kill()
+    shared.serve()
+    shared.settled()
+    assert shared.places("long") == ["running"]
+
+
+def test_swapping_a_file_between_the_look_and_the_start_gains_nothing(shared: Shared) -> None:
+    """While a stranger keeps exchanging a file of the owner's for one of theirs, only the owner's text is ever used."""
+    shared.share(0o777, "queued", ".tmp")
+    (shared.root / "config.toml").write_text('look_every = "100ms"\n')
+    shared.own(shared.root / "config.toml")
+    shared.put(MALLORY, ".tmp/evil.toml", "evil", 'array = "0-1"\n')
+    script = "while :; do mv queued/x.toml .tmp/y; mv .tmp/evil.toml queued/x.toml; mv queued/x.toml .tmp/evil.toml; mv .tmp/y queued/x.toml; done 2> /dev/null"
+    shared.serve()
+    swapper = subprocess.Popen([*as_user(MALLORY), "/bin/sh", "-c", script], cwd=shared.root)
+    try:
+        for number in range(20):
+            shared.put(ALICE, "queued/x.toml", "x", 'array = "0-1"\n' if number % 2 else "")
+            shared.settled()
+            assert "evil" not in shared.ran()
+    finally:
+        swapper.kill()
+        swapper.wait()
+    copies = [path.read_text() for path in shared.root.glob("jobs/*/*/job.toml")]
+    assert not [text for text in copies if "evil" in text]
+
+
+@pytest.mark.parametrize("how", ["directory", "symlink", "queued"])
+def test_a_spool_that_is_replaced_is_no_longer_served(shared: Shared, how: str) -> None:
+    """Whoever can write above the spool, or in it, puts another in its place: nothing in that one runs."""
+    other = shared.home / "theirs"
+    for place in ("", *layout.DIRECTORIES):
+        (other / place).mkdir()
+    shared.own(other, *other.iterdir(), uid=MALLORY)
+    shared.home.chmod(0o777)
+    shared.serve()
+    assert "can put another spool in the place of yours" in shared.by(ALICE, "doctor").stdout
+    shared.put(MALLORY, "../theirs/queued/evil.toml", "evil")
+    if how == "queued":
+        shared.share(0o777, ".")
+        (other / "queued").chmod(0o777)
+        shared.does(MALLORY, f"mv queued .old; ln -s {other}/queued queued")
+        shared.told("evil")
+        os.link(shared.put(ALICE, "../old.toml", "old"), other / "queued" / "linked.toml")
+        assert "second name" in shared.told("linked")
+        assert shared.lives()
+    else:
+        move = "mv spool away; mv theirs spool" if how == "directory" else "mv spool away; ln -s theirs spool"
+        shared.does(MALLORY, f"cd ..; {move}")
+        assert shared.process is not None
+        assert shared.process.wait(20) == 5
+        shared.process = None
+        assert shared.by(ALICE, "submit", "--", "true").returncode == 5
+        assert shared.by(ALICE, "dispatch", "--once").returncode == 5
+    assert shared.ran() == {}
+
+
+def test_a_job_waits_while_the_place_of_its_terminal_is_taken(shared: Shared) -> None:
+    """A spool with a long path, and somebody's directory where its socket belongs: jobs wait, and run once it is gone."""
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    place = Path(f"/tmp/spool-{ALICE}")
+    if place.exists():
+        pytest.skip(f"{place} exists")
+    shared.root = shared.home / ("long" * 30)
+    make_spool(shared.root)
+    shared.own(shared.root, *shared.root.iterdir())
+    place.mkdir()
+    shared.own(place, uid=MALLORY)
+    try:
+        shared.environment["SPOOL_DIR"] = str(shared.root)
+        shared.environment.pop("XDG_RUNTIME_DIR", None)
+        shared.serve()
+        shared.put(ALICE, "queued/talk.toml", "talk", 'executor = "tmux"\n')
+        wait_for(
+            lambda: "not accessible only to you" in shared.state()["jobs"].get("talk", {}).get("reason", ""), what="why"
+        )
+        assert shared.places("talk") == ["queued"]
+        place.rmdir()
+        wait_for(lambda: (shared.root / "done/talk.toml").exists(), what="the job")
+        assert shared.ran() == {"talk": str(ALICE)}
+        assert json.loads((shared.root / "history.jsonl").read_text()).get("attempt", 1) == 1
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

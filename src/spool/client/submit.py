@@ -74,7 +74,7 @@ def make_spool(root: str) -> bool:
     directories would get lost among them.
     """
     made = not was_spool(root)
-    if not made and not is_ours(root):
+    if not is_ours(root):
         from spool.store.ownership import check_owner
 
         check_owner(root)

@@ -30,6 +30,7 @@ from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
+from spool.store.ownership import Origin
 from spool.store.stable_read import (
     QUIET_NS,
     FileText,
@@ -379,8 +380,10 @@ class Scanner:
         if status is None:
             self._set(place, name, None)
             return
-        told = f"cannot use job {name}: the file is {why.value}\n"
-        self._texts.complain(place, name, told, to_others=status.st_uid != self._spool.ownership.owner)
+        told = f"the file is {why.value}"
+        if is_foreign := status.st_uid != self._spool.ownership.owner:
+            told = self._spool.ownership.why_not(Origin.of(status), place, layout.file_of(name)) or told
+        self._texts.complain(place, name, f"cannot use job {name}: {told}\n", to_others=is_foreign)
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
         self._set(place, name, JobFileVersion(*identity, None, INVALID, unread=why is ReadFailure.UNREADABLE))
 

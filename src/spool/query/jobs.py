@@ -347,20 +347,21 @@ class JobLister:
                     self._ignored.append(other)
                 return None
             user, since = self._user(status.st_uid), status.st_ctime_ns
+            why_not = spool.why_not(status, place, name) if place != RUNNING else ""
             held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""
         except FileNotFoundError:
             if place != RUNNING or self._is_filed(name):
                 raise _FileMovedError from None
             user, since, held = None, None, ""
         except OSError:
-            user, since, held = None, None, ""
+            user, since, held, why_not = None, None, "", ""
         if place == RUNNING:
             return self._running(name, user, spool.job_spec(place, name))
         stated = self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
         state = State.HELD if place == HELD else State.QUEUED
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
-        if why := spool.why_no_order(place, name):
-            state, reason = State.INVALID, why
+        if why_not:
+            state, reason = State.INVALID, why_not
         elif stated is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
         return JobRow(name, state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated or {})

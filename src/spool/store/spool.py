@@ -159,14 +159,20 @@ class Spool:
         By one descriptor: nothing that takes the place of the file meanwhile is read for it.
         """
         found = read_with_status(self.layout.job_file(place, name))
-        return None if found is None or self._why_not(found[0], place, name) else found[1]
+        return None if found is None or self.why_not(found[0], place, name) else found[1]
 
     def why_no_order(self, place: str, name: str) -> str:
         """Return why a job file does not count, "" if it does or is not there."""
-        found = read_with_status(self.layout.job_file(place, name), 0)
-        return self._why_not(found[0], place, name) if found is not None else ""
+        path = self.layout.job_file(place, name)
+        try:
+            found = read_with_status(path, 0)
+        except PermissionError:
+            status = status_of(path)
+            return self.why_not(status, place, name) if status is not None else ""
+        return self.why_not(found[0], place, name) if found is not None else ""
 
-    def _why_not(self, status: os.stat_result, place: str, name: str) -> str:
+    def why_not(self, status: os.stat_result, place: str, name: str) -> str:
+        """Return why a job file of that *status*, by its descriptor, does not count; "" if it does."""
         from spool.store.ownership import Origin
 
         return self.ownership.why_not(Origin.of(status), place, layout.file_of(name))
