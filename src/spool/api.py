@@ -28,7 +28,7 @@ class Client:
     """One spool, read and changed by its files; what needs a dispatcher starts one if none is running.
 
     Expected failures raise a SpoolError: NoSuchJob if no job has the name, InvalidJob if the keys make no valid job
-    file; SpoolUnusable if another user's spool is to be changed. Errors of the disk are OSErrors.
+    file; SpoolUnusable for changes of another user's spool. Errors of the disk are OSErrors.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, make: bool = False) -> None:

@@ -117,6 +117,44 @@ def test_a_place_that_others_could_have_prepared_is_refused(
         socket_of(f"/home/{'x' * 120}")
 
 
+def test_the_directory_of_the_login_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket elsewhere is in XDG_RUNTIME_DIR, in /tmp where that is not the user's, and stays where there is one."""
+    monkeypatch.setattr(tmux, "_ELSEWHERE", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    spool = f"/home/{'x' * 120}"
+    first = socket_of(spool)
+    assert first.startswith(f"{runtime}/spool/")
+    (runtime / "spool").chmod(0o777)
+    second = socket_of(spool)
+    assert second.startswith(f"{tmp_path}/tmp/spool-{os.getuid()}/")
+    Path(second).touch()  # that of a server which an earlier version has started
+    (runtime / "spool").chmod(0o700)
+    assert socket_of(spool) == second
+    Path(second).unlink()
+    assert socket_of(spool) == first
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    assert socket_of(spool) == second
+
+
+@needs_tmux
+def test_a_job_waits_for_a_place_for_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another user's directory is where the socket belongs nothing starts and nothing fails, and it says why."""
+    monkeypatch.setattr(tmux, "_ELSEWHERE", str(tmp_path))
+    place = tmp_path / f"spool-{os.getuid()}"
+    place.mkdir()
+    place.chmod(0o777)
+    executor = TmuxExecutor()
+    assert executor.unavailable() is None
+    launch = Launch("a", 1, f"/home/{'x' * 120}", str(tmp_path), str(tmp_path / "run.sh"), b"")
+    assert executor.start(launch) is None
+    assert "not accessible only to you" in (executor.unavailable() or "")
+    place.chmod(0o700)
+    assert executor.unavailable() is None
+
+
 def test_without_tmux_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tmux is not installed nothing crashes, and it is found as soon as it is."""
     monkeypatch.setenv("PATH", str(tmp_path))

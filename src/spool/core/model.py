@@ -228,7 +228,7 @@ class Jid:
     engine: str | None = None  # of a run on a cluster: "slurm:4711", the engine and its id there
 
 
-WHOEVER = "whoever can write to "
+SOMEONE_WHO = "someone who can write to "
 """Begins the words for who has moved a file that others than the owner of the spool could move; a place follows."""
 
 
@@ -237,7 +237,7 @@ class Stop:
     """An order to stop a run: why, by whom and since when."""
 
     kind: StopKind
-    by: str  # a user, or WHOEVER and a place
+    by: str  # a user, or SOMEONE_WHO and a place
     at_ns: int
     reason: str = ""
 

@@ -22,7 +22,7 @@ from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord
-from spool.core.model import WHOEVER, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
+from spool.core.model import SOMEONE_WHO, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.timestamps import at_lines, read_at
@@ -142,7 +142,7 @@ def parse_stop(data: bytes, *, at_ns: int = 0) -> Stop | None:
     except ValueError:
         raise _senseless("stop", data) from None
     by = rest[0] if rest else "-"
-    if by.startswith(_word(WHOEVER)):
+    if by.startswith(_word(SOMEONE_WHO)):
         by = by.replace("_", " ")
     if len(rest) > 1 and re.fullmatch(r"[0-9]{1,19}", rest[1]):
         return Stop(known, one_line(by), int(rest[1]), one_line(rest[2]) if len(rest) > 2 else "")

@@ -16,7 +16,7 @@ from grp import getgrgid, getgrnam
 
 from spool.core.errors import InvalidConfig, SpoolUnusable, cannot
 from spool.core.lazyclass import dataclass
-from spool.core.model import WHOEVER
+from spool.core.model import SOMEONE_WHO
 from spool.store.disk import open_directory, owner_of
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -201,9 +201,9 @@ def why_replaceable(root: str) -> str:
     while owner is not None:
         status = os.stat(path)
         if status.st_uid not in (owner, 0):
-            return f"{path} belongs to {name_of(status.st_uid)}, who can put another spool in the place of yours"
+            return f"{path} belongs to {name_of(status.st_uid)}, who can replace your spool by another one"
         if not status.st_mode & stat.S_ISVTX and _is_writable(status, owner):
-            return f"others can write to {path}, and so can put another spool in the place of yours"
+            return f"others can write to {path}, and so can replace your spool by another one"
         if path == "/":
             break
         path = os.path.dirname(path)
@@ -213,7 +213,7 @@ def why_replaceable(root: str) -> str:
 def mover(root: str, place: str) -> str:
     """Return who has moved or deleted a file in *place*: the owner of the spool, if no other could."""
     owner = owner_of(root)
-    return f"{WHOEVER}{place}/" if owner is None or others_write(root, place) else name_of(owner)
+    return f"{SOMEONE_WHO}{place}/" if owner is None or others_write(root, place) else name_of(owner)
 
 
 def is_private(gid: int, uid: int) -> bool:
