@@ -22,11 +22,12 @@ from spool.store.disk import (
     is_name_of,
     of_the_spool,
     open_directory,
+    read_with_status,
     same_file,
     status_of,
 )
 from spool.store.lock import hold
-from spool.store.spool import Spool, read_bytes, read_record, read_with_status
+from spool.store.spool import Spool, read_bytes, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -34,7 +34,15 @@ from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
 from spool.formats.toml import MAX_BYTES
-from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, read_file, remedy_for, status_of
+from spool.store.disk import (
+    SpoolTrouble,
+    of_the_spool,
+    open_if_there,
+    read_file,
+    read_with_status,
+    remedy_for,
+    status_of,
+)
 from spool.store.lock import serving
 
 if TYPE_CHECKING:
@@ -679,33 +687,6 @@ def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     finally:
         os.close(fd)
     return data
-
-
-def read_with_status(path: str, limit: int = _MAX_RECORD) -> tuple[os.stat_result, bytes] | None:
-    """Return the status and the content of a small file by one descriptor, None if it is not there or is no file.
-
-    Never blocks, follows no link. Raises OSError if it is there and cannot be read.
-    """
-    try:
-        fd = open_if_there(path, _open_record)
-    except OSError as error:
-        if error.errno in _OTHER_KINDS and not _is_regular(path):
-            return None
-        raise
-    if fd is None:
-        return None
-    try:
-        status, data = os.fstat(fd), b""
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        while len(data) < limit and (more := os.read(fd, 1 << 16)):
-            data += more
-    except OSError as error:
-        error.filename = path
-        raise
-    finally:
-        os.close(fd)
-    return status, data
 
 
 def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
