@@ -16,6 +16,8 @@ from spool.formats import run_records
 from spool.formats.history import render_history
 from spool.machine import identity
 from spool.query import snapshot
+from spool.query.tasks import _expected_end
+from spool.store.spool import Spool
 from support import ROOT
 
 MINUTE = 60 * SECOND_NS
@@ -106,6 +108,11 @@ def test_a_suspended_run_is_named_and_no_time_is_promised(spool: Command, spool_
     put_job(spool_root, "both", limited("5m", "cpus = 2\n"))
     put_job(spool_root, "one", limited("5m"))
     assert starts(spool, now) == {"both": None, "one": 600}
+    assert [_expected_end(Spool(str(spool_root)), [name], now) for name in ("ss", "both", "one")] == [
+        None,
+        None,
+        now + 15 * MINUTE,
+    ]
     assert "\ncould start: unknown, ss is suspended\n" in spool("why", "both").out
     assert re.search(r"both .* \? .*; ss is suspended$", spool("plan").out, re.MULTILINE)
 
