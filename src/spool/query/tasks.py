@@ -228,6 +228,8 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
         run, job = seen.view.running.get(name), seen.view.queue.get(name)
         if run is not None and run.submitted:
             return None  # its engine alone knows when it begins
+        if run is not None and run.suspended and not run.stopping:
+            return None  # nobody knows when it goes on
         if run is not None:
             expected, end_ns = run_times.of_run(run), ends[name]
         elif job is not None:

@@ -1,0 +1,184 @@
+"""What users are told of starts to come: by `why`, `plan` and the pages, all by one forecast."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from calling import Command, asked, put_job
+from spool.core.model import SECOND_NS, Grant, Request, Result, State, Stop, StopKind, Suspension
+from spool.formats import run_records
+from spool.formats.history import render_history
+from spool.machine import identity
+from spool.query import snapshot
+from spool.query.tasks import _expected_end
+from spool.store.spool import Spool
+from support import ROOT
+
+MINUTE = 60 * SECOND_NS
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Stop the clock, somewhat more than three hours from now."""
+    now_ns = (time.time_ns() // SECOND_NS + 30) * SECOND_NS + 180 * MINUTE
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    return now_ns
+
+
+def running(root: Path, name: str, text: str, grant: Grant, began_ns: int) -> Path:
+    """Put a job into running/ whose wrapper is this very process; return its metadir."""
+    put_job(root, name, text, "running")
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text(text)
+    record = run_records.GrantRecord(name, 1, grant=grant, user="me", granted_at_ns=began_ns)
+    (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
+    jid = identity.of_process(os.getpid())
+    assert jid is not None
+    (metadir / "jid").write_bytes(run_records.render_jid(jid))
+    return metadir
+
+
+def limited(limit: str, more: str = "") -> str:
+    """Return a job file that states a limit."""
+    return f'command = "true"\ntime_limit = "{limit}"\n{more}'
+
+
+def starts(spool: Command, now_ns: int) -> dict[str, float | None]:
+    """Return in how many seconds each waiting job starts, by `plan`; `why` says the same of each."""
+    found = {}
+    for job in asked(spool, "plan")["waits"]:
+        told = asked(spool, "why", job["name"])
+        for key in ("start_at", "start_is_guess", "must_end", "later_than_at", "start_unknown"):
+            assert told[key] == job[key], (job["name"], key)
+        at = job["start_at"]
+        found[job["name"]] = None if at is None else snapshot_seconds(at, now_ns)
+    return found
+
+
+def snapshot_seconds(instant: str, now_ns: int) -> float:
+    """Return how many seconds lie between now and an instant as JSON has it."""
+    from datetime import datetime
+
+    return round(datetime.fromisoformat(instant).timestamp() - now_ns / SECOND_NS, 3)
+
+
+def test_jobs_that_share_a_licence_are_told_one_after_the_other(spool: Command, spool_root: Path, now: int) -> None:
+    """Behind a run with the only licence they start at 2, 4 and 6 s, and `why` says after which job."""
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 8\n[resources]\nlicence = 1\n")
+    text = limited("2s", "resources = { licence = 1 }\n")
+    running(spool_root, "l1", text, Grant(1, resources=(("licence", 1),)), now)
+    for name in ("l2", "l3", "l4"):
+        put_job(spool_root, name, text)
+    assert sorted(starts(spool, now).values()) == [2, 4, 6]
+    last = next(name for name, at in starts(spool, now).items() if at == 6)
+    said = spool("why", last).out
+    assert "must end first: l1\nstarts after: l" in said
+    assert re.search(r"^could start: in 6 s, .*, if the time limits hold$", said, re.MULTILINE)
+
+
+def test_nothing_is_promised_under_the_floor_of_the_disk(spool: Command, spool_root: Path) -> None:
+    """`why`, `plan` and `info` say the same of the disk, in the same units, and no start is told."""
+    (spool_root / "config.toml").write_text('autostart = false\ndisk_floor = "100T"\n')
+    put_job(spool_root, "a")
+    told, planned = asked(spool, "why", "a"), asked(spool, "plan")
+    assert ([each["code"] for each in told["reasons"]], told["start_at"]) == (["disk"], None)
+    assert (planned["starts"], planned["waits"][0]["code"], planned["waits"][0]["start_at"]) == ([], "disk", None)
+    said = spool("why", "a").out
+    assert "could start" not in said
+    floor = re.search(r"disk: .* free, floor 100 TiB$", said, re.MULTILINE)
+    assert floor is not None
+    assert floor.group().removeprefix("disk: ") in spool("info").out
+    assert re.search(r"a .* \? ", spool("plan").out)
+
+
+def test_a_suspended_run_is_named_and_no_time_is_promised(spool: Command, spool_root: Path, now: int) -> None:
+    """What needs its room is told who stands still; what does not is told its start."""
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 2\n")
+    metadir = running(spool_root, "ss", limited("1h"), Grant(1), now - MINUTE)
+    (metadir / "suspended").write_bytes(run_records.render_suspended(Suspension(0, now - SECOND_NS, 0)))
+    running(spool_root, "other", limited("10m"), Grant(1), now)
+    put_job(spool_root, "both", limited("5m", "cpus = 2\n"))
+    put_job(spool_root, "one", limited("5m"))
+    assert starts(spool, now) == {"both": None, "one": 600}
+    assert [_expected_end(Spool(str(spool_root)), [name], now) for name in ("ss", "both", "one")] == [
+        None,
+        None,
+        now + 15 * MINUTE,
+    ]
+    assert "\ncould start: unknown, ss is suspended\n" in spool("why", "both").out
+    assert re.search(r"both .* \? .*; ss is suspended$", spool("plan").out, re.MULTILINE)
+
+
+def test_a_stopping_run_ends_with_its_grace_however_late_one_asks(
+    spool: Command, spool_root: Path, now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grace counts from the order to stop; once it is over the start is a matter of moments."""
+    (spool_root / "config.toml").write_text('autostart = false\ncpus = 1\nkill_grace = "12s"\n')
+    metadir = running(spool_root, "r", 'command = "true"\n', Grant(1), now - MINUTE)
+    (metadir / "stop").write_bytes(run_records.render_stop(Stop(StopKind.CANCEL, "me", now)))
+    put_job(spool_root, "next", limited("5m"))
+    for later in (0, 3, 10):
+        monkeypatch.setattr(time, "time_ns", lambda later=later: now + later * SECOND_NS)
+        assert starts(spool, now) == {"next": 12}
+    monkeypatch.setattr(time, "time_ns", lambda: now + 30 * SECOND_NS)
+    assert starts(spool, now) == {"next": 30}
+    assert "could start: any moment now, if the time limits hold" in spool("why", "next").out
+
+
+def test_a_job_that_a_hook_is_asked_about_is_not_said_to_start(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`plan` knows, as `why` does, what the dispatcher waits for before it starts a job."""
+    from spool.query import explain
+
+    put_job(spool_root, "a")
+    monkeypatch.setattr(explain, "_asked_about", lambda _: {"a": "hook submitting: asked"})
+    found = asked(spool, "plan")
+    assert (found["starts"], [(job["name"], job["code"]) for job in found["waits"]]) == ([], [("a", "hook")])
+
+
+def quoted(command: str) -> list[str]:
+    """Return what docs/SCHEDULING.md says that a command prints."""
+    page = (ROOT / "docs" / "SCHEDULING.md").read_text()
+    (block,) = re.findall(rf"```text\n\$ {command}\n(.*?)```", page, re.DOTALL)
+    return plainly(block)
+
+
+def plainly(text: str) -> list[str]:
+    """Return the lines without widths, and instants and the user as one word each."""
+    user = os.environ.get("USER", "")
+    words = (_INSTANT.sub("INSTANT", line).split() for line in text.splitlines())
+    return [
+        " ".join("USER" if word in ("anna", "root", user) else word for word in line)
+        for line in words
+        if "no dispatcher is running: no job starts" not in " ".join(line)
+    ]
+
+
+def test_what_the_page_quotes_is_what_the_program_says(spool: Command, spool_root: Path, now: int) -> None:
+    """docs/SCHEDULING.md quotes `why` and `plan` word by word; instants and users may differ."""
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 8\n")
+    running(spool_root, "sim", limited("1h", "cpus = 4\n"), Grant(4), now - 25 * MINUTE)
+    running(spool_root, "mesh", limited("4h", "cpus = 3\n"), Grant(3), now - 5 * MINUTE)
+    with (spool_root / "history.jsonl").open("ab") as history:
+        for run in (1, 2):
+            end = now - run * 600 * MINUTE
+            request = Request(cpus=4)
+            user = snapshot.this_user()
+            past = Result("train", run, 1, State.FINISHED, "", end - 40 * MINUTE, end - 20 * MINUTE, end, 0, user=user,
+                          request=request, grant=Grant(4))  # fmt: skip
+            history.write(render_history(past))
+    put_job(spool_root, "train", 'command = "true"\ncpus = 4\n')
+    put_job(spool_root, "report", limited("10m", 'depends_on = ["train"]\n'))
+    put_job(spool_root, "eval", limited("30m", "cpus = 5\n"))
+    assert plainly(spool("why", "train").out) == quoted("spool why train")
+    assert plainly(spool("plan").out) == quoted("spool plan")
+    shutil.rmtree(spool_root / "jobs")
