@@ -105,7 +105,12 @@ class Dispatcher:
             timers=self.timers,
             clock=clock,
         )
-        self.outcomes = OutcomeIndex(spool, self.state.array_state, self._reading_outcome)
+        self.outcomes = OutcomeIndex(
+            spool,
+            self.state.array_state,
+            self._reading_outcome,
+            lambda name: bool(self.state.queue.watch.dependents(name)),
+        )
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.watcher = DirectoryWatcher()
         self.wakeup = Wakeup()
