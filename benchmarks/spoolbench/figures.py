@@ -39,9 +39,10 @@ class Size:
     ended: int = 5_000
     running: int = 1_000
     counted: int = 300
+    soaked: int = 2_000
 
 
-SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50, 20, 20)
+SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50, 20, 20, 10)
 
 
 def limited(engine: Any, test: str, key: str, ours: int) -> int:

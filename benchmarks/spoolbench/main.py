@@ -17,9 +17,11 @@ from spoolbench.figures import FIGURES, SMOKE, Samples, Size
 from spoolbench.floor import floors
 from spoolbench.many import many
 from spoolbench.planner import planner
+from spoolbench.soak import soak
 from spoolbench.tools import MissingError, Scratch
 
-_ALONE = {"many": many, "depth": depth, "accounting": accounting, "gc": collecting}  # of spool, in a spool of their own
+_ALONE = {"many": many, "depth": depth, "accounting": accounting, "gc": collecting, "soak": soak}
+"""Of spool, in a spool of their own."""
 _OF_ENGINES = FIGURES | {"calls": calls}
 GROUPS = (*_OF_ENGINES, *_ALONE, "planner")
 _ONCE = {"idle", "calls"}  # of these one round says enough

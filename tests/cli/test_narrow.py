@@ -273,7 +273,7 @@ def test_show_of_an_array_says_which_tasks_failed(
         (b"  4%|", b"\n epoch  3/10\nmore", "epoch 3/10"),
         (b"  4%|", b" \n", "4 %"),
         (b"", "漢".encode() * 99 + b"\x1b[2J", "漢" * 23 + "…"),
-        (b"", b"\xff\x1b[2J", "\ufffd\x1b[2J"),
+        (b"", b"\xff\x1b[2J", "\ufffd\\u001b[2J"),
         (None, None, ""),
     ],
 )

@@ -66,3 +66,44 @@ def test_work_of_long_ago_is_added_up_and_never_forgotten():
         exact = 4999 - number
         assert 0.98 * exact - 1 <= kept.later(NOW + number).cpus <= exact
     assert kept.later(NOW - 1) == Work(5000, 10_000, 15_000)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 400)), max_size=200),
+    st.lists(st.integers(0, 60), max_size=8),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 400)), max_size=40),
+)
+def test_what_is_folded_makes_no_difference_to_whoever_may_ask(before, asked, after):
+    """Folded for the jobs that there are, the later work of each of them stays exact, also with what ends after that.
+
+    For a job that arrives later it is exact too, and for any other instant never too much; and of what was folded no
+    more is kept than a sum between each two of them.
+    """
+    kept = PassedWork()
+    for arrived_at_ns, cpus in before:
+        kept.add(arrived_at_ns, Work(cpus, 2 * cpus, 1))
+    kept.fold(iter(asked))
+    assert len(kept) <= len(set(asked)) + 1
+    for arrived_at_ns, cpus in after:
+        kept.add(arrived_at_ns, Work(cpus, 2 * cpus, 1))
+    for instant in range(-1, 63):
+        works = [Work(cpus, 2 * cpus, 1) for at, cpus in before + after if at > instant]
+        exact = Work(*(sum(work[pool] for work in works) for pool in range(3)))
+        if instant in asked or instant > 60 or instant == -1:
+            assert kept.later(instant) == exact
+        assert all(known <= right for known, right in zip(kept.later(instant), exact, strict=True))
+
+
+def test_memory_follows_the_jobs_that_there_are(monkeypatch):
+    """Folded whenever it is long, what is kept does not grow with the runs that have ended."""
+    monkeypatch.setattr(fairness, "_FOLD", 30)
+    kept = PassedWork()
+    lengths = []
+    for number in range(20 * fairness._FOLD):
+        kept.add(NOW + number, Work(1, 1, 1))
+        if kept.is_long:
+            lengths.append(len(kept))
+            kept.fold([NOW, NOW + number // 2])
+    assert len(lengths) > 5
+    assert max(lengths) <= fairness._FOLD + fairness._RECENT + 10

@@ -10,7 +10,7 @@ import pytest
 
 from spool.core.lazyclass import replace
 from spool.core.model import SECOND_NS
-from spool.formats.history import render_history
+from spool.formats.history import read_ended_runs, render_history
 from spool.store import history
 from spool.store.history import RecentHistory
 from spool.store.spool import Spool
@@ -134,3 +134,15 @@ def test_a_line_whose_times_are_lost_hides_nothing_before_it(spool_root: Path) -
     append(spool_root, line("old", 30), line("before", 0.5), cut_off)
     found = [known.job for known in Spool(str(spool_root)).accounts_since(NOW_NS - HOUR_NS)]
     assert found == ["cut", "before"]
+
+
+def test_what_is_kept_of_a_run_is_shared_and_read_once(spool_root: Path) -> None:
+    """Runs that are kept share their texts, keep no second copy of their times, and say the same as those just read."""
+    append(spool_root, *(line(f"job-{n}", 5) for n in range(3)))
+    fresh = read_ended_runs((spool_root / "history.jsonl").read_bytes())[0]
+    kept = list(RecentHistory(str(spool_root), 24 * HOUR_NS, 1000).look(NOW_NS))
+    for one, other in zip(kept, fresh, strict=True):
+        for name in ("job", "user", "outcome", "submitted_at_ns", "started_at_ns", "ended_at_ns", "project", "cpus"):
+            assert getattr(one, name) == getattr(other, name)
+    assert len({id(run.user) for run in kept}) == len({id(run.outcome) for run in kept}) == 1
+    assert all(getattr(run, name) is None for run in kept for name in ("submitted_at", "started_at", "ended_at"))

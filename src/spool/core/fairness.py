@@ -37,6 +37,7 @@ LONG_NS = int(LEAST_NS / PART)  # who has waited for longer has to be passed by 
 _RECENT = 128  # entries that are not in order yet
 _MOST = 20_000  # entries at least that are kept apart, those that arrived last
 _NEAR = 100
+_FOLD = 4096  # entries that are worth a fold
 _KNOWN = 4096  # answers that are kept
 
 
@@ -188,7 +189,7 @@ class Work(NamedTuple):
 class PassedWork:
     """The work of ended runs, by when their jobs arrived."""
 
-    __slots__ = ("_arrivals", "_known", "_recent", "_sums", "_total", "_works")
+    __slots__ = ("_arrivals", "_folded", "_known", "_recent", "_sums", "_total", "_works")
 
     def __init__(self) -> None:
         self._arrivals: list[int] = []  # in order
@@ -197,13 +198,48 @@ class PassedWork:
         self._recent: list[tuple[int, Work]] = []
         self._total = Work(0, 0, 0)  # of all that ever ended
         self._known: dict[int, tuple[Work, Work]] = {}  # by arrival: what was later, and the total at that time
+        self._folded = 0  # how many entries the last fold has left
+
+    def __len__(self) -> int:
+        """Return how many entries are kept apart."""
+        return len(self._arrivals) + len(self._recent)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is time to fold, for what that costs."""
+        return len(self._arrivals) > 2 * self._folded + _FOLD
+
+    def fold(self, asked: Iterable[int]) -> None:
+        """Add up what makes no difference to a job that arrived at one of *asked*, or that arrives from now on.
+
+        These are all whom anybody asks about: so memory grows with the jobs that there are, not with those that there
+        were. For any other instant the answer is never more than the work was.
+        """
+        self._merge()
+        arrivals: list[int] = []
+        works: list[Work] = []
+        borders = iter(sorted(set(asked)))
+        border = next(borders, None)
+        for arrived_at_ns, work in zip(self._arrivals, self._works, strict=True):
+            passed = not arrivals
+            while border is not None and border < arrived_at_ns:
+                passed, border = True, next(borders, None)
+            if passed:
+                arrivals.append(arrived_at_ns)
+                works.append(work)
+            else:
+                works[-1] = Work(*map(add, works[-1], work))
+        self._arrivals, self._works, self._folded = arrivals, works, len(arrivals)
+        self._sums = tuple(
+            list(accumulate((work[pool] for work in works), initial=0)) for pool in range(len(self._sums))
+        )
 
     def copy(self) -> PassedWork:
         """Return the same work, to be changed apart from this."""
         other = PassedWork()
         other._arrivals, other._works = self._arrivals.copy(), self._works.copy()
         other._sums = tuple(sums.copy() for sums in self._sums)
-        other._recent, other._total = self._recent.copy(), self._total
+        other._recent, other._total, other._folded = self._recent.copy(), self._total, self._folded
         return other
 
     def add(self, arrived_at_ns: int, work: Work) -> None:
@@ -252,6 +288,8 @@ class PassedWork:
 
     def _merge(self) -> None:
         """Put what is recent into order; nearly all of it has arrived lately, so little has to be moved."""
+        if not self._recent:
+            return
         arrivals, works = self._arrivals, self._works
         first = bisect_right(arrivals, min(arrival for arrival, _ in self._recent))
         entries = [*zip(arrivals[first:], works[first:], strict=True), *self._recent]

@@ -10,7 +10,7 @@ whatever the usage of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from spool.core.fairness import LEAST_NS as LEAST_PASSED_NS
 from spool.core.fairness import LONG_NS, PassedWork, Shares, Work, share_key, weigh
@@ -45,7 +45,9 @@ class Past:
     Its owner tells it when runs begin and end, and once of each that is over, in order.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, asked: Callable[[], Iterable[int]] | None = None) -> None:
+        """*asked* returns when the jobs that wait or run have arrived: these are who may have been passed."""
+        self._asked = asked
         self.run_times = RunTimes(learns=policy.learn_run_times)
         self.shares = Shares(policy.half_life_ns)
         self.passed = PassedWork()
@@ -63,6 +65,7 @@ class Past:
     def copy(self) -> Past:
         """Return the same past, to be changed apart from this; what was learned of run times is shared, for reading."""
         other = Past.__new__(Past)
+        other._asked = None  # it is asked about the same jobs, and does not live for long
         other._policy, other.run_times = self._policy, self.run_times
         other.shares, other.passed = self.shares.copy(), self.passed.copy()
         other.passed_by = {name: passed.copy() for name, passed in self.passed_by.items()}
@@ -82,11 +85,16 @@ class Past:
         """Count the work of a run that is over for those that its job has passed, which arrived then."""
         if arrived_at_ns is None or elsewhere:
             return
-        self.passed.add(arrived_at_ns, Work.of(grant, ran_ns))
+        self._add(self.passed, arrived_at_ns, Work.of(grant, ran_ns))
         runs = () if self._policy.max_running is None else ((_RUNS, 1),)
         for name, count in (*grant.resources, *runs):
             passed = self.passed_by.setdefault(name, PassedWork())
-            passed.add(arrived_at_ns, Work(count * ran_ns, 0, 0))
+            self._add(passed, arrived_at_ns, Work(count * ran_ns, 0, 0))
+
+    def _add(self, passed: PassedWork, arrived_at_ns: int, work: Work) -> None:
+        passed.add(arrived_at_ns, work)
+        if self._asked is not None and passed.is_long:
+            passed.fold(self._asked())
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class DirectoryWatcher:
         self._general_problem: str | None = None  # the one that stays
         self._inotify: _Inotify | None = None
         self._places: dict[int, str] = {}
-        self._wanted: dict[str, tuple[str, Mask]] = {}  # what is to be watched for each key
+        self._wanted: dict[str, tuple[str, Mask]] = {}  # the directory of each key, and its events
         self._stale = False  # whether a directory is another than the one that is watched, or is gone
         self._also: dict[str, int] = {}  # directories that came later
 

@@ -105,7 +105,7 @@ class Dispatcher:
             timers=self.timers,
             clock=clock,
         )
-        self.outcomes = OutcomeIndex(spool, self.state.array_state, self._reading_outcome)
+        self.outcomes = OutcomeIndex(spool, self.state.array_state, self._reading_outcome, self._matters)
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.watcher = DirectoryWatcher()
         self.wakeup = Wakeup()
@@ -147,6 +147,10 @@ class Dispatcher:
     def _reading_outcome(self, name: str) -> Piece:
         """Return the boundary around reading how a job has ended."""
         return self.confinement.of(Thing.of_job(name), "read the outcome of")
+
+    def _matters(self, name: str) -> bool:
+        """Whether a waiting job depends on how the job *name* has ended."""
+        return bool(self.state.queue.watch.dependents(name))
 
     # Life.
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from sys import intern
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -446,6 +447,20 @@ def read_ended_runs(text: bytes) -> tuple[Sequence[EndedRun], int]:
         known.append(half)
     _to_nanoseconds(known)
     return known, unreadable
+
+
+def compacted(run: EndedRun) -> EndedRun:
+    """Return *run* with half the memory that it takes: its texts are shared, and what its times were read from goes."""
+    if isinstance(run, _RunLine):
+        run.submitted_at = run.started_at = run.ended_at = None
+        run.outcome, run.user, run.project, run.group, run.executor = map(
+            _shared, (run.outcome, run.user, run.project, run.group, run.executor)
+        )
+    return run
+
+
+def _shared(text: Any) -> Any:
+    return text if text is None else intern(text)
 
 
 def _read_run(line: bytes) -> _RunLine | None:

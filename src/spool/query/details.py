@@ -167,7 +167,7 @@ def _other(spool: Spool, row: JobRow) -> OtherFile:
 
 
 def _text(text: bytes | None) -> str | None:
-    """Return a job file to be shown; of one that is too long nothing but that."""
+    """Return a job file to be shown, or that it is too long."""
     if is_too_long(text):
         return "# longer than 1 MiB, the most that a job file may have: it is not read"
     return None if text is None else text.decode("utf-8", "replace")

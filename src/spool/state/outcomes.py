@@ -11,6 +11,9 @@ from spool.core.model import SECOND_NS, State
 from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
+FEW = 4096
+"""So many names are remembered though no job depends on them."""
+
 
 class ArrayNames(Mapping[str, tuple[str, ...]]):
     """The tasks of every array that was expanded. Of one that has ended they are read when a rule first asks.
@@ -31,6 +34,8 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
             raise KeyError(name)
         known = self._known.get(name)
         if known is None:
+            if len(self._known) >= FEW + 2 * len(self._table.queue.watch.names()):
+                self._known.clear()  # what still matters is read again
             known = self._known[name] = self._read(name)
         if not known:
             raise KeyError(name)
@@ -73,17 +78,21 @@ class OutcomeIndex(Mapping[str, State]):
         spool: Spool,
         standing: Callable[[str], State | None] = lambda _: None,
         reading: Callable[[str], AbstractContextManager[object]] = lambda _: suppress(OSError),
+        matters: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """*standing* knows of names that have not ended though no queue has them, and what they do.
 
         A record that cannot be read is as one that is not there yet. The records of a job are read inside
-        `with reading(name)`, which ends that work where an error comes up, and may tell of it.
+        `with reading(name)`, which ends that work where an error comes up, and may tell of it. *matters* says whether a
+        waiting job depends on a name; what is known of others is not kept for ever.
         """
         self._spool = spool
         self._reading = reading
         self._standing = standing
+        self._matters = matters
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
+        self._most = FEW  # names that are kept until somebody sees which of them matter
 
     def __getitem__(self, name: str) -> State:
         if (state := self._standing(name)) is not None:
@@ -93,6 +102,7 @@ class OutcomeIndex(Mapping[str, State]):
             # A name that nobody has seen is asked for at every pass; the disk is not.
             if self._missing.get(name, 0) > time.monotonic_ns():
                 raise KeyError(name)
+            self._forget_some()
             state = self._read(name)
             if state is None:
                 self._missing[name] = time.monotonic_ns() + 5 * SECOND_NS
@@ -109,8 +119,18 @@ class OutcomeIndex(Mapping[str, State]):
 
     def record(self, name: str, state: State) -> None:
         """Take in that a job has ended for good."""
+        self._forget_some()
         self._known[name] = state
         self._missing.pop(name, None)
+
+    def _forget_some(self) -> None:
+        """Forget the names that no waiting job depends on, once there are many: their records tell the same."""
+        if len(self._known) + len(self._missing) < self._most:
+            return
+        matters = self._matters
+        self._known = {name: state for name, state in self._known.items() if matters(name)}
+        self._missing = {name: at_ns for name, at_ns in self._missing.items() if matters(name)}
+        self._most = FEW + 2 * (len(self._known) + len(self._missing))
 
     def forget(self, name: str) -> None:
         """Forget what a job was that waits or runs again."""

@@ -6,6 +6,7 @@ A dispatcher reads it once there is anything to put in order; a command reads it
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from spool.core.errors import InvalidRecord
@@ -39,7 +40,7 @@ class Remembered:
             policy.max_running is None,
         )
         if made_for != self._made_for and table.queue and len(table.queue) + len(table.runs) > 1:
-            table.remember(past_of(self._spool, now_ns, policy))
+            table.remember(past_of(self._spool, now_ns, policy, table.arrivals))
             self._made_for = made_for
         return table.past
 
@@ -49,9 +50,9 @@ class Remembered:
             self._table.past.learn(live.user, live.result)
 
 
-def past_of(spool: Spool, now_ns: int, policy: Policy) -> Past:
-    """Return what the newest runs in the history teach."""
-    past = Past(policy)
+def past_of(spool: Spool, now_ns: int, policy: Policy, asked: Callable[[], Iterable[int]] | None = None) -> Past:
+    """Return what the newest runs in the history teach; *asked* as of a `Past`."""
+    past = Past(policy, asked)
     known: list[Result] = []
     for line in islice(spool.history(), _MOST):
         try:

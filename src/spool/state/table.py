@@ -7,7 +7,7 @@ predicts.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
@@ -89,6 +89,14 @@ class SchedulerState:
         job.live = live
         self.live[live.key] = live
         self.recount(live)
+
+    def arrivals(self) -> Iterator[int]:
+        """Yield when the jobs that there are have arrived."""
+        for job in self.jobs.values():
+            if job.wait is not None:
+                yield job.wait.arrived_at_ns
+            if job.live is not None:
+                yield job.live.wait.arrived_at_ns
 
     def recount(self, live: ActiveRun) -> None:
         """Update the planner's view of a run after a change that decisions depend on."""

@@ -13,7 +13,7 @@ from io import BufferedIOBase, BufferedReader
 from spool.core import layout
 from spool.core.accounting import EndedRun
 from spool.core.model import SECOND_NS
-from spool.formats.history import read_end, read_ended_runs
+from spool.formats.history import compacted, read_end, read_ended_runs
 
 _SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
 _STEP = 1 << 20
@@ -115,7 +115,7 @@ class RecentHistory:
                 file.seek(self._position)
                 for text in _texts(file):
                     whole = text[: text.rfind(b"\n") + 1]
-                    self._runs.extend(read_ended_runs(whole)[0])
+                    self._runs.extend(map(compacted, read_ended_runs(whole)[0]))
                     self._position += len(whole)
         except FileNotFoundError:
             if self._inode != 0:
@@ -126,7 +126,7 @@ class RecentHistory:
 
     def _begin(self, inode: int, since_ns: int) -> None:
         self._runs.clear()
-        self._runs.extend(History(self._root).rotated_since(since_ns))
+        self._runs.extend(map(compacted, History(self._root).rotated_since(since_ns)))
         self._inode, self._position = inode, 0
 
 

@@ -120,7 +120,7 @@ class LockedSpool(Spool):
     def keep_directories(self) -> bool:
         """Make the spool's directories that were removed anew, with their modes; return whether there were any.
 
-        What lies in the place of one stays there: OSError names it, once all the others are made.
+        Anything else that has its name stays there: OSError names it, once all the others are made.
         """
         made, first = False, None
         for name in layout.DIRECTORIES:
