@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from spool.store.lock import dispatcher_lives
-from support import ROOT, wait_for
+from support import PATIENCE_S, ROOT, wait_for
 
 
 class Home:
@@ -77,7 +77,7 @@ class Home:
         """End the dispatcher."""
         if self._dispatcher is not None:
             self._dispatcher.terminate()
-            self._dispatcher.wait(20)
+            self._dispatcher.wait(PATIENCE_S)
             self._dispatcher = None
 
 
