@@ -36,7 +36,7 @@ class Home:
         path.chmod(0o755)
 
     def run(
-        self, *command: str, cwd: Path | None = None, check: bool = True, timeout: float = 60
+        self, *command: str, cwd: Path | None = None, check: bool = True, timeout: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; its output is text, stderr with stdout."""
         done = subprocess.run(
