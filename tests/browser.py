@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import pytest
 
+from support import PATIENCE_S
+
 _QUIET = (
     "--headless",
     "--no-sandbox",
@@ -30,7 +32,6 @@ _QUIET = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-_PATIENCE_S = 60.0
 
 
 class Browser:
@@ -73,7 +74,7 @@ class Browser:
         os.close(self._from)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(_PATIENCE_S)
+        self._process.wait(PATIENCE_S)
         for _ in range(50):  # its helpers may still write
             shutil.rmtree(self._home, ignore_errors=True)
             if not os.path.exists(self._home):
@@ -87,7 +88,7 @@ class Browser:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             while b"\0" in self._text:
                 line, _, self._text = self._text.partition(b"\0")
@@ -105,7 +106,7 @@ class Browser:
     def open(self, url: str | Path) -> None:
         """Go to a page, or a file, and wait until it is there."""
         self.call("Page.navigate", url=url.as_uri() if isinstance(url, Path) else url)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while self.ask("document.readyState") != "complete":
             assert time.monotonic() < deadline
             time.sleep(0.05)

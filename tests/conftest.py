@@ -47,7 +47,7 @@ _UNWANTED = (
     "EDITOR",
     "VISUAL",
 )
-_LEAVE_S = 5.0  # how long a process that is about to end may take; not how long one may stay
+_LEAVE_S = 30.0  # how long a process that is about to end may take; not how long one may stay
 
 # A shell cannot trap what was ignored when it began: under nohup, or in the background of a script, no wrapper would
 # pass signals on.

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 from spool.core import layout
 from spool.formats import jobfile
 from spool.machine import identity
-from support import ROOT, make_spool, wait_for
+from support import PATIENCE_S, ROOT, make_spool, wait_for
 
 T = TypeVar("T")
 _serial = count(1)
@@ -37,7 +37,7 @@ class Served:
         self.root = root
         self.executor = "process" if executor == "sh" else executor
         self._program = _WITHOUT_COMPILED if executor == "sh" else ("-m", "spool")
-        self.patience = 20.0  # how long anything may take, in seconds; not how long it should
+        self.patience = PATIENCE_S
         if not root.exists():
             make_spool(root)
         self.environment = {
@@ -100,7 +100,7 @@ class Served:
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
-                timeout=60,
+                timeout=PATIENCE_S,
                 check=False,
                 pass_fds=inherits,
             ).returncode
@@ -113,7 +113,7 @@ class Served:
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)
-        return process.wait(20)
+        return process.wait(PATIENCE_S)
 
     def kill(self) -> None:
         """Kill the dispatcher: it can tidy nothing up."""
@@ -279,7 +279,7 @@ class Served:
         """Ask the spool's own tmux server, and return what it says."""
         command = ["tmux", "-S", str(self.root / layout.TERMINALS), *words]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         return done.stdout + done.stderr
 

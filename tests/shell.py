@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from spool.store.lock import dispatcher_lives
-from support import ROOT, wait_for
+from support import PATIENCE_S, ROOT, wait_for
 
 
 class Home:
@@ -36,7 +36,7 @@ class Home:
         path.chmod(0o755)
 
     def run(
-        self, *command: str, cwd: Path | None = None, check: bool = True, timeout: float = 60
+        self, *command: str, cwd: Path | None = None, check: bool = True, timeout: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; its output is text, stderr with stdout."""
         done = subprocess.run(
@@ -77,7 +77,7 @@ class Home:
         """End the dispatcher."""
         if self._dispatcher is not None:
             self._dispatcher.terminate()
-            self._dispatcher.wait(20)
+            self._dispatcher.wait(PATIENCE_S)
             self._dispatcher = None
 
 

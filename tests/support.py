@@ -13,15 +13,20 @@ from typing import TypeVar
 
 from spool.core import layout
 
+PATIENCE_S = 120.0
+"""How long anything may take that a test waits for: no claim about speed, it only ends a test that would never end.
+
+So it is long enough for a machine with twenty processes to a processor. `pytest --timeout` is longer still.
+"""
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def wait_for(condition: Callable[[], T], timeout: float = 20.0, what: str = "") -> T:
+def wait_for(condition: Callable[[], T], timeout: float = PATIENCE_S, what: str = "") -> T:
     """Return the first true value of *condition*, asked again and again; fail after pauses of *timeout* seconds in all.
 
-    The timeout only ends a test that would never end. It is no claim about speed, so leave it long. Only the pauses
-    count, as long as they were meant to be: a machine that stood still for half a minute is no reason to fail.
+    Only the pauses count, as long as they were meant to be: a machine that stood still for half a minute is no reason
+    to fail.
     """
     pause, left = 0.001, timeout
     while True:

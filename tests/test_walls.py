@@ -13,6 +13,8 @@ import pytest
 
 from support import ROOT, processes
 
+# No other run of these tests on the machine has the same.
+CHILD, DAEMON = f"61.{os.getpid():07}", f"62.{os.getpid():07}"
 OUTBREAKS = """
 import os
 import subprocess
@@ -22,12 +24,12 @@ REAL = {real!r}
 
 
 def test_leaves_a_child():
-    subprocess.Popen(["sleep", "61.0625"])
+    subprocess.Popen(["sleep", "{child}"])
 
 
 def test_leaves_a_daemon():
-    subprocess.run(["/bin/sh", "-c", "setsid sleep 62.0625 < /dev/null > /dev/null 2>&1 &"], check=True)
-    while not any(b"\\0sleep\\0" in b"\\0" + command and b"62.0625" in command for command in commands()):
+    subprocess.run(["/bin/sh", "-c", "setsid sleep {daemon} < /dev/null > /dev/null 2>&1 &"], check=True)
+    while not any(b"\\0sleep\\0" in b"\\0" + command and b"{daemon}" in command for command in commands()):
         pass  # until it is the program that it becomes: before, it has no command of its own to be named by
 
 
@@ -87,7 +89,11 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     real = place / "real"
     real.mkdir()
     conftest.write_text(conftest.read_text().replace("_LEAVE_S = ", "_LEAVE_S = 0 * "))
-    (place / "test_outbreaks.py").write_text(OUTBREAKS.replace("{real!r}", repr(str(real / ".spool"))))
+    holes = {"{real!r}": repr(str(real / ".spool")), "{child}": CHILD, "{daemon}": DAEMON}
+    outbreaks = OUTBREAKS
+    for hole, value in holes.items():
+        outbreaks = outbreaks.replace(hole, value)
+    (place / "test_outbreaks.py").write_text(outbreaks)
     # The plugins that other packages bring are none of ours, and some of old packages cannot be loaded any more.
     options = ["-rA", "--tb=line", "-p", "no:cacheprovider", "-p", "no:libtmux", "-W", "ignore"]
     options += ["--import-mode=importlib", *request.param]
@@ -108,7 +114,9 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     ).stdout
 
 
-@pytest.mark.parametrize(("test", "seconds"), [("leaves_a_child", "61.0625"), ("leaves_a_daemon", "62.0625")])
+@pytest.mark.parametrize(
+    ("test", "seconds"), [("leaves_a_child", CHILD), ("leaves_a_daemon", DAEMON)], ids=["child", "daemon"]
+)
 def test_a_process_that_is_left_behind_is_an_error_and_is_ended(outcome: str, test: str, seconds: str) -> None:
     """A child, or a daemon that has left session and parent, fails its test by name, and lives no longer."""
     assert re.search(rf"ERROR test_outbreaks.py::test_{test} - Failed: processes left behind.*sleep {seconds}", outcome)

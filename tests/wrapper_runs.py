@@ -27,7 +27,7 @@ from spool.executors.process import ProcessExecutor
 from spool.formats.config import Config
 from spool.formats.wrapper import Assignments, Surroundings, render
 from spool.machine import identity
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 SHELLS = {
     name: words
@@ -172,7 +172,7 @@ class Run:
     def finish(self) -> int:
         """Wait for the wrapper's end and return how it ended."""
         assert self.process is not None
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_S)
 
     def run(self, *prefix: str, **options: Any) -> int:
         """Start the wrapper and wait for its end."""
@@ -225,7 +225,7 @@ def runs_below(root: Path, shell: list[str]) -> Iterator[Runs]:
         for run in runs.made:
             if run.process is not None:
                 kill_session(run.process.pid)
-                run.process.wait(20)
+                run.process.wait(PATIENCE_S)
 
 
 def kill_session(session: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from calling import Command, Said, start
 from spool.cli import main
 from spool.store.spool import Spool
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 
 @pytest.fixture
@@ -45,4 +45,4 @@ def dispatcher(spool_root: Path) -> Iterator[subprocess.Popen[str]]:
     wait_for(Spool(str(spool_root)).dispatcher_lives)
     yield process
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)

@@ -18,6 +18,7 @@ import pytest
 
 from calling import put_job
 from shell import Home
+from support import PATIENCE_S
 
 # How each is started, and a key, Ctrl-G, that shows the line.
 SHELLS = {
@@ -30,7 +31,6 @@ SHELLS = {
         'show() { print -r -- "LINE<$BUFFER>"; BUFFER=; zle redisplay }; zle -N show; bindkey "^G" show',
     ),
 }
-PATIENCE_S = 20.0
 
 
 class Terminal:

@@ -20,7 +20,7 @@ from spool.formats.state import parse_state
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
 from spool.store.spool import Spool
-from support import ROOT, wait_for
+from support import PATIENCE_S, ROOT, wait_for
 
 
 def ended(
@@ -153,7 +153,7 @@ def test_who_waits_for_a_job_that_a_hook_holds_is_told_and_waits_on(
         assert line
     needs_leave.touch()
     assert spool("release", "a").code == 0
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 7
     assert "is held" not in err
 
@@ -278,19 +278,19 @@ def test_an_output_that_is_gone_is_told(spool: Command, spool_root: Path) -> Non
 def test_run_shows_both_outputs_and_exits_with_the_code(dispatcher: object, spool_root: Path) -> None:
     """`spool run` is the command itself: its output, its error output, its exit code."""
     process = start("run", "-q", "--stderr", spool_root.parent / "err", "-c", "echo out; echo err >&2; exit 7")
-    assert process.communicate(timeout=60) == ("out\n", "err\n")
+    assert process.communicate(timeout=PATIENCE_S) == ("out\n", "err\n")
     assert process.returncode == 7
 
 
 def test_run_keeps_the_two_outputs_apart(dispatcher: object, spool_root: Path) -> None:
     """What a job writes to stderr comes on stderr of `spool run`, also of a task; it lies in the metadir."""
     process = start("run", "-q", "-n", "apart", "-c", "echo out; echo warning >&2")
-    assert process.communicate(timeout=60) == ("out\n", "warning\n")
+    assert process.communicate(timeout=PATIENCE_S) == ("out\n", "warning\n")
     metadir = spool_root / "jobs" / "apart" / "1"
     assert (metadir / "log").read_text() == "out\n"
     assert (metadir / "stderr").read_text() == "warning\n"
     process = start("run", "-q", "-n", "many", "--array", "0-1", "-c", "echo out; echo warning >&2")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (out.count("out\n"), out.count("warning")) == (2, 0)
     assert err.count("warning\n") == 2
 
@@ -313,13 +313,13 @@ def test_run_says_that_its_input_is_not_read(dispatcher: object, tmp_path: Path)
     os.close(writing)
     process = start("run", "-c", "cat", stdin=reading)
     os.close(reading)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "")
     assert err.count("the job does not read this stdin") == 1
     (tmp_path / "empty").write_text("")
     with (tmp_path / "empty").open() as empty:
-        assert "stdin" not in start("run", "-c", "cat", stdin=empty.fileno()).communicate(timeout=60)[1]
-    assert "stdin" not in start("run", "-c", "cat").communicate(timeout=60)[1]
+        assert "stdin" not in start("run", "-c", "cat", stdin=empty.fileno()).communicate(timeout=PATIENCE_S)[1]
+    assert "stdin" not in start("run", "-c", "cat").communicate(timeout=PATIENCE_S)[1]
 
 
 def test_an_interrupt_cancels_the_job_that_run_stands_for(dispatcher: object, spool_root: Path) -> None:
@@ -328,7 +328,7 @@ def test_an_interrupt_cancels_the_job_that_run_stands_for(dispatcher: object, sp
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "cancelled" in err
     assert (spool_root / "done" / "a.toml").exists()
@@ -344,7 +344,7 @@ def test_log_follows_a_job_through_its_retries(dispatcher: object, spool: Comman
     assert process.stderr is not None
     assert "run 1" in process.stderr.readline()
     flag.touch()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert out == "try 1\ntry 2\ntry 3\n"
     assert "run 3" in err
     assert spool("wait", "a").code == 0
@@ -353,14 +353,14 @@ def test_log_follows_a_job_through_its_retries(dispatcher: object, spool: Comman
 def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) -> None:
     """`submit --wait` prints the name and exits as the job did."""
     process: subprocess.Popen[str] = start("submit", "--wait", "--name", "a", "-c", "exit 9")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert (out, process.returncode) == ("a\n", 9)
 
 
 def test_a_submission_starts_a_dispatcher_if_none_lives(spool_root: Path) -> None:
     """The job is run although nobody started a dispatcher, and the next submission finds it alive."""
     process = start("submit", "--wait", "-c", "echo $PPID")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     root = Spool(str(spool_root))
     assert root.dispatcher_lives()

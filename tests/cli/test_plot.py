@@ -22,7 +22,7 @@ from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
 from spool.formats.history import render_history
 from spool.store.spool import Spool
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 T0 = 1_772_323_200 * S  # the first second of March 2026, UTC
 GIB = 1 << 30
@@ -160,7 +160,7 @@ def test_a_terminal_has_colours_and_shades(
 
 def test_a_locale_without_blocks_gets_ascii(history: Path) -> None:
     """In another process, because the encoding of stdout is chosen when it begins; names are escaped, not refused."""
-    assert "█" in start("plot", *PERIOD).communicate(timeout=60)[0]
+    assert "█" in start("plot", *PERIOD).communicate(timeout=PATIENCE_S)[0]
     write(history, [ended("a" * 300, 0, 4, user="ü" * 60), ended("b", 1, 7, user="漢" * 30)])
     words = [sys.executable, "-m", "spool", "plot", *PERIOD]
     surroundings = os.environ | {
@@ -169,7 +169,7 @@ def test_a_locale_without_blocks_gets_ascii(history: Path) -> None:
         "PYTHONCOERCECLOCALE": "0",
         "PYTHONIOENCODING": "ascii",
     }
-    done = subprocess.run(words, capture_output=True, env=surroundings, timeout=60)
+    done = subprocess.run(words, capture_output=True, env=surroundings, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
     assert b"#" in done.stdout

@@ -21,7 +21,7 @@ from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import State
 from spool.query.jobs import JobRow
 from spool.store.spool import Spool
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 from .test_looking import ended, running
 
@@ -445,7 +445,7 @@ def test_the_gpus_have_their_memory_and_use(
         fake_nvml.mend()
     finally:
         dispatcher.terminate()
-        dispatcher.communicate(timeout=30)
+        dispatcher.communicate(timeout=PATIENCE_S)
 
 
 def test_a_real_run_is_seen_from_its_start_to_its_end(spool: Command, spool_root: Path, dispatcher: Popen[str]) -> None:

@@ -71,7 +71,7 @@ def test_systemd_accepts_what_is_written(home: Home, options: list[str]) -> None
         check=False,
         env={"HOME": str(home.path), "XDG_RUNTIME_DIR": str(home.path), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
     )
-    said = [line for line in verified.stderr.splitlines() if "spool" in line]
+    said = [line for line in verified.stderr.splitlines() if any(unit.name in line for unit in units)]
     assert (verified.returncode, said) == (0, []), verified.stderr
 
 

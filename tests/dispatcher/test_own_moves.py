@@ -17,6 +17,7 @@ from spool.core.scheduler import Plan
 from spool.dispatcher import filemoves, loop, planner
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.state.run import ActiveRun
+from support import wait_for
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> N
     session.settle()
     for name, line in zip("abcd", lines, strict=True):
         session.users.submit(name, "ok", line)
-    session.turns(2)
+    wait_for(lambda: session.turns(1) or (session.now is not None and set("abcd") <= set(session.now.state.jobs)))
     assert session.now is not None
     assert [file.text is None for name in "abcd" if (file := session.now.state.jobs[name].queued)] == [
         True,

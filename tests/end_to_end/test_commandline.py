@@ -17,7 +17,7 @@ import pytest
 
 from served import Served, alive
 from spool.store.lock import dispatcher_lives
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_ctrl_c_of_run_cancels_the_job(shared: Served) -> None:
     assert running.stdout is not None
     assert running.stdout.readline() == "up\n"
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=30)
+    running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
     assert shared.wait_outcome("interrupted") == "cancelled"
 
@@ -121,7 +121,7 @@ def test_autostart_can_be_turned_off(auto: Served) -> None:
 def test_twenty_submissions_at_once(auto: Served) -> None:
     """Twenty parallel submissions of one command get twenty names, one dispatcher, and all run once."""
     submissions = [_command(auto, "submit", "-c", "true") for _ in range(20)]
-    answers = [process.communicate(timeout=60) for process in submissions]
+    answers = [process.communicate(timeout=PATIENCE_S) for process in submissions]
     assert [process.returncode for process in submissions] == [0] * 20, answers
     names = [out.strip() for out, _ in answers]
     assert len(set(names)) == 20
@@ -237,7 +237,7 @@ def test_a_background_dispatcher_leaves_when_it_is_idle(auto: Served) -> None:
     background = _command(auto, "dispatch", "--idle-exit", "300ms")
     done = auto.spool("submit", "--wait", "-c", "exit 0")
     assert done.returncode == 0
-    background.communicate(timeout=30)
+    background.communicate(timeout=PATIENCE_S)
     assert background.returncode == 0
 
 
@@ -250,7 +250,12 @@ def test_a_closed_standard_descriptor_is_as_good_as_dev_null(auto: Served, close
     closing = " ".join(f"{number}>&-" for number in closed)
     lines = [f"{shlex.join([sys.executable, '-m', 'spool', *verb])} {closing}; echo $?" for verb in _VERBS]
     run = subprocess.run(
-        ["sh", "-c", "\n".join(lines)], env=auto.environment, capture_output=True, text=True, timeout=60, check=True
+        ["sh", "-c", "\n".join(lines)],
+        env=auto.environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     codes = [line for line in run.stdout.splitlines() if line.isdigit()]
     assert (codes[:5], codes[6:]) == (["0", "0", "0", "0", "3"], ["2"])  # what the doctor finds is the machine's

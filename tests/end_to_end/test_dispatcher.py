@@ -17,7 +17,7 @@ import pytest
 from served import Served, alive, marked, overlap, pids_in
 from spool.executors import compiled
 from spool.store.spool import Service, Spool
-from support import ROOT, wait_for
+from support import PATIENCE_S, ROOT, wait_for
 
 _BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
 _BLIND = """
@@ -365,7 +365,7 @@ def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
     served.wait_done("slow")
     process, served.process = served.process, None
     assert process is not None
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert served.said().count("dispatcher serves") == 1
 
 
@@ -557,7 +557,7 @@ def test_a_spool_that_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [sys.executable, "-m", "spool", "--spool", str(tmp_path / "file"), "dispatch", "--once"],
-        env=environment, capture_output=True, text=True, check=False, timeout=30,
+        env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 5, done.stderr
     assert "Traceback" not in done.stderr
@@ -588,7 +588,7 @@ def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tm
         assert json.loads((served.root / "state.json").read_text())["pid"] == pid
         said = len(served.said())
         os.rename(served.root, tmp_path / "moved")
-        assert served.process.wait(20) == 5
+        assert served.process.wait(PATIENCE_S) == 5
         served.process = None
         lines = served.said()[said:].splitlines()
         assert "Traceback (most recent call last):" not in lines

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 
 def _sh(script: str, *arguments: str | Path) -> None:
@@ -204,7 +204,7 @@ def test_the_real_vim_saves_a_job(shared: Served) -> None:
     shared.wait_reason("vimmed", "begins")
     script = ["-c", "%s/old/new/", "-c", "g/start_after/d", "-c", "wq"]
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run(["vim", "-u", "NONE", "-es", *script, str(path)], **options, timeout=20, check=False)
+    subprocess.run(["vim", "-u", "NONE", "-es", *script, str(path)], **options, timeout=PATIENCE_S, check=False)
     shared.wait_done("vimmed")
     assert shared.log("vimmed") == "new\n"
     assert shared.runs("vimmed") == [1]
@@ -476,7 +476,7 @@ def test_the_error_goes_however_a_file_is_mended(shared: Served, save: object) -
     wait_for(error.exists)
     save(path, shared.text("true", start_after="1h"))
     shared.wait_reason(name, "begins")
-    wait_for(lambda: not error.exists(), timeout=3)
+    wait_for(lambda: not error.exists())
     path.unlink()
 
 
@@ -495,7 +495,7 @@ def test_the_error_goes_when_a_slow_writer_mends_the_file(shared: Served) -> Non
         shared.looked()
     swap.unlink()
     shared.wait_reason("slowly-mended", "begins")
-    wait_for(lambda: not error.exists(), timeout=3)
+    wait_for(lambda: not error.exists())
     path.unlink()
 
 
@@ -505,11 +505,11 @@ def test_the_error_goes_with_its_file(shared: Served) -> None:
     error = path.with_name("hopeless.toml.error")
     wait_for(error.exists)
     shared.move("hopeless", "queued", "held")
-    wait_for(lambda: not error.exists(), timeout=3)
+    wait_for(lambda: not error.exists())
     held_error = shared.root / "held" / "hopeless.toml.error"
     wait_for(held_error.exists)
     shared.path("held", "hopeless").unlink()
-    wait_for(lambda: not held_error.exists(), timeout=3)
+    wait_for(lambda: not held_error.exists())
 
 
 _BAD = {
@@ -542,7 +542,7 @@ def test_no_bad_file_stops_the_others(shared: Served) -> None:
         wait_for(lambda error=error: error.exists(), what=f"{error}")
         assert error.read_text().strip(), name
         shared.path("queued", f"bad-{name}").unlink()
-    wait_for(lambda: not list((shared.root / "queued").glob("bad-*")), timeout=3)
+    wait_for(lambda: not list((shared.root / "queued").glob("bad-*")))
 
 
 def test_a_huge_file_is_refused_unread(shared: Served) -> None:

@@ -22,7 +22,6 @@ JOBS = 60
 @pytest.mark.skipif(compiled.find().path is None, reason="there is no compiled wrapper beside its source")
 def test_jobs_run_once_however_often_the_server_is_killed(served: Served, tmp_path: Path) -> None:
     """A request that it has not taken goes to the next one; for one that it may have carried out the jid decides."""
-    served.patience = 90.0  # that takes half a minute
     (served.root / "config.toml").write_text("cpus = 4\n")
     served.start()
     ledger = tmp_path / "ledger"

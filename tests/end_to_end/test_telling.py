@@ -66,7 +66,7 @@ def test_a_dead_mail_server_delays_no_job_and_hears_of_all_when_it_is_back(
     mail.mode = "well"
     mail.over.set()
     served.start()
-    wait_for(lambda: all(f"bad-{number}" in _text(mail) for number in range(5)), timeout=60)
+    wait_for(lambda: all(f"bad-{number}" in _text(mail) for number in range(5)))
     assert {document["job"] for document in web.documents} == {f"bad-{number}" for number in range(5)}
     assert len({document["id"] for document in web.documents}) == 5
 

@@ -18,7 +18,7 @@ import pytest
 
 from served import Served, alive, marked, pids_in
 from spool.machine.host import login_environment
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
@@ -417,7 +417,7 @@ def _leaves(terminal: int, process: subprocess.Popen[bytes]) -> int:
         return process.poll() is not None
 
     wait_for(ended)
-    return process.wait(20)
+    return process.wait(PATIENCE_S)
 
 
 def _reads(terminal: int, text: bytes) -> None:
@@ -430,7 +430,7 @@ def _reads(terminal: int, text: bytes) -> None:
             seen += os.read(terminal, 65536)
         return text in seen
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not more():
         assert time.monotonic() < deadline, seen
         time.sleep(0.01)

@@ -23,7 +23,7 @@ from spool.executors.base import Launch
 from spool.executors.tmux import TmuxExecutor, server_of, session_of, socket_of
 from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import Assignments, render
-from support import ROOT, make_spool, wait_for
+from support import PATIENCE_S, ROOT, make_spool, wait_for
 
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
@@ -286,7 +286,7 @@ def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytes
     gate.write_text("now\n")
     assert executor._hung is not None
     assert executor._hung[1] is not None
-    executor._hung[1].wait(20)
+    executor._hung[1].wait(PATIENCE_S)
     assert executor.unavailable() is None
 
 

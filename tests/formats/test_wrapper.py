@@ -23,7 +23,7 @@ from spool.core.model import ArrayTask, Grant, Spec
 from spool.formats import wrapper
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render
 from spool.machine import identity
-from support import wait_for
+from support import PATIENCE_S, wait_for
 from wrapper_runs import SHELLS, WRAPPERS, Runs, runs_below, surroundings, words_of
 
 SCRIPT = Path(wrapper.__file__).with_name("wrapper.sh")
@@ -307,7 +307,7 @@ def test_of_many_wrappers_one_runs(runs: Runs) -> None:
     run = runs.make("echo ran")
     argv = [*run.shell, str(run.metadir / "run.sh")]
     started = [subprocess.Popen(argv) for _ in range(8)]
-    assert sorted(process.wait(20) for process in started) == [0] + [ALREADY_STARTED] * 7
+    assert sorted(process.wait(PATIENCE_S) for process in started) == [0] + [ALREADY_STARTED] * 7
     assert run.log == "ran\n"
 
 

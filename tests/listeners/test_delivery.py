@@ -15,7 +15,7 @@ from spool.formats.events import render_event
 from spool.listeners.delivery import MOST_TRIES, Delivery
 from spool.store.disk import Disk
 from spool.store.eventlog import EventReader, EventWriter
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 
 class Recorder:
@@ -85,7 +85,7 @@ def stand(spool_root: Path) -> Iterator[Stand]:
     yield made
     for delivery in made.deliveries:
         delivery.leave(0)
-        assert delivery.join(10)
+        assert delivery.join(PATIENCE_S)
     made.outbox.close()
 
 
@@ -101,7 +101,7 @@ def test_all_is_told_in_order_and_then_remembered(stand: Stand) -> None:
     delivery.more(math.inf)
     wait_for(lambda: first.heard == ["a", "b", "c"], what="c")
     delivery.leave(10)
-    assert delivery.join(10)
+    assert delivery.join(PATIENCE_S)
     assert first.closed.is_set()
     second = Recorder()
     stand.tell("d")
@@ -118,7 +118,7 @@ def test_nothing_is_told_before_it_may_be(stand: Stand) -> None:
     delivery = stand.delivery(listener, limit=end)
     wait_for(lambda: stand.outbox.cursor("recorder") == end, what="a to be read")
     delivery.leave(10)
-    assert delivery.join(10)
+    assert delivery.join(PATIENCE_S)
     assert listener.heard == ["a"]
     assert stand.unread
 
@@ -133,7 +133,7 @@ def test_what_is_not_done_is_told_again(stand: Stand) -> None:
     listener.open[0]()
     listener.open[2]()
     delivery.leave(0)
-    assert delivery.join(10)
+    assert delivery.join(PATIENCE_S)
     again = Recorder()
     stand.delivery(again)
     wait_for(lambda: not stand.unread, what="the rest")
@@ -150,7 +150,7 @@ def test_a_feed_that_is_to_leave_waits_for_what_is_not_done(stand: Stand) -> Non
     delivery.leave(60)
     assert not delivery.join(0.05)
     listener.open[0]()
-    assert delivery.join(10)
+    assert delivery.join(PATIENCE_S)
     assert not stand.unread
 
 
@@ -196,16 +196,16 @@ def test_what_ends_the_process_again_and_again_is_passed_over(stand: Stand) -> N
         def behave(event: Event, hangs: threading.Event = hangs, go: threading.Event = go) -> None:
             told.append(event.id)
             hangs.set()
-            go.wait(20)
+            go.wait(PATIENCE_S)
 
         delivery = Delivery(Recorder(behave), EventReader(stand.root, "recorder", stand.disk), careful=True)
         delivery._save = lambda: None  # type: ignore[method-assign]  # a process that ends here saves nothing more
         delivery.more(math.inf)
         delivery.start()
-        assert hangs.wait(20)
+        assert hangs.wait(PATIENCE_S)
         delivery.leave(0)
         go.set()
-        assert delivery.join(10)
+        assert delivery.join(PATIENCE_S)
     assert told == ["a"] * MOST_TRIES
     last = Recorder()
     stand.delivery(last, careful=True)

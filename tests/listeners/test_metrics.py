@@ -21,7 +21,7 @@ from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, PassesView, PoolView, StateView, render_state
 from spool.listeners import metrics
 from spool.listeners.metrics import Metrics
-from support import ROOT
+from support import PATIENCE_S, ROOT
 
 G = 1 << 30
 VIEW = StateView(
@@ -223,7 +223,7 @@ def test_the_use_of_runs_is_read_off_their_processes(
             assert 50_000_000 < value(samples(out), "spool_memory_used_bytes") < 500_000_000
             monkeypatch.setattr(metrics, "EVERY_S", 0.0)
             listener._next = 0.0
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_S
             while time.monotonic() < deadline and value(samples(out), "spool_cpus_used") < 0.05:
                 time.sleep(0.1)
                 listener.tick()

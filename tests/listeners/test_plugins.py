@@ -15,7 +15,7 @@ from spool.core.events import Answer, Event
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.listeners.plugins import Plugins
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 QUESTION = Event(id="x", name=EventName.SUBMITTING, at_ns=1, host="h", version="1", spool_dir="/s", job="x")
 ASKED = "@hookimpl\ndef spool_submitting(event):\n    pass\n"
@@ -45,7 +45,7 @@ def test_who_waits_for_a_turn_says_again_and_again_that_the_work_goes_on(load: L
     with plugins._turn:
         thread.start()
         wait_for(lambda: len(begun) > 3, what="four words")
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert answers == [Answer()]
     assert set(begun) == {SECOND_NS // 20}
 

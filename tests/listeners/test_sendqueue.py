@@ -9,7 +9,7 @@ import pytest
 
 from spool.listeners.message import Message, UndeliveredError
 from spool.listeners.sendqueue import Patience, SendQueue
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 MOST = 100
 QUICK = Patience(first_s=0.001, longest_s=0.001, tries=1_000_000, for_s=60.0, most_waiting=MOST)
@@ -28,7 +28,7 @@ class Receiver:
         self.taken: list[str] = []
 
     def send(self, message: Message) -> None:
-        self.awake.wait(60)
+        self.awake.wait(PATIENCE_S)
         self.tries += 1
         if self.broken:
             raise UndeliveredError("it is broken")

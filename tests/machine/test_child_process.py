@@ -12,6 +12,7 @@ import pytest
 
 from spool.core.model import SECOND_NS
 from spool.machine.child_process import ChildProcess
+from support import PATIENCE_S
 
 ECHO = "import os\nwhile data := os.read(0, 1 << 16):\n    os.write(1, data)\n"
 DEAF = "import time\ntime.sleep(3600)\n"
@@ -50,7 +51,7 @@ def lines_of(child: ChildProcess, count: int) -> list[bytes]:
     """Return so many lines of the child's."""
     lines: list[bytes] = []
     while len(lines) < count:
-        assert child.wait(30)
+        assert child.wait(PATIENCE_S)
         lines += child.read()
     return lines
 
@@ -87,7 +88,7 @@ def test_the_end_of_a_child_shows_though_others_hold_its_socket(child_of: Callab
     (other,) = lines_of(child, 1)
     try:
         while child.is_alive:
-            assert child.wait(30)
+            assert child.wait(PATIENCE_S)
             child.read()
         assert child.exit_code() == 3
         assert not child.has_hung_up
@@ -102,11 +103,11 @@ def test_a_child_that_is_not_watched_wakes_nobody_by_its_end(child_of: Callable[
     child.start()
     assert child.pid is not None
     end = os.pidfd_open(child.pid)
-    select.select([end], [], [], 30)
+    select.select([end], [], [], PATIENCE_S)
     os.close(end)
     assert not child.wait(0)
     child.watch()
-    assert child.wait(30)
+    assert child.wait(PATIENCE_S)
     assert not child.is_alive
     assert child.has_hung_up
 

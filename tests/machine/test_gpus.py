@@ -21,6 +21,7 @@ from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import SECOND_NS, Gpu
 from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatcher, Ignore, Ours, UseReader
 from spool.machine.nvml import Sample
+from support import PATIENCE_S
 
 LONG_NS = 30 * SECOND_NS
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST, MISMATCH, UNKNOWN = 3, 13, 15, 18, 999
@@ -297,7 +298,7 @@ def test_the_descriptor_wakes_a_dispatcher_when_the_answer_comes(
     watch(patience_ns=0)
     assert select.select([watch.watcher.fileno()], [], [], 0)[0] == []
     fake_nvml.mend()
-    assert select.select([watch.watcher.fileno()], [], [], 30)[0] != []
+    assert select.select([watch.watcher.fileno()], [], [], PATIENCE_S)[0] != []
     assert problems(watch(patience_ns=0, later_ns=0)) == {"GPU-a": None}
     assert select.select([watch.watcher.fileno()], [], [], 0)[0] == []
 
@@ -338,7 +339,7 @@ def test_a_helper_that_left_because_nobody_asked_is_started_again(
     watch = watching(idle_seconds=0.001)
     watch()
     pid = watch.watcher.helper_pid or 0
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=PATIENCE_S)
     assert watch().problem is None
     for _ in range(20):  # some of these meet the helper just as it leaves
         assert watch().problem is None

@@ -36,7 +36,6 @@ class Impatient(Served):
 def spool(slurm: Cluster, tmp_path: Path) -> Iterator[Impatient]:
     """Give a spool on Slurm with an impatient dispatcher, which the test starts."""
     with Impatient(tmp_path / "spool", executor="slurm") as made:
-        made.patience = 90.0
         (made.root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "1s"\n')
         made.environment["TEST"] = str(tmp_path)
         yield made

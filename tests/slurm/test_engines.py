@@ -68,7 +68,6 @@ def on_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         subprocess.run(command.arguments, check=True)
 
     with OnBatch(tmp_path / "spool", executor="slurm") as spool:
-        spool.patience = 60.0
         (spool.root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n')
         yield Site(spool, "batch", cancel)
 

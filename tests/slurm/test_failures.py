@@ -193,7 +193,6 @@ def test_jobs_finish_while_the_controller_is_away(served: Served, slurm: Cluster
         assert served.outcome("new") is None
     finally:
         slurm.start_controller()
-    served.patience = 150
     served.wait_done(*names, "new")
     _check_once(served, [*names, "new"])
 
@@ -243,7 +242,6 @@ def test_a_job_of_a_node_that_went_away_runs_again_when_the_node_is_back(served:
     assert served.runs("moved") == [1]
     assert served.outcome("moved") is None
     slurm.start_node("n2")
-    served.patience = 150
     served.until(lambda: served.runs("moved") == [1, 2], "the second run")
     assert not alive(pid)
     slurm.command("scontrol", "update", "nodename=n2", "state=resume", check=False)

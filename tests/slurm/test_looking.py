@@ -16,7 +16,7 @@ import pytest
 
 from served import Served
 from slurm.cluster import Cluster
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 UNTIL_TOLD = "until [ -e go ]; do sleep 0.1; done"
 
@@ -31,7 +31,7 @@ def _states(slurm: Cluster) -> dict[str, str]:
 
 def _read(descriptor: int, until: str) -> str:
     """Return what a terminal shows, once it shows *until*."""
-    shown, deadline = "", time.monotonic() + 30
+    shown, deadline = "", time.monotonic() + PATIENCE_S
     while until not in shown:
         assert time.monotonic() < deadline, shown
         if select.select([descriptor], [], [], 0.2)[0]:
@@ -52,7 +52,7 @@ def test_attach_opens_a_shell_beside_the_job(served: Served, slurm: Cluster) -> 
             os.write(ours, b"echo $SLURM_JOB_ID $SLURMD_NODENAME; tty\n")
             assert f"{_id(served, 'job')} n3\r\n/dev/pts/" in _read(ours, "/dev/pts/")
             os.write(ours, b"exit 3\n")
-            assert process.wait(30) == 3
+            assert process.wait(PATIENCE_S) == 3
         finally:
             process.kill()
             os.close(ours)
@@ -83,11 +83,11 @@ def test_log_follows_a_job_from_its_wait_in_slurm_to_its_end(served: Served, slu
         slurm.command("scontrol", "update", "nodename=n4", "state=resume")
         assert [each.stdout.readline() for each in (first, second)] == ["one\n", "one\n"]
         second.send_signal(signal.SIGINT)
-        second.wait(20)
+        second.wait(PATIENCE_S)
         assert served.places("job") == ["running"]
         (served.root.parent / "go").touch()
         assert first.stdout.read() == "two\n"
-        assert first.wait(20) == 0
+        assert first.wait(PATIENCE_S) == 0
     served.wait_done("job")
 
 
@@ -141,7 +141,7 @@ def test_arrays_retries_and_dependencies_between_slurm_and_this_machine(served: 
     served.drop("bad", "exit 4", depends_on=["there"])
     served.drop("instead", "echo instead", depends_on={"failed": "bad"}, executor="process")
     served.drop("never", "true", depends_on=["bad"])
-    most, patience = 0, time.monotonic() + 90
+    most, patience = 0, time.monotonic() + PATIENCE_S
     while served.places("instead") != ["done"]:
         assert time.monotonic() < patience
         states = [job["state"] for job in slurm.jobs() if job["name"].startswith("array_")]

@@ -17,7 +17,7 @@ from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
 from spool.store.spool import Spool
-from support import make_spool, wait_for
+from support import PATIENCE_S, make_spool, wait_for
 
 GIB = 1 << 30
 MACHINE = Machine(4, 8 * GIB, 3 * GIB, disk_free_bytes=50 * GIB)
@@ -80,7 +80,7 @@ def answer(world: MachineMonitor) -> Machine:
     """Do what the dispatcher does when NVML's answer wakes it, or when it was there at once."""
     if world.answer_due_ns() != 0:
         assert world.gpus is not None
-        assert select.select([world.gpus.fileno()], [], [], 30)[0]
+        assert select.select([world.gpus.fileno()], [], [], PATIENCE_S)[0]
         world.take_gpu_answer()
     return world.machine(NOW)
 
