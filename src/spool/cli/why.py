@@ -74,7 +74,7 @@ def sentences(answer: Explanation) -> Iterator[str]:
     if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text.removeprefix("held: ")):
         yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher and answer.engine is None:
-        yield "no dispatcher is running: no job starts until you run `spool dispatch`"
+        yield "no dispatcher is running: `spool dispatch` starts one"
 
 
 def _start(answer: Explanation) -> Iterator[str]:

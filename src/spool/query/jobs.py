@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import suppress
 from functools import cached_property
@@ -358,12 +359,22 @@ class JobLister:
             return self._running(name, user, spool.job_spec(place, name))
         stated = self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
         state = State.HELD if place == HELD else State.QUEUED
+        array = place == HELD and self._is_array_in_progress(name)
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         if why := spool.why_no_order(place, name):
             state, reason = State.INVALID, why
         elif stated is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
-        return JobRow(name, state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated or {})
+        return JobRow(
+            name, state, user=user, submitted_at_ns=since, reason=reason, place=place, array=array, **stated or {}
+        )
+
+    def _is_array_in_progress(self, name: str) -> bool:
+        """Whether a job is an array that was expanded and has not ended."""
+        if self._with_runs is not None and name not in self._with_runs:
+            return False
+        run = self._spool.latest_run(name)
+        return run is not None and self._spool.array(name, run) is not None and self._goes_on(name, run)
 
     def _user(self, uid: int) -> str:
         if uid not in self._users:
@@ -420,6 +431,7 @@ class JobLister:
             place=RUNNING,
             suspended_ns=suspension.before_ns,
             suspended_at_ns=suspension.since_ns,
+            array=array is not None,
             **of_spec(spec) or {},
         )
 
@@ -523,7 +535,8 @@ class JobLister:
         """Return an array that has ended as its tasks stand now; *newest* has the last end of a task of each array."""
         now = array_outcome(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
         state = now.outcome if now.outcome is not None else State.RUNNING
-        return replace(row_of_result(result), state=state, reason=now.reason, ended_at_ns=now.ended_at_ns)
+        row = row_of_result(result)
+        return replace(row, state=state, reason=now.reason, ended_at_ns=now.ended_at_ns, array=True)
 
     def _without_history(self, name: str, newest: Mapping[str, int]) -> JobRow:
         run = self._spool.latest_run(name)
@@ -576,6 +589,7 @@ class JobRow:
     progress: str = ""  # how far it says that it is
     suspended_ns: int = 0  # how long its run has been suspended, but for the time since the last
     suspended_at_ns: int | None = None  # since when it is; None: it is not
+    array: bool = False  # it stands for its tasks, which are jobs themselves and counted instead
     gpu_percent: int | None = None  # in how much of the last moments its GPUs computed; once it has ended, of its time
 
     def time_ns(self, now_ns: int) -> int | None:
@@ -589,6 +603,12 @@ class JobRow:
         if self.ended_at_ns is not None:
             return None
         return now_ns - self.submitted_at_ns if self.submitted_at_ns is not None else None
+
+
+def counts(rows: Iterable[JobRow]) -> Counter[State]:
+    """Return how many jobs are in each state that is no end, as every view counts them: tasks, and not their arrays."""
+    found = Counter(row.state for row in rows if not row.array and not row.state.ended)
+    return Counter({state: found[state] for state in State if found[state]})
 
 
 _RANKS = {
@@ -666,6 +686,7 @@ def row_of_view(name: str, state: State, view: JobView, place: str | None = None
     row.started_at_ns = view.started_at_ns
     row.reason = f"{view.problem}; {view.reason}" if view.problem and view.reason else view.problem or view.reason
     row.place = place
+    row.array = view.array
     row.suspended_ns = view.suspended_ns
     row.suspended_at_ns = view.suspended_at_ns
     row.gpu_percent = _average(each.percent for each in view.gpu_use) if view.gpu_use else None
