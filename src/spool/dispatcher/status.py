@@ -218,6 +218,7 @@ class StatusWriter:
             gpus=request.gpus,
             gpu_uuids=live.grant.gpu_uuids,
             gpu_use=GpuUseView.of(watch) if watch is not None else (),
+            gpu_idle_ns=watch.idle_ns if watch is not None else 0,
             resources=dict(request.resources),
             user=live.user,
             project=live.spec.project,

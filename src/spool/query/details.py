@@ -199,7 +199,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
     jid = spool.jid(name, run)
     where = outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
-    watch = spool.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
+    watch = lister.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
     return RunDetails(
         run=run,
         state=state,

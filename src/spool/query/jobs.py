@@ -20,6 +20,7 @@ from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
+from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
@@ -416,7 +417,7 @@ class JobLister:
             reason = f"has ended ({result.outcome}); it runs again" if result is not None else reason
             suspension = spool.suspension(name, run)
             reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
-            watch = spool.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
+            watch = self.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
             idle = watch.words(spec) if watch is not None and spec is not None else ""
             reason = reason or spool.cancel_denial(name, run) or idle
         return JobRow(
@@ -442,6 +443,15 @@ class JobLister:
         elsewhere = self._elsewhere(grant) if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
         submitted = elsewhere if self._spool.is_submitted(grant) else None
         return shown(proof, filed=filed, stop=self._spool.stop(name, run), submitted=submitted, elsewhere=elsewhere)
+
+    def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
+        """Return what a run that goes on has done with its GPUs so far: for every view.
+
+        The dispatcher says so at each look at them, and writes the record rarely; that counts where none speaks.
+        """
+        said = self.state.jobs.get(name) if self.state is not None and self.stale_ns is None else None
+        told = said.gpu_watch(self.state.at_ns) if self.state is not None and said is not None else None
+        return told if said is not None and said.run == run and told is not None else self._spool.gpu_watch(name, run)
 
     def _elsewhere(self, record: GrantRecord) -> str:
         """Return what is known of a run that an engine has, and as of when if no dispatcher asks the engine now."""
