@@ -83,6 +83,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     suspended_at_ns: int | None = None  # since when it is; None: it is not
     engine: str | None = None  # that has its run, on another machine
     array: bool = False  # it stands for its tasks, which are jobs themselves
+    beside: str = ""  # the state of a second job of the name, which waits for this run to end
 
     def gpu_watch(self, at_ns: int) -> GpuWatch | None:
         """Return what its run has done with its GPUs by *at_ns*, when this was said; None: nothing is known of that."""

@@ -175,7 +175,7 @@ class ContentReader:
             view_at_ns=view.at_ns if view is not None else None,
             paused=self._spool.paused,
             problems=tuple(self._problems()),
-            counts={state.value: number for state, number in counts(rows.values()).items()},
+            counts={state.value: number for state, number in counts([*rows.values(), *_beside(jobs)]).items()},
             machine=machine,
             gpus=self._gpus,
             gpus_watched=machine is not None and machine.gpus_at_ns is not None,
@@ -300,9 +300,20 @@ def _ended(result: Result) -> JobRow:
     return replace(row, reason="; ".join(filter(None, (row.reason, "runs again")))) if result.again else row
 
 
+def _beside(jobs: Mapping[str, JobView]) -> Iterator[JobRow]:
+    """Yield the second job of each name that has one: it waits for the run of the first to end."""
+    for name, view in jobs.items():
+        if view.beside:
+            yield JobRow(name, _word(view.beside), user=view.user)
+
+
 def _state(view: JobView) -> State:
+    return _word(view.state)
+
+
+def _word(text: str) -> State:
     try:
-        return State(view.state)
+        return State(text)
     except ValueError:  # of a later version
         return State.QUEUED
 
