@@ -94,7 +94,9 @@ def _start(answer: Explanation) -> Iterator[str]:
 
 def _in_engine(answer: Explanation, engine: str) -> Iterator[str]:
     if answer.dispatcher:
-        known = f" as job {answer.engine_id}" if answer.engine_id is not None else ""
-        yield f"in {engine}{known}, which alone knows when it starts"
+        if answer.engine_id is None:
+            yield f"on its way to {engine}, which has not confirmed it yet"
+        else:
+            yield f"in {engine} as job {answer.engine_id}, which alone knows when it starts"
     else:
         yield f"{engine} alone knows when it starts; `spool dispatch` asks it again"

@@ -181,16 +181,17 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
     suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
     proof = spool.prove(name, run, prober)
     state, reason = lister.shown(name, run, proof, grant, filed=result is not None)
+    array = spool.array(name, run)
     if proof.verdict is Verdict.VOID and (refusal := spool.refusal(name, run)):
         reason = f"{reason}: {refusal}"
     if result is not None:
         reason = result.reason
-        if spool.array(name, run) is not None:
+        if array is not None:
             now = array_outcome(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
     elif isinstance(known, InvalidRecord):
         state, reason = State.INVALID, str(known)
-    elif spool.array(name, run) is not None:
+    elif array is not None:
         state = State.RUNNING
     elif state is State.RUNNING and suspension.since_ns is not None:
         reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
@@ -217,6 +218,8 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         if result is not None
         else spool.ran_from_ns(grant)
         if grant is not None
+        else array.expanded_at_ns
+        if array is not None
         else None,
         ended_at_ns=result.ended_at_ns if result is not None else None,
         exit_code=result.exit_code if result is not None else spool.exit_code(name, run),
