@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
-from spool.core.lazyclass import dataclass, field
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Verdict, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
@@ -21,6 +22,8 @@ from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
 from spool.store.spool import Spool, is_too_long
+
+_GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOPPING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     )
     prober = MachineProber()
     shown = tuple(_run(spool, name, each, prober, lister) for each in runs if run is None or each == run)
+    shown = tuple(_as_listed(each, found) for each in shown)
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
@@ -134,6 +138,17 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         task_counts=tasks.counts(),
         failed_tasks=tasks.failed(),
     )
+
+
+def _as_listed(run: RunDetails, rows: Sequence[JobRow]) -> RunDetails:
+    """Return a run that goes on in the state in which the list has it: what a dispatcher has not noticed yet is later.
+
+    Else `show` would contradict itself, and `ls`.
+    """
+    row = next((row for row in rows if row.run == run.run and row.state in _GOES_ON), None)
+    if row is None or run.ended_at_ns is not None or run.state in (None, row.state):
+        return run
+    return replace(run, state=row.state, reason=row.reason)
 
 
 def _defaults(spool: Spool, name: str, row: JobRow, text: bytes | None) -> str:
