@@ -200,7 +200,7 @@ def test_info_of_a_quiet_spool(spool: Command, spool_root: Path) -> None:
     assert found["memory_available_bytes"] > 0
     text = spool("info").out
     assert "(paused: no job starts)" in text
-    assert "not running: no job starts until you run `spool dispatch`" in text
+    assert "not running, and autostart is off: no job starts until you run `spool " in text
     configure(spool_root, "cpu = 3\n")
     assert any("cpu" in problem for problem in asked(spool, "info")["problems"])
 

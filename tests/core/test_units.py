@@ -15,6 +15,7 @@ from spool.core.units import (
     parse_size,
     show_duration,
     show_size,
+    whole_words,
 )
 
 S = 1_000_000_000
@@ -185,3 +186,10 @@ def test_people_read_rounded_amounts() -> None:
     assert shown == ["45 s", "1 m 30 s", "1 h 02 m", "3 d 03 h"]
     assert show_duration(400_000_000) == "0.4 s"
     assert show_duration(-90 * S) == "-1 m 30 s"
+
+
+def test_a_text_is_cut_between_words() -> None:
+    """What another program said is never cut inside a word, unless it is one word."""
+    assert whole_words("failed to fetch config", 22) == "failed to fetch config"
+    assert whole_words("failed to fetch config scontrol", 28) == "failed to fetch config …"
+    assert whole_words("x" * 30, 10) == "x" * 8 + " …"

@@ -11,7 +11,7 @@ from spool.core.names import engine_title
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.query.machine import MachineStatus, machine_status
+from spool.query.machine import MachineStatus, RunGrant, machine_status
 
 _COLUMNS = (
     render.Column("JOB", cut="middle"),
@@ -74,12 +74,18 @@ def _print(found: MachineStatus) -> None:
                 ",".join(map(str, each.gpus)) if each.engine is None else count_of(each.gpu_count, "GPU"),
                 in_words(each.resources, each.resource_indices),
                 render.duration(found.at_ns - each.started_at_ns),
-                "stopping" if each.stopping else f"in {engine_title(each.engine)}" if each.engine is not None else "",
+                _remark(each),
             ]
             for each in found.runs
         ]
         kept = [at for at, column in enumerate(_COLUMNS) if column.title != "RESOURCES" or any(row[at] for row in rows)]
         render.table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
+
+
+def _remark(run: RunGrant) -> str:
+    if run.stopping or run.suspended:
+        return "stopping" if run.stopping else "suspended"
+    return f"in {engine_title(run.engine)}" if run.engine is not None else ""
 
 
 _ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it creates a new one soon"
@@ -88,7 +94,7 @@ _ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it creates a new one soon"
 def _dispatcher(found: MachineStatus) -> str:
     one = found.dispatcher
     if one is None:
-        return "not running: no job starts until you run `spool dispatch`"
+        return found.next_dispatcher
     if one.pid is None:
         return "running; no heartbeat yet" + (f", {_ASTRAY}" if one.lock_astray else "")
     parts = [f"pid {one.pid}"]

@@ -87,7 +87,7 @@ def _print(found: Preview) -> None:
             until = f", which could start in {about}{show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
         render.prose(f"resources are kept free for {found.protected}{until}")
     if not found.dispatcher:
-        render.prose("no dispatcher is running: no job starts until you run `spool dispatch`")
+        render.prose("no dispatcher is running: `spool dispatch` starts one")
 
 
 def _start(each: WaitingJob, found: Preview) -> str:

@@ -74,7 +74,7 @@ def sentences(answer: Explanation) -> Iterator[str]:
     if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text.removeprefix("held: ")):
         yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher and answer.engine is None:
-        yield "no dispatcher is running: no job starts until you run `spool dispatch`"
+        yield "no dispatcher is running: `spool dispatch` starts one"
 
 
 def _start(answer: Explanation) -> Iterator[str]:
@@ -94,7 +94,9 @@ def _start(answer: Explanation) -> Iterator[str]:
 
 def _in_engine(answer: Explanation, engine: str) -> Iterator[str]:
     if answer.dispatcher:
-        known = f" as job {answer.engine_id}" if answer.engine_id is not None else ""
-        yield f"in {engine}{known}, which alone knows when it starts"
+        if answer.engine_id is None:
+            yield f"on its way to {engine}, which has not confirmed it yet"
+        else:
+            yield f"in {engine} as job {answer.engine_id}, which alone knows when it starts"
     else:
         yield f"{engine} alone knows when it starts; `spool dispatch` asks it again"

@@ -50,6 +50,26 @@ def ensure(root: str) -> str | None:
     return None
 
 
+def outlook(root: str) -> str:
+    """Return that no dispatcher is running, and what starts the next one: as :func:`ensure` would do it now."""
+    if is_starting(root):
+        return "starting"
+    by_hand = "`spool dispatch`" if _is_same(root, _usual_root()) else f"`spool --spool {root} dispatch`"
+    try:
+        owner = os.stat(root).st_uid
+    except OSError:
+        owner = os.geteuid()
+    if owner != os.geteuid():
+        from spool.machine.host import user_name
+
+        return f"not running: no job starts until its owner, {user_name(owner)}, starts one"
+    if not _wishes(root)[0]:
+        return f"not running, and autostart is off: no job starts until you run {by_hand}"
+    unit = unit_for(root)
+    by = f" by systemd ({unit})" if unit is not None else ""
+    return f"not running: the next submission starts one{by}, or {by_hand}"
+
+
 def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
     """Start a dispatcher in its own session, with messages in `dispatcher.log`, and return its pid.
 

@@ -77,6 +77,14 @@ def _blanks_around(bare: str) -> str:
     return f'has white space around it; write "{bare}"'
 
 
+def whole_words(text: str, most: int) -> str:
+    """Return *text* in at most *most* characters, cut after a word and with … where it was longer."""
+    if len(text) <= most:
+        return text
+    head, space, _ = text[:most].rpartition(" ")
+    return f"{head if space else text[: most - 2]} …"
+
+
 def _shorten(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 

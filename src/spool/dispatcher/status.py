@@ -128,10 +128,11 @@ class StatusWriter:
         for job in self._state.jobs.values():
             if (live := job.live) is not None:
                 said = before.get(live)
-                if said is not None and said[0] is live.spec and live.merely_runs:  # nothing has happened to it since
+                alone = job.queued is None and job.held is None
+                if said is not None and said[0] is live.spec and alone and live.merely_runs:  # nothing has happened
                     jobs[job.name] = said[1]
                 else:
-                    jobs[job.name] = self._live(live, steady=steady)
+                    jobs[job.name] = self._live(live, steady=steady and alone)
             elif (file := job.queued or job.held) is not None:
                 jobs[job.name] = self._waiting(job, file, plan, paused=paused)
         jobs |= array_views(self._state)
@@ -208,6 +209,7 @@ class StatusWriter:
         idle = watch.words(live.spec) if watch is not None else ""
         return JobView(
             state=state or State.STARTING,
+            beside=self._beside(live),
             reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
             problem=self._confinement.why(live.name),
             run=live.run,
@@ -218,6 +220,7 @@ class StatusWriter:
             gpus=request.gpus,
             gpu_uuids=live.grant.gpu_uuids,
             gpu_use=GpuUseView.of(watch) if watch is not None else (),
+            gpu_idle_ns=watch.idle_ns if watch is not None else 0,
             resources=dict(request.resources),
             user=live.user,
             project=live.spec.project,
@@ -229,6 +232,16 @@ class StatusWriter:
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
         )
+
+    def _beside(self, live: ActiveRun) -> str:
+        """Return what another job of that name is, which waits for the run to end; "" if there is none."""
+        job = self._state.jobs.get(live.name)
+        file = None if job is None else job.queued or job.held
+        if job is None or file is None or file.inode == live.inode:
+            return ""
+        if file.spec is None and file.problem == INVALID:
+            return State.INVALID
+        return State.QUEUED if job.queued is not None else State.HELD
 
     def _proof(self, live: ActiveRun) -> Proof:
         """Return what is known of a run without asking the disk or the machine more than needed."""

@@ -22,6 +22,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
+from spool.core.units import whole_words
 from spool.executors.base import EngineEnd, Home, Launch, Usage
 from spool.executors.language import Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
@@ -36,6 +37,7 @@ GRACE_NS = 120 * SECOND_NS
 
 QUICK_NS, FEW = 2 * SECOND_NS, 20  # asked this often while no more than FEW are there
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
+_MOST_WORDS = 200  # characters of what a command has said
 _SURE = 2  # answers without a job before it is not there
 _BURST_S = 10  # seconds' worth of submissions that may come at once
 _SENT = 8  # submissions on their way at once
@@ -734,7 +736,8 @@ class ClusterExecutor:
 def _line(done: CommandEnd) -> str:
     """Return what a command has said, on one line."""
     words = " ".join((done.err or done.out).split())
-    return "".join(char if char.isprintable() else "?" for char in words)[:200] or f"exit status {done.status}"
+    line = "".join(char if char.isprintable() else "?" for char in words)
+    return whole_words(line, _MOST_WORDS) or f"exit status {done.status}"
 
 
 def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:

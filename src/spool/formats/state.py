@@ -12,7 +12,7 @@ from msgspec import DecodeError, Raw, Struct, field, json, to_builtins
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.lazyclass import dataclass
-from spool.core.model import ForeignProcess, Gpu
+from spool.core.model import ForeignProcess, Gpu, GpuUse
 
 
 class GpuUseView(Struct, frozen=True, kw_only=True):
@@ -24,6 +24,19 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
     peak_percent: int | None = None
     mean_memory_bytes: int | None = None
     peak_memory_bytes: int | None = None
+    watched_ns: int = 0  # how much of its time the mean of its use stands for
+    memory_watched_ns: int = 0
+
+    def use(self) -> GpuUse:
+        """Return what this tells of the time since the start of the run."""
+        return GpuUse(
+            watched_ns=self.watched_ns,
+            mean_percent=self.mean_percent,
+            peak_percent=self.peak_percent,
+            memory_watched_ns=self.memory_watched_ns,
+            mean_memory_bytes=self.mean_memory_bytes,
+            peak_memory_bytes=self.peak_memory_bytes,
+        )
 
     @staticmethod
     def of(watch: GpuWatch) -> tuple[GpuUseView, ...]:
@@ -37,6 +50,8 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
                 peak_percent=use.peak_percent,
                 mean_memory_bytes=use.mean_memory_bytes,
                 peak_memory_bytes=use.peak_memory_bytes,
+                watched_ns=use.watched_ns,
+                memory_watched_ns=use.memory_watched_ns,
             )
             for use, done in zip(watch.gpus, now, strict=True)
         )
@@ -56,6 +71,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     gpus: int | None = None
     gpu_uuids: tuple[str, ...] = ()
     gpu_use: tuple[GpuUseView, ...] = ()  # of each of these, while it runs; () is unknown
+    gpu_idle_ns: int = 0  # for how long all of them have been idle
     resources: dict[str, int] = field(default_factory=dict)
     user: str | None = None
     project: str | None = None
@@ -67,6 +83,12 @@ class JobView(Struct, frozen=True, kw_only=True):
     suspended_at_ns: int | None = None  # since when it is; None: it is not
     engine: str | None = None  # that has its run, on another machine
     array: bool = False  # it stands for its tasks, which are jobs themselves
+    beside: str = ""  # the state of a second job of the name, which waits for this run to end
+
+    def gpu_watch(self, at_ns: int) -> GpuWatch | None:
+        """Return what its run has done with its GPUs by *at_ns*, when this was said; None: nothing is known of that."""
+        uses = tuple(each.use() for each in self.gpu_use)
+        return GpuWatch(at_ns, uses, self.gpu_idle_ns) if uses else None
 
 
 class GpuView(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import OUTCOMES, SECOND_NS, Machine, Result, State
 from spool.core.names import natural
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
-from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
+from spool.query.jobs import RECENT_NS, JobRow, counts, row_of_result, row_of_view
 from spool.query.progress import progress_of
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day
@@ -162,7 +162,7 @@ class ContentReader:
         waiting = [row for row in rows.values() if row.state in _WAIT]
         held = [row for row in rows.values() if row.state in (State.HELD, State.INVALID)]
         active = sorted((row for row in rows.values() if row.state in _RUNS), key=_by_start)
-        real = [row for row in rows.values() if not jobs[row.name].array]
+        real = [row for row in rows.values() if not row.array]
         self._read_day(now_ns, real)
         runs = tuple(self._run(row, jobs[row.name]) for row in active[:MOST_RUNS])
         machine = view.machine if view is not None else None
@@ -175,7 +175,7 @@ class ContentReader:
             view_at_ns=view.at_ns if view is not None else None,
             paused=self._spool.paused,
             problems=tuple(self._problems()),
-            counts=Counter(row.state.value for row in real),
+            counts={state.value: number for state, number in counts([*rows.values(), *_beside(jobs)]).items()},
             machine=machine,
             gpus=self._gpus,
             gpus_watched=machine is not None and machine.gpus_at_ns is not None,
@@ -300,9 +300,20 @@ def _ended(result: Result) -> JobRow:
     return replace(row, reason="; ".join(filter(None, (row.reason, "runs again")))) if result.again else row
 
 
+def _beside(jobs: Mapping[str, JobView]) -> Iterator[JobRow]:
+    """Yield the second job of each name that has one: it waits for the run of the first to end."""
+    for name, view in jobs.items():
+        if view.beside:
+            yield JobRow(name, _word(view.beside), user=view.user)
+
+
 def _state(view: JobView) -> State:
+    return _word(view.state)
+
+
+def _word(text: str) -> State:
     try:
-        return State(view.state)
+        return State(text)
     except ValueError:  # of a later version
         return State.QUEUED
 

@@ -19,6 +19,7 @@ from spool.formats.run_records import ArrayRecord, GrantRecord
 from spool.formats.values import moment_or_delay
 from spool.machine import processes
 from spool.machine.processes import MachineProber
+from spool.query.jobs import JobLister
 from spool.store.history import History
 from spool.store.spool import Spool
 
@@ -160,7 +161,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
         gpu_memory_bytes=grant.grant.gpu_memory_bytes,
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
     )
-    if used.gpus and (watch := spool.gpu_watch(name, run)) is not None:
+    if used.gpus and (watch := JobLister(spool).gpu_watch(name, run)) is not None:
         used = replace(used, gpu_use=watch.known)
     began_ns, now_ns = spool.ran_from_ns(grant), time.time_ns()
     if proof.verdict is Verdict.UNREACHABLE and grant.executor not in LOCAL_EXECUTORS and began_ns is not None:

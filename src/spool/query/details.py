@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
-from spool.core.lazyclass import dataclass, field
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Verdict, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
@@ -21,6 +22,8 @@ from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
 from spool.store.spool import Spool, is_too_long
+
+_GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOPPING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     )
     prober = MachineProber()
     shown = tuple(_run(spool, name, each, prober, lister) for each in runs if run is None or each == run)
+    shown = tuple(_as_listed(each, found) for each in shown)
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
@@ -134,6 +138,17 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         task_counts=tasks.counts(),
         failed_tasks=tasks.failed(),
     )
+
+
+def _as_listed(run: RunDetails, rows: Sequence[JobRow]) -> RunDetails:
+    """Return a run that goes on in the state in which the list has it: what a dispatcher has not noticed yet is later.
+
+    Else `show` would contradict itself, and `ls`.
+    """
+    row = next((row for row in rows if row.run == run.run and row.state in _GOES_ON), None)
+    if row is None or run.ended_at_ns is not None or run.state in (None, row.state):
+        return run
+    return replace(run, state=row.state, reason=row.reason)
 
 
 def _defaults(spool: Spool, name: str, row: JobRow, text: bytes | None) -> str:
@@ -181,16 +196,17 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
     suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
     proof = spool.prove(name, run, prober)
     state, reason = lister.shown(name, run, proof, grant, filed=result is not None)
+    array = spool.array(name, run)
     if proof.verdict is Verdict.VOID and (refusal := spool.refusal(name, run)):
         reason = f"{reason}: {refusal}"
     if result is not None:
         reason = result.reason
-        if spool.array(name, run) is not None:
+        if array is not None:
             now = array_outcome(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
     elif isinstance(known, InvalidRecord):
         state, reason = State.INVALID, str(known)
-    elif spool.array(name, run) is not None:
+    elif array is not None:
         state = State.RUNNING
     elif state is State.RUNNING and suspension.since_ns is not None:
         reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
@@ -199,7 +215,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
     jid = spool.jid(name, run)
     where = outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
-    watch = spool.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
+    watch = lister.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
     return RunDetails(
         run=run,
         state=state,
@@ -217,6 +233,8 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         if result is not None
         else spool.ran_from_ns(grant)
         if grant is not None
+        else array.expanded_at_ns
+        if array is not None
         else None,
         ended_at_ns=result.ended_at_ns if result is not None else None,
         exit_code=result.exit_code if result is not None else spool.exit_code(name, run),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import suppress
 from functools import cached_property
@@ -19,6 +20,7 @@ from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
+from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
@@ -359,12 +361,22 @@ class JobLister:
             return self._running(name, user, spool.job_spec(place, name))
         stated = self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
         state = State.HELD if place == HELD else State.QUEUED
+        array = place == HELD and self._is_array_in_progress(name)
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         if why_not:
             state, reason = State.INVALID, why_not
         elif stated is None or name in self._complained(place):
             state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
-        return JobRow(name, state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated or {})
+        return JobRow(
+            name, state, user=user, submitted_at_ns=since, reason=reason, place=place, array=array, **stated or {}
+        )
+
+    def _is_array_in_progress(self, name: str) -> bool:
+        """Whether a job is an array that was expanded and has not ended."""
+        if self._with_runs is not None and name not in self._with_runs:
+            return False
+        run = self._spool.latest_run(name)
+        return run is not None and self._spool.array(name, run) is not None and self._goes_on(name, run)
 
     def _user(self, uid: int) -> str:
         if uid not in self._users:
@@ -406,7 +418,7 @@ class JobLister:
             reason = f"has ended ({result.outcome}); it runs again" if result is not None else reason
             suspension = spool.suspension(name, run)
             reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
-            watch = spool.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
+            watch = self.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
             idle = watch.words(spec) if watch is not None and spec is not None else ""
             reason = reason or spool.cancel_denial(name, run) or idle
         return JobRow(
@@ -414,13 +426,14 @@ class JobLister:
             state,
             run=run,
             attempt=grant.attempt if grant else None,
-            user=(grant.user if grant else None) or user,
-            submitted_at_ns=grant.submitted_at_ns if grant else None,
-            started_at_ns=spool.ran_from_ns(grant) if grant else None,
+            user=(grant.user if grant else array.user if array else None) or user,
+            submitted_at_ns=grant.submitted_at_ns if grant else array.submitted_at_ns if array else None,
+            started_at_ns=spool.ran_from_ns(grant) if grant else array.expanded_at_ns if array else None,
             reason=reason,
             place=RUNNING,
             suspended_ns=suspension.before_ns,
             suspended_at_ns=suspension.since_ns,
+            array=array is not None,
             **of_spec(spec) or {},
         )
 
@@ -431,6 +444,15 @@ class JobLister:
         elsewhere = self._elsewhere(grant) if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
         submitted = elsewhere if self._spool.is_submitted(grant) else None
         return shown(proof, filed=filed, stop=self._spool.stop(name, run), submitted=submitted, elsewhere=elsewhere)
+
+    def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
+        """Return what a run that goes on has done with its GPUs so far: for every view.
+
+        The dispatcher says so at each look at them, and writes the record rarely; that counts where none speaks.
+        """
+        said = self.state.jobs.get(name) if self.state is not None and self.stale_ns is None else None
+        told = said.gpu_watch(self.state.at_ns) if self.state is not None and said is not None else None
+        return told if said is not None and said.run == run and told is not None else self._spool.gpu_watch(name, run)
 
     def _elsewhere(self, record: GrantRecord) -> str:
         """Return what is known of a run that an engine has, and as of when if no dispatcher asks the engine now."""
@@ -524,7 +546,8 @@ class JobLister:
         """Return an array that has ended as its tasks stand now; *newest* has the last end of a task of each array."""
         now = array_outcome(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
         state = now.outcome if now.outcome is not None else State.RUNNING
-        return replace(row_of_result(result), state=state, reason=now.reason, ended_at_ns=now.ended_at_ns)
+        row = row_of_result(result)
+        return replace(row, state=state, reason=now.reason, ended_at_ns=now.ended_at_ns, array=True)
 
     def _without_history(self, name: str, newest: Mapping[str, int]) -> JobRow:
         run = self._spool.latest_run(name)
@@ -577,6 +600,7 @@ class JobRow:
     progress: str = ""  # how far it says that it is
     suspended_ns: int = 0  # how long its run has been suspended, but for the time since the last
     suspended_at_ns: int | None = None  # since when it is; None: it is not
+    array: bool = False  # it stands for its tasks, which are jobs themselves and counted instead
     gpu_percent: int | None = None  # in how much of the last moments its GPUs computed; once it has ended, of its time
 
     def time_ns(self, now_ns: int) -> int | None:
@@ -590,6 +614,12 @@ class JobRow:
         if self.ended_at_ns is not None:
             return None
         return now_ns - self.submitted_at_ns if self.submitted_at_ns is not None else None
+
+
+def counts(rows: Iterable[JobRow]) -> Counter[State]:
+    """Return how many jobs are in each state that is no end, as every view counts them: tasks, and not their arrays."""
+    found = Counter(row.state for row in rows if not row.array and not row.state.ended)
+    return Counter({state: found[state] for state in State if found[state]})
 
 
 _RANKS = {
@@ -667,6 +697,7 @@ def row_of_view(name: str, state: State, view: JobView, place: str | None = None
     row.started_at_ns = view.started_at_ns
     row.reason = f"{view.problem}; {view.reason}" if view.problem and view.reason else view.problem or view.reason
     row.place = place
+    row.array = view.array
     row.suspended_ns = view.suspended_ns
     row.suspended_at_ns = view.suspended_at_ns
     row.gpu_percent = _average(each.percent for each in view.gpu_use) if view.gpu_use else None

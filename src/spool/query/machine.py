@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from spool.client import autostart
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
@@ -15,7 +16,7 @@ from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
 from spool.formats.history import parse_history_line
-from spool.query.jobs import RECENT_NS, JobLister
+from spool.query.jobs import RECENT_NS, JobLister, counts
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Service, Spool
 
@@ -76,6 +77,7 @@ class RunGrant:
     stopping: bool
     engine: str | None = None  # that has it, on another machine
     gpu_count: int = 0  # of these, too
+    suspended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class MachineStatus:
     ended: dict[str, int]  # runs that ended within the last day, by outcome
     problems: tuple[str, ...]
     at_ns: int
+    next_dispatcher: str = ""  # without a dispatcher: what starts the next one
 
     @property
     def cpus_free(self) -> int:
@@ -243,10 +246,11 @@ def machine_status(spool: Spool) -> MachineStatus:
         resources=_resources(seen),
         max_running=seen.policy.max_running,
         runs=tuple(map(_share, sorted(running.values(), key=lambda run: (run.started_at_ns, run.name)))),
-        states=dict(Counter(row.state.value for row in listing.rows if not row.state.ended)),
+        states={state.value: number for state, number in counts(listing.rows).items()},
         ended=_ended(spool, seen.now_ns),
         problems=tuple(dict.fromkeys(filter(None, problems))),
         at_ns=seen.now_ns,
+        next_dispatcher="" if lister.dispatcher else autostart.outlook(spool.root),
     )
 
 
@@ -273,6 +277,7 @@ def _share(run: Running) -> RunGrant:
         run.stopping,
         run.elsewhere,
         grant.gpu_count,
+        run.suspended,
     )
 
 

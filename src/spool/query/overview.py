@@ -11,7 +11,7 @@ from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.core.units import show_size
 from spool.formats.state import MachineView
-from spool.query.jobs import JobFilter, JobList, JobRow, list_jobs
+from spool.query.jobs import JobFilter, JobList, JobRow, counts, list_jobs
 from spool.query.last_view import last_view
 from spool.query.progress import progress_of
 from spool.query.snapshot import machine_now
@@ -62,7 +62,8 @@ class Overview:
 
     def count(self, *states: State) -> int:
         """Return how many jobs are in one of *states*."""
-        return sum(row.state in states for row in self.active)
+        found = counts(self.active)
+        return sum(found[state] for state in states)
 
 
 class OverviewReader:

@@ -1,0 +1,248 @@
+"""Every view says the same of a job at one moment, through whole random lives."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.test_random_lives import NAMES, SEED
+from crash.test_views import Watched
+from crash.world import World, world_at
+from spool.cli.ls import FIELDS
+from spool.cli.render import plain
+from spool.core import layout
+from spool.core.errors import SpoolError
+from spool.core.layout import DONE, PLACES, QUEUED, RUNNING
+from spool.core.model import Machine, Result, State
+from spool.dispatcher import filemoves, launcher, recovery
+from spool.formats.history import parse_history_line
+from spool.formats.state import StateView, parse_state, render_state
+from spool.machine import processes
+from spool.page.content import ContentReader
+from spool.query import accounting, details, overview, snapshot
+from spool.query.details import job_details
+from spool.query.explain import preview, why
+from spool.query.jobs import JobRow, counts, list_jobs
+from spool.query.overview import OverviewReader
+from spool.query.tasks import ListedJob
+from spool.store import locked_spool
+from spool.store.spool import Spool, TolerantSpool
+
+LIVES = int(os.environ.get("LIVES", "4"))
+RUNS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
+WAITS = frozenset({State.QUEUED, State.HELD, State.INVALID})
+
+
+class Compared(Watched):
+    """A life after every event of which all views are compared: while a dispatcher lives, and while none does."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.session.after_turn = self._look
+        self.session.after_cut = lambda: None
+
+    def _look(self) -> None:
+        """Compare with a view that was just written; between the turns it is as old as the last."""
+        now, root = self.session.now, self.world.root
+        fresh = now is not None and self.session._opened and self._cuts == self.session.cuts + len(self.session.errors)
+        # On a busy machine a look gives way; what it has not come to yet the dispatcher cannot know.
+        fresh = fresh and now is not None and bool(now.observer._rescans) and not now.observer.unfinished
+        if now is not None and fresh:
+            machine = Machine(cpus=self.world.cpus, memory_bytes=1 << 30)
+            view = now.status._view(now.planner.plan, machine, paused=now.pause.paused)
+            (root / layout.STATE).write_bytes(render_state(view))
+        self._cuts = self.session.cuts + len(self.session.errors)
+        compare(self.world, fresh=fresh)
+        self.compared += 1
+
+    def event(self) -> None:
+        """Do something, look before any dispatcher has noticed, and go on; at times without a dispatcher."""
+        name = self.random.choice(NAMES)
+        deed = self.random.choice(
+            (self.submit, self.submit, self.submit, self.move, self.move, self.remove, self.kill, self.suspend)
+        )
+        self.told.append(f"{deed.__name__} {name}")
+        deed(name)
+        compare(self.world, fresh=False)
+        if self.random.random() < 0.15:
+            self.told.append("the dispatcher is killed")
+            self.session.end()
+            self.world.tick()
+            compare(self.world, fresh=False)
+        else:
+            self.session.turns(self.random.randint(1, 3))
+
+    def live(self, events: int) -> None:
+        """Do so many things."""
+        for _ in range(events):
+            self.event()
+
+
+def inodes(root: Path) -> dict[str, dict[str, int]]:
+    """Return which file each job has in each place."""
+    found: dict[str, dict[str, int]] = {}
+    for place in PLACES:
+        for path in (root / place).glob("*.toml"):
+            found.setdefault(path.stem, {})[place] = path.stat().st_ino
+    return found
+
+
+def compare(world: World, *, fresh: bool) -> None:
+    """Assert that all views agree. *fresh*: state.json was written after the last thing that happened."""
+    spool = TolerantSpool(str(world.root))
+    listed = list_jobs(spool, everything=True)
+    rows: dict[str, list[JobRow]] = {}
+    for row in listed.rows:
+        rows.setdefault(row.name, []).append(row)
+    _complete(world, spool, rows)
+    _drawn(listed.rows, listed.at_ns)
+    _shown(spool, rows)
+    _planned(spool, rows, fresh=fresh)
+    _overview(world, listed.rows)
+    if fresh:
+        view = parse_state((world.root / layout.STATE).read_bytes())
+        assert view is not None
+        _told(view, rows)
+        page = ContentReader(str(world.root)).read(time.time_ns(), served=True)
+        active = [row for row in listed.rows if row.place != DONE]
+        assert page.counts == {state.value: number for state, number in counts(active).items()}, (
+            f"page: {active}, {view.jobs}"
+        )
+    _accounted(world, spool, rows)
+
+
+def _complete(world: World, spool: Spool, rows: dict[str, list[JobRow]]) -> None:
+    """No job is missing, and none is listed twice: a name has as many rows as different files, and one for its run."""
+    for name, places in inodes(world.root).items():
+        assert name in rows, f"{name} in {list(places)} is missing"
+    for name, found in rows.items():
+        runs = [row.run for row in found if row.state in RUNS]
+        assert len(runs) <= 1, f"{name} runs twice in the list: {found}"
+        there = inodes(world.root).get(name, {})
+        active = {inode for place, inode in there.items() if place != DONE}
+        more = int(any(row.place == RUNNING for row in found) and RUNNING not in there)
+        assert len(found) <= max(1, len(active) + more), f"{name} is listed {len(found)} times: {found}, {there}"
+    for process in world.alive.values():
+        places = inodes(world.root).get(process.name, {})
+        if RUNNING in places:
+            row = rows[process.name][0]
+            assert row.run == process.run, f"{process.name} run {process.run} is listed as {row}"
+
+
+def _drawn(found: Sequence[JobRow], now_ns: int) -> None:
+    """Assert that `ls` prints what it writes as JSON."""
+    for row in found:
+        cells = {key: FIELDS[key].text(ListedJob(row, row.name), now_ns) for key in ("state", "user", "project", "run")}
+        told = plain(row)
+        assert cells == {key: "" if told[key] is None else str(told[key]) for key in cells}
+
+
+def _shown(spool: Spool, rows: dict[str, list[JobRow]]) -> None:
+    for name, (row, *others) in rows.items():
+        found = job_details(spool, name)
+        same(f"show {name}", found.row, row)
+        assert [(one.row.state, one.row.place) for one in found.others] == [(one.state, one.place) for one in others]
+        runs = {run.run: run for run in found.runs}
+        if row.run in runs and (row.state in RUNS or row.state.ended):
+            run = runs[row.run]
+            assert run.state == row.state, f"show {name}: run {row.run} is {run.state}, and the job {row}"
+            assert run.started_at_ns == row.started_at_ns, f"show {name}: started"
+
+
+def _planned(spool: Spool, rows: dict[str, list[JobRow]], *, fresh: bool) -> None:
+    """`plan` and `why` are about the jobs that wait, of the same users, with the run times that `show` expects."""
+    planned = preview(spool)
+    named: dict[str, Any] = {job.name: job for job in (*planned.starts, *planned.waits)}
+    ends = {each.name for each in planned.ends}
+    for name, found in rows.items():
+        waiting = next((row for row in found if row.state is State.QUEUED and row.place == QUEUED), None)
+        if waiting is not None:
+            assert name in named or name in planned.left_out or name in ends, f"plan lacks {name}: {found}"
+        if waiting is not None and name in named:
+            assert named[name].user == waiting.user, f"plan {name}: user"
+            assert named[name].priority == waiting.priority, f"plan {name}: priority"
+        row = found[0]
+        if row.state not in (State.QUEUED, State.HELD) or row.array or len(found) > 1:
+            continue
+        answer, shown = why(spool, name), job_details(spool, name)
+        assert answer.place == row.place, f"why {name}: {answer.place}"
+        if name not in planned.left_out:
+            assert answer.expected == shown.expected, f"{name} is expected otherwise: {answer} and {shown}"
+        if name in named:
+            assert answer.expected == named[name].expected, f"plan {name}: expected"
+    for name in named:
+        assert any(row.place == QUEUED for row in rows.get(name, ())), f"{name} is planned and not in the list"
+    for name, found in rows.items():
+        if found[0].state in RUNS and all(row.place == RUNNING for row in found):
+            with pytest.raises(SpoolError) as error:
+                why(spool, name)
+            assert ("stopped" in str(error.value)) == (found[0].state is State.STOPPING), f"why {name}: {error.value}"
+
+
+def _overview(world: World, found: Sequence[JobRow]) -> None:
+    """`top` has the jobs of the list."""
+    seen = OverviewReader(str(world.root)).look(time.time_ns())
+    assert seen is not None
+    active = {(row.name, row.place): row for row in found if not row.state.ended and row.place != DONE}
+    assert {(row.name, row.place) for row in seen.active if row.place != DONE} == set(active), "top"
+    for row in seen.active:
+        if row.place != DONE:
+            same(f"top {row.name}", row, active[row.name, row.place])
+
+
+def _told(view: StateView, rows: dict[str, list[JobRow]]) -> None:
+    """Assert that the list has what the dispatcher has just written."""
+    for name, said in view.jobs.items():
+        row = rows[name][0]
+        assert said.state == row.state, f"state.json {name}: {said} and {row}"
+        assert (said.user, said.project) == (row.user, row.project), f"state.json {name}: {said} and {row}"
+        assert said.run == row.run or row.state in WAITS, f"state.json {name}: run"
+
+
+def _accounted(world: World, spool: Spool, rows: dict[str, list[JobRow]]) -> None:
+    """Assert that what has ended did so as the history says."""
+    newest: dict[str, Result] = {}
+    for line in spool.history():
+        result = parse_history_line(line)
+        newest.setdefault(result.job, result)
+    for name, found in rows.items():
+        row = found[0]
+        if row.state.ended and row.place == DONE and name in newest and not row.array and row.run == newest[name].run:
+            end = newest[name]
+            told = (end.outcome, end.user, end.project, end.ended_at_ns, end.exit_code)
+            assert told == (row.state, row.user, row.project, row.ended_at_ns, row.exit_code), f"history {name}: {row}"
+
+
+def same(what: str, one: JobRow, other: JobRow) -> None:
+    """Assert that two rows say the same; how far a run is may have changed."""
+    for key in ("name", "state", "run", "user", "project", "tags", "cpus", "gpus", "place", "reason", "started_at_ns",
+                "ended_at_ns", "submitted_at_ns", "array"):  # fmt: skip
+        assert getattr(one, key) == getattr(other, key), f"{what}: {key}: {one} and in the list {other}"
+
+
+def test_every_view_says_the_same_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every event of a random life ls, show, why, plan, top, the page, state.json and the history agree."""
+    print(f"LIVES_SEED={SEED}")
+    for module, name in ((filemoves, "MISSING_NS"), (recovery, "SILENT_NS"), (launcher, "SILENT_NS")):
+        monkeypatch.setattr(module, name, 0)
+    monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
+    monkeypatch.setattr(overview, "machine_now", lambda *_: Machine(2, 1 << 30))  # NVML is a process of its own
+    for seed in range(SEED, SEED + LIVES):
+        with world_at(tmp_path / f"{seed}", monkeypatch) as world:
+            for module in (snapshot, details, accounting, processes):
+                monkeypatch.setattr(module, "MachineProber", lambda *_, world=world: world)
+            (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\ncpus = 2\n')
+            life = Compared(world, seed)
+            try:
+                life.live(20)
+                assert life.compared
+            except BaseException as error:
+                told = "\n".join(life.told)
+                raise AssertionError(f"LIVES_SEED={seed} LIVES=1: {error}\n{told}") from error
+            finally:
+                life.session.end()
