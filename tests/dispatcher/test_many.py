@@ -408,7 +408,7 @@ class Walks(LocalProcesses):
         self.walks = 0
         self.there: set[LocalRun] = set()
 
-    def look_for(self, runs: Iterable[LocalRun]) -> Look:
+    def look_for(self, runs: Iterable[LocalRun], halt: object = None) -> Look:
         """Walk."""
         self.walks += 1
         return Look({run.key: frozenset({OLD} if run in self.there else ()) for run in runs})

@@ -29,7 +29,7 @@ class _Live:
         """Make a run of this machine; *look* tells which processes it has."""
         engine = LocalProcesses()
         self.handle = engine.no_child(*self.key, None) if pid is None else engine.child(*self.key, pid)
-        engine.look_for = lambda runs: seen(look())  # type: ignore[method-assign]
+        engine.look_for = lambda runs, halt=None: seen(look())  # type: ignore[method-assign]
 
 
 def seen(found: set[Process], *, still: Iterable[Process] = (), certain: bool = True) -> Look:
@@ -131,7 +131,7 @@ class Freezing:
         self.looks = iter(looks)
         engine = LocalProcesses()
         self.run = engine.child(*_Live.key, WRAPPER.pid, group)
-        engine.look_for = lambda runs: next(self.looks)  # type: ignore[method-assign]
+        engine.look_for = lambda runs, halt=None: next(self.looks)  # type: ignore[method-assign]
         monkeypatch.setattr(local, "send", self._send)
         self.engine = engine
 

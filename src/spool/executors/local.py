@@ -186,8 +186,11 @@ class LocalRun:
         """The most that the run was seen to have in memory."""
         return self._usage.peak_memory_bytes or 0
 
-    def wanted(self) -> TrackedRun:
-        """Return what its processes are known by. Of our own child that is known before it has written its jid."""
+    def wanted(self, *, halts: bool = False) -> TrackedRun:
+        """Return what its processes are known by; *halts*: they are to be stopped as they are found.
+
+        Of our own child that is known before it has written its jid.
+        """
         jid = self.jid
         if jid is None and self.pid is not None:
             gone = Jid(self.pid, 0, identity.boot_id(), identity.pid_namespace(), identity.host())
@@ -195,7 +198,7 @@ class LocalRun:
             jid = self.jid or gone
         job, run = self.key
         grouped = (self._group.pids() if self._group is not None else None) or frozenset()
-        return TrackedRun(job, run, self.engine.spool_dir, jid, self._found | self._told, grouped)
+        return TrackedRun(job, run, self.engine.spool_dir, jid, self._found | self._told, grouped, halts)
 
     def press(self, look: Look, *, kill: bool, certain: bool) -> Ending:
         """Go on ending it, after a look at what is left of it; return what that was.
@@ -334,7 +337,7 @@ class LocalProcesses:
         self._left: dict[LocalRun, bool] = {}  # whether they did, by a look after their end; for who asks next
         self._own_peak_kib = 0  # as far as it was looked at
         self._census = ProcessCache()
-        self._foreign: dict[LocalRun, None] = {}  # runs whose wrapper is no child of ours; the next to be seen first
+        self._wakeable: dict[LocalRun, None] = {}  # runs whose wrapper may stand still; the next to be seen first
         self._wake_at_ns = 0
 
     def inherit(self) -> None:
@@ -365,15 +368,16 @@ class LocalProcesses:
         now = time.monotonic_ns()
         if now >= self._wake_at_ns:
             self._wake_at_ns = now + _WAKE_EVERY_NS
-            for run in list(self._foreign)[:_WAKE_AT_ONCE]:
-                del self._foreign[run]
-                self._foreign[run] = None
+            for run in list(self._wakeable)[:_WAKE_AT_ONCE]:
+                del self._wakeable[run]
+                self._wakeable[run] = None
                 run.wake()
         return ()
 
     def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
         """Return the run whose wrapper is this child of ours."""
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
+        self._wakeable[made] = None  # the kernel does not tell of every child's halt
         self._processes.added(pid)
         self._unrelated.discard(pid)
         self._census.ask_again(pid)  # it was a shell of nobody's
@@ -382,7 +386,7 @@ class LocalProcesses:
     def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:
         """Return a run that another program has started; *jid* is who its wrapper is, if that is known."""
         made = LocalRun(self, (job, run), jid=jid, group=group)
-        self._foreign[made] = None
+        self._wakeable[made] = None
         return made
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
@@ -394,7 +398,7 @@ class LocalProcesses:
         """Let go of a run that is over."""
         self._ended.discard(run)
         self._left.pop(run, None)
-        self._foreign.pop(run, None)
+        self._wakeable.pop(run, None)
         if run.pid is not None:
             self._children.pop(run.pid, None)
 
@@ -466,9 +470,9 @@ class LocalProcesses:
         found = processes.scan(run.wanted() for run in runs)
         return {run: set(found[run.key]) for run in runs}
 
-    def look_for(self, runs: Iterable[LocalRun]) -> Look:
-        """Look for the processes of these runs, and say whether any can have been missed."""
-        return processes.look([run.wanted() for run in runs])
+    def look_for(self, runs: Iterable[LocalRun], halt: Mapping[LocalRun, bool] | None = None) -> Look:
+        """Look for the processes of these runs, and say whether any can have been missed; stop those of *halt*."""
+        return processes.look([run.wanted(halts=halt is not None and halt[run]) for run in runs])
 
     def _sees_all(self, run: LocalRun, look: Look) -> bool:
         """Whether what a look has not found of a run is not there."""
@@ -482,7 +486,7 @@ class LocalProcesses:
         self._inherited = None
         gone, going = list[LocalRun](), dict(runs)
         for _ in range(_MOST_LOOKS):
-            look = self.look_for(going)
+            look = self.look_for(going, halt=going)
             steps = {run: run.press(look, kill=kill, certain=self._sees_all(run, look)) for run, kill in going.items()}
             gone += [run for run, step in steps.items() if step is Ending.OVER]
             going = {run: runs[run] for run, step in steps.items() if step is Ending.FREEZE}

@@ -53,7 +53,7 @@ from spool.machine.identity import PROC, TICK_NS, Stat, boot_id, pid_namespace, 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-_FIRST_LISTS, _ENOUGH_LISTS, _MOST_LISTS = 3, 2, 60
+_FIRST_LISTS, _ENOUGH_LISTS, _MOST_LISTS = 3, 2, 20
 _EVERY, _PARTS = 4, 8  # a census asks at each fourth look an eighth of all again
 _SEEN_FOR_NS = 100_000_000  # how long a walk answers questions about one run after the other
 _INIT = 1
@@ -86,6 +86,7 @@ class TrackedRun:
     jid: Jid | None = None  # of its wrapper; None if it has none yet
     known: frozenset[Process] = frozenset()  # those found before
     grouped: frozenset[int] = frozenset()  # the pids in its control group, which nothing can leave by itself
+    halts: bool = False  # whether what carries its mark is stopped as soon as it is seen; its wrapper is not
 
     @property
     def key(self) -> tuple[str, int]:
@@ -228,6 +229,7 @@ class _Walk:
         self._sessions: dict[int, tuple[str, int]] = {}  # of wrappers that live
         self._orphaned: dict[int, tuple[str, int]] = {}  # of those that do not
         self._keys = [run.key for run in runs]
+        self._halting = {run.key: run.jid.pid if run.jid is not None else 0 for run in runs if run.halts}
         for _ in range(_FIRST_LISTS):
             if not self.certain:
                 self.list()
@@ -270,8 +272,16 @@ class _Walk:
         if stat is None or stat.dead:
             return False
         self._alive[pid] = stat
-        self._marks[pid] = None if stat.parent == _KERNEL and stat.rss_pages == 0 else self._mark(pid)
+        mark = self._marks[pid] = None if stat.parent == _KERNEL and stat.rss_pages == 0 else self._mark(pid)
+        if mark is not None and self._halting:
+            self._halt(stat, self._marked.get(mark))
         return True
+
+    def _halt(self, stat: Stat, owner: tuple[str, int] | None) -> None:
+        """Stop a process that is to stand still, before it can fork and end: at the end of a walk it may be gone."""
+        if owner in self._halting and stat.pid != self._halting[owner] and stat.state not in STANDS_STILL:
+            with contextlib.suppress(OSError):
+                _send(Process(stat.pid, stat.start_ticks), signal.SIGSTOP)
 
     def _find_reapers(self) -> None:
         at = self._alive.get(self._me)
