@@ -19,12 +19,15 @@ from spool.core.lifecycle import (
     MAX_REQUEUES,
     Continuation,
     EndedAttempt,
+    Ending,
     EngineWord,
     Evidence,
     Liveness,
+    Remains,
     Verdict,
     continuation,
     delay_ns,
+    ending,
     exit_words,
     prove,
 )
@@ -290,3 +293,22 @@ def test_what_a_person_moved_goes_where_it_was_moved():
 def test_a_delay_is_never_above_its_limit(delay, backoff, most, number):
     """Whatever the numbers, a delay is between nothing and `max_delay`."""
     assert 0 <= delay_ns(Retry(delay_ns=delay, backoff=backoff, max_delay_ns=most), number) <= most
+
+
+@pytest.mark.parametrize("facts", [*product([False, True], repeat=7)])
+def test_a_run_is_over_only_if_nothing_can_be_left_of_it(facts: tuple[bool, ...]) -> None:
+    """Every combination of what a look can find is answered as docs/STATES.md says, told here as rules, not rows."""
+    remains = Remains(*facts)
+    left = remains.others or remains.wrapper
+    step = ending(remains)
+    assert (step is Ending.OVER) is (not left and remains.certain)
+    assert (step is Ending.LOOK) is (not left and not remains.certain)
+    if not remains.grace_over:
+        assert step in (Ending.OVER, Ending.LOOK, Ending.ASK)  # nothing is stopped or killed before its grace is over
+    if step is Ending.KILL:
+        assert remains.others  # the wrapper alone has time for its records
+        assert remains.frozen or remains.tired
+    if step is Ending.FREEZE:
+        assert remains.others
+        assert not remains.frozen
+    assert (step is Ending.KILL_ALL) is (left and remains.grace_over and remains.wrapper_grace_over)

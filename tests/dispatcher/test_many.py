@@ -29,7 +29,7 @@ from spool.dispatcher.timers import Timer, Timers
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.state import JobView, parse_state, render_state
-from spool.machine.processes import Process
+from spool.machine.processes import Look, Process
 from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, QueueTime
 from spool.state.table import SchedulerState
@@ -408,10 +408,10 @@ class Walks(LocalProcesses):
         self.walks = 0
         self.there: set[LocalRun] = set()
 
-    def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
+    def look_for(self, runs: Iterable[LocalRun], halt: object = None) -> Look:
         """Walk."""
         self.walks += 1
-        return {run: {OLD} if run in self.there else set() for run in runs}
+        return Look({run.key: frozenset({OLD} if run in self.there else ()) for run in runs})
 
 
 def test_one_walk_tells_what_a_thousand_adopted_runs_left_behind() -> None:

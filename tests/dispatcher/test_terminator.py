@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from spool.dispatcher.timers import Timer
 from spool.executors import local
 from spool.executors.local import LocalProcesses
 from spool.machine import identity
-from spool.machine.processes import Process
+from spool.machine.processes import Look, Process, Sent
 
 
 class _Live:
@@ -29,7 +29,12 @@ class _Live:
         """Make a run of this machine; *look* tells which processes it has."""
         engine = LocalProcesses()
         self.handle = engine.no_child(*self.key, None) if pid is None else engine.child(*self.key, pid)
-        engine.processes_of = lambda runs: {run: look() for run in runs}  # type: ignore[method-assign]
+        engine.look_for = lambda runs, halt=None: seen(look())  # type: ignore[method-assign]
+
+
+def seen(found: set[Process], *, still: Iterable[Process] = (), certain: bool = True) -> Look:
+    """Return what a look has found."""
+    return Look({_Live.key: frozenset(found)}, frozenset(still), certain)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -40,7 +45,7 @@ def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.M
         looks = iter([{known}, {known, unseen}])
         told: list[tuple[set[Process], int]] = []
         live: Any = _Live(lambda: next(looks))
-        monkeypatch.setattr(local, "send", lambda processes, number: told.append((set(processes), number)))
+        monkeypatch.setattr(local, "send", lambda processes, number: told.append((set(processes), number)) or Sent())
         monkeypatch.setattr(local, "_parent", lambda process: shell.pid)
         at_ticks = unseen.start_ticks + before
         monkeypatch.setattr(identity, "ticks_now", lambda: at_ticks)
@@ -72,17 +77,26 @@ def test_a_wrapper_that_always_has_another_child_is_killed_too(
     children = iter(range(100, 10_000))
     live: Any = _Live(lambda: {wrapper, Process(next(children), 2)}, wrapper.pid)
     told: list[tuple[set[int], int]] = []
-    monkeypatch.setattr(local, "send", lambda processes, number: told.append(({p.pid for p in processes}, number)))
+
+    def send(processes: Iterable[Process], number: int) -> Sent:
+        told.append(({process.pid for process in processes}, number))
+        return Sent()
+
+    monkeypatch.setattr(local, "send", send)
     monkeypatch.setattr(local, "_parent", lambda process: 7)
     timer = Timer()
     stopper = terminator.Terminator(timer)
     stopper.add(live)
     stopper.tick()
-    for after in (3_600_000_000_001, 3_601_000_000_000, 3_602_000_000_001):
+    for after in (3_600_000_000_001, 3_601_000_000_001, 3_601_500_000_000, 3_602_000_000_001):
         clock[0] = after
         stopper.tick()
-    assert [number for _, number in told] == [signal.SIGTERM, *[signal.SIGKILL] * 3]
-    assert [7 in pids for pids, _ in told] == [False, False, False, True]
+    sent = [number for _, number in told]
+    first_kill = sent.index(signal.SIGKILL)
+    assert sent[0] == signal.SIGTERM
+    assert set(sent[1:first_kill]) == {signal.SIGSTOP}  # none of them ever stands still
+    assert sent[first_kill:] == [signal.SIGKILL] * 3
+    assert [7 in pids for pids, _ in told] == [*[False] * (len(told) - 1), True]
 
 
 def test_a_machine_that_shows_no_processes_is_asked_again(clock: list[int], caplog: pytest.LogCaptureFixture) -> None:
@@ -107,3 +121,137 @@ def test_a_machine_that_shows_no_processes_is_asked_again(clock: list[int], capl
     assert [record.getMessage() for record in caplog.records] == [
         "cannot find out which processes to end: Cannot allocate memory; trying again"
     ]
+
+
+class Freezing:
+    """A run with its grace over, what looks at it find, and what is sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: Look, group: Any = None) -> None:
+        self.sent: list[tuple[int, set[int]]] = []
+        self.looks = iter(looks)
+        engine = LocalProcesses()
+        self.run = engine.child(*_Live.key, WRAPPER.pid, group)
+        engine.look_for = lambda runs, halt=None: next(self.looks)  # type: ignore[method-assign]
+        monkeypatch.setattr(local, "send", self._send)
+        self.engine = engine
+
+    def _send(self, processes: Iterable[Process], number: int) -> Sent:
+        if pids := {process.pid for process in processes}:
+            self.sent.append((number, pids))
+        return Sent()
+
+    def tick(self, *, kill: bool = True) -> bool:
+        """Go on ending it; return whether it is gone."""
+        return list(self.engine.terminate({self.run: kill})) == [self.run]
+
+
+WRAPPER, ONE, TWO, THREE = (Process(pid, pid) for pid in (7, 71, 72, 73))
+
+
+def test_all_stands_still_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process has forked before it stood still is found and stopped too, and KILL comes when nothing can fork.
+
+    The wrapper is neither stopped nor killed: it has the exit code to write.
+    """
+    now = Freezing(
+        monkeypatch,
+        seen({WRAPPER, ONE}),
+        seen({WRAPPER, ONE, TWO}, still={ONE}),
+        seen({WRAPPER, ONE, TWO}, still={ONE, TWO}),
+        seen({WRAPPER, ONE, TWO}, still={ONE, TWO}, certain=False),
+        seen({WRAPPER, ONE, TWO, THREE}, still={ONE, TWO}),
+        seen({WRAPPER, ONE, TWO, THREE}, still={ONE, TWO, THREE}),
+        seen({WRAPPER, ONE, TWO, THREE}, still={ONE, TWO, THREE}),
+    )
+    assert not now.tick()
+    assert now.sent == [
+        (signal.SIGSTOP, {ONE.pid}),
+        (signal.SIGSTOP, {TWO.pid}),
+        (signal.SIGSTOP, {THREE.pid}),
+        (signal.SIGKILL, {ONE.pid, TWO.pid, THREE.pid}),
+    ]
+
+
+def test_nothing_is_gone_before_a_look_that_can_have_missed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that finds nothing while processes come and go is followed by another, and people are told why."""
+    now = Freezing(monkeypatch, seen(set(), certain=False), seen({TWO}), seen(set(), certain=False), seen(set()))
+    assert not now.tick(kill=False)
+    assert "too fast to tell" in now.run.resists
+    assert not now.tick(kill=False)
+    assert not now.tick(kill=False)
+    assert now.tick(kill=False)
+    assert (now.run.resists, now.sent) == ("", [(signal.SIGTERM, {TWO.pid})])
+
+
+@pytest.mark.parametrize("orphans", [frozenset(), frozenset({4711}), None])
+def test_the_list_of_our_children_proves_that_a_child_left_nothing(
+    monkeypatch: pytest.MonkeyPatch, orphans: frozenset[int] | None
+) -> None:
+    """Where a look is not certain: what its wrapper has left behind would be our child, however fast it forks."""
+    now = Freezing(monkeypatch, seen(set(), certain=False), seen(set(), certain=False))
+    monkeypatch.setattr(local.processes, "children_of_self", lambda: orphans)
+    now.engine._inherits = True
+    assert not now.tick()  # the wrapper is not reaped, so its children need not be ours
+    now.run.ended(0, 0, 0)
+    assert now.tick() is (orphans == frozenset())
+
+
+def test_a_process_that_spool_may_not_end_keeps_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never counts as gone, and people are told which process it is."""
+    now = Freezing(monkeypatch, *[seen({ONE}, still={ONE})] * 3)
+    monkeypatch.setattr(local, "send", lambda processes, number: Sent(refused=frozenset(processes)))
+    assert not now.tick()
+    assert now.run.resists == f"spool may not end process {ONE.pid}"
+
+
+def test_a_wrapper_that_was_stopped_goes_on_to_write_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stopped it: with its command's end it has the exit code to write, and no grace is waited for."""
+    now = Freezing(monkeypatch, seen({WRAPPER, ONE}, still={WRAPPER, ONE}), seen({WRAPPER}, still={WRAPPER}))
+    now.tick(kill=False)
+    assert now.sent == [(signal.SIGTERM, {ONE.pid}), (signal.SIGCONT, {ONE.pid}), (signal.SIGCONT, {WRAPPER.pid})]
+    now.sent.clear()
+    now.tick(kill=False)
+    assert now.sent == [(signal.SIGTERM, {WRAPPER.pid}), (signal.SIGCONT, {WRAPPER.pid})]
+
+
+class Group:
+    """A control group that freezes at the second look, and says what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.left = True
+
+    def pids(self) -> frozenset[int]:
+        """Return its processes."""
+        return frozenset({WRAPPER.pid, ONE.pid})
+
+    def populated(self) -> bool:
+        """Say whether any is left."""
+        return self.left
+
+    def freeze(self, *, on: bool) -> bool:
+        """Freeze it, or let it go on."""
+        self.asked.append("freeze" if on else "thaw")
+        return True
+
+    def frozen(self) -> bool:
+        """Say whether it stands still."""
+        return self.asked.count("freeze") > self.asked.count("thaw")
+
+    def kill(self) -> bool:
+        """Kill all of it."""
+        self.asked.append("kill")
+        return True
+
+
+def test_a_control_group_freezes_a_run_at_once_and_says_whether_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No signal is needed for that, the wrapper goes on after it, and as long as anybody is in it nothing is over."""
+    group = Group()
+    now = Freezing(monkeypatch, seen({WRAPPER, ONE}), seen({WRAPPER, ONE}), seen(set()), seen(set()), group=group)
+    assert not now.tick()
+    assert now.sent == [(signal.SIGKILL, {ONE.pid})]
+    assert group.asked == ["freeze", "thaw"]
+    assert now.run.wanted().grouped == {WRAPPER.pid, ONE.pid}
+    assert not now.tick()
+    group.left = False
+    assert now.tick()

@@ -406,6 +406,16 @@ def test_a_stop_tells_the_wrapper_once_and_then_ends_the_job(bench: Bench) -> No
     assert list(bench.engine.terminate({run: True})) == [run]
 
 
+def test_a_stop_of_what_is_suspended_there_needs_no_grace(bench: Bench) -> None:
+    """It hears no signal, and spool may not let it go on; the engine's own cancel does both, once."""
+    run = bench.submitted()
+    bench.look(line("7", "SUSPENDED"))
+    for _ in range(3):
+        assert not bench.engine.terminate({run: False})
+        bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "7")]
+
+
 def test_a_stop_of_what_waits_there_never_touches_what_has_begun(bench: Bench) -> None:
     """If it has begun in the meantime, it is asked to end like any other."""
     run = bench.submitted()

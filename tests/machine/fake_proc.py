@@ -32,6 +32,7 @@ class FakeProc:
         threads: int = 1,
         times: tuple[int, int, int, int] = (0, 0, 0, 0),
         rss_pages: int = 0,
+        size: int = 4096,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Show a process; one that was shown before with that pid is gone."""
@@ -40,7 +41,7 @@ class FakeProc:
         session = pid if session is None else session
         user, system, children_user, children_system = times
         fields = [state, parent, pid, session, 0, -1, 0, 0, 0, 0, 0, user, system, children_user, children_system]
-        fields += [20, 0, threads, 0, start, 4096, rss_pages, *([0] * 28)]
+        fields += [20, 0, threads, 0, start, size, rss_pages, *([0] * 28)]
         (at / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
         pairs = (f"{key}={value}" for key, value in (environment or {}).items())
         (at / "environ").write_bytes(b"".join(os.fsencode(pair) + b"\0" for pair in pairs))

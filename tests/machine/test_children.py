@@ -21,6 +21,8 @@ from support import wait_for
 MANY = 4
 SECOND_NS = 1_000_000_000
 
+_NOW = os.WNOHANG | os.WUNTRACED
+
 
 class Family:
     """Children of a thread of their own, as runs have them, and whoever waits for them."""
@@ -57,7 +59,7 @@ class Family:
 
     def looked_at_all(self) -> bool:
         """Whether the last call asked for any child of any thread."""
-        return (-1, os.WNOHANG) in self.looks
+        return (-1, _NOW) in self.looks
 
     def close(self) -> None:
         """End all."""
@@ -107,7 +109,7 @@ def test_few_are_looked_at_together_and_have_no_descriptor(family: Family) -> No
     pids = [family.start() for _ in range(MANY - 1)]
     family.end(pids[0])
     assert family.reap() == {pids[0]: signal.SIGKILL}
-    assert family.looks == [(-1, os.WNOHANG)] * 2
+    assert family.looks == [(-1, _NOW)] * 2
     assert descriptors() == before
 
 
@@ -122,7 +124,7 @@ def test_the_end_of_one_asks_for_no_other_however_many_there_are(family: Family,
         short = family.start("true")
         os.waitid(os.P_PID, short, os.WEXITED | os.WNOWAIT)
         assert family.reap() == {short: 0}
-        assert family.looks == [(short, os.WNOHANG), (-1, os.WNOHANG | processes._WNOTHREAD)]
+        assert family.looks == [(short, _NOW), (-1, _NOW | processes._WNOTHREAD)]
         assert descriptors() == before
 
 

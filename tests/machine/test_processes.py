@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -345,6 +346,133 @@ def test_a_process_that_forks_and_ends_before_it_is_asked_hides_nobody(
 
     monkeypatch.setattr(processes, "read_bytes", reads)
     assert pids(proc, jid=None) == [63]
+
+
+class Hopper:
+    """A tree of one process that forks and ends again and again, while a walk goes on: *when* says before which steps.
+
+    Its child has the next pid, or, where they begin anew, the lowest that is free. *parting*: what is left of it in the
+    list: nothing, a zombie, or a process that has no memory any more.
+    """
+
+    def __init__(self, proc: FakeProc, when: Iterable[bool], *, anew_after: int, parting: str) -> None:
+        self.proc, self.when, self.anew_after, self.parting = proc, iter(when), anew_after, parting
+        self.pid = 60
+        proc.process(self.pid, environment=MARK)
+
+    def hop(self) -> None:
+        """Let the tree do what it does before the next step of the walk."""
+        if not next(self.when, False):
+            return
+        before, self.anew_after = self.pid, self.anew_after - 1
+        self.pid = 2 if self.anew_after == 0 else self.pid + 1
+        self.proc.process(self.pid, environment=MARK, start=1000 + self.pid)
+        if self.parting == "gone":
+            self.proc.end(before)
+        else:
+            self.proc.process(before, state="Z" if self.parting == "zombie" else "D", size=0, start=1000 + before)
+
+    def watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Hop before every step from now on."""
+        for name in ("certainly", "read_stat", "read_bytes"):
+            step = getattr(processes, name)
+
+            def stepped(*args: Any, step: Callable[..., Any] = step, **named: Any) -> Any:
+                self.hop()
+                return step(*args, **named)
+
+            monkeypatch.setattr(processes, name, stepped)
+
+
+@pytest.mark.parametrize("parting", ["gone", "zombie", "leaving"])
+@pytest.mark.parametrize("anew_after", [0, 1, 2])
+def test_a_tree_that_forks_between_any_two_steps_of_a_walk_is_never_taken_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew_after: int, parting: str
+) -> None:
+    """Of all ways to interleave its forks with the steps of a walk none is certain and has not found it."""
+    steps, certain = 8, 0
+    for number, when in enumerate(itertools.product([False, True], repeat=steps)):
+        with monkeypatch.context() as patch:
+            proc = FakeProc(tmp_path / str(number))
+            proc.process(ME, start=400)
+            hopper = Hopper(proc, when, anew_after=anew_after, parting=parting)
+            hopper.watched(patch)
+            found = processes.look([TrackedRun("a", 3, SPOOL)], proc=str(proc), me=ME)
+            assert found.members["a", 3] or not found.certain, when
+            certain += found.certain
+    assert certain  # else nothing would ever be proved
+
+
+def test_a_tree_that_always_escapes_is_never_taken_for_gone(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What forks and ends before each step is never found, and nothing is concluded from that."""
+    hopper = Hopper(proc, itertools.repeat(True), anew_after=0, parting="gone")
+    hopper.watched(monkeypatch)
+    for pid in (50, 51, 90):
+        proc.end(pid)
+    found = processes.look([TrackedRun("a", 3, SPOOL)], proc=str(proc), me=ME)
+    assert found.members == {("a", 3): frozenset()}
+    assert not found.certain
+
+
+def test_strangers_that_come_and_go_keep_nothing_from_being_proved(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends while it is asked is known by the one that started it, if that is there and is another's."""
+    listed = iter([*range(300, 320)])
+    proc.process(50, parent=ME, start=500, state="Z")
+    proc.end(51)
+    read, certainly = processes.read_bytes, processes.certainly
+
+    def ends(path: str) -> bytes:
+        if (pid := int(path.split("/")[-2])) >= 300:
+            proc.end(pid)
+        return read(path)
+
+    def lists(step: Callable[[], Any]) -> Any:
+        proc.process(next(listed), parent=90, session=90, start=5000)
+        return certainly(step)
+
+    monkeypatch.setattr(processes, "read_bytes", ends)
+    monkeypatch.setattr(processes, "certainly", lists)
+    found = processes.look([TrackedRun("a", 3, SPOOL, JID)], proc=str(proc), me=ME)
+    assert (found.members["a", 3], found.certain) == (frozenset(), True)
+
+
+def test_a_process_that_executes_a_program_is_asked_again() -> None:
+    """In the middle of that it shows no environment, for moments; so one look may not be enough, but it says so."""
+    run = TrackedRun("a", 3, SPOOL)
+    environment = {**os.environ, **MARK}
+    loop = "import os, sys; os.execv(sys.executable, [sys.executable, '-I', '-S', '-c', sys.argv[1], sys.argv[1]])"
+    with subprocess.Popen([sys.executable, "-c", loop, loop], env=environment, start_new_session=True) as child:
+        try:
+            looks = [processes.look([run]) for _ in range(100)]
+        finally:
+            child.kill()
+    assert [found for found in looks if not found.members[run.key] and found.certain] == []
+
+
+def test_the_session_of_a_process_of_a_run_is_the_runs(proc: FakeProc) -> None:
+    """A process of a session that one of the run leads belongs to it, though it has no parent and no mark left."""
+    proc.process(60, parent=1, session=60, start=600, environment=MARK)
+    proc.process(61, parent=1, session=60, start=601)
+    proc.process(91, parent=1, session=90, start=901)
+    assert pids(proc) == [50, 51, 60, 61]
+
+
+def test_what_is_in_the_control_group_of_a_run_is_the_runs(proc: FakeProc) -> None:
+    """Whatever else a process has got rid of."""
+    proc.process(60, parent=1, session=60, start=600)
+    wanted = TrackedRun("a", 3, SPOOL, JID, grouped=frozenset({60}))
+    found = processes.look([wanted], proc=str(proc), me=ME)
+    assert sorted(process.pid for process in found.members["a", 3]) == [50, 51, 60]
+
+
+@pytest.mark.parametrize(("parent", "rss_pages", "found"), [(0, 0, [50, 51]), (1, 9, [2, 50, 51, 60])])
+def test_pid_2_is_the_kernels_only_where_it_is(proc: FakeProc, parent: int, rss_pages: int, found: list[int]) -> None:
+    """In a container it is anybody's, and its children belong to the run that it belongs to."""
+    proc.process(2, parent=parent, start=2, rss_pages=rss_pages, environment=MARK)
+    proc.process(60, parent=2, start=600, rss_pages=rss_pages)
+    assert pids(proc) == found
 
 
 @pytest.fixture

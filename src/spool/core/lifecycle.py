@@ -116,6 +116,43 @@ def prove(evidence: Evidence) -> Proof:
             assert_never(evidence.liveness)
 
 
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What one look has found of a run on this machine that is to end."""
+
+    others: bool  # processes besides its wrapper
+    wrapper: bool
+    certain: bool  # no process of it can have been missed
+    grace_over: bool = False
+    frozen: bool = False  # the others are those of the look before, and stood still in both: none can fork any more
+    tired: bool = False  # they should be by now, and are not
+    wrapper_grace_over: bool = False  # what the wrapper has for its last records
+
+
+class Ending(StrEnum):
+    """What a run that is to end needs next."""
+
+    OVER = "nothing: it is gone"
+    LOOK = "another look: nothing was found, and something may be there"
+    ASK = "TERM, to what has not had it"
+    FREEZE = "STOP, to all but the wrapper, and another look: what stands still cannot fork, and keeps its children"
+    KILL = "KILL, to all but the wrapper, which then writes the exit code"
+    KILL_ALL = "KILL, to the wrapper as well"
+
+
+def ending(remains: Remains) -> Ending:
+    """Return what a run needs next of which that was found: the first matching row of docs/STATES.md, section 6."""
+    if not remains.others and not remains.wrapper:  # rows 1 and 2
+        return Ending.OVER if remains.certain else Ending.LOOK
+    if not remains.grace_over:  # row 3
+        return Ending.ASK
+    if remains.wrapper_grace_over:  # row 4
+        return Ending.KILL_ALL
+    if not remains.others:  # row 5: it is writing
+        return Ending.ASK
+    return Ending.KILL if remains.frozen or remains.tired else Ending.FREEZE  # rows 6 to 8
+
+
 PREEMPTED = "preempted"
 """What the reason begins with of a run that its engine stopped to make room: it is run again, and nothing counts."""
 

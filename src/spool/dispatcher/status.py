@@ -211,7 +211,7 @@ class StatusWriter:
             state=state or State.STARTING,
             beside=self._beside(live),
             reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
-            problem=self._confinement.why(live.name),
+            problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
             run=live.run,
             attempt=live.attempts.attempt,
             priority=live.spec.priority,

@@ -155,6 +155,10 @@ class RunHandle(Protocol):
     def refusal(self) -> str | None:
         """Why its engine takes it neither now nor later, in the engine's words; None if it has not said so."""
 
+    @property
+    def resists(self) -> str:
+        """Why it has not ended yet though it was told to, for people; "" if nothing is in the way."""
+
     def watch(self) -> int | None:
         """Return a new descriptor that is readable once the wrapper has ended; None where there can be none.
 

@@ -61,6 +61,7 @@ class ClusterRun:
 
     exit_status: None = None
     is_child = False
+    resists = ""
     holds_memory = True
 
     def __init__(self, engine: ClusterEngine, key: tuple[str, int], *, first_look: int = 0) -> None:
@@ -244,6 +245,8 @@ class ClusterRun:
             return True
         if self.ending is not None or self.foreign or self.engine.silent:
             return False
+        # What stands still there hears no TERM, and only administrators let it go on; to cancel it gives it both.
+        kill = kill or bool(self.halted)
         how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
         if not self._was_asked(how, now_ns):
             if self._look_for_jid() and how == "withdraw":

@@ -1,9 +1,17 @@
 """The runs of this machine, no matter what started them: whether they live, how they are ended, what they use.
 
 A run is ended by TERM to its whole process tree, and after the grace by KILL, look after look until nothing of it is
-left. The wrapper is spared while something else is left, so that it can write the exit code down; not for ever, since
-it may have something in its way. Nothing of this needs another process, or a descriptor that is not put by: a machine
-that has neither left is the very one on which a run has to be ended.
+left (`core/lifecycle.py` decides each step). Before KILL all of it is made to stand still, by its control group or by
+STOP: what stands still forks no more, and a child is known by its parent as long as that is there. The wrapper is
+spared while something else is left, so that it can write the exit code down; not for ever, since it may have something
+in its way. Nothing of this needs another process, or a descriptor that is not put by: a machine that has neither left
+is the very one on which a run has to be ended.
+
+A run is over when a look that can have missed nothing finds nothing (`machine/processes.py`). Of our own children the
+kernel's list of them proves the same, however fast they fork: whatever outlives its parent becomes our child, and stays
+in the list until we take it away.
+
+Nobody but a stranger makes a wrapper stand still, and nobody would let it go on: that is done here.
 
 As a child subreaper the dispatcher inherits what a wrapper of its own leaves behind, so that an ended run costs one
 short read to be sure that nothing is left, not a look at every process of the machine. Where such a look is needed, one
@@ -12,19 +20,35 @@ serves all runs whose wrappers have ended by then.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import Ending, Liveness, Remains, ending
 from spool.core.model import SECOND_NS, Jid
 from spool.executors.base import Usage
 from spool.machine import identity, processes
 from spool.machine.cgroups import RunGroup, RunGroups
-from spool.machine.processes import Children, Process, ProcessCache, TrackedRun, pss_bytes, rss_bytes, send
+from spool.machine.processes import (
+    STANDS_STILL,
+    Children,
+    Look,
+    Process,
+    ProcessCache,
+    TrackedRun,
+    pss_bytes,
+    rss_bytes,
+    send,
+)
+
+log = logging.getLogger(__name__)
 
 _WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
+_FREEZE_NS = SECOND_NS  # in which what is killed next should stand still; a process that waits for a disk does not
+_MOST_LOOKS = 8  # of a pass, until all of a run stands still
+_WAKE_EVERY_NS, _WAKE_AT_ONCE = 5 * SECOND_NS, 50
 _KIBIBYTE = 1024
 
 
@@ -49,6 +73,9 @@ class LocalRun:
         self.waits = self.halted = self.ending = self.refusal = None  # no engine has a word of its own about it
         self._group = group
         self._usage = Usage()
+        self.resists = ""
+        self._found: frozenset[Process] = frozenset()  # by the last look at a run that is to end
+        self._still: frozenset[Process] = frozenset()  # besides the wrapper, if all of them stood still in that look
         self._told: set[Process] = set()  # these have had TERM
         self._told_at_ticks = 0  # when the first of them had, as processes count their starts
         self._killing_since_ns: int | None = None  # the grace is over
@@ -145,47 +172,113 @@ class LocalRun:
             usage = self._usage
             self._usage = Usage(usage.cpu_time_ns, max(usage.peak_memory_bytes or 0, memory_bytes))
 
+    def wake(self) -> None:
+        """Let its wrapper go on if that stands still: it only waits, and a run without it never ends."""
+        jid = self.jid or (identity.of_process(self.pid) if self.pid is not None and self.exit_status is None else None)
+        if jid is None or self.engine.liveness(jid) is not Liveness.ALIVE:
+            return
+        wrapper = Process(jid.pid, jid.start_ticks)
+        if _stands_still(wrapper) and send([wrapper], signal.SIGCONT).signalled:
+            log.warning("job %s run %d: its wrapper was stopped by a signal; spool has continued it", *self.key)
+
     @property
     def peak_bytes(self) -> int:
         """The most that the run was seen to have in memory."""
         return self._usage.peak_memory_bytes or 0
 
-    def wanted(self) -> TrackedRun:
-        """Return what its processes are known by. Of our own child that is known before it has written its jid."""
+    def wanted(self, *, halts: bool = False) -> TrackedRun:
+        """Return what its processes are known by; *halts*: they are to be stopped as they are found.
+
+        Of our own child that is known before it has written its jid.
+        """
         jid = self.jid
         if jid is None and self.pid is not None:
             gone = Jid(self.pid, 0, identity.boot_id(), identity.pid_namespace(), identity.host())
             self.jid = identity.of_process(self.pid) if self.exit_status is None else None
             jid = self.jid or gone
         job, run = self.key
-        return TrackedRun(job, run, self.engine.spool_dir, jid, frozenset(self._told))
+        grouped = (self._group.pids() if self._group is not None else None) or frozenset()
+        return TrackedRun(job, run, self.engine.spool_dir, jid, self._found | self._told, grouped, halts)
 
-    def press(self, left: set[Process], *, kill: bool) -> None:
-        """Signal what is left of a run that is to end; *kill*: the grace is over."""
-        now, wrapper = time.monotonic_ns(), self._wrapper_pid
-        others = {process for process in left if process.pid != wrapper}
+    def press(self, look: Look, *, kill: bool, certain: bool) -> Ending:
+        """Go on ending it, after a look at what is left of it; return what that was.
+
+        *kill*: the grace is over. *certain*: nothing of it can have been missed.
+        """
+        now, found = time.monotonic_ns(), look.members[self.key]
+        wrapper = frozenset(process for process in found if process.pid == self._wrapper_pid)
+        others = found - wrapper
         if others:
             self._alone_since_ns = None
-            if kill:
-                if self._killing_since_ns is None:
-                    self._killing_since_ns = now
-                # A wrapper that has another child whenever one was killed would go on for ever.
-                spared = now < self._killing_since_ns + _WRAPPER_GRACE_NS
-                send(others if spared else left, signal.SIGKILL)
-            elif news := self._untold(others, left):
-                self._told_at_ticks = self._told_at_ticks or identity.ticks_now()
-                send(news, signal.SIGTERM)
-                self._told |= news
-            if not kill and (still := {process for process in others & self._told if _stands_still(process)}):
-                send(still, signal.SIGCONT)  # it hears nothing before it goes on
-            return
-        if self._alone_since_ns is None:
+        elif self._alone_since_ns is None:
             self._alone_since_ns = now
-            if not left <= self._told:  # between two of its children: no later one must start
-                send(left, signal.SIGTERM)
-                self._told |= left
-        elif kill and now >= self._alone_since_ns + _WRAPPER_GRACE_NS:
-            send(left, signal.SIGKILL)
+        if others and kill and self._killing_since_ns is None:
+            self._killing_since_ns = now
+        frozen = certain and bool(others) and others <= look.still and others == self._still
+        remains = Remains(
+            others=bool(others),
+            wrapper=bool(wrapper),
+            certain=certain and not (self._group is not None and self._group.populated()),
+            grace_over=kill,
+            frozen=frozen or self._is_frozen(),
+            tired=self._lasts(self._killing_since_ns, _FREEZE_NS, now),
+            # A wrapper that has another child whenever one was killed would go on for ever.
+            wrapper_grace_over=self._lasts(self._killing_since_ns if others else self._alone_since_ns,
+                                           _WRAPPER_GRACE_NS, now),
+        )  # fmt: skip
+        step = ending(remains)
+        self._found = found
+        self._still = others if others <= look.still else frozenset()
+        match step:
+            case Ending.ASK:
+                self._ask(others, wrapper, look)
+            case Ending.FREEZE:
+                if self._group is None or not self._group.freeze(on=True):
+                    send(others - look.still, signal.SIGSTOP)
+            case Ending.KILL | Ending.KILL_ALL:
+                refused = send(others if step is Ending.KILL else found, signal.SIGKILL).refused
+                self._note(f"spool may not end process {min(refused).pid}" if refused else "")
+                self._go_on(all_of_it=step is Ending.KILL_ALL)
+            case Ending.OVER | Ending.LOOK:
+                self._go_on()
+                self._note("" if step is Ending.OVER else "processes come and go too fast to tell whether one is its")
+        # Nobody but a stranger makes a wrapper stand still, and all waits for it then.
+        if wrapper & look.still and step is not Ending.KILL_ALL:
+            send(wrapper, signal.SIGCONT)
+        return step
+
+    def _ask(self, others: frozenset[Process], wrapper: frozenset[Process], look: Look) -> None:
+        """Send TERM to what is to have it, and let go on what stands still: it hears nothing before."""
+        if not others:
+            news = set(wrapper - self._told)  # between two of its children: no later one must start
+        elif news := self._untold(others, others | wrapper):
+            self._told_at_ticks = self._told_at_ticks or identity.ticks_now()
+        if news:
+            send(news, signal.SIGTERM)
+            self._told |= news
+        if still := others & self._told & look.still:
+            send(still, signal.SIGCONT)
+
+    def _note(self, why: str) -> None:
+        """Tell why it goes on, once."""
+        if why and why != self.resists:
+            log.warning("job %s run %d: it cannot be ended yet: %s", *self.key, why)
+        self.resists = why
+
+    def _is_frozen(self) -> bool:
+        return self._group is not None and self._group.frozen()
+
+    def _go_on(self, *, all_of_it: bool = False) -> None:
+        """Let its control group go on, where that was made to stand still; or end it, *all_of_it*."""
+        if self._group is not None:
+            if all_of_it:
+                self._group.kill()
+            if self._group.frozen():
+                self._group.freeze(on=False)
+
+    @staticmethod
+    def _lasts(since_ns: int | None, for_ns: int, now_ns: int) -> bool:
+        return since_ns is not None and now_ns >= since_ns + for_ns
 
     def suspend(self, members: set[Process], *, on: bool) -> bool:
         """Have its processes stand still, or go on; return whether all of them do.
@@ -197,14 +290,14 @@ class LocalRun:
         send(wrong, signal.SIGSTOP if on else signal.SIGCONT)
         return not wrong and (bool(others) or not on)
 
-    def _untold(self, others: set[Process], left: set[Process]) -> set[Process]:
+    def _untold(self, others: frozenset[Process], left: frozenset[Process]) -> set[Process]:
         """Return who is to have TERM now: everybody once, and later those who began before that and were not seen.
 
         What a job starts to clean up after itself, and the epilog, is not told to end before the grace is over. But
         between the look and the signal a shell may have begun its next command, and waits for that before its trap.
         """
         if not self._told:
-            return others
+            return set(others)
         pids = {process.pid for process in left}
         return {
             process
@@ -244,6 +337,8 @@ class LocalProcesses:
         self._left: dict[LocalRun, bool] = {}  # whether they did, by a look after their end; for who asks next
         self._own_peak_kib = 0  # as far as it was looked at
         self._census = ProcessCache()
+        self._wakeable: dict[LocalRun, None] = {}  # runs whose wrapper may stand still; the next to be seen first
+        self._wake_at_ns = 0
 
     def inherit(self) -> None:
         """Become the parent of every orphan of a run."""
@@ -266,12 +361,23 @@ class LocalProcesses:
         return self._processes.due_ns
 
     def work(self) -> tuple[LocalRun, ...]:
-        """Do nothing."""
+        """Let wrappers go on that somebody has stopped. Of our children the kernel says so, the others are asked."""
+        while self._processes.stopped:
+            if (run := self._children.get(self._processes.stopped.pop())) is not None:
+                run.wake()
+        now = time.monotonic_ns()
+        if now >= self._wake_at_ns:
+            self._wake_at_ns = now + _WAKE_EVERY_NS
+            for run in list(self._wakeable)[:_WAKE_AT_ONCE]:
+                del self._wakeable[run]
+                self._wakeable[run] = None
+                run.wake()
         return ()
 
     def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
         """Return the run whose wrapper is this child of ours."""
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
+        self._wakeable[made] = None  # the kernel does not tell of every child's halt
         self._processes.added(pid)
         self._unrelated.discard(pid)
         self._census.ask_again(pid)  # it was a shell of nobody's
@@ -279,7 +385,9 @@ class LocalProcesses:
 
     def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:
         """Return a run that another program has started; *jid* is who its wrapper is, if that is known."""
-        return LocalRun(self, (job, run), jid=jid, group=group)
+        made = LocalRun(self, (job, run), jid=jid, group=group)
+        self._wakeable[made] = None
+        return made
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
         """Return a run that another dispatcher has started."""
@@ -290,6 +398,7 @@ class LocalProcesses:
         """Let go of a run that is over."""
         self._ended.discard(run)
         self._left.pop(run, None)
+        self._wakeable.pop(run, None)
         if run.pid is not None:
             self._children.pop(run.pid, None)
 
@@ -350,9 +459,10 @@ class LocalProcesses:
         """Look for what the wrappers of *run* and of all others that are known to have ended left behind."""
         ended = {run, *self._ended, *(child for child in self._children.values() if child.exit_status is not None)}
         self._ended.clear()
-        found = self.processes_of({*ended, *self._children.values()} if orphans else ended)
-        self._unrelated |= orphans - {process.pid for members in found.values() for process in members}
-        self._left |= {each: bool(found[each]) for each in ended}
+        look = self.look_for({*ended, *self._children.values()} if orphans else ended)
+        if look.certain:
+            self._unrelated |= orphans - {process.pid for members in look.members.values() for process in members}
+        self._left |= {each: bool(look.members[each.key]) or not self._sees_all(each, look) for each in ended}
 
     def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
         """Return the processes of each run: its session, its descendants and what carries its marks."""
@@ -360,13 +470,29 @@ class LocalProcesses:
         found = processes.scan(run.wanted() for run in runs)
         return {run: set(found[run.key]) for run in runs}
 
+    def look_for(self, runs: Iterable[LocalRun], halt: Mapping[LocalRun, bool] | None = None) -> Look:
+        """Look for the processes of these runs, and say whether any can have been missed; stop those of *halt*."""
+        return processes.look([run.wanted(halts=halt is not None and halt[run]) for run in runs])
+
+    def _sees_all(self, run: LocalRun, look: Look) -> bool:
+        """Whether what a look has not found of a run is not there."""
+        if look.certain or look.members[run.key]:
+            return look.certain
+        # All that a child of ours has left behind is a child of ours by now, or has one that is.
+        return run.is_child and run.exit_status is not None and self._unknown_orphans() == set()
+
     def terminate(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
         """Go on ending *runs*, after one walk over all processes."""
-        left = self.processes_of(runs)
-        for run, kill in runs.items():
-            if left[run]:
-                run.press(left[run], kill=kill)
-        return [run for run in runs if not left[run]]
+        self._inherited = None
+        gone, going = list[LocalRun](), dict(runs)
+        for _ in range(_MOST_LOOKS):
+            look = self.look_for(going, halt=going)
+            steps = {run: run.press(look, kill=kill, certain=self._sees_all(run, look)) for run, kill in going.items()}
+            gone += [run for run, step in steps.items() if step is Ending.OVER]
+            going = {run: runs[run] for run, step in steps.items() if step is Ending.FREEZE}
+            if not going:
+                break
+        return gone
 
     def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
         """Have *runs* stand still or go on, after one walk over all processes; return those that do."""
@@ -401,7 +527,7 @@ class LocalProcesses:
 
 def _stands_still(process: Process) -> bool:
     stat = identity.read_stat(process.pid)
-    return stat is not None and stat.state == "T"
+    return stat is not None and stat.start_ticks == process.start_ticks and stat.state in STANDS_STILL
 
 
 def _parent(process: Process) -> int | None:

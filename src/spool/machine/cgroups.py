@@ -243,6 +243,18 @@ class RunGroup:
         micro = self._value("cpu.stat", "usage_usec")
         return None if micro is None else micro * 1000
 
+    def freeze(self, *, on: bool) -> bool:
+        """Have all of its processes stand still, those that they fork too, or go on; False where that cannot be."""
+        try:
+            self.files.write(self.path / "cgroup.freeze", "1" if on else "0")
+        except OSError:
+            return False
+        return True
+
+    def frozen(self) -> bool:
+        """Tell whether all of its processes stand still because of :meth:`freeze`."""
+        return bool(self._value("cgroup.events", "frozen"))
+
     def kill(self) -> bool:
         """Kill every process of the group and below it; False where the kernel cannot (before 5.14)."""
         try:

@@ -20,6 +20,9 @@ TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 """What the kernel counts starts and CPU time in."""
 
 _START_TICKS = 19  # its place among the fields after the name
+_SIZE, _ENVIRONMENT_END = 20, 48
+_PAGE = 4096
+_LONGEST_ENTRY = 32  # of a list in /proc
 
 _NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
 
@@ -60,9 +63,9 @@ def _read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = os.read(fd, 65536)
-        if len(content) < 4096:
+        # /proc gives at most a page or so at a time, and of a list only whole entries: a long answer may not be all.
+        if len(content) < _PAGE - _LONGEST_ENTRY:
             return content
-        # /proc gives at most a page or so at a time, so a long answer does not mean that it was all.
         parts = [content]
         while more := os.read(fd, 1 << 20):
             parts.append(more)
@@ -92,6 +95,26 @@ def read_stat(pid: int, *, proc: str = PROC) -> Stat | None:
         start_ticks=int(fields[_START_TICKS]),
         rss_pages=int(fields[21]),
     )
+
+
+def is_between_programs(pid: int, *, proc: str = PROC) -> bool | None:
+    """Tell of a process that shows an empty environment whether it is about to have one: it is executing a program.
+
+    None: it has ended, or is about to, and starts nothing more. False: its environment is empty.
+    """
+    fields = _stat_fields(pid, proc)
+    if fields is None or fields[0] in b"ZXx" or fields[_SIZE] == b"0":
+        return None
+    if len(fields) <= _ENVIRONMENT_END or fields[_ENVIRONMENT_END] != b"0":
+        return False
+    return _tells_environments(proc)
+
+
+@cache
+def _tells_environments(proc: str) -> bool:
+    """Whether the kernel says where the environment of a process is: that of this one is known to have a place."""
+    fields = _stat_fields(os.getpid(), proc) if proc == PROC else None
+    return fields is not None and len(fields) > _ENVIRONMENT_END and fields[_ENVIRONMENT_END] != b"0"
 
 
 def _stat_fields(pid: int, proc: str) -> list[bytes] | None:

@@ -7,8 +7,10 @@ A process group is not enough: `setsid` and double forks leave it. To a run belo
 * every process that was known to belong to it before;
 * every orphan whose stdout or stderr is a file of the run's metadir, as its log is: `env -i setsid` takes the mark and
   the session away, and what is left of it when its parent ends is this;
-* the descendants of all of these, whatever their session and environment, unless they carry the mark of another
-  run of the same spool, or are this process: a dispatcher that was started from within a job is none of its own.
+* the descendants of all of these and whoever is in a session that one of them leads, whatever their environment,
+  unless they carry the mark of another run of the same spool, or are this process: a dispatcher that was started from
+  within a job is none of its own;
+* every process of its control group, if it has one.
 
 A hook finds the variables of the run that it is told of, and is none of its processes: `SPOOL_HOOK` says so, and by it
 the hook's own processes are found.
@@ -18,8 +20,9 @@ A spool is looked for by its real path. A mark may name it by another, through a
 Once the wrapper is gone, its pid may come back as somebody else's session, so the session counts no more, except
 for our own children: as a subreaper we inherit the orphans of the wrappers that we started, and of no others.
 
-One walk over /proc serves any number of runs. What is read is a moment that never was, as always with /proc, so
-the code that ends a run walks again until nothing is found.
+One walk over /proc serves any number of runs. What is read is a moment that never was, as always with /proc: a process
+may fork and end before it is asked. So a walk says whether that may have been; only one that is certain proves that
+nothing of a run is left.
 
 What processes use is added up. Resident sizes count a page that is shared for every process that has it, so their sum
 is cheap and never too low; proportional sizes count it once in all. A process that has ended by the time it is looked
@@ -35,7 +38,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,12 +53,14 @@ from spool.machine.identity import PROC, TICK_NS, Stat, boot_id, pid_namespace, 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-_MOST_LISTS = 20
-_MOST_WALKS = 8
+_FIRST_LISTS, _ENOUGH_LISTS, _MOST_LISTS = 3, 2, 20
 _EVERY, _PARTS = 4, 8  # a census asks at each fourth look an eighth of all again
 _SEEN_FOR_NS = 100_000_000  # how long a walk answers questions about one run after the other
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every thread of the kernel
+
+STANDS_STILL = "Tt"
+"""The states of a process that a signal or a tracer has stopped."""
 
 HOOK_MARK = "SPOOL_HOOK"
 """In the environment of a hook, which has the facts of a run in there too and is no part of it."""
@@ -80,6 +85,8 @@ class TrackedRun:
     spool_dir: str  # its real path
     jid: Jid | None = None  # of its wrapper; None if it has none yet
     known: frozenset[Process] = frozenset()  # those found before
+    grouped: frozenset[int] = frozenset()  # the pids in its control group, which nothing can leave by itself
+    halts: bool = False  # whether what carries its mark is stopped as soon as it is seen; its wrapper is not
 
     @property
     def key(self) -> tuple[str, int]:
@@ -87,10 +94,21 @@ class TrackedRun:
         return self.job, self.run
 
 
-def scan(
-    wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = None
-) -> dict[tuple[str, int], frozenset[Process]]:
-    """Return the processes of each run, by (job, run), in one walk over /proc.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at all processes has found."""
+
+    members: dict[tuple[str, int], frozenset[Process]]
+    still: frozenset[Process] = frozenset()  # of these, those that stood still when they were looked at
+    certain: bool = True  # no process of a run can have been missed
+
+
+def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = None) -> Look:
+    """Find the processes of each run, by (job, run), in one walk over /proc.
+
+    A process may fork and end before it is known whose it is. So /proc is listed again until two lists in a row have no
+    such process: a run of which any process lives then has one in the second, or in the first, and it was asked. Where
+    that is not so after many lists, the look is not certain: what it has not found may be there.
 
     Only processes of our own user are asked for their environment. Zombies belong to nobody: they hold nothing.
     Raises OSError where the machine has too little left for a whole look: what was not seen is not gone.
@@ -98,14 +116,23 @@ def scan(
     """
     runs = list(wanted)
     if not runs:
-        return {}
-    for _ in range(_MOST_WALKS):
-        walk = _Walk(runs, proc, os.getpid() if me is None else me)
-        found = walk.members()
-        # Who forks and ends before it is asked whose it is leaves a child that no list had: another walk finds that.
-        if not walk.lost_sight or all(found.values()):
+        return Look({})
+    walk = _Walk(runs, proc, os.getpid() if me is None else me)
+    found = walk.members()
+    for _ in range(_MOST_LISTS):
+        # What moves has to be told at once; what is missed meanwhile is found by the look that comes after that.
+        if walk.certain or (all(found.values()) and walk.something_moves(found)):
             break
-    return found
+        walk.list()
+        found = walk.members()
+    return Look(found, walk.still(found), walk.certain)
+
+
+def scan(
+    wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = None
+) -> dict[tuple[str, int], frozenset[Process]]:
+    """Return what :func:`look` finds: for what is shown and measured, where a process more or less does not matter."""
+    return look(wanted, proc=proc, me=me).members
 
 
 class ProcessCache:
@@ -183,33 +210,88 @@ class _Walk:
         reapers: Iterable[int] = (),
     ) -> None:
         """Look at every process but those in *asked*: of them it is known to whom they belong."""
-        self._proc, self._me = proc, me
-        self.lost_sight = False  # whether an orphan ended before it was known whose it is
-        self._vanished = 0  # the pid that was asked last and was gone
-        self._uid = os.getuid()
+        self._proc, self._me, self._uid = proc, me, os.getuid()
         self._alive: dict[int, Stat] = {}
+        self._marks: dict[int, tuple[str, str, str] | None] = {}
         self._owners = asked if asked is not None else {}
-        looked_at = set(map(str, self._owners))
-        # Who forks and ends at once is never there when it is looked for, but its child is, in a list made after that.
-        for _ in range(_MOST_LISTS):
-            new = {name for name in certainly(lambda: os.listdir(proc)) if name.isdigit()} - looked_at
-            if not new:
-                break
-            looked_at |= new
-            for name in new:
-                if (stat := read_stat(int(name), proc=proc)) is not None and not stat.dead:
-                    self._alive[stat.pid] = stat
+        self._looked_at = set(map(str, self._owners))
+        self._hidden: set[int] = set()  # of the last list: those whose environment was not there to be read
+        self._lists_without_loss = 0
+        self.reapers = {_INIT, me, *reapers}  # who may inherit an orphan: us, and the parents of earlier dispatchers
         self._real = _RealPaths({run.spool_dir: run.spool_dir for run in runs})
         self._spools = frozenset(self._real)
         self._marked = {(run.spool_dir, run.job, str(run.run)): run.key for run in runs}
         self._metadirs: dict[str, tuple[str, int]] | None = None
         self._runs = runs
         self._known = {process: run.key for run in runs for process in run.known}
+        self._grouped = {pid: run.key for run in runs for pid in run.grouped}
         self._wrappers: dict[Process, tuple[str, int]] = {}
         self._sessions: dict[int, tuple[str, int]] = {}  # of wrappers that live
         self._orphaned: dict[int, tuple[str, int]] = {}  # of those that do not
-        here = boot_id(proc=proc), pid_namespace(proc=proc)
-        for run in runs:
+        self._keys = [run.key for run in runs]
+        self._halting = {run.key: run.jid.pid if run.jid is not None else 0 for run in runs if run.halts}
+        for _ in range(_FIRST_LISTS):
+            if not self.certain:
+                self.list()
+        self._find_wrappers()
+        # A process is entered before its parent is looked at, so that a pid that came back in the middle of the
+        # walk cannot send us round in a circle.
+        self._owners.update({me: None, 0: None, _INIT: None})
+        kernel = self._alive.get(_KERNEL)
+        if kernel is None or (kernel.parent == 0 and kernel.rss_pages == 0):  # in a container anybody may be that
+            self._owners[_KERNEL] = None
+
+    @property
+    def certain(self) -> bool:
+        """Whether no process can have been missed.
+
+        A process that ends while /proc is listed may have had a child that the list has passed already, because pids
+        have begun anew from the lowest: so one list is not enough.
+        """
+        return self._lists_without_loss >= _ENOUGH_LISTS
+
+    def list(self) -> None:
+        """List the processes and ask those that are new, the youngest first: they are the first to end."""
+        names = {name for name in certainly(lambda: os.listdir(self._proc)) if name.isdigit()} - self._looked_at
+        self._looked_at |= names
+        self._hidden.clear()
+        asked = [self._ask(pid) for pid in sorted(map(int, names), reverse=True)]
+        self._find_reapers()
+        # What has parents is known by them.
+        lost = [pid for pid in self._hidden if self._is_orphan(self._alive[pid])]
+        for pid in self._hidden:
+            if identity.is_between_programs(pid, proc=self._proc):  # it has an environment in a moment
+                self._looked_at.discard(str(pid))
+                self._owners.pop(pid, None)
+                del self._alive[pid]
+        self._lists_without_loss = 0 if lost or not all(asked) else self._lists_without_loss + 1
+
+    def _ask(self, pid: int) -> bool:
+        """Find out what a process says of itself; False if it has ended before, and may have had a child."""
+        stat = read_stat(pid, proc=self._proc)
+        if stat is None or stat.dead:
+            return False
+        self._alive[pid] = stat
+        mark = self._marks[pid] = None if stat.parent == _KERNEL and stat.rss_pages == 0 else self._mark(pid)
+        if mark is not None and self._halting:
+            self._halt(stat, self._marked.get(mark))
+        return True
+
+    def _halt(self, stat: Stat, owner: tuple[str, int] | None) -> None:
+        """Stop a process that is to stand still, before it can fork and end: at the end of a walk it may be gone."""
+        if owner in self._halting and stat.pid != self._halting[owner] and stat.state not in STANDS_STILL:
+            with contextlib.suppress(OSError):
+                _send(Process(stat.pid, stat.start_ticks), signal.SIGSTOP)
+
+    def _find_reapers(self) -> None:
+        at = self._alive.get(self._me)
+        while at is not None and at.parent not in self.reapers:
+            self.reapers.add(at.parent)
+            at = self._alive.get(at.parent)
+
+    def _find_wrappers(self) -> None:
+        here = boot_id(proc=self._proc), pid_namespace(proc=self._proc)
+        for run in self._runs:
             if run.jid is not None and (run.jid.boot_id, run.jid.pid_namespace) == here:
                 leader = self._alive.get(run.jid.pid)
                 if leader is not None and leader.start_ticks == run.jid.start_ticks:
@@ -219,15 +301,16 @@ class _Walk:
                     self._sessions[run.jid.pid] = run.key
                 else:
                     self._orphaned[run.jid.pid] = run.key
-        self._keys = [run.key for run in runs]
-        self.reapers = {_INIT, me, *reapers}  # who may inherit an orphan: us, and the parents of earlier dispatchers
-        at = self._alive.get(me)
-        while at is not None and at.parent not in self.reapers:
-            self.reapers.add(at.parent)
-            at = self._alive.get(at.parent)
-        # A process is entered before its parent is looked at, so that a pid that came back in the middle of the
-        # walk cannot send us round in a circle.
-        self._owners.update({me: None, 0: None, _INIT: None, _KERNEL: None})
+
+    def still(self, found: Mapping[tuple[str, int], Collection[Process]]) -> frozenset[Process]:
+        """Return which of those found stood still when they were looked at."""
+        each = (process for processes in found.values() for process in processes)
+        return frozenset(process for process in each if self._alive[process.pid].state in STANDS_STILL)
+
+    def something_moves(self, found: Mapping[tuple[str, int], Collection[Process]]) -> bool:
+        """Whether any process besides the wrappers did not."""
+        return bool({process for processes in found.values() for process in processes} - self.still(found) -
+                    self._wrappers.keys())  # fmt: skip
 
     def members(self) -> dict[tuple[str, int], frozenset[Process]]:
         """Return the processes of each run."""
@@ -265,17 +348,21 @@ class _Walk:
         process = Process(stat.pid, stat.start_ticks)
         if process in self._wrappers:
             return True, self._wrappers[process]
-        mark = self._mark(stat.pid)
+        mark = self._marks.get(stat.pid)
         if mark is not None and mark[0] in self._spools:
             return True, self._marked.get(mark, _SOMEBODY_ELSES)
         if process in self._known:
             return True, self._known[process]
-        # Whose parent was gone when that was looked at is an orphan by now.
-        if stat.parent in self.reapers or not (stat.parent in self._alive or stat.parent in self._owners):
+        if stat.pid in self._grouped:
+            return True, self._grouped[stat.pid]
+        if self._is_orphan(stat):
             owner = self._by_output(stat.pid)
-            self.lost_sight |= owner is None and self._vanished == stat.pid  # what has parents is known by them
             return owner is not None, owner
         return False, None
+
+    def _is_orphan(self, stat: Stat) -> bool:
+        """Whether its parent is nobody's; if it was gone when that was looked at, this one is an orphan by now."""
+        return stat.parent in self.reapers or not (stat.parent in self._alive or stat.parent in self._owners)
 
     def _by_output(self, pid: int) -> tuple[str, int] | None:
         """Return whose metadir holds the file that the process has as stdout or stderr."""
@@ -293,6 +380,10 @@ class _Walk:
     def _by_session(self, stat: Stat) -> tuple[str, int] | None:
         if stat.session in self._sessions:
             return self._sessions[stat.session]
+        leader = self._alive.get(stat.session)
+        owner = self._owners.get(stat.session) if leader is None else self._owner(leader)
+        if owner is not None:
+            return owner  # one enters a session by birth alone
         return self._orphaned.get(stat.session) if stat.parent == self._me else None
 
     def _mark(self, pid: int) -> tuple[str, str, str] | None:
@@ -305,8 +396,10 @@ class _Walk:
             if is_shortage(error):
                 raise
             if error.errno in (errno.ENOENT, errno.ESRCH):
-                self._vanished = pid
+                self._hidden.add(pid)
             return None
+        if not environment and identity.is_between_programs(pid, proc=self._proc) is not False:
+            self._hidden.add(pid)
         if b"SPOOL_RUN=" not in environment and _HOOK_MARK not in environment:
             return None
         return _mark_in(environment, self._real)
@@ -582,6 +675,7 @@ class Children:
 
     def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
         """Know no child by name. *clock* is monotonic."""
+        self.stopped: set[int] = set()  # children that were made to stand still, to be taken away by the one who asks
         self.due_ns: int | None = None  # when the next look at all children is due, though none may have ended since
         self._clock = clock
         self._named: dict[int, int | None] = {}  # the pidfd of each that lives, None: it has none
@@ -667,12 +761,15 @@ class Children:
         """Reap the child *which*, or with -1 all."""
         while True:
             try:
-                pid, status, usage = os.wait4(which, os.WNOHANG | options)
+                pid, status, usage = os.wait4(which, os.WNOHANG | os.WUNTRACED | options)
             except ChildProcessError:
                 self._forget(which)
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                self.stopped.add(pid)
+                continue
             self._forget(pid)
             yield pid, status, usage
             if which > 0:

@@ -37,6 +37,7 @@ class FakeRun:
     halted: str | None = None
     said: EngineEnd | None = None  # how the engine calls its end
     refusal: str | None = None
+    resists: str = ""
     is_child: bool = False
     holds_memory: bool = True
 
