@@ -155,6 +155,10 @@ class RunHandle(Protocol):
     def refusal(self) -> str | None:
         """Why its engine takes it neither now nor later, in the engine's words; None if it has not said so."""
 
+    @property
+    def alive_at_ns(self) -> int | None:
+        """When a look at it last found it alive, or a process of it, by the wall clock; None if no look did."""
+
     def watch(self) -> int | None:
         """Return a new descriptor that is readable once the wrapper has ended; None where there can be none.
 

@@ -47,6 +47,8 @@ class LocalRun:
         self.jid = jid
         self.exit_status: int | None = None
         self.waits = self.halted = self.ending = self.refusal = None  # no engine has a word of its own about it
+        self.alive_at_ns: int | None = None
+        self.was_lean = False  # its wrapper was never a copy of this process, so that its peak is the run's
         self._group = group
         self._usage = Usage()
         self._told: set[Process] = set()  # these have had TERM
@@ -132,6 +134,10 @@ class LocalRun:
         self.engine.forget(self)
 
     # For its engine.
+
+    def began_lean(self) -> None:
+        """Record that the wrapper is no copy of this process."""
+        self.was_lean = True
 
     def ended(self, status: int, cpu_time_ns: int, peak_bytes: int) -> None:
         """Know that the wrapper, a child of ours, is reaped."""
@@ -304,7 +310,8 @@ class LocalProcesses:
             self._unrelated.discard(pid)
             run = self._children.get(pid)
             if run is not None:
-                peak_bytes = usage.ru_maxrss * _KIBIBYTE if self._says_something(usage.ru_maxrss) else 0
+                says = run.was_lean or self._says_something(usage.ru_maxrss)
+                peak_bytes = usage.ru_maxrss * _KIBIBYTE if says else 0
                 run.ended(status, int((usage.ru_utime + usage.ru_stime) * 1e9), peak_bytes)
                 yield run
 
@@ -353,6 +360,9 @@ class LocalProcesses:
         found = self.processes_of({*ended, *self._children.values()} if orphans else ended)
         self._unrelated |= orphans - {process.pid for members in found.values() for process in members}
         self._left |= {each: bool(found[each]) for each in ended}
+        for each in ended:
+            if found[each]:
+                each.alive_at_ns = time.time_ns()
 
     def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
         """Return the processes of each run: its session, its descendants and what carries its marks."""
@@ -365,6 +375,7 @@ class LocalProcesses:
         left = self.processes_of(runs)
         for run, kill in runs.items():
             if left[run]:
+                run.alive_at_ns = time.time_ns()
                 run.press(left[run], kill=kill)
         return [run for run in runs if not left[run]]
 
