@@ -58,3 +58,17 @@ def test_a_job_has_the_limits_of_whoever_started_the_dispatcher(served: Served) 
     assert served.process is not None
     with open(f"/proc/{served.process.pid}/limits", encoding="ascii") as limits:
         assert next(line for line in limits if line.startswith("Max open files")).split()[3:5] == ["4096", "4096"]
+
+
+@pytest.mark.parametrize("executor", ["process", "sh"], indirect=True)
+@pytest.mark.parametrize("words", ["sh: 1: Cannot fork", "bash: fork: Resource temporarily unavailable"])
+def test_a_shell_that_could_not_fork_is_told_as_that_and_has_failed(served: Served, words: str) -> None:
+    """A text whose shell ends for want of a process may have done anything: it has failed, and its reason says why."""
+    served.drop("short", f"echo '{words}' >&2; exit 2")
+    served.drop("other", f"echo '{words}' >&2; echo on; exit 2")
+    served.start()
+    served.wait_done("short", "other")
+    ends = [served.result(name) for name in ("short", "other")]
+    assert [end["outcome"] for end in ends if end is not None] == ["failed", "failed"]
+    said = "exit code 2: its shell says that the machine refused it a process"
+    assert [end["reason"] for end in ends if end is not None] == [said, "exit code 2"]

@@ -48,6 +48,7 @@ EXPECTED = {
     "openat jobs/J/1/rc": (1, 1, "the exit code"),
     "read jobs/J/1/rc": (1, 1, "the exit code"),
     "close jobs/J/1/rc": (1, 1, "the exit code"),
+    "newfstatat jobs/J/1/rc": (1, 1, "when it was written, which is the end of the run; of the same descriptor"),
     "newfstatat jobs/J/1/stop": (1, 1, "somebody may have ordered a stop in the last moment"),
     "openat .tmp/NEW": (1, 1, "the result appears whole"),
     "write .tmp/NEW": (1, 1, "the result appears whole"),

@@ -13,8 +13,8 @@ from spool.formats.history import (
     HistoryLine,
     parse_history_line,
     parse_result,
-    read_end,
     read_ended_runs,
+    read_told,
     render_history,
 )
 
@@ -73,7 +73,7 @@ def test_what_is_written_is_read(result: Result) -> None:
         exact, read = getattr(result, name), getattr(account, name)
         assert (read is None) == (exact is None), name
         assert exact is None or abs(read - exact) <= 1000, name
-    assert read_end(line) == account.ended_at_ns
+    assert read_told(line) == account.ended_at_ns
 
 
 def test_a_peak_of_nothing_is_an_unknown_one() -> None:
@@ -116,4 +116,4 @@ def test_the_fields_are_those_of_the_history() -> None:
 def test_no_bytes_are_an_error(data: bytes) -> None:
     """What is no line of history is nothing, whatever it is."""
     assert read_account(data) is None
-    assert read_end(data) is None
+    assert read_told(data) is None

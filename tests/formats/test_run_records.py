@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord
-from spool.core.model import OUTCOMES, GpuUse, Grant, Jid, Request, Result, State, Stop, StopKind, Suspension
+from spool.core.model import (
+    OUTCOMES,
+    SECOND_NS,
+    GpuUse,
+    Grant,
+    Jid,
+    Request,
+    Result,
+    State,
+    Stop,
+    StopKind,
+    Suspension,
+)
 from spool.formats import run_records
 from spool.formats.freetext import one_line
 from spool.formats.history import parse_history_line, parse_result, read_history, render_history, render_result
@@ -80,6 +92,8 @@ def test_golden_records_load_for_ever() -> None:
     assert parse_result((GOLDEN / "result.toml").read_bytes()) == RESULT
     assert list(read_history((GOLDEN / "history.jsonl").read_bytes())) == [RESULT, NEVER]
     assert run_records.parse_gpus((GOLDEN / "gpus.toml").read_bytes()) == WATCH
+    usage = run_records.WrittenUsage(12_345_678_900, 1 << 30, 1 << 29)
+    assert run_records.parse_usage((GOLDEN / "usage").read_bytes()) == usage
 
 
 @pytest.mark.parametrize(
@@ -429,3 +443,42 @@ def test_the_record_of_an_engine_says_how_it_ended_a_run_that_had_not_begun() ->
     assert run_records.parse_engine_end(data[:-1]) is None
     two_lines = run_records.render_engine("slurm", "lab", "4711", (EngineWord.TIMEOUT, "one\ntwo"))
     assert run_records.parse_engine_end(two_lines) == (EngineWord.TIMEOUT, "one two")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"cpu_time_ns = -1\n",
+        b"cpu_time_ns = 1e9\n",
+        b"cpu_time_ns = " + b"9" * 5000,
+        b"peak_memory_bytes = \xb2\n",
+        b"\0" * 9000,
+        b"[[" * 500_000,
+        b"0m0.01s 0m0.00s\n",
+        b"x" * 2000 + b"\ncpu_time_ns = 5\n",
+    ],
+)
+def test_a_damaged_usage_says_nothing(data: bytes) -> None:
+    """A record of usage that was damaged or forged is no error: what it does not say in due form is unknown."""
+    assert run_records.parse_usage(data) == run_records.WrittenUsage()
+
+
+def test_the_end_of_a_run_that_nobody_saw_is_a_bound_in_both_records() -> None:
+    """`ended_at_is` says that a run ended then or later; it is absent from all others, and no other word is taken."""
+    bound = replace(RESULT, end_is_bound=True)
+    assert parse_result(render_result(bound)) == bound
+    assert json.loads(render_history(bound))["ended_at_is"] == "earliest"
+    assert parse_history_line(render_history(bound)).end_is_bound
+    assert b"ended_at_is" not in render_result(RESULT) + render_history(RESULT)
+    with pytest.raises(InvalidRecord, match="says nothing of an end"):
+        parse_result(render_result(bound).replace(b"earliest", b"roughly"))
+
+
+def test_a_late_line_says_when_it_was_written() -> None:
+    """A line that is written more than a minute after the end of its run has `recorded_at`; others do without."""
+    assert RESULT.ended_at_ns is not None
+    late_ns = RESULT.ended_at_ns + 61 * SECOND_NS
+    assert parse_history_line(render_history(RESULT, late_ns)).told_at_ns == late_ns
+    assert b"recorded_at" not in render_history(RESULT, late_ns - 2 * SECOND_NS)
+    assert parse_history_line(render_history(RESULT)).told_at_ns == RESULT.ended_at_ns

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
+import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from spool.core.errors import InvalidValue
 from spool.core.lifecycle import Liveness
 from spool.core.model import ArrayTask, Grant, Spec
 from spool.formats import wrapper
+from spool.formats.run_records import parse_usage
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
@@ -109,7 +113,16 @@ def test_the_script_names_its_records_as_the_layout_does() -> None:
     """Each record that the script speaks of is one that the layout spells, but for its own mark of a signal."""
     script = SCRIPT.read_text()
     named = set(re.findall(r"\$spool_metadir/([a-z]+)", script)) | set(re.findall(r"spool_record ([a-z]+)", script))
-    assert named == {layout.JID, layout.STATUS, layout.RC, layout.STOP, layout.FAILURE, layout.REFUSED, "signal"}
+    assert named == {
+        layout.JID,
+        layout.STATUS,
+        layout.RC,
+        layout.STOP,
+        layout.FAILURE,
+        layout.REFUSED,
+        "signal",
+        layout.USAGE,
+    }
 
 
 # --- how a run ends -------------------------------------------------------------------------------------------
@@ -710,3 +723,52 @@ def test_a_wrapper_without_any_reset_still_runs(runs: Runs) -> None:
     run = runs.make("echo ran", replace(surroundings(), reset=None))
     assert run.run() == 0
     assert run.log == "ran\n"
+
+
+@pytest.mark.parametrize("command", [("cat", "/proc/self/environ"), "cat /proc/self/environ"])
+def test_nothing_of_the_starter_is_in_the_environment(runs: Runs, command: str | tuple[str, ...]) -> None:
+    """A job finds what it was given and its working directory: nothing of where and how the wrapper was started."""
+    given = {"HOME": "/root", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "SPOOL_JOB": "inner"}
+    run = runs.make(command, workdir=str(runs.root), environment={"SPOOL_JOB": "inner", "MINE": "1"})
+    place = runs.root / "elsewhere"
+    place.mkdir()
+    run.start(env={**given, "PWD": str(place), "OLDPWD": "/secret", "SHLVL": "7", "_": "/bin/starter"}, cwd=place)
+    assert run.finish() == 0
+    found = given_environment((run.metadir / "log").read_bytes())
+    if isinstance(command, str):  # whose shell has its own
+        found = {key: value for key, value in found.items() if key not in ("SHLVL", "_")}
+    assert found == given | {"MINE": "1", "PWD": str(runs.root)}
+
+
+def test_what_the_command_has_used_is_on_record_before_its_end(runs: Runs) -> None:
+    """`usage` has the CPU time of the command and its children, and from the compiled wrapper their largest memory."""
+    code = "x = bytearray(60 << 20); import time; t = time.process_time()\nwhile time.process_time() - t < 0.3: pass"
+    run = runs.make(("sh", "-c", f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}; exit 3"))
+    run.start()
+    assert run.finish() == 3
+    used = parse_usage((run.metadir / "usage").read_bytes())
+    assert used.cpu_time_ns is not None
+    assert 280_000_000 <= used.cpu_time_ns < 20_000_000_000
+    if run.is_compiled:
+        assert used.peak_process_bytes is not None
+        assert 60 << 20 <= used.peak_process_bytes < 1 << 30
+    assert (run.metadir / "usage").stat().st_mtime_ns <= (run.metadir / "rc").stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+def test_what_is_in_the_place_of_the_usage_costs_nothing(runs: Runs, kind: str) -> None:
+    """Whatever a job puts where `usage` belongs, its exit code is written, and nothing else is."""
+    made = {"directory": "mkdir", "fifo": "mkfifo", "link": "ln -s /etc/passwd"}[kind]
+    run = runs.make(
+        f'{made} {shlex.quote(str(runs.root))}/usage.x; mv {shlex.quote(str(runs.root))}/usage.x "$D/usage"; exit 4',
+        environment={},
+    )
+    text = (
+        (run.metadir / "run.sh")
+        .read_bytes()
+        .replace(b"spool_environment() {\n", b'spool_environment() {\nexport D="$spool_metadir"\n')
+    )
+    (run.metadir / "run.sh").write_bytes(text)
+    run.start()
+    assert run.finish() == 4
+    assert not stat.S_ISREG((run.metadir / "usage").lstat().st_mode)

@@ -142,7 +142,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("stop", f"{run.stop.kind} by {run.stop.by}: {run.stop.reason}".rstrip(": ") if run.stop is not None else ""),
         ("exit code", exit_words(run.exit_code).removeprefix("exit code ") if run.exit_code is not None else ""),
         ("started", render.moment(run.started_at_ns, now_ns)),
-        ("ended", render.moment(run.ended_at_ns, now_ns)),
+        ("ended", render.moment(run.ended_at_ns, now_ns) + (", or later" if run.end_is_bound else "")),
         ("ran", render.duration(run.ran_ns(now_ns))),
         ("suspended", _suspended(run, now_ns)),
         ("peak memory", show_size(run.peak_memory_bytes) if run.peak_memory_bytes is not None else ""),

@@ -196,6 +196,7 @@ class EndedRun(Protocol):
     submitted_at_ns: int | None
     started_at_ns: int | None
     ended_at_ns: int | None
+    told_at_ns: int | None  # by when the history has its line, as `Result.told_at_ns`
     cpus: int  # what it was given
     gpus: tuple[str, ...]  # UUIDs; of a run of an engine, which does not tell them, names of their own
     gpu_indices: tuple[int, ...]

@@ -53,6 +53,7 @@ SCRIPT = "script"
 ENGINE = "engine"
 ENGINE_LOG = "engine.log"
 JID = "jid"
+USAGE = "usage"
 RC = "rc"
 JOB_LOG = "log"
 JOB_STDERR = "stderr"  # of a job that `spool run` has submitted

@@ -64,6 +64,7 @@ class Evidence:
 
     liveness: Liveness
     rc: int | None = None
+    rc_at_ns: int | None = None  # when that was written, by the clock of the file system
     stop: StopKind | None = None
     recorded: State | None = None  # the outcome in result.toml
     leftovers: bool = False  # the wrapper is gone and processes of the run are not
@@ -72,6 +73,51 @@ class Evidence:
     refused: bool = False  # the wrapper says that the machine did not let the command begin
     engine: EngineWord | None = None  # how its engine says that it has ended, of a run elsewhere
     said: str = ""  # the engine's own words for that
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What a wrapper leaves as the last thing."""
+
+    code: int  # 128+n for signal n
+    at_ns: int  # when it was written, by the clock of the file system
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """When a run ended. `is_bound`: it left no exit code; it was last known alive then, and ended then or later."""
+
+    at_ns: int
+    is_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LastSigns:
+    """What is known of the end of a run that is over. Instants are by the wall clock, but for `exit_at_ns`."""
+
+    granted_at_ns: int
+    began_ns: int | None  # None: it has not begun where it was handed to
+    exit_at_ns: int | None = None  # when its exit code was written, by the clock of the file system
+    outlived_ns: int | None = None  # a look found processes of it then
+    served_ns: int | None = None  # its engine said then that it runs, or a dispatcher that watched it was at work
+    watched: bool = False  # its end was seen as it happened
+
+
+def end_of(signs: LastSigns, now_ns: int, *, exit_ns: int | None, wrote_ns: int | None) -> RunEnd:
+    """Return when a run ended that is known to be over at *now_ns*.
+
+    *exit_ns* and *wrote_ns*, when it wrote its exit code and anything else last, are by the wall clock. The exit code
+    is the end, unless processes of the run were alive later. Without one, an end that was watched is seen as it
+    happens; of any other only the last proof of life is known. No clock and no `touch` moves the end before the begin
+    of the run, or into the future.
+    """
+    if signs.began_ns is None:
+        return RunEnd(max(signs.granted_at_ns, now_ns))
+    if exit_ns is None and signs.watched:
+        return RunEnd(max(signs.began_ns, now_ns))
+    proofs = (exit_ns, signs.outlived_ns) if exit_ns is not None else (signs.outlived_ns, signs.served_ns, wrote_ns)
+    last_ns = max((at_ns for at_ns in proofs if at_ns is not None), default=signs.began_ns)
+    return RunEnd(max(signs.began_ns, min(last_ns, now_ns)), is_bound=exit_ns is None)
 
 
 @dataclass(frozen=True, slots=True)

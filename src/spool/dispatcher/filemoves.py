@@ -125,7 +125,7 @@ class FileMoves:
         a start that it took back.
         """
         spool, name, run = self._spool, live.name, live.run
-        if spool.exit_code(name, run) is not None:
+        if spool.exit(name, run) is not None:
             return True
         return live.adopted and (spool.result(name, run) is not None or spool.is_void(name, run))
 

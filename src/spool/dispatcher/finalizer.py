@@ -13,7 +13,7 @@ from spool.core import layout
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import replace
-from spool.core.lifecycle import PREEMPTED, EndedAttempt, continuation
+from spool.core.lifecycle import PREEMPTED, EndedAttempt, RunEnd, continuation
 from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -48,6 +48,7 @@ class Finalizer:
         self._events = context.events
         self._settings = context.settings
         self._confinement = context.confinement
+        self._clock = context.clock
         self._scanner = scanner
         self.outcomes = outcomes
 
@@ -119,7 +120,7 @@ class Finalizer:
             self._write(live, result)
         live.has_result(result)
         if not live.accounted:
-            lines[live] = render_history(result)
+            lines[live] = render_history(result, now_ns)
 
     def _file_away(self, live: ActiveRun, now_ns: int) -> None:
         job = self._state.job(live.name)
@@ -244,14 +245,14 @@ class Finalizer:
             if text is not None and not is_too_long(text):
                 files[layout.SPEC_COPY] = text
             spool.publish_metadir(result.job, result.run, files)
-            self._journal.account(render_history(result))
+            self._journal.account(render_history(result, self._clock()))
         elif not spool.accounted(result):
-            self._journal.account(render_history(result))
+            self._journal.account(render_history(result, self._clock()))
         self._tell(job, result, spec)
         self._events.flush()
 
     def _result(self, job: JobEntry, live: ActiveRun, outcome: State, reason: str, now_ns: int) -> Result:
-        ended = live.ended_at_ns or now_ns
+        end = live.end or RunEnd(now_ns)
         result = Result(
             job=live.name,
             run=live.run,
@@ -260,7 +261,8 @@ class Finalizer:
             reason=one_line(reason),
             submitted_at_ns=live.wait.arrived_at_ns,
             started_at_ns=live.ran_from_ns,
-            ended_at_ns=max(ended, live.ran_from_ns or live.started_at_ns),
+            ended_at_ns=end.at_ns,
+            end_is_bound=end.is_bound,
             exit_code=live.exit_code,
             peak_memory_bytes=live.peak_memory_bytes,
             cpu_time_ns=live.cpu_time_ns,
@@ -273,7 +275,7 @@ class Finalizer:
             grant=live.grant,
             executor=live.executor,
             host=identity.host(),
-            suspended_ns=live.suspension.total_ns(ended),
+            suspended_ns=live.suspension.total_ns(end.at_ns),
             gpu_use=live.gpu_watch.known if live.gpu_watch is not None else (),
         )
         kind = live.stop_kind
@@ -287,7 +289,7 @@ class Finalizer:
             result.exit_code,
             result.attempt,
             result.requeues,
-            now_ns,
+            end.at_ns,
             preempted=reason.startswith(PREEMPTED),
             stopped_by=kind,
             could_not_start=reason.startswith(COULD_NOT_START),

@@ -491,8 +491,6 @@ class Dispatcher:
             self.launcher.ask_executors_again()
         for live in self.supervisor.begun():
             self.limits.add(live)
-        for live in ended:
-            live.seen_ended(self.clock())  # before what starts in its place: the accounting shows nobody twice
         self.planner.shortage.ended(ended, self.clock())
         self._unfiled += ended
         return ended

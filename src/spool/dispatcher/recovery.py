@@ -61,6 +61,7 @@ class Recovery:
         self._state = context.state
         self._prober = prober
         self.memory = Memory()
+        self._served_until_ns: int | None = None  # when the dispatcher before this one was at work last
         self._confinement = context.confinement
         self._journal = context.journal
         self._events = context.events
@@ -69,6 +70,7 @@ class Recovery:
     def open(self, memory: Memory) -> None:
         """Begin, with what the journal says: restore the results that a power cut took."""
         self.memory = memory
+        self._served_until_ns = self._spool.served_until_ns()
         with self._confinement.service("restore", "the results that a power cut took"):
             restore_results(self._spool, memory, self._prober.boot_id(), self._confinement)
 
@@ -192,7 +194,7 @@ class Recovery:
         if run is None or result is None or result.started_at_ns is not None or spool.array(name, run) is not None:
             return
         if not spool.accounted(result):
-            self._journal.account(render_history(result))
+            self._journal.account(render_history(result, time.time_ns()))
             self._events.end(result, spool.spec(name, run))
 
     def _find_series(self, name: str) -> None:
@@ -309,7 +311,7 @@ class Recovery:
         spool, run = self._spool, started.run
         return (
             started.boot_id != self._prober.boot_id()
-            and spool.exit_code(name, run) is None
+            and spool.exit(name, run) is None
             and spool.record(name, run, layout.RESULT) is not None
             and spool.result(name, run) is None
             and spool.stop(name, run) is None
@@ -372,6 +374,8 @@ class Recovery:
         if stop is not None:
             live.stop_on_record(stop)
         live.may_be_silent(time.monotonic_ns() + grace_ns)
+        if started is not None and self._served_until_ns is not None:
+            live.was_alive(self._served_until_ns)
         return live
 
     def _spec(self, name: str, run: int, inode: int) -> Spec:
@@ -468,12 +472,12 @@ def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started,
 
 
 def _lately(spool: LockedSpool) -> list[Result]:
-    """Return what ended in the last minute before the last end of all."""
+    """Return what was recorded in the last minute before the newest line."""
     newest = next(spool.accounts_since(None), None)
-    if newest is None or newest.ended_at_ns is None:
+    if newest is None or newest.told_at_ns is None:
         return []
-    since_ns = newest.ended_at_ns - _LATELY_NS
-    return list(takewhile(lambda known: (known.ended_at_ns or 0) >= since_ns, spool.accounts_since(since_ns)))
+    since_ns = newest.told_at_ns - _LATELY_NS
+    return list(takewhile(lambda known: (known.told_at_ns or 0) >= since_ns, spool.accounts_since(since_ns)))
 
 
 def _restore(spool: LockedSpool, result: Result) -> None:

@@ -6,6 +6,7 @@ import errno
 import heapq
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,13 +16,24 @@ from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.gpuuse import GpuWatch
 from spool.core.lazyclass import dataclass, replace
-from spool.core.lifecycle import EngineWord, Evidence, Liveness, Proof, Verdict, ends_unspoken, exit_words, prove
+from spool.core.lifecycle import (
+    EngineWord,
+    Evidence,
+    LastSigns,
+    Liveness,
+    Proof,
+    RunEnd,
+    Verdict,
+    ends_unspoken,
+    exit_words,
+    prove,
+)
 from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.terminator import Terminator
-from spool.dispatcher.timers import Pace, boot_clock
+from spool.dispatcher.timers import Clock, Pace, boot_clock
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import RunHandle
 from spool.formats.run_records import render_gpus
@@ -38,6 +50,8 @@ POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the fil
 _FIND_OUT = "find out the end of"
 _NOT_BY_CHANCE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})  # that a run has ended before it began
 COULD_NOT_START = "could not start: "
+_NO_FORK = frozenset({2, 254})  # what dash and busybox end with, and bash after its tries, where they cannot fork
+_CANNOT_FORK = re.compile(rb": (?:Cannot fork|can't fork: [^\n]*|fork: Resource temporarily unavailable)\n\Z")
 log = logging.getLogger(__name__)
 
 MEMORY_EVERY_NS = SECOND_NS
@@ -59,7 +73,7 @@ class Supervisor:
         self._executors = context.executors
         self._terminator = terminator
         self._wakeup = wakeup
-        self.concluder = Concluder(context.spool, prober)
+        self.concluder = Concluder(context.spool, prober, context.clock)
         self._timer = context.timers.timer(always=True)
         self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs of whose end no event tells
@@ -134,13 +148,18 @@ class Supervisor:
             if run is None or run.proof is not None:
                 self._polled.pop(key, None)
             return
-        if self._over(run):
+        held_room, over = run.holds_room, False
+        try:
+            over = self._over(run)
+        finally:  # its room is free, whether its end can be read or not
+            if over or (held_room and not run.holds_room):
+                self._state.recount(run)
+        if over:
             self._ended.append(run)
             self._wakeup.forget(run)
             self._terminator.forget(run)
             if run.handle is not None:
                 run.handle.close()
-            self._state.recount(run)
         elif self._unwatched(run):
             self._wakeup.watch_run(run)  # its jid may be known by now
         if not self._unwatched(run):
@@ -173,7 +192,7 @@ class Supervisor:
                 if found is Liveness.ALIVE:
                     return self.concluder.was_recorded(live)  # however long it waits there before it says who it is
                 if found is Liveness.ABSENT:
-                    self._nothing_left(live)  # its engine has answered that it does not have it
+                    live.nothing_left()  # its engine has answered that it does not have it
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
             # One that never identified itself: any process with the run's mark may be the wrapper.
@@ -184,7 +203,7 @@ class Supervisor:
                         self._state.recount(live)  # when it ends is known better now
                     self._terminator.hurry(live)
                     return False
-                self._nothing_left(live)
+                live.nothing_left()
         if live.processes_gone and handle is not None:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
@@ -212,24 +231,47 @@ class Supervisor:
 class Concluder:
     """Looks at the evidence of runs. What cannot be read raises OSError, and nothing is concluded from it."""
 
-    def __init__(self, spool: LockedSpool, prober: Prober) -> None:
+    def __init__(self, spool: LockedSpool, prober: Prober, clock: Clock) -> None:
         self._spool = spool
         self._prober = prober
+        self._clock = clock
 
     def conclude(self, live: ActiveRun) -> bool:
-        """Look at the evidence of *live* and return whether it is over; `live.proof` then says how."""
+        """Look at the evidence of *live* and return whether it is over; `live.proof` and `live.end` then say how."""
+        if not self._conclude(live):
+            return False
+        live.dated(self._end_of(live))
+        if live.adopted or None in (live.cpu_time_ns, live.peak_memory_bytes):
+            with suppress(OSError):  # nothing depends on it
+                live.used(self._spool.usage(live.name, live.run))
+        return True
+
+    def _end_of(self, live: ActiveRun) -> RunEnd:
+        """Return when a run ended."""
+        here, seen_ns = live.elsewhere is None, live.handle.alive_at_ns if live.handle is not None else None
+        signs = LastSigns(
+            live.started_at_ns,
+            live.ran_from_ns,
+            exit_at_ns=live.exit_at_ns,
+            outlived_ns=seen_ns if here else None,
+            served_ns=live.known_alive_ns if here else seen_ns,
+            watched=here and (not live.adopted or live.met_alive),
+        )
+        return self._spool.end(live.name, live.run, signs, self._clock())
+
+    def _conclude(self, live: ActiveRun) -> bool:
         if live.failure is not None:
             live.resolved(Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}"))
             return True
         if not live.adopted and live.exit_status is not None and live.stop is None:
             # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
-            code = self._spool.exit_code(live.name, live.run)
+            left = self._spool.exit(live.name, live.run)
             stop = None if live.asking else self._spool.stop(live.name, live.run)
             if stop is not None:  # ordered by a person this very moment
                 live.stop_on_record(stop)
-            if code is not None:
-                live.exited(code)
-                ended = Evidence(Liveness.GONE, rc=code, stop=live.stop_kind, oom_killed=live.oom_killed)
+            if left is not None:
+                live.exited(left.code, left.at_ns)
+                ended = Evidence(Liveness.GONE, rc=left.code, stop=live.stop_kind, oom_killed=live.oom_killed)
                 live.resolved(self._explained(live, prove(ended)))
                 return True
         if live.elsewhere is not None and live.handle is not None:
@@ -246,7 +288,7 @@ class Concluder:
             return self._never_spoke(live, "the wrapper ended before it could identify itself")
         # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
         evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
-        live.exited(evidence.rc)
+        live.exited(evidence.rc, evidence.rc_at_ns)
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
             self._identify(live)
         proof = prove(
@@ -259,7 +301,7 @@ class Concluder:
         )
         if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
             if isinstance(self._spool.jid(live.name, live.run), Jid):
-                return self.conclude(live)  # the wrapper has spoken in this very moment
+                return self._conclude(live)  # the wrapper has spoken in this very moment
             # The record was removed, or it was cut short and says nothing; its writer has had enough time.
             liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
             proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.leftovers))
@@ -291,7 +333,7 @@ class Concluder:
                 return self._conclude_elsewhere(live, handle)
             if spoke and end is None and stop is None:
                 raise OSError(errno.ESTALE, "its jid is there and says nothing yet")
-        live.exited(evidence.rc)
+        live.exited(evidence.rc, evidence.rc_at_ns)
         if spoke:
             self._identify(live)
         if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
@@ -354,7 +396,7 @@ class Concluder:
             live.refused_by_machine(refusal)
             return True
         live.failed_to_launch(why)
-        return self.conclude(live)
+        return self._conclude(live)
 
     def jid(self, live: ActiveRun) -> Jid | None:
         """Return who the wrapper says it is; None while it has not."""
@@ -391,6 +433,9 @@ class Concluder:
             failure = self._spool.failure(live.name, live.run)
             if failure:
                 return replace(proof, reason=f"{COULD_NOT_START}{failure}")
+            if live.exit_code in _NO_FORK and _CANNOT_FORK.search(self._spool.last_words(live.name, live.run)):
+                # It may have done anything before, so it has failed; whether it may run again its `retry` says.
+                return replace(proof, reason=f"{proof.reason}: its shell says that the machine refused it a process")
         elif proof.outcome is State.LOST:
             if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
                 return replace(proof, reason="its processes are gone, and rc does not contain an exit code")

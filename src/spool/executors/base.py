@@ -157,7 +157,11 @@ class RunHandle(Protocol):
 
     @property
     def resists(self) -> str:
-        """Why it has not ended yet though it was told to, for people; "" if nothing is in the way."""
+        """Why it has not ended yet though it was told to, as free text; "" if nothing is in the way."""
+
+    @property
+    def alive_at_ns(self) -> int | None:
+        """When a look at it last found it alive, or a process of it, by the wall clock; None if no look did."""
 
     def watch(self) -> int | None:
         """Return a new descriptor that is readable once the wrapper has ended; None where there can be none.

@@ -77,6 +77,7 @@ class ClusterRun:
         self.foreign = ""  # the cluster that has it, where that is not the one that answers
         self.halted: str | None = None
         self.waits_again = False  # it has begun, and was put back: what the engine has of it never begins
+        self.alive_at_ns: int | None = None  # when its engine said last that it had begun and not ended
         self._said = ""
         self._begun = False
         self._spoke = 0  # the first look that had it wait though its wrapper had spoken
@@ -225,6 +226,7 @@ class ClusterRun:
                 self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", now_ns)
             else:
                 self.ending, self._ended_ns, self._settled = None, 0, False
+                self.alive_at_ns = time.time_ns() if seen.begun else None
         return self.ending is not None or before != (self.phase, self._said, self._begun)
 
     def _own(self, found: Sequence[Sighting]) -> Sighting | None:

@@ -71,6 +71,8 @@ class LocalRun:
         self.jid = jid
         self.exit_status: int | None = None
         self.waits = self.halted = self.ending = self.refusal = None  # no engine has a word of its own about it
+        self.alive_at_ns: int | None = None
+        self.was_lean = False  # its wrapper was never a copy of this process, so that its peak is the run's
         self._group = group
         self._usage = Usage()
         self.resists = ""
@@ -159,6 +161,10 @@ class LocalRun:
         self.engine.forget(self)
 
     # For its engine.
+
+    def began_lean(self) -> None:
+        """Record that the wrapper is no copy of this process."""
+        self.was_lean = True
 
     def ended(self, status: int, cpu_time_ns: int, peak_bytes: int) -> None:
         """Know that the wrapper, a child of ours, is reaped."""
@@ -413,7 +419,8 @@ class LocalProcesses:
             self._unrelated.discard(pid)
             run = self._children.get(pid)
             if run is not None:
-                peak_bytes = usage.ru_maxrss * _KIBIBYTE if self._says_something(usage.ru_maxrss) else 0
+                says = run.was_lean or self._says_something(usage.ru_maxrss)
+                peak_bytes = usage.ru_maxrss * _KIBIBYTE if says else 0
                 run.ended(status, int((usage.ru_utime + usage.ru_stime) * 1e9), peak_bytes)
                 yield run
 
@@ -463,6 +470,7 @@ class LocalProcesses:
         if look.certain:
             self._unrelated |= orphans - {process.pid for members in look.members.values() for process in members}
         self._left |= {each: bool(look.members[each.key]) or not self._sees_all(each, look) for each in ended}
+        self._note_alive(ended, look)
 
     def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
         """Return the processes of each run: its session, its descendants and what carries its marks."""
@@ -487,12 +495,19 @@ class LocalProcesses:
         gone, going = list[LocalRun](), dict(runs)
         for _ in range(_MOST_LOOKS):
             look = self.look_for(going, halt=going)
+            self._note_alive(going, look)
             steps = {run: run.press(look, kill=kill, certain=self._sees_all(run, look)) for run, kill in going.items()}
             gone += [run for run, step in steps.items() if step is Ending.OVER]
             going = {run: runs[run] for run, step in steps.items() if step is Ending.FREEZE}
             if not going:
                 break
         return gone
+
+    def _note_alive(self, runs: Iterable[LocalRun], look: Look) -> None:
+        """Note which of *runs* a look has found alive: the last such look bounds the end of a run."""
+        for run in runs:
+            if look.members[run.key]:
+                run.alive_at_ns = time.time_ns()
 
     def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
         """Have *runs* stand still or go on, after one walk over all processes; return those that do."""

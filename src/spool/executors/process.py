@@ -176,7 +176,9 @@ class ProcessExecutor:
                 if refused(error):
                     raise _not_started(launch, program, error) from error
                 return None  # too long for it; or a sandbox or an emulator knows no child of a parent
-            return self.engine.child(launch.job, launch.run, pid, launch.group)
+            run = self.engine.child(launch.job, launch.run, pid, launch.group)
+            run.began_lean()
+            return run
         return None
 
     def _dismiss_server(self) -> None:

@@ -156,16 +156,15 @@ static long k_rename(const char *from, const char *to)
     return EITHER(rename(from, to), K(renameat, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
 static long k_chdir(const char *path) { return EITHER(chdir(path), K(chdir, path, 0, 0, 0, 0)); }
-static long k_getcwd(char *to, size_t n) { return EITHER(getcwd(to, n) ? 0 : -1, K(getcwd, to, n, 0, 0, 0)); }
 static long k_umask(int mask) { return EITHER(umask((mode_t)mask), K(umask, mask, 0, 0, 0, 0)); }
 static long k_dup(long fd, int to) { return EITHER(dup2((int)fd, to), K(dup3, fd, to, 0, 0, 0)); }
 static long k_pipe(int ends[2]) { return EITHER(pipe2(ends, O_CLOEXEC), K(pipe2, ends, O_CLOEXEC, 0, 0, 0)); }
 static long k_flags(int fd) { return EITHER(fcntl(fd, F_GETFD), K(fcntl, fd, F_GETFD, 0, 0, 0)); }
 static long k_setsid(void) { return EITHER(setsid(), K(setsid, 0, 0, 0, 0, 0)); }
 static long k_kill(long pid, int number) { return EITHER(kill((pid_t)pid, number), K(kill, pid, number, 0, 0, 0)); }
-static long k_wait(long pid, int *status)
+static long k_wait(long pid, int *status, struct rusage *used)
 {
-    return EITHER(waitpid((pid_t)pid, status, WNOHANG), K(wait4, pid, status, WNOHANG, 0, 0));
+    return EITHER(wait4((pid_t)pid, status, WNOHANG, used), K(wait4, pid, status, WNOHANG, used, 0));
 }
 static long k_execve(const char *path, char **words, char **environment)
 {
@@ -394,7 +393,7 @@ static size_t name_of(const char *text)
 static int is_special(const char *text)
 {
     static const char *const names[] = {"IFS=", "PWD=", "OLDPWD=", "OPTIND=", "OPTARG=", "OPTERR=", "PPID=", "_=",
-        "LINENO=", "ENV=", "FUNCNEST=", "POSIXLY_CORRECT=", "EUID=", "UID=", "GROUPS=", "SHELLOPTS=", "FUNCNAME=",
+        "LINENO=", "SHLVL=", "ENV=", "FUNCNEST=", "POSIXLY_CORRECT=", "EUID=", "UID=", "GROUPS=", "SHELLOPTS=", "FUNCNAME=",
         "DIRSTACK=", "SRANDOM=", "RANDOM=", "SECONDS=", "PIPESTATUS=", "HISTCMD=", "BASH", "EPOCH", "COMP_", "spool_"};
     const char *prompt = after(text, "PS");
     if (prompt && *prompt >= '0' && *prompt <= '9' && prompt[1] == '=')
@@ -579,36 +578,28 @@ static const char *value_of(char **environment, const char *name)
     return NULL;
 }
 
-/* Make the environment of the command, as a shell does that is given *environment*, changes to the workdir and exports
-   what the script says. */
+/* Make the environment of the command, as a shell does that is given *environment*, changes to the workdir, forgets
+   where it was before, and exports what the script says. */
 static int set_environment(char **environment)
 {
     static const char *const own[] = {"SPOOL_DIR=", "SPOOL_JOB=", "SPOOL_RUN=", "SPOOL_ATTEMPT=", "SPOOL_METADIR=",
         "SPOOL_CPUS=", "SPOOL_MEMORY_MB=", "SPOOL_GPUS=", "SPOOL_ARRAY_INDEX=", "SPOOL_EXIT_CODE="};
-    static char now[LONGEST + 32] = "PWD=", earlier[LONGEST + 32] = "OLDPWD=";
-    struct stat one, other;
-    const char *pwd = value_of(environment, "PWD=");
+    static char now[LONGEST + 32] = "PWD=";
     how_many_variables = 0;
     variables[0] = NULL;
     for (size_t n = 0; environment[n]; n++) {
         char *given = environment[n];
         size_t i = 0;
-        if (!name_of(given) || n + how_many_exports + 4 > sizeof variables / sizeof *variables ||
-            (is_special(given) && !after(given, "PWD=") && !after(given, "OLDPWD=") && !after(given, "_=")))
+        if (!name_of(given) || n + how_many_exports + 3 > sizeof variables / sizeof *variables ||
+            (is_special(given) && !after(given, "PWD=") && !after(given, "OLDPWD=") && !after(given, "_=") &&
+                !after(given, "SHLVL=")))
             return 0;
         while (i < sizeof own / sizeof *own && !after(given, own[i]))
             i++;
-        if (i == sizeof own / sizeof *own)
+        if (i == sizeof own / sizeof *own && !after(given, "OLDPWD=") && !after(given, "SHLVL=") && !after(given, "_="))
             set_variable(given);
     }
-    if (!pwd || *pwd != '/' || length(pwd) > LONGEST || k_stat(pwd, 0, &one) < 0 || k_stat(".", 0, &other) < 0 ||
-        one.st_ino != other.st_ino || one.st_dev != other.st_dev) {
-        if (k_getcwd(earlier + 7, LONGEST) < 0 || earlier[7] != '/')
-            return 0;
-    } else
-        add(earlier + 7, pwd);
     add(now + 4, workdir);
-    set_variable(earlier);
     set_variable(now);
     for (size_t i = 0; i < how_many_exports; i++)
         set_variable(exports[i]);
@@ -808,6 +799,8 @@ static const Signals heard = {BIT(SIGHUP) | BIT(SIGINT) | BIT(SIGQUIT) | BIT(SIG
 static Signals blocked_before;
 static int served;   /* by a server: the null device is open as 0, and nothing else is but 1 and 2 */
 static long child;   /* the command, while it runs */
+static int has_run;  /* it was started */
+static struct rusage used; /* by the command, and by what it has waited for */
 static int ended;    /* the exit code of a run that was sent one of the first four */
 static char line[2048];
 
@@ -1052,16 +1045,57 @@ static int run_command(void)
         go_back();
     }
     child = pid;
+    has_run = 1;
     do {
         const long number = k_sigwait(heard, -1);
         if (number > 0 && number != SIGCHLD)
             pass_on(number);
-    } while (k_wait(child, &status) != child);
+    } while (k_wait(child, &status, &used) != child);
     child = 0;
     const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     if (code == REFUSED && exists("refused"))
         go_back();
     return code;
+}
+
+/* Append "KEY = NUMBER", where a file of our own control group has one, behind *head*. */
+static char *add_count(char *end, const char *key, const char *file, const char *head, unsigned long unit)
+{
+    static char path[LONGEST + 64], text[1024];
+    char *last = path;
+    add(path, cgroup);
+    for (char *c = path; *c; c++)
+        if (*c == '/')
+            last = c + 1;
+    add(last, file);
+    const char *digits = read_line(path, text, sizeof text);
+    unsigned long value = 0;
+    if (!digits || !(digits = after(digits, head)) || *digits < '0' || *digits > '9')
+        return end;
+    for (; *digits >= '0' && *digits <= '9'; digits++)
+        value = value * 10 + (unsigned long)(*digits - '0');
+    return add(add_number(add(add(end, key), " = "), value * unit), "\n");
+}
+
+/* Write down what the command has used. Nothing depends on it, and it must not take the room of the exit code. */
+static void put_usage(void)
+{
+    char *end = line;
+    if (!has_run)
+        return;
+    *end = 0;
+    if (*cgroup) {
+        end = add_count(end, "cpu_time_ns", "cpu.stat", "usage_usec ", 1000);
+        end = add_count(end, "peak_memory_bytes", "memory.peak", "", 1);
+    }
+    if (!after(line, "cpu_time_ns")) {
+        const unsigned long us = (unsigned long)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000 +
+                                 (unsigned long)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+        end = add(add_number(add(end, "cpu_time_ns = "), us * 1000), "\n");
+    }
+    if (used.ru_maxrss > 0)
+        add(add_number(add(end, "peak_process_bytes = "), (unsigned long)used.ru_maxrss * 1024), "\n");
+    put("usage", line);
 }
 
 /* The last records, and the end. */
@@ -1076,8 +1110,11 @@ static _Noreturn void finish(int code)
         write_all(fd, "finished\n", 9); /* over "running": a file that is cut to nothing is synced when it is closed */
         k_close(fd);
     }
+    put_usage();
     add(add_number(line, (unsigned long)code), "\n");
     for (int tries = 1; !put("rc", line); tries++) { /* the exit code must not be lost to a disk that is full */
+        if (tries == 1) /* it may have had the last room */
+            k_unlink(record("usage"));
         if (!is_directory(metadir) || exists("stop") || ended)
             break;
         hear(1);

@@ -15,7 +15,7 @@ import msgspec
 
 from spool.core.events import Event
 from spool.core.model import Grant, Request
-from spool.formats.history import use_line
+from spool.formats.history import EARLIEST, use_line
 from spool.formats.state import escaped
 from spool.formats.timestamps import render_instant
 from spool.formats.wrapper import resource_variables
@@ -141,6 +141,7 @@ def facts(event: Event) -> dict[str, Any]:
         found |= {
             "outcome": result.outcome.value,
             "ended_at": _instant(result.ended_at_ns),
+            "ended_at_is": EARLIEST if result.end_is_bound else None,
             "exit_code": code,
             "signal": code - _SIGNALLED if code is not None and code > _SIGNALLED else None,
             "peak_memory_bytes": result.peak_memory_bytes,

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidRecord, cannot
-from spool.core.model import OUTCOMES, GpuUse, Grant, Request, Result, State
+from spool.core.model import OUTCOMES, SECOND_NS, GpuUse, Grant, Request, Result, State
 from spool.formats import toml
 from spool.formats.freetext import one_line
 from spool.formats.run_records import (
@@ -50,6 +50,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_DAY = 100_000  # since 1970, in the year 2243: later instants do not fit 64 bits
 _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+EARLIEST = "earliest"
+"""What `ended_at_is` says of a run that left no exit code: it ended then or later."""
+
+_LATE_NS = 60 * SECOND_NS  # after its end, a line says when it was written
+
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 _Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 _Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -65,6 +70,7 @@ def render_result(result: Result) -> bytes:
         at_lines("submitted_at", result.submitted_at_ns),
         at_lines("started_at", result.started_at_ns),
         at_lines("ended_at", result.ended_at_ns),
+        text_lines(("ended_at_is", EARLIEST if result.end_is_bound else None)),
         number_lines(("peak_memory_bytes", result.peak_memory_bytes)),
         number_lines(("cpu_time_ms", _to_ms(result.cpu_time_ns)), ("cpu_time_ns", result.cpu_time_ns)),
         number_lines(("requeues", result.requeues or None), ("suspended_ns", result.suspended_ns or None)),
@@ -106,6 +112,7 @@ def parse_result(data: bytes) -> Result:
         submitted_at_ns=read_at(keys, "submitted_at"),
         started_at_ns=read_at(keys, "started_at"),
         ended_at_ns=read_at(keys, "ended_at"),
+        end_is_bound=_is_bound(optional(keys, "ended_at_is", str), "result"),
         exit_code=optional(keys, "exit_code", int),
         peak_memory_bytes=optional(keys, "peak_memory_bytes", int) or None,  # 0 once stood for unknown
         cpu_time_ns=cpu_time_ns,
@@ -135,6 +142,12 @@ def _request_of(keys: dict[str, object]) -> Request:
         gpu_type=said(keys, "gpu_type"),
         resources=resources_of(keys),
     )
+
+
+def _is_bound(word: str | None, record: str) -> bool:
+    if word not in (None, EARLIEST):
+        raise InvalidRecord(cannot("understand", f"a {record} record", f"{toml.show(word)} says nothing of an end"))
+    return word is not None
 
 
 def _outcome(word: str, record: str) -> State:
@@ -169,6 +182,8 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     submitted_at: str | UnsetType = UNSET  # RFC 3339 in UTC, with all nine digits: exact
     started_at: str | UnsetType = UNSET  # absent: it never started
     ended_at: str | UnsetType = UNSET
+    ended_at_is: str | UnsetType = UNSET  # "earliest": it ended then or later
+    recorded_at: str | UnsetType = UNSET  # when this line was written, if that was more than a minute after the end
     exit_code: int | UnsetType = UNSET
     signal: int | UnsetType = UNSET  # exit_code - 128, where that is a signal's number
     user: str | UnsetType = UNSET
@@ -204,9 +219,12 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(HistoryLine).decode
 
 
-def render_history(result: Result) -> bytes:
-    """Return the line of `history.jsonl` for *result*, newline included. CPU time is to the millisecond."""
+def render_history(result: Result, now_ns: int | None = None) -> bytes:
+    """Return the line of `history.jsonl` for *result*, which is written now. CPU time is to the millisecond."""
     request, grant = result.request, result.grant
+    recorded_at_ns = result.recorded_at_ns
+    if now_ns is not None and result.ended_at_ns is not None and now_ns - result.ended_at_ns > _LATE_NS:
+        recorded_at_ns = now_ns
     line = HistoryLine(
         job=_clean(result.job),
         run=result.run,
@@ -216,6 +234,8 @@ def render_history(result: Result) -> bytes:
         submitted_at=_at(result.submitted_at_ns),
         started_at=_at(result.started_at_ns),
         ended_at=_at(result.ended_at_ns),
+        ended_at_is=EARLIEST if result.end_is_bound else UNSET,
+        recorded_at=_at(recorded_at_ns),
         exit_code=_known(result.exit_code),
         signal=UNSET if result.exit_code is None or not 128 < result.exit_code <= 192 else result.exit_code - 128,
         user=_text(result.user),
@@ -328,6 +348,8 @@ def parse_history_line(data: bytes) -> Result:
         submitted_at_ns=_instant(line.submitted_at),
         started_at_ns=_instant(line.started_at),
         ended_at_ns=_instant(line.ended_at),
+        end_is_bound=_is_bound(_set(line.ended_at_is), "history"),
+        recorded_at_ns=_instant(line.recorded_at),
         exit_code=_set(line.exit_code),
         peak_memory_bytes=_set(line.peak_memory_bytes) or None,
         cpu_time_ns=None if line.cpu_time_ms is UNSET else line.cpu_time_ms * NS_PER_MS,
@@ -389,6 +411,7 @@ class _RunLine(msgspec.Struct, gc=False):
     submitted_at: _Moment | None = None
     started_at: _Moment | None = None
     ended_at: _Moment | None = None
+    recorded_at: _Moment | None = None
     user: str | None = None
     project: str | None = None
     group: str | None = None
@@ -406,16 +429,18 @@ class _RunLine(msgspec.Struct, gc=False):
     executor: str | None = None
     suspended_ms: int = 0
     gpu_use: tuple[GpuUseLine, ...] = ()
-    submitted_at_ns: int | None = None  # these six are in no line
+    submitted_at_ns: int | None = None  # these seven are in no line
     started_at_ns: int | None = None
     ended_at_ns: int | None = None
+    told_at_ns: int | None = None
     cpu_time_ns: int | None = None
     suspended_ns: int = 0
     gpu_percent: float | None = None
 
 
-class _End(msgspec.Struct, gc=False):
+class _Told(msgspec.Struct, gc=False):
     ended_at: _Moment | None = None
+    recorded_at: _Moment | None = None
 
 
 class _JobAlone(msgspec.Struct, gc=False):
@@ -426,7 +451,7 @@ class _JobAlone(msgspec.Struct, gc=False):
 
 _decode_job = msgspec.json.Decoder(_JobAlone).decode
 _decode_run = msgspec.json.Decoder(_RunLine).decode
-_decode_end = msgspec.json.Decoder(_End).decode
+_decode_told = msgspec.json.Decoder(_Told).decode
 
 
 def read_ended_runs(text: bytes) -> tuple[Sequence[EndedRun], int]:
@@ -476,6 +501,7 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
     ended = _instants([line.ended_at for line in lines])
     for line, submitted_at_ns, started_at_ns, ended_at_ns in zip(lines, submitted, started, ended, strict=True):
         line.submitted_at_ns, line.started_at_ns, line.ended_at_ns = submitted_at_ns, started_at_ns, ended_at_ns
+        line.told_at_ns = ended_at_ns if line.recorded_at is None else _instants([line.recorded_at])[0]
         line.peak_memory_bytes = line.peak_memory_bytes or None
         line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * NS_PER_MS
         if line.granted_gpus > 0:
@@ -488,10 +514,11 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
             line.gpu_percent = sum(known) / len(known) if known else None
 
 
-def read_end(line: bytes) -> int | None:
-    """Return when the run of a line of history ended; None where the line does not say, or is none."""
+def read_told(line: bytes) -> int | None:
+    """Return by when a line of history was written, as `Result.told_at_ns`; None where it does not say, or is none."""
     try:
-        return _instants([_decode_end(line).ended_at])[0]
+        told = _decode_told(line)
+        return _instants([told.recorded_at or told.ended_at])[0]
     except _ERRORS:
         return None
 

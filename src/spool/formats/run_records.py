@@ -112,6 +112,10 @@ def render_rc(code: int) -> bytes:
     return f"{code}\n".encode()
 
 
+_MOST_USAGE = 1024
+_USAGE = re.compile(rb"^(cpu_time_ns|peak_memory_bytes|peak_process_bytes) = ([0-9]{1,18})$", re.MULTILINE)
+
+
 def parse_rc(data: bytes) -> int | None:
     """Return an exit code, 128+n for signal n; None while the record is not whole. Raises InvalidRecord."""
     line = _line(data, "rc")
@@ -120,6 +124,26 @@ def parse_rc(data: bytes) -> int | None:
     if _RC.fullmatch(line) is None or int(line) > 255:
         raise _senseless("rc", data)
     return int(line)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenUsage:
+    """What a wrapper has written down of what its run has used. None is unknown."""
+
+    cpu_time_ns: int | None = None
+    peak_memory_bytes: int | None = None  # of its control group
+    peak_process_bytes: int | None = None  # the largest of its processes, by itself
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The largest amount of memory that is known."""
+        return max(filter(None, (self.peak_memory_bytes, self.peak_process_bytes)), default=None)
+
+
+def parse_usage(data: bytes) -> WrittenUsage:
+    """Return what `usage` says; what cannot be understood says nothing."""
+    found = {key.decode(): int(number) for key, number in _USAGE.findall(data[:_MOST_USAGE])}
+    return WrittenUsage(**found)
 
 
 def render_stop(stop: Stop) -> bytes:

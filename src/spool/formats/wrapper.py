@@ -18,7 +18,8 @@ What the script does, in its order, and what it leaves behind (docs/FORMAT.md ha
   those four that the wrapper was sent.
 * In a terminal of its own, INT and QUIT are not passed on, because the terminal's keys send them to the child as
   well; and after a HUP with which the terminal has gone the wrapper ends at once, without `rc`.
-* `status`, and then `rc` as the last thing: the command's exit code, 128+n for signal n. While the disk is
+* `status`, then `usage`: what the command and all that was run around it have used, as far as that is known here.
+* `rc` as the last thing: the command's exit code, 128+n for signal n. While the disk is
   full the wrapper tries again every second, until it succeeds, is signalled or the metadir is gone.
 * Where the machine refuses it a process before the command has begun, `refused` instead, and the exit code is
   `REFUSED`. A shell ends when it cannot fork; what it does then is done by its trap of EXIT. Where a text that comes
@@ -76,7 +77,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # What a shell gives a meaning of its own, refuses to assign or assigns itself: env sets those.
 _SPECIAL = re.compile(
     r"IFS|PWD|OLDPWD|OPTIND|OPTARG|OPTERR|PPID|_|LINENO|PS[0-9]|ENV|FUNCNEST|POSIXLY_CORRECT|"
-    r"E?UID|GROUPS|BASH.*|SHELLOPTS|FUNCNAME|DIRSTACK|S?RANDOM|SECONDS|EPOCH.*|PIPESTATUS|HISTCMD|COMP_.*|"
+    r"E?UID|SHLVL|GROUPS|BASH.*|SHELLOPTS|FUNCNAME|DIRSTACK|S?RANDOM|SECONDS|EPOCH.*|PIPESTATUS|HISTCMD|COMP_.*|"
     r"spool_.*"
 )
 _MEBIBYTE = 1 << 20

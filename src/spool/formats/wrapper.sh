@@ -8,6 +8,7 @@
 set -f
 unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL_MEMORY_MB SPOOL_GPUS
 unset SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE
+unset SHLVL _ # which tell of who started this, and through how many shells
 
 spool_told=${1-} # told: who this process is comes on stdin; ready: the same, and nothing begins before
 spool_metadir='' # the directory of this run, absolute, as are all paths here
@@ -34,7 +35,9 @@ spool_environment() { spool_exec "$@"; }
 # --- end of assignments ---
 
 spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
-spool_phase='' spool_before='' spool_done='' spool_tries=0
+spool_phase='' spool_before='' spool_done='' spool_tries=0 spool_id='' spool_own='' spool_groups=/sys/fs/cgroup
+spool_newline='
+'
 
 # spool_record NAME LINE: write one record of the metadir.
 spool_record() {
@@ -172,13 +175,13 @@ spool_exec() {
     # lets a trap undo that; elsewhere another program has to.
     if [ -n "${BASH_VERSION-}" ]; then
         trap - INT QUIT
-        spool_reset=''
+        spool_reset='' spool_own='-u SHLVL -u _' # which bash itself puts there
     fi
     case $spool_program in
     -*) spool_odd=yes ;; # not every exec knows the argument `--`
     /bin/sh) trap 'spool_not_executed "$spool_program"' EXIT ;;
     esac
-    if [ -n "$spool_reset$spool_odd" ]; then
+    if [ -n "$spool_reset$spool_odd$spool_own" ]; then
         # Without a language to load env starts in four fifths of the time; the command gets its own back.
         if [ -n "${LC_ALL+set}" ]; then
             set -- -- "LC_ALL=$LC_ALL" "$@"
@@ -187,7 +190,8 @@ spool_exec() {
         fi
         export LC_ALL=C
         trap 'spool_not_executed "$spool_env"' EXIT
-        exec "$spool_env" ${spool_reset:+"$spool_reset"} "$@"
+        # shellcheck disable=SC2086  # to be split
+        exec "$spool_env" ${spool_reset:+"$spool_reset"} $spool_own "$@"
     fi
     exec "$@"
 }
@@ -264,7 +268,7 @@ spool_into() {
         return 1
         ;;
     esac
-    cd -- "$1" && return
+    cd -- "$1" && unset OLDPWD && return # where it was started is none of the job's business
     if [ ! -e "$1" ]; then
         spool_why='no such directory'
     elif [ ! -d "$1" ]; then
@@ -392,6 +396,77 @@ spool_say() {
     printf 'spool: %s\n' "$1" >&5
 }
 
+# spool_usage: write down what the run has used. Nothing depends on it. A shell knows the CPU time of its children, and
+# what its control group says, if it has one of its own: that of its engine's job, or the one that it was to enter.
+spool_usage() {
+    spool_cpu='' spool_peak=''
+    if [ -n "$spool_cgroup" ]; then spool_group "${spool_cgroup%/*}"; fi
+    if [ -n "$spool_engine" ]; then spool_groups_of_job; fi
+    if [ -z "$spool_cpu" ]; then
+        if spool_in_the_way usage; then return; fi
+        { times; } > "$spool_metadir/usage" || return
+        { read -r spool_line && read -r spool_user spool_system; } < "$spool_metadir/usage" || return
+        spool_cpu=0
+        spool_add_time "$spool_user" && spool_add_time "$spool_system" || spool_cpu=''
+    fi
+    spool_line=''
+    if [ -n "$spool_cpu" ]; then spool_line="cpu_time_ns = $spool_cpu"; fi
+    if [ -n "$spool_peak" ]; then
+        spool_line="${spool_line}${spool_line:+$spool_newline}peak_memory_bytes = $spool_peak"
+    fi
+    spool_record usage "$spool_line"
+}
+
+# spool_add_time TIME: add what `times` says, as 1m2.340s, to spool_cpu.
+spool_add_time() {
+    spool_minutes=${1%%m*} spool_seconds=${1#*m}
+    spool_part=${spool_seconds%s} spool_seconds=${spool_seconds%%[.,]*}
+    spool_part=${spool_part#*[.,]}000000000
+    spool_part=${spool_part%"${spool_part#?????????}"} # nine digits
+    # A zero before other digits would make an octal number of them; so does the 1 keep the part from being one.
+    case $spool_minutes.$spool_seconds.$spool_part in
+    *[!0-9.]* | .* | *..* | 0[0-9]* | *.0[0-9]*.* | ??????????.*) return 1 ;;
+    esac
+    spool_cpu=$((spool_cpu + (spool_minutes * 60 + spool_seconds) * 1000000000 + 1$spool_part - 1000000000))
+}
+
+# spool_groups_of_job: take what the control groups say that the engine has made for this job.
+spool_groups_of_job() {
+    while IFS=: read -r spool_line spool_kinds spool_place; do
+        case $spool_place/ in
+        */job_"$spool_id"/*) spool_place=${spool_place%%/job_"$spool_id"*}/job_$spool_id ;;
+        *) continue ;;
+        esac
+        case $spool_kinds in
+        '') spool_group "$spool_groups$spool_place" ;;
+        *) spool_group "$spool_groups/$spool_kinds$spool_place" ;;
+        esac
+    done < /proc/self/cgroup
+}
+
+# spool_group DIRECTORY: take what that control group says.
+spool_group() {
+    if [ -r "$1/memory.peak" ]; then spool_file_number "$1/memory.peak" && spool_peak=$spool_number; fi
+    if [ -r "$1/memory.max_usage_in_bytes" ]; then
+        spool_file_number "$1/memory.max_usage_in_bytes" && spool_peak=$spool_number
+    fi
+    if [ -r "$1/cpu.stat" ]; then spool_file_number "$1/cpu.stat" usage_usec && spool_cpu=${spool_number}000; fi
+    if [ -r "$1/cpuacct.usage" ]; then spool_file_number "$1/cpuacct.usage" && spool_cpu=$spool_number; fi
+}
+
+# spool_file_number FILE [KEY]: set spool_number to the number that the first line has, after KEY.
+spool_file_number() {
+    read -r spool_line < "$1" || return 1
+    case $#$spool_line in
+    2"$2 "*) spool_number=${spool_line#* } ;;
+    1*) spool_number=$spool_line ;;
+    *) return 1 ;;
+    esac
+    case $spool_number in
+    '' | *[!0-9]*) return 1 ;;
+    esac
+}
+
 # spool_finish: the last records, and the end.
 spool_finish() {
     # Who sees the last status may send a signal: only what came before it is over.
@@ -403,10 +478,12 @@ spool_finish() {
         # closed (ext4), which costs more than all the other records.
         printf '%s\n' finished 1<> "$spool_metadir/status"
     fi
+    if [ -n "$spool_announced" ]; then spool_usage; fi
     # The exit code must not be lost to a disk that is full for a while. Where no process can be had to wait with,
     # this goes on without a pause; `command` keeps the shell alive then.
     until spool_record rc "$spool_code"; do
         if [ ! -d "$spool_metadir" ] || [ -e "$spool_metadir/stop" ] || [ "$spool_ended" -ne 0 ]; then break; fi
+        if [ -s "$spool_metadir/usage" ]; then printf '' > "$spool_metadir/usage"; fi # it may have had the last room
         command eval 'sleep 1'
         spool_tries=$((spool_tries + 1))
         # If something else was put in its place, there was half a minute to take it away.

@@ -55,6 +55,7 @@ class RunDetails:
     suspension: Suspension = NOT_SUSPENDED
     gpu_use: tuple[GpuUse, ...] = ()  # so far, while it runs
     gpu_idle_ns: int | None = None  # for how long its GPUs have all been idle, while it runs
+    end_is_bound: bool = False  # it ended at `ended_at_ns` or later
 
     def ran_ns(self, now_ns: int) -> int | None:
         """Return how long it has run, or ran, without the time in which it was suspended; None if it has not begun."""
@@ -212,6 +213,9 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
     elif state in (State.STARTING, State.RUNNING) and (kept := spool.cancel_denial(name, run)):
         reason = f"not cancelled: {kept}"
+    end = result or lister.unrecorded(name, run, state, grant)
+    if end is not None and result is None:
+        suspension = Suspension(suspension.total_ns(end.ended_at_ns or 0))
     jid = spool.jid(name, run)
     where = outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
@@ -236,10 +240,11 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         else array.expanded_at_ns
         if array is not None
         else None,
-        ended_at_ns=result.ended_at_ns if result is not None else None,
-        exit_code=result.exit_code if result is not None else spool.exit_code(name, run),
-        peak_memory_bytes=result.peak_memory_bytes if result is not None else None,
-        cpu_time_ns=result.cpu_time_ns if result is not None else None,
+        ended_at_ns=end.ended_at_ns if end is not None else None,
+        end_is_bound=end is not None and end.end_is_bound,
+        exit_code=end.exit_code if end is not None else left.code if (left := spool.exit(name, run)) else None,
+        peak_memory_bytes=end.peak_memory_bytes if end is not None else None,
+        cpu_time_ns=end.cpu_time_ns if end is not None else None,
         again=result.again if result is not None else None,
         again_at_ns=result.again_at_ns if result is not None else None,
         grant=grant.grant if grant is not None else None,

@@ -23,7 +23,7 @@ from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass, replace
-from spool.core.lifecycle import Proof, handed_to, shown, suspended_words
+from spool.core.lifecycle import LastSigns, Proof, Verdict, handed_to, shown, suspended_words
 from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pattern, natural
 from spool.core.reasons import show_instant
@@ -410,6 +410,7 @@ class JobLister:
         result = spool.result(name, run) if run is not None and array is None else None
         if result is not None and result.again is None:
             return replace(row_of_result(result), place=RUNNING)  # its file will be moved at once, or by a dispatcher
+        end: Result | None = None
         if array is not None:
             state, reason = State.RUNNING, f"{array.tasks} tasks"
         elif proof is not None and run is not None:
@@ -417,6 +418,8 @@ class JobLister:
             state = found or state
             reason = f"has ended ({result.outcome}); it runs again" if result is not None else reason
             suspension = spool.suspension(name, run)
+            end = result if result is not None and state.ended else self.unrecorded(name, run, state, grant)
+            suspension = suspension if end is None else Suspension(suspension.total_ns(end.ended_at_ns or 0))
             reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
             watch = self.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
             idle = watch.words(spec) if watch is not None and spec is not None else ""
@@ -429,6 +432,8 @@ class JobLister:
             user=(grant.user if grant else array.user if array else None) or user,
             submitted_at_ns=grant.submitted_at_ns if grant else array.submitted_at_ns if array else None,
             started_at_ns=spool.ran_from_ns(grant) if grant else array.expanded_at_ns if array else None,
+            ended_at_ns=end.ended_at_ns if end is not None else None,
+            exit_code=end.exit_code if end is not None else None,
             reason=reason,
             place=RUNNING,
             suspended_ns=suspension.before_ns,
@@ -437,13 +442,46 @@ class JobLister:
             **of_spec(spec) or {},
         )
 
+    def unrecorded(self, name: str, run: int, state: State | None, grant: GrantRecord | None) -> Result | None:
+        """Return what a dispatcher will record of a run that is shown in the *state* of its outcome; None: it is not.
+
+        Only what shows when it ended, how, and what it has used.
+        """
+        if state is None or not state.ended or grant is None or grant.granted_at_ns is None:
+            return None
+        left, used = self._spool.exit(name, run), self._spool.usage(name, run)
+        signs = LastSigns(
+            grant.granted_at_ns,
+            self._spool.ran_from_ns(grant),
+            exit_at_ns=left.at_ns if left is not None else None,
+            served_ns=self._spool.served_until_ns() if grant.executor in LOCAL_EXECUTORS else None,
+        )
+        end = self._spool.end(name, run, signs, self._now_ns)
+        return Result(
+            name,
+            run,
+            grant.attempt,
+            state,
+            "",
+            ended_at_ns=end.at_ns,
+            end_is_bound=end.is_bound,
+            exit_code=left.code if left is not None else None,
+            peak_memory_bytes=used.peak_bytes,
+            cpu_time_ns=used.cpu_time_ns,
+        )
+
     def shown(
         self, name: str, run: int, proof: Proof, grant: GrantRecord | None, *, filed: bool = False
     ) -> tuple[State | None, str]:
         """Return the state of a run by its records, and the reason; None for one that was taken back."""
         elsewhere = self._elsewhere(grant) if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
         submitted = elsewhere if self._spool.is_submitted(grant) else None
-        return shown(proof, filed=filed, stop=self._spool.stop(name, run), submitted=submitted, elsewhere=elsewhere)
+        # A dispatcher records an end in a moment; without one that may take days, and the end is known all the same.
+        final, stop = filed or not self.dispatcher, self._spool.stop(name, run)
+        state, reason = shown(proof, filed=final, stop=stop, submitted=submitted, elsewhere=elsewhere)
+        if proof.verdict is Verdict.ENDED and final and not filed:
+            reason = "not recorded yet" if state is State.FINISHED else f"{reason}; not recorded yet"
+        return state, reason
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
         """Return what a run that goes on has done with its GPUs so far: for every view.
@@ -514,7 +552,10 @@ class JobLister:
                 continue
             newest.setdefault(array_of(result.job), result.ended_at_ns or 0)
             if most is not None and result.ended_at_ns is not None and result.ended_at_ns < since_ns:
-                return rows
+                if (result.told_at_ns or 0) < since_ns:
+                    return rows
+                left.discard(result.job)  # it ended long before it was recorded
+                continue
             if most is not None and (array := self._ended_array(result, left, arrays)) is not None:
                 left.discard(result.job)  # its array stands for it
                 if array.job in left:

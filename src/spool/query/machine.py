@@ -303,6 +303,8 @@ def _ended(spool: Spool, now_ns: int) -> dict[str, int]:
         except InvalidRecord:
             continue
         if result.ended_at_ns is not None and now_ns - result.ended_at_ns > RECENT_NS:
-            break
+            if now_ns - (result.told_at_ns or 0) > RECENT_NS:
+                break
+            continue  # it ended long before it was recorded
         found[result.outcome.value] += 1
     return dict(found)

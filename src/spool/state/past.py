@@ -59,7 +59,7 @@ def past_of(spool: Spool, now_ns: int, policy: Policy, asked: Callable[[], Itera
             result = parse_history_line(line)
         except InvalidRecord:
             continue
-        if result.ended_at_ns is not None and result.ended_at_ns < now_ns - _HALF_LIVES * policy.half_life_ns:
+        if result.told_at_ns is not None and result.told_at_ns < now_ns - _HALF_LIVES * policy.half_life_ns:
             break
         known.append(result)
     for result in reversed(known):

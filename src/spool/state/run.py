@@ -9,7 +9,7 @@ from dataclasses import fields
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import RUNNING
 from spool.core.lazyclass import dataclass, field, replace
-from spool.core.lifecycle import Proof, Verdict, handed_to
+from spool.core.lifecycle import Proof, RunEnd, Verdict, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,
     Grant,
@@ -26,7 +26,7 @@ from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.executors import RunHandle, Usage
 from spool.formats.config import Config
 from spool.formats.journal import Started
-from spool.formats.run_records import GrantRecord
+from spool.formats.run_records import GrantRecord, WrittenUsage
 from spool.machine.host import this_user
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.spool import Spool
@@ -57,7 +57,9 @@ class ActiveRun:
     stop_recorded: bool = False  # the record `stop` says it
     unread: bool = False  # adopted, and its records could not be read yet: nothing is concluded of it
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
-    ended_at_ns: int | None = None  # when its end was seen
+    known_alive_ns: int | None = None  # by the dispatcher before this one
+    exit_at_ns: int | None = None  # when its wrapper wrote the exit code down, as the file system says
+    end: RunEnd | None = None  # when it ended, once that is known
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
     claim_told: bool = False  # an event has told of the move of its file to running/, or a look has
     exit_code: int | None = None  # as the wrapper wrote it down
@@ -265,9 +267,13 @@ class ActiveRun:
         """Learn whether its jid is there, even if nobody has to read it."""
         self.registered = registered
 
-    def seen_ended(self, at_ns: int) -> None:
-        """Learn that its end was seen at *at_ns*."""
-        self.ended_at_ns = at_ns
+    def was_alive(self, at_ns: int) -> None:
+        """Take over that an earlier dispatcher, which watched it, was at work at *at_ns*."""
+        self.known_alive_ns = at_ns
+
+    def dated(self, end: RunEnd) -> None:
+        """Set when it ended."""
+        self.end = end
 
     def has_result(self, result: Result) -> None:
         """Learn that its result is recorded."""
@@ -320,9 +326,19 @@ class ActiveRun:
         if usage.peak_memory_bytes is not None:
             self.peak_memory_bytes = usage.peak_memory_bytes
 
-    def exited(self, code: int | None) -> None:
-        """Learn which exit code its wrapper has written down; None: none yet."""
-        self.exit_code = code
+    def used(self, written: WrittenUsage) -> None:
+        """Set what its wrapper says it has used, where that says more than what was measured.
+
+        Each peak is one that was reached, so the largest counts.
+        """
+        if self.cpu_time_ns is None:
+            self.cpu_time_ns = written.cpu_time_ns
+        if written.peak_bytes is not None:
+            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, written.peak_bytes)
+
+    def exited(self, code: int | None, at_ns: int | None) -> None:
+        """Set which exit code its wrapper has written down, and when; None: none yet."""
+        self.exit_code, self.exit_at_ns = code, at_ns
 
     def resolved(self, proof: Proof) -> None:
         """Learn that it is over, and how."""

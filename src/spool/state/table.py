@@ -117,7 +117,7 @@ class SchedulerState:
             self.runs.remove(live.name)
             self.departure = self.decisive, live.name
         if used and not uses and counted is not None:
-            at_ns = max(live.ended_at_ns or time.time_ns(), counted.started_at_ns)
+            at_ns = max(live.end.at_ns if live.end is not None else time.time_ns(), counted.started_at_ns)
             self.past.end(counted.user, counted.spec.project, counted.grant, at_ns)
 
     def remember(self, past: Past) -> None:

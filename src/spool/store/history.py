@@ -1,4 +1,8 @@
-"""Reading the history from its oldest run on: `history.jsonl`, and the files beside it that were rotated away."""
+"""Reading the history from its oldest line on: `history.jsonl`, and the files beside it that were rotated away.
+
+The lines are in the order in which they were written (`told_at_ns`). A run may have ended long before that, while no
+dispatcher was there; none ended after it. So what ended since some moment is in the lines that were written since.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from io import BufferedIOBase, BufferedReader
 from spool.core import layout
 from spool.core.accounting import EndedRun
 from spool.core.model import SECOND_NS
-from spool.formats.history import compacted, read_end, read_ended_runs
+from spool.formats.history import compacted, read_ended_runs, read_told
 
-_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
+_SLACK_NS = 3600 * SECOND_NS  # lines are in the order of their writing but for a clock that was set
 _STEP = 1 << 20
 _PART = 1 << 16  # fits the processor's cache from when it is read until it is counted
 _GLANCE = 1 << 14  # several lines
@@ -35,7 +39,7 @@ class History:
         self.problems: list[str] = []  # files so far that could not be read to their end
 
     def since(self, since_ns: int | None) -> Iterator[EndedRun]:
-        """Yield the runs that ended from *since_ns* on, and some before, oldest first. Looks no further back."""
+        """Yield the runs that ended from *since_ns* on, and some before, as recorded. Looks no further back."""
         yield from self._all_of([*self._rotated(), self._current], since_ns)
 
     def rotated_since(self, since_ns: int) -> Iterator[EndedRun]:
@@ -44,7 +48,7 @@ class History:
             yield from self._all_of([*files, self._current], since_ns, skipped=self._current)
 
     def _all_of(self, files: Sequence[str], since_ns: int | None, skipped: str = "") -> Iterator[EndedRun]:
-        firsts = [self._first_end(path) for path in files]
+        firsts = [self._first_told(path) for path in files]
         order = sorted(range(len(files)), key=lambda at: (at == len(files) - 1, firsts[at] or 0))
         for place, at in enumerate(order):
             later = order[place + 1 :]
@@ -76,14 +80,14 @@ class History:
         except (OSError, EOFError, zlib.error) as error:
             self.problems.append(f"cannot read all of {path}: {error}")
 
-    def _first_end(self, path: str) -> int | None:
-        """Return the end of the first run in a file."""
+    def _first_told(self, path: str) -> int | None:
+        """Return when the first line of a file was written."""
         try:
             with _opened(path) as file:
                 for _, line in zip(range(100), file, strict=False):
-                    end = read_end(line)
-                    if end is not None:
-                        return end
+                    told = read_told(line)
+                    if told is not None:
+                        return told
         except (OSError, EOFError, zlib.error):
             pass
         return None
@@ -92,7 +96,7 @@ class History:
 class RecentHistory:
     """The runs that ended within the last *span_ns*, kept in memory: each look reads what was appended since.
 
-    Of more than *most* it keeps the newest.
+    Of more than *most* it keeps those that were recorded last.
     """
 
     def __init__(self, root: str, span_ns: int, most: int) -> None:
@@ -120,14 +124,18 @@ class RecentHistory:
         except FileNotFoundError:
             if self._inode != 0:
                 self._begin(0, since_ns)
-        while self._runs and (self._runs[0].ended_at_ns or 0) < since_ns:
+        while self._runs and (self._runs[0].told_at_ns or 0) < since_ns:
             self._runs.popleft()
-        return self._runs
+        return sorted((run for run in self._runs if _end(run) >= since_ns), key=_end)
 
     def _begin(self, inode: int, since_ns: int) -> None:
         self._runs.clear()
         self._runs.extend(map(compacted, History(self._root).rotated_since(since_ns)))
         self._inode, self._position = inode, 0
+
+
+def _end(run: EndedRun) -> int:
+    return run.ended_at_ns or 0
 
 
 def _texts(file: BufferedIOBase) -> Iterator[bytes]:
@@ -166,13 +174,13 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _place_of(fd: int, since_ns: int) -> int:
-    """Return a place in the file before which all runs ended before *since_ns*: 0, or the begin of a line."""
+    """Return a place in the file before which all was written before *since_ns*: 0, or the begin of a line."""
     place = os.fstat(fd).st_size
     while place > 0:
         place = max(0, place - _STEP)
         text = os.pread(fd, _GLANCE, place)
         begin = 0 if place == 0 else text.find(b"\n") + 1
-        end = next((at for at in map(read_end, text[begin:].split(b"\n")[:-1]) if at is not None), None)
-        if end is not None and end < since_ns:
+        told = next((at for at in map(read_told, text[begin:].split(b"\n")[:-1]) if at is not None), None)
+        if told is not None and told < since_ns:
             return place + begin
     return 0

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -16,7 +17,7 @@ from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusabl
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
 from spool.core.lazyclass import replace
-from spool.core.lifecycle import Evidence, Liveness, Proof, prove
+from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Proof, RunEnd, end_of, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -32,7 +33,7 @@ from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.history import parse_history_line, parse_result
-from spool.formats.run_records import ArrayRecord, GrantRecord, parse_array
+from spool.formats.run_records import ArrayRecord, GrantRecord, WrittenUsage, parse_array
 from spool.formats.toml import MAX_BYTES
 from spool.store.disk import (
     SpoolTrouble,
@@ -54,17 +55,21 @@ _MAX_RECORD = MAX_BYTES + 1  # one more than a file of TOML may have: then it is
 _LINES = frozenset(
     {
         *(layout.JID, layout.RC, layout.STOP, layout.STATUS, layout.ENGINE, layout.SUSPENDED),
-        *(layout.FAILURE, layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS),
+        *(layout.FAILURE, layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS, layout.USAGE),
     }
 )
 _SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
+_SIGNS = (  # of life: what a run and its wrapper write
+    layout.JID, layout.STATUS, layout.JOB_LOG, layout.JOB_STDERR, layout.PROGRESS, layout.SIGNAL, layout.FAILURE,
+    layout.USAGE,
+)  # fmt: skip
 _MOST_TOLD = 20
 _BLOCK = 65536
 _MOST_LINES = 1_000  # of the history, the newest, are looked through for a record that is damaged
 _UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
-_HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in order but for a clock that was set
+_HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in the order of their writing but for a clock that was set
 _CLOCKS_AGREE_NS = 5 * SECOND_NS  # about: a start takes a moment too
 
 
@@ -233,7 +238,7 @@ class Spool:
         run = self.latest_run(name)
         if run is None or self.result(name, run) is not None:
             return False
-        return self.stop(name, run) is not None or self.exit_code(name, run) is not None
+        return self.stop(name, run) is not None or self.exit(name, run) is not None
 
     def merely_goes_on(self, name: str, run: int) -> bool:
         """Whether *run* is the newest of job *name*, no order to stop it is there, and nothing of its end."""
@@ -254,6 +259,10 @@ class Spool:
     def record_end(self, name: str, run: int, record: str) -> bytes:
         """Return the end of a record that grows, b"" if there is none. Raises OSError."""
         return _end_of(self.layout.record(name, run, record))
+
+    def dated_record(self, name: str, run: int, record: str) -> tuple[bytes, int] | None:
+        """Return what `record` does, and when the file was changed last."""
+        return read_dated_record(self.layout.record(name, run, record))
 
     def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
         """Return what a run's copy of its job file says, with the defaults it began with; None if that was lost.
@@ -312,13 +321,34 @@ class Spool:
         """Return what was expanded, if the metadir is an array's and no run's."""
         return self._parsed(name, run, layout.ARRAY, parse_array)
 
-    def exit_code(self, name: str, run: int) -> int | None:
-        """Return the exit code that the wrapper left, 128+n for signal n."""
-        return self._parsed(name, run, layout.RC, run_records.parse_rc)
+    def exit(self, name: str, run: int) -> Exit | None:
+        """Return the exit code that the wrapper left, and when, by the clock of the file system."""
+        found = self.dated_record(name, run, layout.RC)
+        try:
+            code = run_records.parse_rc(found[0]) if found is not None and found[0] else None
+        except InvalidRecord:
+            code = None
+        return Exit(code, found[1]) if found is not None and code is not None else None
+
+    def usage(self, name: str, run: int) -> WrittenUsage:
+        """Return what the wrapper says that a run has used."""
+        return run_records.parse_usage(self.record(name, run, layout.USAGE) or b"")
 
     def failure(self, name: str, run: int) -> str | None:
         """Return why the wrapper could not run the command."""
         return one_line(self.record(name, run, layout.FAILURE) or b"") or None
+
+    def last_words(self, name: str, run: int) -> bytes:
+        """Return the end of what a run has written, b"" where it has files of its own for that; at most 256 bytes."""
+        for record in (layout.JOB_STDERR, layout.JOB_LOG):
+            with suppress(OSError):
+                fd = _open_record(self.layout.record(name, run, record))
+                try:
+                    status = os.fstat(fd)
+                    return os.pread(fd, 256, max(0, status.st_size - 256)) if stat.S_ISREG(status.st_mode) else b""
+                finally:
+                    os.close(fd)
+        return b""
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
         """Return what a run has done with its GPUs so far, as a dispatcher wrote it down last."""
@@ -421,9 +451,40 @@ class Spool:
         spoke = status_of(self.layout.record(name, run, layout.JID))
         if spoke is None or spoke.st_size <= len(run_records.VOID_JID):
             return None
+        return spoke.st_mtime_ns - self._ahead_ns(name, run, granted_at_ns)
+
+    def end(self, name: str, run: int, signs: LastSigns, now_ns: int) -> RunEnd:
+        """Return when a run that is over ended. Asks the files for what *signs* leaves open.
+
+        An exit code that was written a moment ago needs no second look: the clocks agree. An error of reading takes
+        nothing but precision.
+        """
+        exit_ns, wrote_ns = signs.exit_at_ns, None
+        with suppress(OSError):
+            if exit_ns is not None and not signs.granted_at_ns <= exit_ns <= now_ns < exit_ns + _CLOCKS_AGREE_NS:
+                exit_ns -= self._ahead_ns(name, run, signs.granted_at_ns)
+            elif exit_ns is None and not signs.watched:
+                wrote_ns = self._wrote_ns(name, run, signs.granted_at_ns)
+        return end_of(signs, now_ns, exit_ns=exit_ns, wrote_ns=wrote_ns)
+
+    def served_until_ns(self) -> int | None:
+        """Return when the last dispatcher was at work; None if that cannot be seen."""
+        with suppress(OSError):
+            if (state := status_of(self.layout.at(layout.STATE))) is not None:
+                return state.st_mtime_ns
+        return None
+
+    def _wrote_ns(self, name: str, run: int, granted_at_ns: int) -> int | None:
+        """Return when a run or its wrapper wrote anything into the metadir last, by our clock; None: it never did."""
+        signs = [status_of(self.layout.record(name, run, record)) for record in _SIGNS]
+        moments = [status.st_mtime_ns for status in signs if status is not None]
+        return max(moments) - self._ahead_ns(name, run, granted_at_ns) if moments else None
+
+    def _ahead_ns(self, name: str, run: int, granted_at_ns: int | None) -> int:
+        """Return how far the clock of the file system is ahead of ours, which the grant was dated by; 0: they agree."""
         granted = status_of(self.layout.record(name, run, layout.GRANT)) if granted_at_ns is not None else None
         ahead_ns = granted.st_mtime_ns - (granted_at_ns or 0) if granted is not None else 0
-        return spoke.st_mtime_ns - (ahead_ns if abs(ahead_ns) > _CLOCKS_AGREE_NS else 0)
+        return ahead_ns if abs(ahead_ns) > _CLOCKS_AGREE_NS else 0
 
     def engine(self, name: str, run: int) -> tuple[str, str, str] | None:
         """Return which engine has a run, on which cluster and under which id there; None while nobody knows."""
@@ -456,16 +517,17 @@ class Spool:
                     liveness = Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
         else:
             liveness = prober.liveness(jid)
-        rc = self.exit_code(name, run)
+        left = self.exit(name, run)
         stop = self.stop(name, run)
         result = self.result(name, run)
         return Evidence(
             liveness=liveness,
-            rc=rc,
+            rc=left.code if left is not None else None,
+            rc_at_ns=left.at_ns if left is not None else None,
             stop=stop.kind if stop else None,
             recorded=result.outcome if result else None,
             grace=True,
-            refused=rc is None and self.refusal(name, run) is not None,
+            refused=left is None and self.refusal(name, run) is not None,
         )
 
     def prove(self, name: str, run: int, prober: Prober) -> Proof:
@@ -484,14 +546,17 @@ class Spool:
         return next((known for known in self.accounts_since(since_ns) if (known.job, known.run) == (job, run)), None)
 
     def accounts_since(self, since_ns: int | None) -> Iterator[Result]:
-        """Yield what the history says of the runs that ended after *since_ns*, and of some before, newest first."""
+        """Yield what the history says of the runs that ended after *since_ns*, and of some before, newest line first.
+
+        A line may be far younger than the end that it tells of, and never older.
+        """
         for line in self.history():
             try:
                 known = parse_history_line(line)
             except InvalidRecord:
                 continue
-            ended_at_ns = known.ended_at_ns  # a power cut may have cut it off
-            if ended_at_ns is not None and ended_at_ns < (since_ns or 0) - _HISTORY_SLACK_NS:
+            told_at_ns = known.told_at_ns  # a power cut may have cut it off
+            if told_at_ns is not None and told_at_ns < (since_ns or 0) - _HISTORY_SLACK_NS:
                 return
             yield known
 
@@ -615,6 +680,11 @@ class TolerantSpool(Spool):
         path = self.layout.record(name, run, record)
         return self.attempt(lambda: super(TolerantSpool, self).record(name, run, record), None, path)
 
+    def dated_record(self, name: str, run: int, record: str) -> tuple[bytes, int] | None:
+        """As a Spool does."""
+        path = self.layout.record(name, run, record)
+        return self.attempt(lambda: super(TolerantSpool, self).dated_record(name, run, record), None, path)
+
     def file(self, name: str, limit: int = 1 << 31) -> bytes | None:
         """As a Spool does."""
         return self.attempt(lambda: super(TolerantSpool, self).file(name, limit), None, self.layout.at(name))
@@ -669,24 +739,38 @@ def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     Reads no more than *limit* bytes, however long it is or becomes meanwhile. Never blocks, follows no link. Raises
     OSError if it is there and cannot be read.
     """
+    found = _read_record(path, limit, dated=False)
+    return None if found is None else found[0]
+
+
+def read_dated_record(path: str) -> tuple[bytes, int] | None:
+    """Return what `read_record` does, and when the file was changed last."""
+    return _read_record(path, MOST_READ, dated=True)
+
+
+def _read_record(path: str, limit: int, *, dated: bool) -> tuple[bytes, int] | None:
+    """Return the content of a small file, and if it is *dated* its time, of one and the same file; else 0."""
     try:
         fd = open_if_there(path, _open_record)
     except OSError as error:
         if error.errno in _OTHER_KINDS and not _is_regular(path):
-            return b""
+            return b"", 0
         raise
     if fd is None:
         return None
+    changed_at_ns = 0
     try:
+        if dated:
+            changed_at_ns = os.fstat(fd).st_mtime_ns
         data = _read(fd, limit)
     except OSError as error:
         if error.errno in _OTHER_KINDS and not stat.S_ISREG(os.fstat(fd).st_mode):
-            return b""
+            return b"", 0
         error.filename = path
         raise
     finally:
         os.close(fd)
-    return data
+    return data, changed_at_ns
 
 
 def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:

@@ -35,6 +35,7 @@ class FakeRun:
     exit_status: None = None
     waits: str | None = None
     halted: str | None = None
+    alive_at_ns: int | None = None
     said: EngineEnd | None = None  # how the engine calls its end
     refusal: str | None = None
     resists: str = ""

@@ -1,0 +1,194 @@
+"""When things happened: ends that no dispatcher saw are dated by what the run left, in every record and view."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from served import Served, alive
+from support import wait_for
+
+_ALL = pytest.mark.parametrize("executor", ["process", "tmux", "sh"], indirect=True)
+_HOUR_S = 3600
+
+
+def _left(served: Served, name: str, command: str | list[str], **keys: Any) -> float:
+    """Have a run begin under a dispatcher that leaves, and end without one; return when it left its exit code."""
+    served.drop(name, command, **keys)
+    assert served.run("--once") == 0
+    rc = served.root / "jobs" / name / "1" / "rc"
+    wait_for(rc.exists, 60, what="its exit code")
+    wait_for(lambda: not alive(served.pid(name)), 60, what="the end of its wrapper")
+    return rc.stat().st_mtime
+
+
+def _age(served: Served, name: str, by_s: int, run: int = 1) -> None:
+    """Let a run have happened earlier: its records and their instants are that much older."""
+    metadir = served.root / "jobs" / name / str(run)
+    grant = metadir / "grant.toml"
+    text = grant.read_text()
+    at_ns = int(next(line for line in text.splitlines() if line.startswith("granted_at_ns")).split("=")[1])
+    lines = [line for line in text.splitlines() if not line.startswith("granted_at")]
+    earlier = datetime.fromtimestamp(at_ns // 10**9 - by_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    at = [f"granted_at = {earlier}", f"granted_at_ns = {at_ns - by_s * 10**9}"]
+    grant.write_text("\n".join([*at, *lines]) + "\n")
+    os.utime(grant, ns=(at_ns - by_s * 10**9, at_ns - by_s * 10**9))
+    for record in metadir.iterdir():
+        if record != grant:
+            before = record.stat().st_mtime_ns - by_s * 10**9
+            os.utime(record, ns=(before, before))
+
+
+def _at(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _row(served: Served, name: str) -> dict[str, Any]:
+    rows = json.loads(served.spool("ls", "--all", "--json").stdout)["jobs"]
+    return next(row for row in rows if row["name"] == name)
+
+
+@_ALL
+def test_an_end_that_nobody_saw_is_that_of_the_exit_code(served: Served) -> None:
+    """A run that ended between two passes has ended when it left its exit code, and has its CPU time."""
+    left_at = _left(served, "short", ["sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"])
+    _age(served, "short", _HOUR_S)
+    assert served.run("--once") == 0
+    result, (line,) = served.result("short"), served.history()
+    assert result is not None
+    assert (result["outcome"], result["ended_at_ns"] / 1e9) == ("finished", pytest.approx(left_at - _HOUR_S, abs=0.001))
+    assert "ended_at_is" not in result
+    assert result["cpu_time_ns"] > 0
+    assert _at(line["ended_at"]) == pytest.approx(left_at - _HOUR_S, abs=0.001)
+    assert _at(line["recorded_at"]) > left_at
+    if served.record("short", "usage") is not None and "peak_process" in (served.record("short", "usage") or ""):
+        assert result["peak_memory_bytes"] > 0
+
+
+@_ALL
+def test_an_end_is_shown_before_a_dispatcher_records_it(served: Served) -> None:
+    """While no dispatcher runs, ls and show say how and when a run ended, and for how long it ran."""
+    left_at = _left(served, "early", "exit 7")
+    _age(served, "early", _HOUR_S)
+    row = _row(served, "early")
+    assert (row["state"], row["exit_code"]) == ("failed", 7)
+    assert _at(row["ended_at"]) == pytest.approx(left_at - _HOUR_S, abs=0.001)
+    shown = json.loads(served.spool("show", "early", "--json").stdout)
+    run = shown["runs"][-1]
+    assert (run["state"], run["exit_code"]) == ("failed", 7)
+    assert _at(run["ended_at"]) == pytest.approx(left_at - _HOUR_S, abs=0.001)
+    assert "not recorded yet" in served.spool("show", "early").stdout
+    assert served.run("--once") == 0
+    after = _row(served, "early")
+    assert (after["state"], after["exit_code"], after["ended_at"]) == ("failed", 7, row["ended_at"])
+
+
+def test_a_retry_waits_from_the_end_and_not_from_the_look(served: Served) -> None:
+    """The delay of a retry counts from the end of the run, so that a late look makes nobody wait anew."""
+    left_at = _left(served, "again", "exit 1", retry={"max": 1, "delay": "2h", "max_delay": "3h"})
+    _age(served, "again", _HOUR_S)
+    assert served.run("--once") == 0
+    result = served.result("again")
+    assert result is not None
+    assert result["again_at_ns"] / 1e9 == pytest.approx(left_at + _HOUR_S, abs=0.001)
+
+
+@_ALL
+def test_a_run_without_an_exit_code_ended_at_its_last_proof_of_life_or_later(served: Served) -> None:
+    """Of a run that was killed while nobody watched, the last thing that it wrote is known, and the record says so."""
+    served.drop("gone", "echo $$; echo begun; exec sleep 1000", requeue=False)
+    assert served.run("--once") == 0
+    served.says("gone", "begun")
+    os.kill(served.pid("gone"), signal.SIGKILL)
+    os.kill(int(served.log("gone").split()[0]), signal.SIGKILL)
+    wait_for(lambda: not alive(served.pid("gone")), 60, what="the end of its wrapper")
+    _age(served, "gone", _HOUR_S)
+    os.utime(served.root / "state.json", (time.time() - 2 * _HOUR_S,) * 2)
+    wrote_at = (served.root / "jobs/gone/1/log").stat().st_mtime
+    row = _row(served, "gone")
+    assert row["state"] == "lost"
+    assert served.run("--once") == 0
+    result = served.result("gone")
+    assert result is not None
+    assert (result["outcome"], result["ended_at_is"]) == ("lost", "earliest")
+    assert result["ended_at_ns"] / 1e9 == pytest.approx(wrote_at, abs=0.1)
+    assert _at(row["ended_at"]) == pytest.approx(result["ended_at_ns"] / 1e9, abs=0.001)
+    assert served.history()[-1]["ended_at_is"] == "earliest"
+    assert "or later" in served.spool("show", "gone").stdout
+
+
+def test_an_end_that_was_watched_is_no_bound(served: Served) -> None:
+    """A run that is killed under its dispatcher ended when that saw it, which was at once."""
+    served.drop("seen", "echo begun; exec sleep 1000", requeue=False)
+    served.start()
+    served.says("seen", "begun")
+    before = time.time()
+    os.kill(served.pid("seen"), signal.SIGKILL)
+    served.wait_done("seen")
+    result = served.result("seen")
+    assert result is not None
+    assert "ended_at_is" not in result
+    assert before <= result["ended_at_ns"] / 1e9 <= time.time()
+
+
+@pytest.mark.parametrize("stamp", [0, 4_000_000_000])
+def test_a_touch_of_the_exit_code_makes_no_nonsense(served: Served, stamp: int) -> None:
+    """Whatever time somebody gives `rc`, the run ends between its begin and now."""
+    _left(served, "touched", "true")
+    os.utime(served.root / "jobs/touched/1/rc", (stamp, stamp))
+    assert served.run("--once") == 0
+    result = served.result("touched")
+    assert result is not None
+    assert result["started_at_ns"] <= result["ended_at_ns"] <= time.time_ns()
+
+
+@pytest.mark.parametrize("ahead_s", [-7200, 7200])
+def test_the_clock_of_another_machines_file_system_does_not_count(served: Served, ahead_s: int) -> None:
+    """Where the file system's clock is hours off, an end is as long after its grant as that clock says."""
+    left_at = _left(served, "skewed", "true")
+    for record in ("grant.toml", "jid", "rc"):
+        path = served.root / "jobs/skewed/1" / record
+        os.utime(path, (path.stat().st_mtime + ahead_s,) * 2)
+    _age(served, "skewed", _HOUR_S) if ahead_s > 0 else None
+    if ahead_s > 0:
+        grant = served.root / "jobs/skewed/1/grant.toml"
+        os.utime(grant, (grant.stat().st_mtime + ahead_s,) * 2)
+        left_at -= _HOUR_S
+    assert served.run("--once") == 0
+    result = served.result("skewed")
+    assert result is not None
+    assert result["ended_at_ns"] / 1e9 == pytest.approx(left_at, abs=1)
+
+
+def test_a_limit_that_a_run_did_not_reach_is_none_of_its_outcome(served: Served) -> None:
+    """A run that ended by itself within its limit has finished, though the first look comes long after the limit."""
+    _left(served, "limited", "true", time_limit="10m")
+    _age(served, "limited", _HOUR_S)
+    assert served.run("--once") == 0
+    assert served.outcome("limited") == "finished"
+
+
+def test_what_outlives_the_wrapper_keeps_the_run(served: Served, tmp_path: Path) -> None:
+    """A run whose processes outlived its exit code has ended when the last of them was gone."""
+    done = tmp_path / "done"
+    served.drop(
+        "leaves", f"trap '' TERM; (until [ -e {done} ]; do sleep 0.1; done) & echo $!; exit 0", kill_grace="60s"
+    )
+    served.start()
+    rc = served.root / "jobs/leaves/1/rc"
+    wait_for(rc.exists, 60, what="its exit code")
+    served.wait_reason("leaves", "still running")
+    done.touch()
+    let_go = time.time()
+    served.wait_done("leaves")
+    result = served.result("leaves")
+    assert result is not None
+    assert rc.stat().st_mtime < let_go - 0.01
+    assert result["ended_at_ns"] / 1e9 > rc.stat().st_mtime
