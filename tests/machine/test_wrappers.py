@@ -14,6 +14,7 @@ import pytest
 from spool.core.errors import InvalidRecord
 from spool.formats import run_records
 from spool.machine.processes import is_wrapper
+from support import wait_for
 
 
 class _Started(Protocol):
@@ -31,6 +32,8 @@ def started() -> Iterator[_Started]:
             environment = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")} | marks
             process = those.enter_context(subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=to))
             those.callback(process.kill)
+            shown = Path(f"/proc/{process.pid}/environ")
+            wait_for(shown.read_bytes, what="the new program, which has its environment a moment after its start")
             return process.pid
 
         yield start

@@ -282,7 +282,10 @@ class Spool:
         if data is None:
             return None
         try:
-            return parse_result(data)
+            found = parse_result(data)
+            if (found.job, found.run) != (name, run):
+                raise InvalidRecord(cannot("understand", "a result record", f"it is of run {found.run} of {found.job}"))
+            return found
         except InvalidRecord as error:
             known = islice(self.accounts_since(None), _MOST_LINES)
             return next((each for each in known if (each.job, each.run) == (name, run)), error)
