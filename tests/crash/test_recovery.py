@@ -55,6 +55,13 @@ def _jid(session: Session, name: str, **other: str) -> None:
     _record(session, name, layout.JID).write_bytes(run_records.render_jid(Jid(pid, 1, **words)))
 
 
+def _started_elsewhere(session: Session, name: str) -> None:
+    """Have the run of a job be one that a dispatcher of another host has started."""
+    _jid(session, name, host="elsewhere", boot_id="another-boot")
+    for path in (_record(session, name, layout.GRANT), session.world.root / layout.JOURNAL):
+        path.write_text(path.read_text().replace(HOST, "elsewhere").replace(session.world.boot, "another-boot"))
+
+
 def _record(session: Session, name: str, record: str, run: int = 1) -> Path:
     return Path(Spool(str(session.world.root)).layout.record(name, run, record))
 
@@ -255,7 +262,7 @@ def test_a_jid_that_stays_cut_short_counts_as_a_start(session: Session, monkeypa
 def test_a_dispatcher_refuses_to_serve_beside_another_host(session: Session) -> None:
     """While a run of another host may be alive, a dispatcher does not begin, and says what would let it."""
     _running(session, "job")
-    _jid(session, "job", host="elsewhere", boot_id="its own")
+    _started_elsewhere(session, "job")
     with pytest.raises(SpoolUnusable, match=r'elsewhere.*other_hosts_gone = \["elsewhere"\]'):
         session.settle()
     session.end()
@@ -265,7 +272,7 @@ def test_a_dispatcher_refuses_to_serve_beside_another_host(session: Session) -> 
 def test_a_host_that_is_no_more_has_lost_its_runs(session: Session) -> None:
     """With `other_hosts_gone` the runs of that host are lost, and run again."""
     _running(session, "job")
-    _jid(session, "job", host="elsewhere", boot_id="its own")
+    _started_elsewhere(session, "job")
     session.world.kill("job")
     with open(session.world.root / layout.CONFIG, "a") as config:
         config.write('other_hosts_gone = ["elsewhere"]\n')

@@ -126,6 +126,11 @@ class World:
             return Liveness.REBOOTED
         return Liveness.ALIVE if jid.pid in self.alive else Liveness.GONE
 
+    def is_wrapper(self, jid: Jid, root: str, name: str, run: int) -> bool:
+        """Return whether a process that lives is the wrapper of that run."""
+        process = self.alive[jid.pid]
+        return (process.name, process.run) == (name, run)
+
     def has_left_processes(self, root: str, name: str, run: int) -> bool:
         """Return whether processes of a run outlived its wrapper."""
         return (name, run) in self.left

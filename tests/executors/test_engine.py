@@ -893,6 +893,20 @@ def test_an_id_that_slurm_gives_away_again_is_not_the_run(bench: Bench) -> None:
         bench.engine.forget(run)
 
 
+@pytest.mark.parametrize(("mark", "named"), [("changed", ("--name=a",)), (f"spool:{ID}:a:1 and more", ())])
+def test_an_id_that_only_a_record_gives_ends_no_job_of_another_name(
+    bench: Bench, mark: str, named: tuple[str, ...]
+) -> None:
+    """Without the mark of its run a job is ended only if it is called as spool would have called it."""
+    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
+    bench.dispatcher()
+    run = bench.engine.adopt("a", 1, None)
+    bench.look(line("7", "RUNNING", mark=mark))
+    bench.engine.terminate({run: True})
+    bench.work()
+    assert bench.commands.asked("scancel")[-1] == ("scancel", *named, "7")
+
+
 def test_a_mark_that_a_plugin_has_lengthened_is_still_that_of_the_id(bench: Bench) -> None:
     """Only a whole mark of another run says that the job is not this one."""
     run = bench.submitted(job="7")

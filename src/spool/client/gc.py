@@ -3,8 +3,8 @@
 Also what is kept of reservations that were removed long ago.
 
 Safe while a dispatcher is running. It only touches jobs that have no file except in `done/`, whose newest run has
-finally ended, and that no waiting job depends on. A job's newest run goes last, and only if nothing else of the job
-stays. Before that its number is recorded, so that it is never used again.
+finally ended with its line of history, and that no waiting job depends on. A job's newest run goes last, and only if
+nothing else of the job stays. Before a run goes its number is recorded, so that it is neither used nor restored again.
 
 Nothing outside the spool is removed: no link is followed, and each name is removed relative to the open directory that
 holds it. What cannot be read or removed is reported, and the rest goes on.
@@ -25,7 +25,8 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
 from spool.core.lazyclass import dataclass
-from spool.formats import jobfile, run_records
+from spool.formats import jobfile, journal, run_records
+from spool.formats.journal import recall
 from spool.store.disk import Disk, open_directory, remedy_for, walk
 from spool.store.ownership import check_owner
 from spool.store.spool import Spool, read_record
@@ -85,6 +86,8 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     """Return what *keep* does not keep, without changes."""
     problems: list[str] = []
     wanted = _depended_on(spool, problems)
+    if wanted is not None:
+        wanted |= _unrecorded(spool)
     chosen: dict[tuple[str, int], ExpiredRun] = {}
     left: list[ExpiredRun] = []
     runs_of: dict[str, list[int]] = {}
@@ -141,7 +144,7 @@ def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step 
     with _directories(spool) as at, _alone(spool, at[STAGING]):
         collector = _Collector(spool, disk, at)
         collector.sweep()
-        collector.remember({name: run for name, run in last.items() if run})
+        collector.remember({name: max(old.run for old in runs) for name, runs in runs_of.items()})
         done = 0
         for name in sorted({*runs_of, *last}):
             going = runs_of.get(name, [])
@@ -162,6 +165,7 @@ class _Collector:
         self._disk = disk
         self._at = at
         self._stays: set[str] = set()  # jobs that keep a run which could not be removed
+        self._unrecorded = _unrecorded(spool)
         self.gone: list[ExpiredRun] = []
         self.problems: list[str] = []
 
@@ -200,7 +204,7 @@ class _Collector:
         if not runs:
             return
         self._stays.add(name)  # until all is done
-        if not _may_go(self._spool, name, ()):
+        if not _may_go(self._spool, name, self._unrecorded):
             return
         try:
             at = open_directory(name, self._at[JOBS])
@@ -233,7 +237,7 @@ class _Collector:
 
     def remove_record(self, name: str) -> bool:
         """Remove the file of a job that has no run left; return whether it is gone."""
-        if name in self._stays or not _may_go(self._spool, name, ()):
+        if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
             return False
         try:
             self._disk.discard(layout.file_of(name), self._at[DONE])
@@ -399,6 +403,15 @@ def _old_reservations(at: int | None, keep: RetentionPolicy, now_ns: int) -> tup
             if known and now_ns - status.st_ctime_ns > (keep.max_age_ns or 0):
                 found.append(filename)
     return tuple(found)
+
+
+def _unrecorded(spool: Spool) -> set[str]:
+    """Return the jobs of which the journal knows more than their files say: a dispatcher still has to record an end.
+
+    A line of the journal that says that something is over comes after the line of the history.
+    """
+    memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
+    return {*memory.waits, *(name for name, _ in memory.open)}
 
 
 def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:

@@ -15,10 +15,12 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
 from spool.formats.run_records import ArrayRecord
-from spool.store.spool import Spool
+from spool.store.disk import status_of
+from spool.store.spool import Service, Spool
 
 GRACE_NS = 1_500_000_000  # how long to wait for the record of an end before assuming that none will come
 _TASKS_EVERY_NS = 250_000_000  # an array may have ten thousand
+_STATE_EVERY_NS = 1_000_000_000  # how often a dispatcher's view is read to find out whether it knows a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,48 @@ class Awaited:
             if places or self._patience_is_over():
                 return self._ended(result)
             return None
-        if result is None and ((spool.latest_run(name) is not None and not places) or spool.is_stopping(name)):
-            return None  # its file was taken away, or will be: its run is being stopped
+        if result is None and self._has_begun():
+            return self._unrecorded()  # its file was taken away, or will be: its run is being stopped
         if not self._patience_is_over():
             return None
         reason = "moved to done/ before it ran" if places else "its file was removed before it ran"
         return End(name, State.CANCELLED, reason=reason)
+
+    def _has_begun(self) -> bool:
+        """Whether the newest run of the job is one that a dispatcher has prepared, so that one ends it."""
+        spool, name = self._spool, self.name
+        run = spool.latest_run(name)
+        traces = (layout.GRANT, layout.JID, layout.ARRAY)
+        return run is not None and any(spool.record(name, run, trace) is not None for trace in traces)
+
+    def _unrecorded(self) -> End | None:
+        """Return None while a dispatcher records the end of the newest run, or the next one will.
+
+        A dispatcher that serves the spool has found every run that is not over. One that it does not name has lost its
+        result: the history says how it ended, or nobody ever will.
+        """
+        now = time.monotonic_ns()
+        if not self._patience_is_over() or now < self._again_at_ns:
+            return None
+        self._again_at_ns = now + _STATE_EVERY_NS
+        if self._spool.service() is not Service.SERVED or self._is_known():
+            return None
+        run = self._spool.latest_run(self.name)
+        known = self._spool.account_of(self.name, run, None) if run is not None else None
+        if known is not None:
+            return self._ended(known)
+        return End(self.name, State.LOST, reason="no record says how it ended, and the dispatcher does not know it")
+
+    def _is_known(self) -> bool:
+        """Whether the dispatcher names the job, or has said nothing since the job has looked ended."""
+        from spool.formats.state import parse_state  # what hardly any wait needs
+
+        status = status_of(self._spool.layout.at(layout.STATE))
+        absent_ns = time.monotonic_ns() - (self._absent_since_ns or 0)
+        if status is None or status.st_mtime_ns < time.time_ns() - absent_ns:
+            return True
+        view = parse_state(self._spool.file(layout.STATE) or b"")
+        return view is None or self.name in view.jobs
 
     def _ended(self, result: Result) -> End | None:
         """Return the end that *result* tells of; of an array that of its tasks, None if one of them runs again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _IN_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 _LONGEST_NAME = 100
+MOST_RUNS = 999_999_999  # a larger number is none of a run
 JOB_SUFFIX = ".toml"
 ERROR_SUFFIX = ".error"
 REASON_SUFFIX = ".reason"

@@ -16,7 +16,6 @@ from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.terminator import StopOrders
 from spool.state.run import ActiveRun
-from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 from spool.store.ownership import mover
@@ -127,7 +126,8 @@ class FileMoves:
         spool, name, run = self._spool, live.name, live.run
         if spool.exit(name, run) is not None:
             return True
-        return live.adopted and (spool.result(name, run) is not None or spool.is_void(name, run))
+        recorded = not live.met_alive and spool.result(name, run) is not None  # else the run itself has written it
+        return live.adopted and (recorded or spool.is_void(name, run))
 
     def _see_missing(self, live: ActiveRun) -> None:
         stop: Stop | None = None
@@ -194,14 +194,10 @@ class FileMoves:
         name, wait = job.name, job.wait
         if wait is None or wait.arrived_at_ns == live.wait.arrived_at_ns:
             return  # it is the submission that runs: somebody has moved its file about
-        status = status_of(self._spool.layout.job_file(DONE, name))
-        if status is None:
+        found = self._finalizer.file_in(DONE, name)
+        if found is None:
             return
-        text = self._spool.job_text(DONE, name)
-        if text is None:
-            return  # it is gone again, or was no order, and is not made one by being written anew
-        identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        file = JobFileVersion(*identity, self._spool.job_spec(DONE, name))
+        file, text = found
         gone = JobEntry(name, queued=file, wait=wait, attempts=job.attempts)
         self._called_off.setdefault(name, []).append((gone, text))
         self._state.forget_place(job)
@@ -229,10 +225,22 @@ class FileMoves:
         """Whether the file of a job waits, and could not be read yet."""
         return any(os.path.lexists(self._spool.layout.job_file(place, name)) for place in (QUEUED, HELD))
 
+    def _was_filed_away(self, job: JobEntry) -> bool:
+        """Whether the file in `done/` is that of the job that waited, and not the record of an earlier one."""
+        status = status_of(self._spool.layout.job_file(DONE, job.name))
+        if status is None or job.wait is None or status.st_ctime_ns <= job.wait.arrived_at_ns:
+            return False
+        run = self._spool.latest_run(job.name)
+        result = self._spool.result(job.name, run) if run is not None else None
+        if run is None or result is None or result.again is not None:
+            return True
+        granted = self._spool.grant(job.name, run)
+        return granted is None or granted.inode != status.st_ino
+
     def _settle_place(self, job: JobEntry) -> None:
         if job.live is not None:
             self._call_off(job, job.live)
-        elif job.name not in self._state.arrays and status_of(self._spool.layout.job_file(DONE, job.name)) is not None:
+        elif job.name not in self._state.arrays and self._was_filed_away(job):
             self._finalizer.end_unstarted(
                 job, DONE, State.CANCELLED, "moved to done/ before it started", time.time_ns()
             )

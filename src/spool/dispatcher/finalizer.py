@@ -7,14 +7,15 @@ and its resources are given to the next before anything is written: nothing wait
 from __future__ import annotations
 
 import logging
+import stat
 from collections.abc import Callable, Mapping
 
 from spool.core import layout
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import replace
+from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import PREEMPTED, EndedAttempt, RunEnd, continuation
-from spool.core.model import Grant, Jid, Result, Spec, State, StopKind
+from spool.core.model import Jid, Result, Spec, State, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.scanner import Scanner
@@ -23,16 +24,29 @@ from spool.formats import journal, run_records
 from spool.formats.freetext import one_line
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
+from spool.machine.host import user_name
 from spool.state.outcomes import OutcomeIndex
 from spool.state.run import ActiveRun
-from spool.state.submission import QueueTime, attempts_after
+from spool.state.submission import Attempts, JobFileVersion, QueueTime, attempts_after
 from spool.state.table import JobEntry
+from spool.store.disk import status_of
 from spool.store.ownership import mover
-from spool.store.spool import is_too_long
+from spool.store.spool import is_too_long, spec_of
 
 log = logging.getLogger(__name__)
 
 _FILE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Unstarted:
+    """A submission that ends without a run, wherever its file was."""
+
+    name: str
+    spec: Spec | None  # None: its file cannot be understood
+    user: str
+    wait: QueueTime | None
+    attempts: Attempts
 
 
 class Finalizer:
@@ -107,7 +121,8 @@ class Finalizer:
         assert proof is not None
         if proof.outcome is None or (live.result is not None and live.accounted):
             return
-        recorded = self._spool.result(live.name, live.run) if live.adopted else None
+        # Beside a wrapper that has lived since, a result is none of an earlier dispatcher.
+        recorded = self._spool.result(live.name, live.run) if live.adopted and not live.met_alive else None
         known = recorded or live.result
         if live.adopted and known is None:
             # A power cut may have emptied the result and spared the line of the history, which is synced.
@@ -182,8 +197,11 @@ class Finalizer:
 
     def _moved_away(self, live: ActiveRun) -> bool:
         """Whether the file of a run was moved to another directory by a person."""
-        holds = self._spool.holds
-        return holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns) or holds(live.inode, live.name, DONE)
+        return self._waits_again(live) or self._spool.holds(live.inode, live.name, DONE)
+
+    def _waits_again(self, live: ActiveRun) -> bool:
+        """Whether a person has moved the file of a run to where it waits."""
+        return self._spool.holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns)
 
     def _void(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
         """Put the job of a run whose command has not begun and never will back; nothing is counted."""
@@ -196,7 +214,7 @@ class Finalizer:
             self._state.go_on(job, live.attempts, live.waits_on(now_ns))
         elif self._spool.requeue_file(live.name, QUEUED):
             self._state.go_on(job, live.attempts, live.waits_on(now_ns))
-        elif self._spool.holds(live.inode, live.name, RUNNING) or not self._moved_away(live):
+        elif self._spool.holds(live.inode, live.name, RUNNING) or not self._waits_again(live):
             self._end_taken_back(job, live, now_ns)
         self._state.end_run(live)
         try:
@@ -210,23 +228,24 @@ class Finalizer:
         spool, name = self._spool, live.name
         text = spool.record(name, live.run, layout.SPEC_COPY)
         result = self._cut_off(name, live.wait)
+        filed = spool.holds(live.inode, name, DONE)
         if result is None:
-            newer = spool.holds(live.inode, name, RUNNING)
-            reason = "a newer file replaced it before it started" if newer else "deleted before it started"
-            result = replace(
-                self._result(job, live, State.CANCELLED, reason, now_ns),
-                run=spool.next_run(name),
-                started_at_ns=None,
-                suspended_ns=0,
-                grant=Grant(),
-                executor=None,
-                gpu_use=(),
-                again=None,
-                again_at_ns=None,
-            )
+            ended = Unstarted(name, live.spec, live.user, live.wait, live.attempts)
+            result = self._never_ran(ended, State.CANCELLED, self._why_taken_back(live, filed=filed), now_ns)
         self._put_unstarted(job, result, text, live.spec)
-        spool.archive(name, RUNNING, text)
+        if not filed:
+            spool.archive(name, RUNNING, text)
         self._ended(name, result.outcome)
+
+    def _why_taken_back(self, live: ActiveRun, *, filed: bool) -> str:
+        """Return why a job does not wait on whose start was taken back."""
+        if live.stop_kind is StopKind.CANCEL and live.stop is not None:
+            why = f": {live.stop.reason}" if live.stop.reason else ""
+            return f"cancelled by {live.stop.by} before it started{why}"
+        if filed:
+            return "moved to done/ before it started"
+        newer = self._spool.holds(live.inode, live.name, RUNNING)
+        return "a newer file replaced it before it started" if newer else "deleted before it started"
 
     def _tell(self, job: JobEntry, result: Result, spec: Spec | None) -> None:
         """Have it told how a run, or a job that never ran, has ended: once, however often its paperwork is tried."""
@@ -305,12 +324,20 @@ class Finalizer:
         return newer or live.file_missing_ns is not None
 
     def end_unstarted(self, job: JobEntry, place: str, outcome: State, reason: str, now_ns: int) -> None:
-        """End a job that never started (given up, or cancelled while it waited): records, history, `done/`."""
+        """End a job that never started (given up, or cancelled while it waited): records, history, `done/`.
+
+        Nothing ends if the file in *place* is not the one that was seen: it was held, withdrawn or edited meanwhile.
+        """
         spool, name = self._spool, job.name
-        text = spool.job_text(place, name)
-        result = self._cut_off(name, job.wait) or self._unstarted(job, outcome, reason, now_ns)
-        file = job.queued or job.held
-        self._put_unstarted(job, result, text, file.spec if file is not None else spool.job_spec(place, name))
+        found = self.file_in(place, name)
+        seen = job.file(place) if place != DONE else None
+        moved = place == DONE and found is not None and job.last_inode not in (None, found[0].inode)
+        if found is None or moved or (seen is not None and not seen.is_same(found[0])):
+            self.revisit(job)
+            return
+        file, text = found
+        result = self._cut_off(name, job.wait) or self._unstarted(job, file, outcome, reason, now_ns)
+        self._put_unstarted(job, result, text, file.spec)
         if place != DONE:
             spool.archive(name, place, text)
         self._ended(name, result.outcome)
@@ -326,8 +353,10 @@ class Finalizer:
         *gone* is the submission as it was; its file, which reads *text*, becomes the newest record of the name.
         """
         name, reason = gone.name, f"cancelled by {mover(self._spool.root, QUEUED)} before it started"
-        result = self._cut_off(name, gone.wait) or self._unstarted(gone, State.CANCELLED, reason, now_ns)
-        self._put_unstarted(gone, result, text, gone.queued.spec if gone.queued is not None else None)
+        file = gone.queued
+        assert file is not None
+        result = self._cut_off(name, gone.wait) or self._unstarted(gone, file, State.CANCELLED, reason, now_ns)
+        self._put_unstarted(gone, result, text, file.spec)
         if not is_too_long(text):
             self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
         self._ended(name, result.outcome)
@@ -345,21 +374,35 @@ class Finalizer:
             return None
         return result if result.submitted_at_ns == wait.arrived_at_ns else None
 
-    def _unstarted(self, job: JobEntry, outcome: State, reason: str, now_ns: int) -> Result:
-        file = job.queued or job.held
+    def file_in(self, place: str, name: str) -> tuple[JobFileVersion, bytes] | None:
+        """Return the file of a job that lies in *place* now, with what it says, and its text; None if none does."""
+        status = status_of(self._spool.layout.job_file(place, name))
+        text = self._spool.job_text(place, name)
+        if status is None or text is None or not stat.S_ISREG(status.st_mode):
+            return None
+        seen = status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid
+        return JobFileVersion(*seen, spec_of(text, name, self._settings.config.defaults)), text
+
+    def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:
+        """Return the end of a submission that waited, and whose file is *file*."""
+        ended = Unstarted(job.name, file.spec, user_name(file.uid), job.wait, job.attempts)
+        return self._never_ran(ended, outcome, reason, now_ns)
+
+    def _never_ran(self, ended: Unstarted, outcome: State, reason: str, now_ns: int) -> Result:
+        """Return the end of a submission that never ran: all that its job file asked for stays known."""
         result = Result(
-            job=job.name,
-            run=self._spool.next_run(job.name),
-            attempt=job.attempts.attempt,
+            job=ended.name,
+            run=self._spool.next_run(ended.name),
+            attempt=ended.attempts.attempt,
             outcome=outcome,
             reason=one_line(reason),
-            submitted_at_ns=job.wait.arrived_at_ns if job.wait else None,
+            submitted_at_ns=ended.wait.arrived_at_ns if ended.wait is not None else None,
             ended_at_ns=now_ns,
-            requeues=job.attempts.requeues,
-            user=self._state.user_of(job),
+            requeues=ended.attempts.requeues,
+            user=ended.user,
             host=identity.host(),
         )
-        spec = file.spec if file is not None else None
+        spec = ended.spec
         if spec is None:
             return result
         return replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)

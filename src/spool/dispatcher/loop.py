@@ -139,7 +139,10 @@ class Dispatcher:
     def _local_processes(self) -> LocalProcesses:
         groups = cgroups.find_run_groups()
         local = LocalProcesses(
-            self.spool.root, liveness=self.prober.liveness, groups=groups if isinstance(groups, RunGroups) else None
+            self.spool.root,
+            liveness=self.prober.liveness,
+            groups=groups if isinstance(groups, RunGroups) else None,
+            is_wrapper=self.prober.is_wrapper,
         )
         local.inherit()
         return local

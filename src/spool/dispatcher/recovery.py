@@ -7,6 +7,7 @@ the starts and ends whose file moves did not reach the disk.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from itertools import takewhile
 
 from spool.core import layout
 from spool.core.arrays import Tasks
-from spool.core.errors import InvalidFile, SpoolUnusable, cannot
+from spool.core.errors import InvalidFile, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import replace
 from spool.core.lifecycle import Liveness, Verdict, prove
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _TAKEN_BACK = "job %s had ended before the power cut; its file goes to done/"
 _RECOVER = "read the records of"
+_ADOPT = "use every record of"
 _Known = journal.Started | journal.Waits | None
 _RESTORE = "restore the result of"
 _LATELY_NS = 60 * SECOND_NS  # by then file systems have written what nobody asked them to sync
@@ -65,6 +67,7 @@ class Recovery:
         self._confinement = context.confinement
         self._journal = context.journal
         self._events = context.events
+        self._untold: set[str] = set()  # names with a run that neither `running/` nor the journal tells of
         self.arrays: dict[str, int] = {}  # the newest runs of arrays that need work
 
     def open(self, memory: Memory) -> None:
@@ -87,11 +90,49 @@ class Recovery:
         in_running = self._spool.names(RUNNING)
         for name in in_running:
             self._settling(name, self._spool.complete_move)
-        for name in sorted({*in_running, *(name for name, _ in self.memory.open)}):
+        known = {*in_running, *(name for name, _ in self.memory.open)}
+        for name in self._with_recent_runs() - known:
+            if self._settling(name, self._see_untold) and name in self._untold:
+                known.add(name)
+        for name in sorted(known):
             if not self._settling(name, self._find_run):
                 self._watch_unread(name)
         for live in self._state.live.values():
             self._refuse_other_hosts(live)
+
+    def _with_recent_runs(self) -> set[str]:
+        """Return the jobs that have got a run since about when the journal was last written.
+
+        A start whose line is not in the journal came after that: all that began earlier is known from there. Without
+        a journal any job may have one. What an entry of `jobs/` shows is enough, since there may be 100,000.
+        """
+        journal = status_of(self._spool.layout.at(layout.JOURNAL))
+        since_ns = journal.st_mtime_ns - _LATELY_NS if journal is not None else 0
+        found = set()
+        with suppress(FileNotFoundError), os.scandir(self._spool.layout.at(layout.JOBS)) as entries:
+            for entry in entries:
+                # The time of change: a directory that was made ahead of the start is only renamed by it.
+                if entry.stat(follow_symlinks=False).st_ctime_ns >= since_ns and layout.valid_name(entry.name):
+                    found.add(entry.name)
+        return found
+
+    def _see_untold(self, name: str) -> None:
+        """See whether the newest run of a name is one that neither `running/` nor the journal tells of.
+
+        Its file was claimed, and taken out of `running/` before any other dispatcher came. A job that waits there has
+        only been prepared: its run is taken back.
+        """
+        spool = self._spool
+        run = spool.latest_run(name)
+        granted = spool.grant(name, run) if run is not None else None
+        if run is None or granted is None or spool.result(name, run) is not None:
+            return
+        if granted.inode is None or not spool.holds(granted.inode, name, QUEUED, HELD):
+            self._untold.add(name)
+        elif spool.jid(name, run) is Liveness.ABSENT:
+            spool.take_jid(name, run)
+        elif prove(spool.evidence(name, run, self._prober)).verdict in (Verdict.RUNNING, Verdict.STOPPING):
+            self._untold.add(name)
 
     def places(self) -> None:
         """Give the waiting jobs their places in the queue back, before the first look finds their files."""
@@ -348,7 +389,7 @@ class Recovery:
         granted = spool.grant(name, run)
         inode = (granted.inode if granted else None) or (started.inode if started else 0)
         spec = self._spec(name, run, inode)
-        record = granted or self._grant_lost(name, run, spec, known)
+        record = self._as_it_was_started(granted or self._grant_lost(name, run, spec, known), started)
         at_ns = record.granted_at_ns or (started.at_ns if started else time.time_ns())
         handle = self._executors.adopt(record.executor, name, run, None)
         waits = handle.liveness() is Liveness.ALIVE  # elsewhere, until it begins
@@ -356,8 +397,6 @@ class Recovery:
         if verdict in (Verdict.STARTING, Verdict.SILENT) and not waits:
             spool.take_jid(name, run)
         found = spool.jid(name, run)
-        if isinstance(found, Jid):
-            handle.identified(found)
         stop = spool.stop(name, run)
         # A jid that is there and says nothing may be in the middle of being written.
         grace_ns = SILENT_NS if found is Liveness.ABSENT else 0
@@ -369,6 +408,8 @@ class Recovery:
             stop=stop or self.memory.stopping.get((name, run)),
             inode=inode,
         )
+        if isinstance(found, Jid) and live.may_be(found):
+            handle.identified(found)
         live.launched(handle)
         live.suspends(spool.suspension(name, run), spool.suspend_order(name) or "")
         if stop is not None:
@@ -376,7 +417,27 @@ class Recovery:
         live.may_be_silent(time.monotonic_ns() + grace_ns)
         if started is not None and self._served_until_ns is not None:
             live.was_alive(self._served_until_ns)
+        self._tell_damaged(live)
         return live
+
+    def _as_it_was_started(self, record: GrantRecord, started: journal.Started | None) -> GrantRecord:
+        """Return *record* as far as nothing contradicts it: the journal knows the boot, a `jid` here the machine."""
+        if started is not None:
+            record = replace(record, boot_id=started.boot_id)
+        found = self._spool.jid(record.job, record.run) if record.executor not in LOCAL_EXECUTORS else None
+        if isinstance(found, Jid) and found.engine is None:
+            record = replace(record, executor=LOCAL_EXECUTORS[0])
+        return record
+
+    def _tell_damaged(self, live: ActiveRun) -> None:
+        """Tell which records of a run say nothing that can be true of it."""
+        damaged = self._spool.damaged(*live.key)
+        if live.jid is None and isinstance(self._spool.jid(*live.key), Jid):
+            damaged.append(layout.JID)
+        if damaged:
+            why = f"not of this run: {', '.join(damaged)}"
+            error = InvalidRecord(cannot("understand", "its records", why, where=f"jobs/{live.name}/{live.run}"))
+            self._confinement.failed(Thing.of_run(live.key), _ADOPT, error)
 
     def _spec(self, name: str, run: int, inode: int) -> Spec:
         """Return what the run was to do: its copy of the job file says so, or the file, wherever it is."""
@@ -437,12 +498,32 @@ def restore_results(spool: LockedSpool, memory: Memory, boot_id: str, confinemen
     """
     for result in _lately(spool):
         with confinement.of(Thing.of_run((result.job, result.run)), _RESTORE):
-            if result.run > spool.last_removed_run(result.job) and spool.result(result.job, result.run) is None:
+            if _was_taken(spool, result, memory, boot_id):
                 _restore(spool, result)
     for key, (started, over) in memory.over.items():
-        if started.boot_id != boot_id and over.outcome in OUTCOMES:
+        removed = spool.last_removed_run(started.job) >= started.run
+        if started.boot_id != boot_id and over.outcome in OUTCOMES and not removed:
             with confinement.of(Thing.of_run(key), _RESTORE):
                 _restore_known(spool, memory, started, over)
+
+
+def _was_taken(spool: LockedSpool, result: Result, memory: Memory, boot_id: str) -> bool:
+    """Whether a power cut can have taken what the history says: what began in this boot, none has come over.
+
+    A metadir that is missing beside a later one was removed.
+    """
+    job, run = result.job, result.run
+    if not layout.valid_name(job) or not 0 < run <= layout.MOST_RUNS or run <= spool.last_removed_run(job):
+        return False
+    if spool.result(job, run) is not None:
+        return False
+    runs = spool.runs(job)
+    if run not in runs and runs and runs[-1] > run:
+        return False
+    known = memory.open.get((job, run)) or memory.over.get((job, run), (None,))[0]
+    grant, jid = spool.grant(job, run), spool.jid(job, run)
+    boots = [each.boot_id for each in (known, grant, jid) if each is not None and not isinstance(each, Liveness)]
+    return boot_id not in boots
 
 
 def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started, over: journal.Over) -> None:

@@ -399,9 +399,9 @@ class Concluder:
         return self._conclude(live)
 
     def jid(self, live: ActiveRun) -> Jid | None:
-        """Return who the wrapper says it is; None while it has not."""
+        """Return who the wrapper says it is; None while it has not, or where that cannot be."""
         found = self._spool.jid(live.name, live.run)
-        return found if isinstance(found, Jid) else None
+        return found if isinstance(found, Jid) and live.may_be(found) else None
 
     def _identify(self, live: ActiveRun) -> None:
         jid = self.jid(live)

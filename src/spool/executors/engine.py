@@ -69,6 +69,7 @@ class ClusterRun:
         self.key = key
         self.jid: Jid | None = None
         self.id: str | None = None
+        self.is_ours = False  # the engine has said so: by its answer to the submission, or by the mark
         self.refusal: str | None = None
         self.ending: EngineEnd | None = None
         self.command: Command | None = None  # that hands it over
@@ -108,7 +109,9 @@ class ClusterRun:
         self.jid = jid
         engine, _, known = (jid.engine or "").partition(":")
         if engine == self.engine.name and known and known != "unknown" and known != self.id:
+            is_sent = self.phase is _Phase.SENT  # and begins before its submission is answered
             self._becomes(known)
+            self.is_ours = is_sent
 
     def liveness(self) -> Liveness:
         """Return what became of it: alive as long as the engine has not said otherwise."""
@@ -175,6 +178,7 @@ class ClusterRun:
             return  # its wrapper has said it first
         if isinstance(answer, str):
             self._becomes(answer)
+            self.is_ours = True
         elif answer is not None:
             self.phase, self.refusal = _Phase.ABSENT, str(answer)
         else:
@@ -216,6 +220,7 @@ class ClusterRun:
             elif not self._recorded:
                 self._record()
             self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
+            self.is_ours |= _begins_with(seen.mark, self.mark)
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
             self.halted = self.engine.title if seen.halted else ""
             with suppress(OSError):  # the next answer says it again
@@ -279,7 +284,7 @@ class ClusterRun:
 
     def _becomes(self, job_id: str) -> None:
         """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
-        self.id, self.phase, self._recorded = job_id, _Phase.KNOWN, False
+        self.id, self.phase, self._recorded, self.is_ours = job_id, _Phase.KNOWN, False, False
         self.ending, self._ended_ns, self._misses = None, 0, 0  # what is known is of another
         self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
         self._record()
@@ -372,7 +377,7 @@ class ClusterEngine:
         self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # what is done with which answer
         self._answered: deque[Callable[[], None]] = deque()  # what is done with those that have come
         self._news: dict[tuple[str, int], ClusterRun] = {}
-        self._cancels: dict[tuple[str | None, bool], dict[str, ClusterRun]] = {}  # to be sent
+        self._cancels: dict[tuple[str | None, bool, str], dict[str, ClusterRun]] = {}  # to be sent
         self._looks = 0  # how many were asked for
         self._looking = False
         self._look_at_ns = 0
@@ -506,7 +511,9 @@ class ClusterEngine:
     def order_cancel(self, run: ClusterRun, signal: str | None, *, only_waiting: bool) -> None:
         """Have a run cancelled, or told a signal."""
         assert run.id is not None
-        self._cancels.setdefault((signal, only_waiting), {})[run.id] = run
+        # An id that only a record gives can be any job's: that job is ended if it has at least the name of this one.
+        name = "" if run.is_ours else run.key[0]
+        self._cancels.setdefault((signal, only_waiting, name), {})[run.id] = run
 
     def now_ns(self) -> int:
         """Return what its clock says."""
@@ -681,15 +688,15 @@ class ClusterEngine:
     def _send_cancels(self) -> None:
         if self._silent_since is not None:
             return
-        for (signal, only_waiting), runs in self._cancels.items():
+        for how, runs in self._cancels.items():
+            signal, only_waiting, name = how
             for ids in _parts(list(runs), _IDS):
                 told = {each: runs[each] for each in ids}
-                command = self._language.cancel(ids, signal, only_waiting=only_waiting)
-                how = signal, only_waiting
+                command = self._language.cancel(ids, signal, only_waiting=only_waiting, name=name)
                 self._order(command, lambda done, how=how, told=told: self._cancelled(how, told, done))  # type: ignore[misc]
         self._cancels = {}
 
-    def _cancelled(self, how: tuple[str | None, bool], told: Mapping[str, ClusterRun], done: CommandEnd) -> None:
+    def _cancelled(self, how: tuple[str | None, bool, str], told: Mapping[str, ClusterRun], done: CommandEnd) -> None:
         self._look_at_ns = min(self._look_at_ns, self._clock() + SECOND_NS)
         if self._language.is_silence(done):
             again = {each: run for each, run in told.items() if run.ending is None and run.key in self._runs}
@@ -736,6 +743,11 @@ class ClusterExecutor:
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
         """Do nothing: nothing is kept."""
+
+
+def _begins_with(comment: str, mark: str) -> bool:
+    """Whether a job has that mark: whole, or lengthened by something."""
+    return comment.startswith(mark) and not comment[len(mark) :][:1].isdigit()
 
 
 def _line(done: CommandEnd) -> str:

@@ -73,8 +73,11 @@ class Language(Protocol):
     def seen(self, done: CommandEnd) -> list[Sighting] | None:
         """Return all jobs that the engine knows; None: nobody has answered."""
 
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
-        """Return the command that ends jobs, or tells what they run: *signal* goes to their wrappers alone."""
+    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
+        """Return the command that ends jobs, or tells what they run: *signal* goes to their wrappers alone.
+
+        With a *name*, a job of another name is left alone.
+        """
 
     def is_silence(self, done: CommandEnd) -> bool:
         """Whether a command has failed because nobody has answered."""

@@ -52,6 +52,10 @@ _WAKE_EVERY_NS, _WAKE_AT_ONCE = 5 * SECOND_NS, 50
 _KIBIBYTE = 1024
 
 
+def _is_wrapper(jid: Jid, spool_dir: str, job: str, run: int) -> bool:
+    return processes.is_wrapper(jid.pid, spool_dir, job, run)
+
+
 class LocalRun:
     """A run whose processes are on this machine."""
 
@@ -89,8 +93,9 @@ class LocalRun:
         return self.pid is not None
 
     def identified(self, jid: Jid) -> None:
-        """Know who the wrapper is."""
-        self.jid = jid
+        """Know who the wrapper is, if it is the one of this run: a record can name any process."""
+        if jid.pid == self.pid if self.pid is not None else self.engine.is_own(self, jid):
+            self.jid = jid
 
     def liveness(self) -> Liveness:
         """Return what became of the wrapper: of a child, only once it is reaped."""
@@ -328,10 +333,15 @@ class LocalProcesses:
         *,
         liveness: Callable[[Jid], Liveness] = identity.liveness,
         groups: RunGroups | None = None,
+        is_wrapper: Callable[[Jid, str, str, int], bool] = _is_wrapper,
     ) -> None:
-        """Know no run yet. *liveness* tells what became of a wrapper, *groups* is where control groups can be made."""
+        """Know no run yet. *liveness* tells what became of a wrapper, *groups* is where control groups can be made.
+
+        *is_wrapper* tells whether a living process is that of a run.
+        """
         self.spool_dir = spool_dir
         self.liveness = liveness
+        self._is_wrapper = is_wrapper
         self.groups = groups
         self._children: dict[int, LocalRun] = {}  # by the pid of the wrapper
         self._processes = Children()
@@ -398,7 +408,16 @@ class LocalProcesses:
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
         """Return a run that another dispatcher has started."""
         self._census.ask_again()  # what is of it was seen as a stranger's
-        return self.no_child(job, run, jid, self.groups.existing(job, run) if self.groups is not None else None)
+        adopted = self.no_child(job, run, None, self.groups.existing(job, run) if self.groups is not None else None)
+        if jid is not None:
+            adopted.identified(jid)
+        return adopted
+
+    def is_own(self, run: LocalRun, jid: Jid) -> bool:
+        """Whether *jid* can be the wrapper of *run*; of a process that is gone its record is all there is."""
+        if self.liveness(jid) is not Liveness.ALIVE:
+            return True
+        return self._is_wrapper(jid, self.spool_dir, *run.key)
 
     def forget(self, run: LocalRun) -> None:
         """Let go of a run that is over."""

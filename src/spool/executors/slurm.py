@@ -89,9 +89,9 @@ class SlurmLanguage:
         lines = slurm.queue_lines(done.out) if done.status == 0 else None
         return None if lines is None else [_sighting(line) for line in lines]
 
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
+    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
         """Call scancel."""
-        return _urgent(*slurm.cancel(ids, signal, only_waiting=only_waiting))
+        return _urgent(*slurm.cancel(ids, signal, only_waiting=only_waiting, name=name))
 
     def is_silence(self, done: CommandEnd) -> bool:
         """Whether the controller has not answered."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
+from spool.core import layout
 from spool.core.lazyclass import dataclass, field
 from spool.core.model import Stop, StopKind
 
@@ -84,9 +85,17 @@ def parse(data: bytes) -> Iterator[Line]:
     for text in data.split(b"\n"):
         if text:
             try:
-                yield _decoder.decode(text)
+                line = _decoder.decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
+            if isinstance(line, Told) or _is_of_a_job(line):
+                yield line
+
+
+def _is_of_a_job(line: Waits | Left | Started | Stopping | Over) -> bool:
+    """Whether the name and the number, which become parts of a path, can be of a job and its run."""
+    run = 1 if isinstance(line, Waits | Left) else line.run
+    return layout.valid_name(line.job) and 0 < run <= layout.MOST_RUNS
 
 
 @dataclass(slots=True)

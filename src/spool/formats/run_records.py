@@ -16,7 +16,7 @@ How the records may change from one version to the next, for these and for `hist
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
@@ -36,6 +36,9 @@ VOID_JID = b"void\n"
 """What a dispatcher writes as the `jid` of a run that it settles: it never started and never will."""
 
 NS_PER_MS = 1_000_000
+
+_MOST_PID = (1 << 31) - 1
+_MOST = (1 << 63) - 1  # of what is counted or measured: no record that spool has written has more
 
 _JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: (?:([a-z]+:\S+)(?: .*)?|.*))?")
 _RC = re.compile(r"[0-9]{1,3}")
@@ -80,6 +83,8 @@ def parse_jid(data: bytes) -> Jid | None:
     if match is None:
         raise _senseless("jid", data)
     pid, ticks, boot_id, namespace, host, engine = match.groups()
+    if int(pid) > _MOST_PID or int(ticks) > _MOST:
+        raise _senseless("jid", data)
     return Jid(int(pid), int(ticks), boot_id, namespace, host, engine)
 
 
@@ -188,6 +193,8 @@ def parse_suspended(data: bytes) -> Suspension | None:
     if match is None:
         raise _senseless("suspended", data)
     before, since, boot = match.groups()
+    if max(int(number or 0) for number in match.groups()) > _MOST:
+        raise _senseless("suspended", data)
     return Suspension(int(before)) if since is None else Suspension(int(before), int(since), int(boot))
 
 
@@ -453,9 +460,9 @@ def required(keys: dict[str, Any], key: str, kind: type[T], record: str) -> T:
 
 
 def optional(keys: dict[str, Any], key: str, kind: type[T]) -> T | None:
-    """Return the value of *key* if it is there and of that type."""
+    """Return the value of *key* if it is there and of that type; a number below 0 or too large is of none."""
     value = keys.get(key)
-    return value if type(value) is kind else None
+    return value if _is_of(value, kind) else None
 
 
 def said(keys: dict[str, Any], key: str) -> str | None:
@@ -467,4 +474,10 @@ def said(keys: dict[str, Any], key: str) -> str | None:
 def several(keys: dict[str, Any], key: str, kind: type[T]) -> tuple[T, ...]:
     """Return the list of *key*, empty if it is not there, without elements of another type."""
     value = keys.get(key)
-    return tuple(element for element in value if type(element) is kind) if isinstance(value, list) else ()
+    return tuple(element for element in value if _is_of(element, kind)) if isinstance(value, list) else ()
+
+
+def _is_of(value: Any, kind: type[T]) -> TypeGuard[T]:
+    if type(value) is int and not 0 <= value <= _MOST:
+        return False
+    return type(value) is kind

@@ -298,11 +298,15 @@ NEEDED = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 """The variables by which Slurm's commands find their cluster, and say who asks."""
 
 
-def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> tuple[str, ...]:
-    """Return the command that ends jobs; *signal*: that tells what they run, by their scripts, and no more."""
+def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> tuple[str, ...]:
+    """Return the command that ends jobs; *signal*: that tells what they run, by their scripts, and no more.
+
+    With a *name*, those of them that are called so.
+    """
     how: Iterable[str] = ("--batch", f"--signal={signal}") if signal is not None else ()
     which: Iterable[str] = ("--state=PENDING",) if only_waiting else ()
-    return ("scancel", *how, *which, *ids)
+    called: Iterable[str] = (f"--name={name}",) if name else ()
+    return ("scancel", *how, *which, *called, *ids)
 
 
 def attach(job_id: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_LATEST_NS = (1 << 63) - 1  # in the year 2262
 _TEXT = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
@@ -56,8 +57,9 @@ def read_at(keys: dict[str, Any], key: str) -> int | None:
     """Return the instant that `at_lines` wrote: the exact one if it is there, else the date and time."""
     exact = keys.get(f"{key}_ns")
     if type(exact) is int:
-        return exact
+        return exact if 0 <= exact <= _LATEST_NS else None
     moment = keys.get(key)
     if isinstance(moment, datetime) and moment.tzinfo is not None:
-        return (moment - _EPOCH) // _MICROSECOND * 1000
+        at_ns = (moment - _EPOCH) // _MICROSECOND * 1000
+        return at_ns if 0 <= at_ns <= _LATEST_NS else None
     return None

@@ -42,7 +42,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from spool.core.layout import JOBS, Layout
+from spool.core.layout import JOBS, WRAPPER, Layout
 from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
@@ -66,6 +66,9 @@ HOOK_MARK = "SPOOL_HOOK"
 """In the environment of a hook, which has the facts of a run in there too and is no part of it."""
 
 _HOOK_MARK = f"{HOOK_MARK}=".encode()
+_WAITED = b"spool_told"  # among the arguments of a shell that was started ahead of its run
+_COMPILED = b"spool-wrapper"  # whose marks are not shown where they are too long
+_OUTPUTS = (4, 5, 1, 2)  # of a wrapper, and of what it may have become
 _SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
 _PR_SET_CHILD_SUBREAPER = 36
 _WNOTHREAD = 0x20000000  # of the children that this thread has started or inherited; see wait(2), __WNOTHREAD
@@ -430,6 +433,56 @@ def job_of(pid: int, spool_dir: str, *, proc: str = PROC) -> str | None:
     return mark[1] if mark is not None and mark[0] == spool_dir and mark[2] != "0" else None
 
 
+def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC) -> bool:
+    """Whether the process *pid* is, or may be, the wrapper of a run of the spool at that real path.
+
+    A record can name any process; what counts is what the process itself shows. A wrapper has its script among its
+    arguments, the run's marks in its environment, its outputs in the metadir, or a child with the marks. One that was
+    started ahead of its run has none of these at first, but shows that it waited for one. Raises OSError where the
+    machine has too little left to tell.
+    """
+    metadir = Layout(spool_dir).metadir(job, run)
+    arguments = _read_of(pid, "cmdline", proc)
+    if arguments is None:
+        return True  # it has just ended; who asks again learns that
+    words = arguments.split(b"\0")
+    if os.fsencode(f"{metadir}/{WRAPPER}") in words:
+        return True
+    spools = _RealPaths({spool_dir: spool_dir})
+    wanted = (spool_dir, job, str(run))
+    mark = _mark_of(pid, spools, proc)
+    if mark == wanted or _has_output_in(pid, metadir, proc):
+        return True
+    if mark is not None or not (_WAITED in arguments or os.path.basename(words[0]) == _COMPILED):
+        return False
+    children = (_read_of(pid, f"task/{pid}/children", proc) or b"").split()
+    marks = {mark for child in children if (mark := _mark_of(int(child), spools, proc)) is not None}
+    return not marks or wanted in marks
+
+
+def _mark_of(pid: int, spools: _RealPaths, proc: str) -> tuple[str, str, str] | None:
+    return _mark_in(_read_of(pid, "environ", proc) or b"", spools)
+
+
+def _has_output_in(pid: int, directory: str, proc: str) -> bool:
+    """Whether one of the descriptors with which a wrapper holds its outputs is of a file in *directory*."""
+    for number in _OUTPUTS:
+        with contextlib.suppress(OSError):
+            if os.path.dirname(os.readlink(f"{proc}/{pid}/fd/{number}")) == directory:
+                return True
+    return False
+
+
+def _read_of(pid: int, name: str, proc: str) -> bytes | None:
+    """Return what /proc/PID/NAME says; None if the process is gone or does not show it. Raises OSError: a shortage."""
+    try:
+        return read_bytes(f"{proc}/{pid}/{name}")
+    except OSError as error:
+        if is_shortage(error):
+            raise
+        return None
+
+
 def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[str, int]]:
     """Return the runs of the spool at that real path that have processes, as far as mark and output tell.
 
@@ -471,6 +524,10 @@ class MachineProber:
         if found is Liveness.ELSEWHERE and jid.host in self._gone_hosts:
             return Liveness.REBOOTED
         return found
+
+    def is_wrapper(self, jid: Jid, root: str, name: str, run: int) -> bool:
+        """Whether the living process *jid* is the wrapper of that run of the spool at *root*."""
+        return is_wrapper(jid.pid, root, name, run)
 
     def has_left_processes(self, root: str, name: str, run: int) -> bool:
         """Whether there are processes of a run of the spool at *root*; one walk over /proc answers for all runs."""

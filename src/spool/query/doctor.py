@@ -413,6 +413,10 @@ def _runs(subject: Subject) -> Findings:
             continue
         if name not in running and subject.spool.result(name, run) is not None:
             continue
+        if damaged := subject.spool.damaged(name, run):
+            problems += 1
+            text = f"run {run} of {name}: not a record of this run: {', '.join(damaged)}"
+            yield _warn(text, f"look at {subject.spool.layout.metadir(name, run)}; the job may have written it")
         verdict = subject.spool.prove(name, run, prober).verdict
         if verdict is Verdict.UNREACHABLE:
             grant = subject.spool.grant(name, run)

@@ -135,6 +135,12 @@ class ActiveRun:
             return None
         return self.started_boot_ns + max(0, allowed_ns - self.wait.waited_ns(self.started_at_ns))
 
+    def may_be(self, jid: Jid) -> bool:
+        """Whether *jid*, as its record says, can be its wrapper's: one of this machine is of the boot of its start."""
+        if self.elsewhere is not None:
+            return True
+        return jid.engine is None and self.boot_id in (None, jid.boot_id)
+
     def waits_on(self, now_ns: int) -> QueueTime:
         """Return the place in the queue of its job, which waits again since this run has never begun."""
         waited_ns = self.wait.waited_ns_before

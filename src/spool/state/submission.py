@@ -37,6 +37,10 @@ class JobFileVersion:
         """Return what tells this version of the file from every other one."""
         return self.inode, self.mtime_ns, self.size, self.uid
 
+    def is_same(self, other: JobFileVersion) -> bool:
+        """Whether both are one version of one file."""
+        return (self.inode, self.mtime_ns, self.size) == (other.inode, other.mtime_ns, other.size)
+
 
 @dataclass(frozen=True, slots=True)
 class QueueTime:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from spool.store.ownership import Ownership
 
 T = TypeVar("T")
+_Named = TypeVar("_Named", Result, GrantRecord, ArrayRecord)
 
 _MAX_RECORD = MAX_BYTES + 1  # one more than a file of TOML may have: then it is known to be too long
 _LINES = frozenset(
@@ -292,7 +293,7 @@ class Spool:
 
     def result(self, name: str, run: int) -> Result | None:
         """Return how a run ended, as the dispatcher recorded it."""
-        return self._parsed(name, run, layout.RESULT, parse_result)
+        return self._own(name, run, layout.RESULT, parse_result)
 
     def known_end(self, name: str, run: int) -> Result | InvalidRecord | None:
         """Return how a run ended, for a command that tells of it; None: no end is recorded.
@@ -304,7 +305,10 @@ class Spool:
         if data is None:
             return None
         try:
-            return parse_result(data)
+            found = parse_result(data)
+            if (found.job, found.run) != (name, run):
+                raise InvalidRecord(cannot("understand", "a result record", f"it is of run {found.run} of {found.job}"))
+            return found
         except InvalidRecord as error:
             known = islice(self.accounts_since(None), _MOST_LINES)
             return next((each for each in known if (each.job, each.run) == (name, run)), error)
@@ -315,11 +319,12 @@ class Spool:
 
     def grant(self, name: str, run: int) -> run_records.GrantRecord | None:
         """Return what a run was given."""
-        return self._parsed(name, run, layout.GRANT, run_records.parse_grant)
+        return self._own(name, run, layout.GRANT, run_records.parse_grant)
 
     def array(self, name: str, run: int) -> ArrayRecord | None:
-        """Return what was expanded, if the metadir is an array's and no run's."""
-        return self._parsed(name, run, layout.ARRAY, parse_array)
+        """Return what was expanded, if the metadir is an array's and no run's: a run has a grant instead."""
+        found = self._own(name, run, layout.ARRAY, parse_array)
+        return None if found is None or self.record(name, run, layout.GRANT) is not None else found
 
     def exit(self, name: str, run: int) -> Exit | None:
         """Return the exit code that the wrapper left, and when, by the clock of the file system."""
@@ -431,6 +436,25 @@ class Spool:
         except InvalidRecord:
             return None
 
+    def _own(self, name: str, run: int, record: str, parse: Callable[[bytes], _Named | None]) -> _Named | None:
+        """Return the value of a record that names its run. One that names another run is damaged: it says nothing."""
+        found = self._parsed(name, run, record, parse)
+        return found if found is not None and (found.job, found.run) == (name, run) else None
+
+    def damaged(self, name: str, run: int) -> list[str]:
+        """Return which records of a run are there and say nothing that could be true of it, sorted."""
+        found = []
+        for record, read in (
+            (layout.ARRAY, self.array),
+            (layout.GRANT, self.grant),
+            (layout.RESULT, self.result),
+            (layout.STOP, self.stop),
+            (layout.RC, self.exit),
+        ):
+            if self.record(name, run, record) is not None and read(name, run) is None:
+                found.append(record)
+        return sorted(found)
+
     def jid(self, name: str, run: int) -> Jid | Liveness:
         """Return the wrapper's identity, or that there is none (ABSENT) or never will be (VOID)."""
         data = self.record(name, run, layout.JID)
@@ -517,9 +541,16 @@ class Spool:
                     liveness = Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
         else:
             liveness = prober.liveness(jid)
+            if liveness is Liveness.ALIVE and not prober.is_wrapper(jid, self.root, name, run):
+                liveness = Liveness.GONE  # that process is not of this run: the jid proves nothing
+            elif liveness in (Liveness.ELSEWHERE, Liveness.REBOOTED):
+                grant = self.grant(name, run)
+                if grant is not None and grant.boot_id == prober.boot_id() and not is_plausible(jid, grant):
+                    liveness = Liveness.GONE
         left = self.exit(name, run)
         stop = self.stop(name, run)
-        result = self.result(name, run)
+        # A result is written once nothing of the run is left: beside a living wrapper it is not the dispatcher's.
+        result = self.result(name, run) if liveness is not Liveness.ALIVE else None
         return Evidence(
             liveness=liveness,
             rc=left.code if left is not None else None,
@@ -715,8 +746,18 @@ class Prober(Protocol):
     def liveness(self, jid: Jid) -> Liveness:
         """Return what became of the process *jid*."""
 
+    def is_wrapper(self, jid: Jid, root: str, name: str, run: int) -> bool:
+        """Whether the living process *jid* is the wrapper of that run of the spool at *root*."""
+
     def has_left_processes(self, root: str, name: str, run: int) -> bool:
         """Whether there are processes of a run of the spool at *root* whose wrapper is gone."""
+
+
+def is_plausible(jid: Jid, grant: GrantRecord) -> bool:
+    """Whether *jid* can be of a wrapper that was started with *grant*: on this machine it is of the same boot."""
+    if grant.executor not in LOCAL_EXECUTORS:
+        return True  # any node may have it
+    return jid.engine is None and grant.boot_id in (None, jid.boot_id)
 
 
 def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) -> Spec | None:

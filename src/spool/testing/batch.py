@@ -112,7 +112,7 @@ class BatchLanguage:
         """Return them."""
         return [_sighting(*line.split()) for line in done.out.splitlines()] if done.status == 0 else None
 
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool) -> Command:
+    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
         """End jobs, or tell their wrappers."""
         return self._command("cancel", signal or "KILL", "yes" if only_waiting else "", *ids)
 
