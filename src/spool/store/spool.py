@@ -286,16 +286,13 @@ class Spool:
         return self._parsed(name, run, layout.RESULT, parse_result)
 
     def known_end(self, name: str, run: int) -> Result | InvalidRecord | None:
-        """Return how a run ended, for a command that tells of it; None: no end is recorded.
+        """Return how a run ended; None: no end is recorded.
 
-        Where its record cannot be understood the history's line counts; without that line, what is wrong with it: what
-        is not understood is no cancel, and no run that goes on.
+        Where its record cannot be understood the history's line counts, and without that line what is wrong with it.
         """
-        data = self.record(name, run, layout.RESULT)
-        if data is None:
-            return None
         try:
-            return parse_result(data)
+            data = self.record(name, run, layout.RESULT)
+            return None if data is None else parse_result(data)
         except InvalidRecord as error:
             known = islice(self.accounts_since(None), _MOST_LINES)
             return next((each for each in known if (each.job, each.run) == (name, run)), error)
