@@ -33,7 +33,7 @@ from spool.query.tasks import ListedJob
 from spool.store import locked_spool
 from spool.store.spool import Spool, TolerantSpool
 
-LIVES = int(os.environ.get("LIVES", "4"))
+LIVES = int(os.environ.get("LIVES", "2"))
 RUNS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
 WAITS = frozenset({State.QUEUED, State.HELD, State.INVALID})
 

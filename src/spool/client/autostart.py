@@ -60,9 +60,7 @@ def outlook(root: str) -> str:
     except OSError:
         owner = os.geteuid()
     if owner != os.geteuid():
-        from spool.machine.host import user_name
-
-        return f"not running: no job starts until its owner, {user_name(owner)}, starts one"
+        return f"not running: no job starts until its owner, uid {owner}, starts one"
     if not _wishes(root)[0]:
         return f"not running, and autostart is off: no job starts until you run {by_hand}"
     unit = unit_for(root)

@@ -15,6 +15,7 @@ from spool.core.lifecycle import Verdict, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
+from spool.formats.run_records import ArrayRecord, GrantRecord
 from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, JobRow
 from spool.query.progress import progress_of
@@ -233,13 +234,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         engine_id=engine[2] if (engine := spool.engine(name, run)) is not None else None,
         pid=getattr(jid, "pid", None),
         submitted_at_ns=grant.submitted_at_ns if grant is not None else result.submitted_at_ns if result else None,
-        started_at_ns=result.started_at_ns
-        if result is not None
-        else spool.ran_from_ns(grant)
-        if grant is not None
-        else array.expanded_at_ns
-        if array is not None
-        else None,
+        started_at_ns=result.started_at_ns if result is not None else _began_ns(spool, grant, array),
         ended_at_ns=end.ended_at_ns if end is not None else None,
         end_is_bound=end is not None and end.end_is_bound,
         exit_code=end.exit_code if end is not None else left.code if (left := spool.exit(name, run)) else None,
@@ -254,3 +249,10 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         gpu_use=result.gpu_use if result is not None else watch.known if watch is not None else (),
         gpu_idle_ns=watch.idle_ns if watch is not None and state is State.RUNNING else None,
     )
+
+
+def _began_ns(spool: Spool, grant: GrantRecord | None, array: ArrayRecord | None) -> int | None:
+    """Return when a run began that has not ended, or when an array was expanded; None: neither is so."""
+    if grant is not None:
+        return spool.ran_from_ns(grant)
+    return array.expanded_at_ns if array is not None else None

@@ -296,17 +296,14 @@ class Spool:
         return self._own(name, run, layout.RESULT, parse_result)
 
     def known_end(self, name: str, run: int) -> Result | InvalidRecord | None:
-        """Return how a run ended, for a command that tells of it; None: no end is recorded.
+        """Return how a run ended; None: no end is recorded.
 
-        Where its record cannot be understood the history's line counts; without that line, what is wrong with it: what
-        is not understood is no cancel, and no run that goes on.
+        Where its record cannot be understood the history's line counts, and without that line what is wrong with it.
         """
-        data = self.record(name, run, layout.RESULT)
-        if data is None:
-            return None
         try:
-            found = parse_result(data)
-            if (found.job, found.run) != (name, run):
+            data = self.record(name, run, layout.RESULT)
+            found = None if data is None else parse_result(data)
+            if found is not None and (found.job, found.run) != (name, run):
                 raise InvalidRecord(cannot("understand", "a result record", f"it is of run {found.run} of {found.job}"))
             return found
         except InvalidRecord as error:
