@@ -9,7 +9,7 @@ import pytest
 
 from calling import Command
 from spool.core import layout
-from spool.store.spool import TolerantSpool
+from spool.store.tolerant import TolerantSpool
 
 HUGE = 5 << 30
 

@@ -24,7 +24,8 @@ from spool.formats import run_records
 from spool.formats.history import render_history, render_result
 from spool.query import snapshot
 from spool.store.config import Settings
-from spool.store.spool import Spool, TolerantSpool
+from spool.store.spool import Spool
+from spool.store.tolerant import TolerantSpool
 from support import make_spool
 
 NOBODY = 65534

@@ -95,12 +95,11 @@ def test_what_is_folded_makes_no_difference_to_whoever_may_ask(before, asked, af
         assert all(known <= right for known, right in zip(kept.later(instant), exact, strict=True))
 
 
-def test_memory_follows_the_jobs_that_there_are(monkeypatch):
+def test_memory_follows_the_jobs_that_there_are():
     """Folded whenever it is long, what is kept does not grow with the runs that have ended."""
-    monkeypatch.setattr(fairness, "_FOLD", 30)
     kept = PassedWork()
     lengths = []
-    for number in range(20 * fairness._FOLD):
+    for number in range(12 * fairness._FOLD):
         kept.add(NOW + number, Work(1, 1, 1))
         if kept.is_long:
             lengths.append(len(kept))

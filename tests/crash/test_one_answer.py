@@ -31,7 +31,8 @@ from spool.query.jobs import JobRow, counts, list_jobs
 from spool.query.overview import OverviewReader
 from spool.query.tasks import ListedJob
 from spool.store import locked_spool
-from spool.store.spool import Spool, TolerantSpool
+from spool.store.spool import Spool
+from spool.store.tolerant import TolerantSpool
 
 LIVES = int(os.environ.get("LIVES", "2"))
 RUNS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})

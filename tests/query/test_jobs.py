@@ -10,7 +10,7 @@ import pytest
 from spool.client.submit import make_spool
 from spool.formats import jobfile
 from spool.query.jobs import JobLister, list_jobs
-from spool.store.spool import TolerantSpool
+from spool.store.tolerant import TolerantSpool
 
 ALIKE = [
     'command = ["train", "{n}"]\nworkdir = "/tmp"\npriority = 3\nproject = "p"\ntags = ["a", "b"]\n',

@@ -58,7 +58,7 @@ def own(root: str) -> Spool:
 
 def viewed(root: str) -> Spool:
     """Return the spool at *root* for a command that lists: unreadable files are left out, with a warning on stderr."""
-    from spool.store.spool import TolerantSpool
+    from spool.store.tolerant import TolerantSpool
 
     spool = TolerantSpool.open(root)
     assert isinstance(spool, TolerantSpool)

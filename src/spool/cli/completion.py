@@ -30,7 +30,7 @@ from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.names import natural
 from spool.query import vocabulary
-from spool.store.spool import TolerantSpool
+from spool.store.tolerant import TolerantSpool
 
 _MOST = 500  # nobody reads more completions
 

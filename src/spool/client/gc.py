@@ -406,7 +406,7 @@ def _old_reservations(at: int | None, keep: RetentionPolicy, now_ns: int) -> tup
 
 
 def _unrecorded(spool: Spool) -> set[str]:
-    """Return the jobs of which the journal knows more than their files say: a dispatcher still has to record an end.
+    """Return the jobs that the journal knows more about than their files say: a dispatcher still has to record an end.
 
     A line of the journal that says that something is over comes after the line of the history.
     """

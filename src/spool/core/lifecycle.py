@@ -187,7 +187,7 @@ class Ending(StrEnum):
 
 
 def ending(remains: Remains) -> Ending:
-    """Return what a run needs next of which that was found: the first matching row of docs/STATES.md, section 6."""
+    """Return the next step for a run with these remains: the first matching row of docs/STATES.md, section 6."""
     if not remains.others and not remains.wrapper:  # rows 1 and 2
         return Ending.OVER if remains.certain else Ending.LOOK
     if not remains.grace_over:  # row 3

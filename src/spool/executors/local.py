@@ -198,7 +198,7 @@ class LocalRun:
         return self._usage.peak_memory_bytes or 0
 
     def wanted(self, *, halts: bool = False) -> TrackedRun:
-        """Return what its processes are known by; *halts*: they are to be stopped as they are found.
+        """Return what its processes are known by; *halts*: stop each one when it is found.
 
         Of our own child that is known before it has written its jid.
         """

@@ -45,7 +45,8 @@ from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, owner_of, remedy_for, status_of
 from spool.store.glance import read_config
 from spool.store.ownership import name_of, unknown_in, why_replaceable
-from spool.store.spool import Service, TolerantSpool
+from spool.store.spool import Service
+from spool.store.tolerant import TolerantSpool
 
 _STALE_S = 3600
 _FEW_WATCHES = 64

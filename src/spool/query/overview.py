@@ -15,7 +15,8 @@ from spool.query.jobs import JobFilter, JobList, JobRow, counts, list_jobs
 from spool.query.last_view import last_view
 from spool.query.progress import progress_of
 from spool.query.snapshot import machine_now
-from spool.store.spool import Spool, TolerantSpool
+from spool.store.spool import Spool
+from spool.store.tolerant import TolerantSpool
 
 _ENDED = 200  # jobs that have ended
 _AT_LEAST_EVERY_NS = 10 * SECOND_NS  # for what no file tells: a dispatcher that died, or is silent

@@ -49,7 +49,7 @@ def picked(spool: Spool, wanted: JobFilter, places: Sequence[str]) -> tuple[list
 
 
 def unknown_ends(spool: Spool) -> list[JobRow]:
-    """Return the jobs that have ended, and of which nobody can tell how: what is recorded cannot be understood."""
+    """Return the jobs that have ended with a record that cannot be understood."""
     found = list_jobs(spool, JobFilter(states=frozenset({State.INVALID})), everything=True)
     return [row for row in found.rows if row.place == DONE]
 

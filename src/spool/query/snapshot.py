@@ -36,8 +36,9 @@ from spool.state.submission import INVALID, JobFileVersion, QueueTime, StartBack
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
-from spool.store.spool import Spool, read_bytes, unreadable
+from spool.store.spool import Spool, read_bytes
 from spool.store.stable_read import FileText, ReadFailure, is_open_in_editor, read_stable
+from spool.store.tolerant import unreadable
 
 _GPU_PATIENCE_NS = 3 * SECOND_NS
 _LONG_PATIENCE_NS = LIMIT_NS  # for who asks for the GPUs: as long as it takes to say that NVML hangs

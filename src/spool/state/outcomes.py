@@ -12,7 +12,7 @@ from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
 FEW = 4096
-"""So many names are remembered though no job depends on them."""
+"""How many names are remembered although no job depends on them."""
 
 
 class ArrayNames(Mapping[str, tuple[str, ...]]):
