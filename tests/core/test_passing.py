@@ -26,10 +26,10 @@ STEPS = st.lists(
 @pytest.fixture(scope="module", autouse=True)
 def few_are_kept() -> Iterator[None]:
     """Let little be recent, so that what comes is put in order often, and little be remembered."""
-    before = fairness._RECENT, fairness._MOST
-    fairness._RECENT, fairness._MOST = 5, 50
+    before = fairness._RECENT, fairness._MOST, fairness._FOLD
+    fairness._RECENT, fairness._MOST, fairness._FOLD = 5, 50, 30
     yield
-    fairness._RECENT, fairness._MOST = before
+    fairness._RECENT, fairness._MOST, fairness._FOLD = before
 
 
 @settings(max_examples=300, deadline=None)
@@ -99,7 +99,7 @@ def test_memory_follows_the_jobs_that_there_are():
     """Folded whenever it is long, what is kept does not grow with the runs that have ended."""
     kept = PassedWork()
     lengths = []
-    for number in range(12 * fairness._FOLD):
+    for number in range(20 * fairness._FOLD):
         kept.add(NOW + number, Work(1, 1, 1))
         if kept.is_long:
             lengths.append(len(kept))
