@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -711,3 +712,37 @@ def test_a_script_whose_interpreter_is_missing_says_so(shared: Served) -> None:
     result = shared.wait_done("no-interpreter")
     assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 127)
+
+
+def _ends_of(spool: Served, name: str) -> list[tuple[str, str | None]]:
+    return [(line["outcome"], line.get("project")) for line in spool.history() if line["job"] == name]
+
+
+def test_a_job_that_is_cancelled_before_any_look_at_it_has_its_end_on_record(served: Served) -> None:
+    """A cancel is recorded with what the job asked for, also if the dispatcher has never seen the job wait."""
+    served.start()
+    assert served.process is not None
+    served.process.send_signal(signal.SIGSTOP)
+    try:
+        served.drop("unseen", "true", project="vision")
+        assert served.spool("cancel", "unseen").returncode == 0
+    finally:
+        served.process.send_signal(signal.SIGCONT)
+    served.until(lambda: _ends_of(served, "unseen") == [("cancelled", "vision")], "the record of the cancel")
+    assert served.path("done", "unseen").exists()
+
+
+def test_what_is_cancelled_without_a_dispatcher_is_recorded_and_old_records_are_left_alone(tmp_path: Path) -> None:
+    """The next dispatcher records a cancel that none has seen; a file of `done/` without metadirs ends nothing anew."""
+    with Served(tmp_path / "spool") as spool:
+        spool.drop("old", "true")
+        assert spool.run() == 0
+        shutil.rmtree(spool.root / "jobs" / "old")
+        spool.drop("unseen", "true", project="vision")
+        os.rename(spool.path("queued", "unseen"), spool.path("done", "unseen"))
+        spool.drop("withdrawn", "true").unlink()
+        assert spool.run() == 0
+        assert spool.run() == 0
+        assert _ends_of(spool, "old") == [("finished", None)]
+        assert _ends_of(spool, "unseen") == [("cancelled", "vision")]
+        assert not _ends_of(spool, "withdrawn")

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import State, Stop, StopKind
+from spool.core.model import SECOND_NS, State, Stop, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.terminator import StopOrders
+from spool.formats import journal
 from spool.state.run import ActiveRun
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 # A file that an editor saves is gone for a moment. A deletion by `spool cancel` has left its record and counts at once.
 MISSING_NS = 300_000_000
+_SLACK_NS = 60 * SECOND_NS  # what a dispatcher may have left unseen before it was killed
 
 
 class FileMoves:
@@ -168,6 +170,7 @@ class FileMoves:
             self._state.unblock(job)  # it may have been in the way of the one in queued/, and be gone
 
     def _see_vanished(self, name: str) -> None:
+        self._see_unseen(name)
         job = self._state.jobs.get(name)
         if job is None or job.wait is None or name in self._state.arrays:
             return
@@ -185,6 +188,26 @@ class FileMoves:
                 f"cancelled by {mover(self._spool.root, QUEUED if job.wait.clock_at_ns else HELD)} before it started",
                 time.time_ns(),
             )
+
+    def _see_unseen(self, name: str, since_ns: int = 0) -> None:
+        """Give a job its place that was cancelled, from *since_ns* on, before any look at it: its end is to be told.
+
+        A name that has run, or whose newest end the history knows, has a record in `done/` and no submission.
+        """
+        job = self._state.jobs.get(name)
+        if job is not None and (job.live is not None or job.wait is not None):
+            return
+        status = status_of(self._spool.layout.job_file(DONE, name))
+        if status is None or status.st_ctime_ns < since_ns:
+            return
+        if self._spool.next_run(name) > 1 or self._spool.account_of(name, 1, None) is not None:
+            return
+        arrived_ns = min(status.st_mtime_ns, status.st_ctime_ns - 1)  # the move came after it
+        self._state.recall_place(name, journal.Waits(name, arrived_ns, 0, arrived_ns))
+        job = self._state.job(name)
+        self._state.recall_file(job, status.st_ino)
+        self._context.journal.note_place(job)
+        self._context.journal.commit()  # what follows is finished by the next dispatcher, like any end
 
     def _call_off(self, job: JobEntry, live: ActiveRun) -> None:
         """Take note that the second submission of a name was cancelled. It has a number after that of *live*.
@@ -213,7 +236,15 @@ class FileMoves:
             self._state.settle(job)
 
     def settle_places(self) -> None:
-        """After the first look: what waited when the last dispatcher left, and is in no directory any more."""
+        """After the first look: what waited when the last dispatcher left, and is in no directory any more.
+
+        So is what was submitted and cancelled while there was none. A file that was in `done/` before that is a record.
+        """
+        served_ns = (self._spool.served_until_ns() or 0) - _SLACK_NS
+        for name in set(self._spool.names(DONE)).difference(self._spool.jobs_with_runs()):
+            if name not in self._state.unsettled:
+                with self._confinement.of(Thing.of_job(name), "end"):
+                    self._see_unseen(name, since_ns=served_ns)
         for job in list(self._state.jobs.values()):
             if job.wait is None or job.queued is not None or job.held is not None:
                 continue

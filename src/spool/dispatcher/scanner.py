@@ -353,6 +353,8 @@ class Scanner:
             self._recheck.pop((place, name), None)
             if self._known(place, name) is not None:
                 self._set(place, name, None)
+            elif name not in self._state.jobs:  # it may have been cancelled before this look
+                self._changes.vanished.add(name)
         elif isinstance(file, ReadFailure):
             self._not_whole(place, name, file)
         else:

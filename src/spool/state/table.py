@@ -216,6 +216,10 @@ class SchedulerState:
         job = self.job(name)
         job.wait, job.parked = QueueTime.of_line(line), line.clock_at_ns is None
 
+    def recall_file(self, job: JobEntry, inode: int) -> None:
+        """Take in which file waited, though it is elsewhere by now."""
+        job.last_inode = inode
+
     def recall_series(self, job: JobEntry, attempts: Attempts) -> None:
         """Let a job go on from where its earlier runs left it."""
         job.attempts = attempts
