@@ -36,6 +36,10 @@ def _history(job: str, run: int = 1) -> str:
     return f'echo "{{{fields}}}" >> "$SPOOL_DIR/history.jsonl"'
 
 
+def _linked(path: str, target: str) -> str:
+    return f'mv "{path}" "{path}.aside"; ln -s {target} "{path}"'
+
+
 FORGED = {
     "grant: another's job": _GRANT.format("job", '\\"victim\\"'),
     "grant: a path": _GRANT.format("job", '\\"../../../outside\\"'),
@@ -67,6 +71,14 @@ FORGED = {
     "stop: huge": f'echo "cancel x {"9" * 40}" > "$SPOOL_METADIR/stop"',
     "suspended: huge": f'echo {"9" * 19} > "$SPOOL_METADIR/suspended"',
     "gpus: huge": f'echo "at_ns = {"9" * 30}" > "$SPOOL_METADIR/gpus.toml"',
+    "metadir: another's": _linked("$SPOOL_METADIR", "../victim/1"),
+    "metadir: outside": _linked("$SPOOL_METADIR", "OUTSIDE"),
+    "metadirs: another's": _linked("$SPOOL_DIR/jobs/$SPOOL_JOB", "victim"),
+    "metadirs: outside": f"mkdir OUTSIDE/1; {_linked('$SPOOL_DIR/jobs/$SPOOL_JOB', 'OUTSIDE')}",
+    **{
+        f"{record}: a link": f'rm -f "$SPOOL_METADIR/{record}"; ln -s ../../victim/1/{record} "$SPOOL_METADIR/{record}"'
+        for record in ("jid", "rc", "log", "status", "stop", "result.toml", "suspended", "gpus.toml", "grant.toml")
+    },
     "history: another's": _history(VICTIM),
     "history: a path": _history("../../outside"),
     "history: huge": _history(VICTIM, 10**12),
@@ -83,15 +95,30 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+def _elsewhere(spool: Served) -> Path:
+    return spool.root.parent / "elsewhere"
+
+
+def _mend(spool: Served) -> None:
+    """Put the directories that links stand for back."""
+    for aside in [*spool.root.glob("jobs/*.aside"), *spool.root.glob("jobs/forger*/*.aside")]:
+        link = aside.with_suffix("")
+        assert link.is_symlink()
+        link.unlink()
+        aside.rename(link)
+
+
 def _forge(spool: Served, stranger: int) -> dict[str, str]:
     """Have a victim run, and beside it jobs that forge a record each and live on; return what each forges."""
     assert spool.process is not None
     ledger, here = spool.root.parent / "ledger", spool.root.parent
+    _elsewhere(spool).mkdir()
     spool.drop(VICTIM, f"echo begun >> {ledger}; until [ -e {here}/go ]; do sleep 0.05; done")
     spool.until(ledger.exists, "the victim")
     forgers = {f"forger{number}": kind for number, kind in enumerate(FORGED)}
     for name, kind in forgers.items():
         forged = FORGED[kind]
+        forged = forged.replace("OUTSIDE", str(_elsewhere(spool)))
         for word, pid in (("STRANGER", stranger), ("DISPATCHER", spool.process.pid), ("PARENT", os.getpid())):
             forged = forged.replace(word, str(pid))
         spool.drop(name, f"{forged}; touch {here}/{name}; sleep 1000", kill_grace="1s", requeue=False)
@@ -121,6 +148,7 @@ def test_forged_records_harm_no_other_job(tmp_path: Path, stranger: subprocess.P
             spool.kill()
             spool.start()
         assert stranger.poll() is None
+        assert [path.name for path in _elsewhere(spool).rglob("*")] == ["1"], "something was written outside"
         assert marked(spool.root, VICTIM) & pids, "the victim was stopped"
         assert spool.places(VICTIM) == ["running"]
         assert spool.result(VICTIM) is None
@@ -129,6 +157,7 @@ def test_forged_records_harm_no_other_job(tmp_path: Path, stranger: subprocess.P
         assert (spool.root.parent / "ledger").read_text() == "begun\n"
         assert (spool.outcome(VICTIM), spool.runs(VICTIM)) == ("finished", [1])
         assert not list(tmp_path.rglob("outside*"))
+        _mend(spool)
         assert "Traceback" not in spool.said()
         for name, kind in forgers.items():
             spool.until(lambda name=name: spool.places(name) == ["done"], f"the end of {kind}")  # type: ignore[misc]

@@ -322,7 +322,7 @@ class Requests:
             run = self._spool.latest_run(name)
             if run is not None:
                 stop = Stop(kind, self._user, time.time_ns(), reason)
-                self._disk.publish(self._layout.record(name, run, layout.STOP), run_records.render_stop(stop))
+                self._disk.publish(self._spool.own_record(name, run, layout.STOP), run_records.render_stop(stop))
         return self._disk.discard(self._layout.job_file(RUNNING, name))
 
     def _not_there(self, verb: str, name: str, places: list[str]) -> SpoolError:

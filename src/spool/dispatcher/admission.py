@@ -125,7 +125,7 @@ class Admission:
             cancel = self._cancels.get(live.key)
             if cancel is not None:
                 with self._confinement.of(Thing.of_run(live.key), "take back the cancel of"):
-                    self._spool.disk.discard(self._spool.layout.record(*live.key, layout.STOP))
+                    self._spool.withdraw_stop(*live.key)
                 self._events.forget_review(cancel.number)
                 self._answered_cancel(cancel)
 
@@ -235,7 +235,7 @@ class Admission:
         log.info("job %s run %d is not cancelled: %s", name, live.run, why)
         # Cut off before its last step this is a cancel still, and is asked about again.
         spool.put_record(name, live.run, layout.KEPT, f"{why}\n".encode())
-        spool.disk.discard(spool.layout.record(name, live.run, layout.STOP))
+        spool.withdraw_stop(name, live.run)
         running = spool.layout.job_file(RUNNING, name)
         if status_of(running) is None:
             with contextlib.suppress(FileExistsError, FileNotFoundError):

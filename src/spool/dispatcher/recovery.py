@@ -536,7 +536,7 @@ def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started,
             memory.closed.pop(started.job, None)
         return
     if not over.final:
-        _metadir(spool, *key)
+        spool.ensure_metadir(*key)  # the number is taken
         return
     result = Result(
         job=started.job,
@@ -562,14 +562,8 @@ def _lately(spool: LockedSpool) -> list[Result]:
 
 
 def _restore(spool: LockedSpool, result: Result) -> None:
-    _metadir(spool, result.job, result.run)
+    spool.ensure_metadir(result.job, result.run)
     spool.put_record(result.job, result.run, layout.RESULT, render_result(result))
-
-
-def _metadir(spool: LockedSpool, job: str, run: int) -> None:
-    """See to it that the number is taken."""
-    spool.disk.ensure_directory(spool.layout.runs(job))
-    spool.disk.ensure_directory(spool.layout.metadir(job, run))
 
 
 def unfinished(

@@ -643,6 +643,21 @@ static int in_the_way(const char *name)
     return k_stat(record(name), AT_SYMLINK_NOFOLLOW, &found) == 0 && !S_ISREG(found.st_mode);
 }
 
+/* Whether a link stands for the directory of this run, or of its job: what lies there is another's. */
+static int astray(void)
+{
+    static char job[LONGEST + 64];
+    struct stat found;
+    if (!*job) {
+        char *end = add(job, metadir);
+        while (end > job && *--end != '/')
+            ;
+        *end = 0;
+    }
+    return (k_stat(metadir, AT_SYMLINK_NOFOLLOW, &found) == 0 && S_ISLNK(found.st_mode)) ||
+           (k_stat(job, AT_SYMLINK_NOFOLLOW, &found) == 0 && S_ISLNK(found.st_mode));
+}
+
 static int is_directory(const char *path)
 {
     struct stat found;
@@ -652,6 +667,8 @@ static int is_directory(const char *path)
 /* Write a record, and return whether it is there. */
 static int put(const char *name, const char *text)
 {
+    if (astray())
+        return 0;
     long fd = k_open(record(name), O_WRONLY | O_CREAT | O_EXCL);
     if (fd == -EEXIST) {
         if (in_the_way(name))
@@ -1106,19 +1123,19 @@ static _Noreturn void finish(int code)
     ended = 0; /* who sees the last status may send a signal: only what came before is over */
     if (code || in_the_way("status"))
         put("status", "failed\n");
-    else if ((fd = k_open(record("status"), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK)) >= 0) {
+    else if (!astray() && (fd = k_open(record("status"), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK)) >= 0) {
         write_all(fd, "finished\n", 9); /* over "running": a file that is cut to nothing is synced when it is closed */
         k_close(fd);
     }
     put_usage();
     add(add_number(line, (unsigned long)code), "\n");
     for (int tries = 1; !put("rc", line); tries++) { /* the exit code must not be lost to a disk that is full */
-        if (tries == 1) /* it may have had the last room */
+        if (tries == 1 && !astray()) /* it may have had the last room */
             k_unlink(record("usage"));
-        if (!is_directory(metadir) || exists("stop") || ended)
+        if (!is_directory(metadir) || ended || (exists("stop") && !astray()))
             break;
         hear(1);
-        if (tries >= MOST_TRIES && in_the_way("rc")) {
+        if (tries >= MOST_TRIES && !astray() && in_the_way("rc")) {
             char *const end = add(aside, record("rc.aside"));
             if (is_directory(aside))
                 add(end, "/rc");

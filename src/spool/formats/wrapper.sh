@@ -42,7 +42,7 @@ spool_newline='
 # spool_record NAME LINE: write one record of the metadir.
 spool_record() {
     ${spool_umask:+umask go-w}
-    if spool_in_the_way "$1"; then return 1; fi
+    if spool_astray || spool_in_the_way "$1"; then return 1; fi
     printf '%s\n' "$2" > "$spool_metadir/$1"
 }
 
@@ -50,6 +50,11 @@ spool_record() {
 spool_in_the_way() {
     if [ -h "$spool_metadir/$1" ]; then return 0; fi
     [ -e "$spool_metadir/$1" ] && [ ! -f "$spool_metadir/$1" ]
+}
+
+# spool_astray: true if a link stands for the directory of this run, or of its job: what lies there is another's.
+spool_astray() {
+    [ -h "$spool_metadir" ] || [ -h "${spool_metadir%/*}" ]
 }
 
 # spool_fail CODE WHY: the run ends with CODE, and the record `error` says why; and the log, unless it was stopped.
@@ -403,7 +408,7 @@ spool_usage() {
     if [ -n "$spool_cgroup" ]; then spool_group "${spool_cgroup%/*}"; fi
     if [ -n "$spool_engine" ]; then spool_groups_of_job; fi
     if [ -z "$spool_cpu" ]; then
-        if spool_in_the_way usage; then return; fi
+        if spool_astray || spool_in_the_way usage; then return; fi
         { times; } > "$spool_metadir/usage" || return
         { read -r spool_line && read -r spool_user spool_system; } < "$spool_metadir/usage" || return
         spool_cpu=0
@@ -471,7 +476,7 @@ spool_file_number() {
 spool_finish() {
     # Who sees the last status may send a signal: only what came before it is over.
     spool_done=yes spool_late='' spool_ended=0
-    if [ "$spool_code" -ne 0 ] || spool_in_the_way status; then
+    if [ "$spool_code" -ne 0 ] || spool_astray || spool_in_the_way status; then
         spool_record status failed
     else
         # Written over "running": a file that was cut to nothing is written to the disk as soon as it is
@@ -482,12 +487,13 @@ spool_finish() {
     # The exit code must not be lost to a disk that is full for a while. Where no process can be had to wait with,
     # this goes on without a pause; `command` keeps the shell alive then.
     until spool_record rc "$spool_code"; do
-        if [ ! -d "$spool_metadir" ] || [ -e "$spool_metadir/stop" ] || [ "$spool_ended" -ne 0 ]; then break; fi
-        if [ -s "$spool_metadir/usage" ]; then printf '' > "$spool_metadir/usage"; fi # it may have had the last room
+        if [ ! -d "$spool_metadir" ] || [ "$spool_ended" -ne 0 ]; then break; fi
+        if [ -e "$spool_metadir/stop" ] && ! spool_astray; then break; fi
+        if [ -s "$spool_metadir/usage" ] && ! spool_astray; then printf '' > "$spool_metadir/usage"; fi # it may have had the last room
         command eval 'sleep 1'
         spool_tries=$((spool_tries + 1))
         # If something else was put in its place, there was half a minute to take it away.
-        if [ "$spool_tries" -ge 30 ] && spool_in_the_way rc; then
+        if [ "$spool_tries" -ge 30 ] && ! spool_astray && spool_in_the_way rc; then
             command eval 'mv -f -- "$spool_metadir/rc" "$spool_metadir/rc.aside"'
         fi
     done

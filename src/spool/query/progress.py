@@ -8,8 +8,8 @@ import stat
 
 from spool.client.output import outputs
 from spool.core import layout
-from spool.formats.freetext import MOST_READ, one_line
-from spool.store.spool import Spool, read_record
+from spool.formats.freetext import one_line
+from spool.store.spool import Spool
 
 _TAIL = 8192  # bytes of an output that are looked through
 _MOST = 24  # characters of a word
@@ -18,7 +18,7 @@ _BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draw
 
 def progress_of(spool: Spool, name: str, run: int) -> str:
     """Return how far a run is, in a word; "" if unknown. A word that the run has written comes before a bar."""
-    word = one_line(read_record(spool.layout.record(name, run, layout.PROGRESS), MOST_READ) or b"")
+    word = one_line(spool.record(name, run, layout.PROGRESS) or b"")
     if word:
         return word if len(word) <= _MOST else f"{word[: _MOST - 1]}…"
     where = outputs(spool, name, run)

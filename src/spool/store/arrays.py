@@ -60,7 +60,7 @@ class ArrayStore:
             self._disk.create(f"{staged}/{record}", data)
         # The tasks can be made again from this one file.
         self._disk.sync_file(f"{staged}/{layout.SPEC_COPY}")
-        self._disk.ensure_directory(self._layout.runs(name))
+        self._spool.ensure_runs(name)
         self._disk.rename(staged, self._layout.metadir(name, run))
 
     def withdraw(self, name: str, run: int) -> None:
@@ -78,6 +78,7 @@ class ArrayStore:
         A file that has both names is issued; only its old name is left to remove.
         """
         found: set[str] = set()
+        self._spool.check_own(name, run)
         with suppress(FileNotFoundError), os.scandir(f"{self._layout.metadir(name, run)}/{layout.TASKS}") as entries:
             for entry in entries:
                 task = layout.job_of(entry.name)
@@ -96,6 +97,7 @@ class ArrayStore:
         """Move a task to `queued/`, unless a job of its name waits, is held or runs."""
         if any(os.path.lexists(self._layout.job_file(place, task)) for place in (HELD, RUNNING)):
             return Issue.TAKEN
+        self._spool.check_own(name, run)
         source, target = self._layout.task_file(name, run, task), self._layout.job_file(QUEUED, task)
         try:
             self._disk.move(source, target)
@@ -116,6 +118,7 @@ class ArrayStore:
     def drop(self, name: str, run: int) -> None:
         """Discard every task that was not issued, by one rename."""
         path = self._fresh("dropped")
+        self._spool.check_own(name, run)
         with suppress(FileNotFoundError):
             self._disk.rename(f"{self._layout.metadir(name, run)}/{layout.TASKS}", path)
             self._rubbish.append(path)

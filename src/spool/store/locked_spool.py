@@ -190,7 +190,7 @@ class LockedSpool(Spool):
             self._fill(staged.metadir, files, staged.blank)
             if staged.holds_job and self._is_published_with_job(staged, name):
                 return
-            self.disk.ensure_directory(self.layout.runs(name))
+            self.ensure_runs(name)
             self.disk.rename(staged.metadir, self.layout.metadir(name, run))
             if staged.holds_job:
                 self.disk.rmdir(staged.top)
@@ -206,6 +206,17 @@ class LockedSpool(Spool):
                 raise
             return False  # somebody has put something there meanwhile
         return True
+
+    def ensure_runs(self, name: str) -> None:
+        """Create the directory for the runs of a job, if it is missing. Raises OSError if a link has its name."""
+        if not self.disk.ensure_directory(self.layout.runs(name)):
+            self.check_own_runs(name)
+
+    def ensure_metadir(self, name: str, run: int) -> None:
+        """Create the directory of a run, if it is missing. Raises OSError if a link has its name."""
+        self.ensure_runs(name)
+        if not self.disk.ensure_directory(self.layout.metadir(name, run)):
+            self.check_own(name, run)
 
     def _fill(self, directory: str, files: dict[str, bytes], blank: tuple[str, ...] = ()) -> None:
         for record, data in files.items():
@@ -276,7 +287,7 @@ class LockedSpool(Spool):
             return False
         try:
             # By a link, so that it is never there in part: a part of one is a wrapper's.
-            self.disk.publish(self.layout.record(name, run, layout.JID), run_records.VOID_JID)
+            self.disk.publish(self.own_record(name, run, layout.JID), run_records.VOID_JID)
         except FileExistsError:
             _present(self.layout.record(name, run, layout.JID))
             return False
@@ -288,7 +299,7 @@ class LockedSpool(Spool):
 
     def order_stop(self, name: str, run: int, stop: Stop) -> bool:
         """Record the order to stop a run; False if somebody has ordered that before."""
-        path, data = self.layout.record(name, run, layout.STOP), run_records.render_stop(stop)
+        path, data = self.own_record(name, run, layout.STOP), run_records.render_stop(stop)
         try:
             self.disk.publish(path, data)
         except FileExistsError:
@@ -310,6 +321,10 @@ class LockedSpool(Spool):
                 self.disk.unlink(spare)
         return True
 
+    def withdraw_stop(self, name: str, run: int) -> None:
+        """Take an order to stop a run away: it goes on, or is over."""
+        self.disk.discard(self.own_record(name, run, layout.STOP))
+
     def keep_spares(self, number: int) -> None:
         """Keep room for the stops of that *number* of runs, so that a full disk does not keep them from being recorded.
 
@@ -326,17 +341,17 @@ class LockedSpool(Spool):
 
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
         """Write one record of a run; it appears whole, in a new metadir if somebody removed the old one."""
+        path = self.own_record(name, run, record)
         try:
-            self.disk.put(self.layout.record(name, run, record), data)
+            self.disk.put(path, data)
         except FileNotFoundError:
-            self.disk.ensure_directory(self.layout.runs(name))
-            self.disk.ensure_directory(self.layout.metadir(name, run))
-            self.disk.put(self.layout.record(name, run, record), data)
+            self.ensure_metadir(name, run)
+            self.disk.put(path, data)
 
     def put_note(self, name: str, run: int, record: str, data: bytes) -> None:
         """Write a record that nothing depends on; nothing is written where somebody removed the metadir."""
         with contextlib.suppress(FileNotFoundError):
-            self.disk.put(self.layout.record(name, run, record), data)
+            self.disk.put(self.own_record(name, run, record), data)
 
     def archive(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, where it takes the place of an older record.

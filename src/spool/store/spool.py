@@ -205,9 +205,28 @@ class Spool:
     def runs(self, name: str) -> list[int]:
         """Return the numbers of the runs of job *name*, ascending."""
         try:
-            return sorted(int(run) for run in os.listdir(self.layout.runs(name)) if _RUN.fullmatch(run))
+            found = sorted(int(run) for run in os.listdir(self.layout.runs(name)) if _RUN.fullmatch(run))
         except FileNotFoundError:
             return []
+        self.check_own_runs(name)
+        return found
+
+    def check_own_runs(self, name: str) -> None:
+        """Raise OSError if a link stands for the directory of a job's runs."""
+        _refuse_link(self.layout.runs(name))
+
+    def check_own(self, name: str, run: int) -> None:
+        """Raise OSError if a link stands for the directory of a run, or of its job: what lies there is another's.
+
+        Every record is read and written behind this look, so a record counts only for the run in whose directory it is.
+        """
+        self.check_own_runs(name)
+        _refuse_link(self.layout.metadir(name, run))
+
+    def own_record(self, name: str, run: int, record: str) -> str:
+        """Return the path of a record, in a directory that is the run's own."""
+        self.check_own(name, run)
+        return self.layout.record(name, run, record)
 
     def jobs_with_runs(self) -> list[str]:
         """Return every name that was ever started here, but for what `spool gc` removed."""
@@ -249,6 +268,7 @@ class Spool:
         path = self.layout.record(name, run, record)
         if record in _SELDOM and status_of(path) is None:  # one look, where a missing file takes two
             return None
+        self.check_own(name, run)
         if record in _LINES:
             return read_record(path, MOST_READ)
         data = read_record(path)
@@ -257,11 +277,11 @@ class Spool:
 
     def record_end(self, name: str, run: int, record: str) -> bytes:
         """Return the end of a record that grows, b"" if there is none. Raises OSError."""
-        return _end_of(self.layout.record(name, run, record))
+        return _end_of(self.own_record(name, run, record))
 
     def dated_record(self, name: str, run: int, record: str) -> tuple[bytes, int] | None:
         """Return what `record` does, and when the file was changed last."""
-        return read_dated_record(self.layout.record(name, run, record))
+        return read_dated_record(self.own_record(name, run, record))
 
     def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
         """Return what a run's copy of its job file says, with the defaults it began with; None if that was lost.
@@ -342,7 +362,7 @@ class Spool:
         """Return the end of what a run has written, b"" where it has files of its own for that; at most 256 bytes."""
         for record in (layout.JOB_STDERR, layout.JOB_LOG):
             with suppress(OSError):
-                fd = _open_record(self.layout.record(name, run, record))
+                fd = _open_record(self.own_record(name, run, record))
                 try:
                     status = os.fstat(fd)
                     return os.pread(fd, 256, max(0, status.st_size - 256)) if stat.S_ISREG(status.st_mode) else b""
@@ -421,6 +441,7 @@ class Spool:
     def has_begun(self, name: str, run: int) -> bool:
         """Whether a record shows that a run has begun, whatever became of its jid."""
         traces = (layout.STATUS, layout.JOB_LOG, layout.FAILURE, layout.RC)
+        self.check_own(name, run)
         return any(status_of(self.layout.record(name, run, trace)) is not None for trace in traces)
 
     def _parsed(self, name: str, run: int, record: str, parse: Callable[[bytes], T | None]) -> T | None:
@@ -467,7 +488,7 @@ class Spool:
         The file system says that by its own clock. If that is another than ours, what counts is how long it was after
         the grant at *granted_at_ns*.
         """
-        spoke = status_of(self.layout.record(name, run, layout.JID))
+        spoke = status_of(self.own_record(name, run, layout.JID))
         if spoke is None or spoke.st_size <= len(run_records.VOID_JID):
             return None
         return spoke.st_mtime_ns - self._ahead_ns(name, run, granted_at_ns)
@@ -495,6 +516,7 @@ class Spool:
 
     def _wrote_ns(self, name: str, run: int, granted_at_ns: int) -> int | None:
         """Return when a run or its wrapper wrote anything into the metadir last, by our clock; None: it never did."""
+        self.check_own(name, run)
         signs = [status_of(self.layout.record(name, run, record)) for record in _SIGNS]
         moments = [status.st_mtime_ns for status in signs if status is not None]
         return max(moments) - self._ahead_ns(name, run, granted_at_ns) if moments else None
@@ -660,6 +682,12 @@ def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) 
         return jobfile.parse(text, name=name, defaults=defaults or JobDefaults()) if text else None
     except InvalidJob:
         return None
+
+
+def _refuse_link(path: str) -> None:
+    status = status_of(path)
+    if status is not None and stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "it is a link, and what lies there belongs to another run", path)
 
 
 def _open_record(path: str) -> int:
