@@ -238,7 +238,7 @@ def test_a_command_that_ignores_signals_is_waited_for(runs: Runs) -> None:
     run.start()
     run.says("ready")
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
-        (run.metadir / "signal").unlink(missing_ok=True)  # each is awaited: bash loses the code of a child that ends with one
+        (run.metadir / "signal").unlink(missing_ok=True)  # each is awaited
         run.kill(number)
         wait_for(lambda number=number: run.text("signal") == number.name.removeprefix("SIG") + "\n")  # type: ignore[misc]
     assert run.alive()
