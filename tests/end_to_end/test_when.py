@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from served import Served, alive
+from served import Served, alive, marked
 from support import wait_for
 
 _ALL = pytest.mark.parametrize("executor", ["process", "tmux", "sh"], indirect=True)
@@ -192,3 +192,31 @@ def test_what_outlives_the_wrapper_keeps_the_run(served: Served, tmp_path: Path)
     assert result is not None
     assert rc.stat().st_mtime < let_go - 0.01
     assert result["ended_at_ns"] / 1e9 > rc.stat().st_mtime
+
+
+def test_a_cancel_by_a_move_is_dated_by_the_move(served: Served) -> None:
+    """A waiting file that is moved to done/ while no dispatcher runs ended the job when it was moved."""
+    served.drop("moved", "true", start_after="1h")
+    assert served.run("--once") == 0
+    served.move("moved", "queued", "done")
+    moved_ns = served.path("done", "moved").stat().st_ctime_ns
+    assert served.run("--once") == 0
+    result = served.result("moved")
+    assert result is not None
+    assert (result["outcome"], result["ended_at_ns"]) == ("cancelled", moved_ns)
+
+
+def test_an_array_ends_with_the_last_of_its_tasks(served: Served) -> None:
+    """An array whose tasks ended while no dispatcher ran has ended when the last of them did."""
+    served.start()
+    go = served.root.parent / "go"
+    served.drop("many", f"until [ -e {go} ]; do sleep 0.01; done", array="0-1", cpus=0)
+    served.until(lambda: len(marked(served.root, "many_0")) and len(marked(served.root, "many_1")), "two tasks")
+    served.kill()
+    go.touch()
+    served.until(lambda: all(served.record(f"many_{index}", "rc") for index in range(2)), "two exit codes")
+    served.start()
+    result = served.wait_done("many")
+    assert result is not None
+    ends = [served.result(f"many_{index}") for index in range(2)]
+    assert result["ended_at_ns"] == max(end["ended_at_ns"] for end in ends if end is not None)

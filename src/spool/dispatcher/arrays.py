@@ -155,7 +155,7 @@ class Arrays:
             array.unissued.discard(task)
             if issue is Issue.GONE:
                 log.warning("array %s: someone removed its task %s", array.name, task)
-                array.task_ended(task, State.CANCELLED)
+                array.task_ended(task, State.CANCELLED, self._context.clock())
                 self._state.queue.changed(task)
                 continue
             # Its place: that of the array, and among the tasks by their order, whatever the clock shows now.
@@ -178,7 +178,8 @@ class Arrays:
             if name in array.open and name not in self._state.jobs:
                 array.open.discard(name)
                 # Removed from queued/ by hand it ends without a word.
-                array.ended.setdefault(name, State.CANCELLED)
+                if name not in array.ended:
+                    array.task_ended(name, State.CANCELLED, self._context.clock())
                 self._state.queue.changed(name)
 
     def _reopened(self, array: Array) -> bool:
@@ -200,9 +201,9 @@ class Arrays:
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
         if result is None or (result.submitted_at_ns or 0) < array.arrived_at_ns:
-            array.task_ended(name, State.CANCELLED)  # that is of an earlier submission: this one never ran
+            array.task_ended(name, State.CANCELLED, None)  # that is of an earlier submission: this one never ran
         else:
-            array.task_ended(name, result.outcome)
+            array.task_ended(name, result.outcome, result.ended_at_ns)
 
     # Cancelling.
 
@@ -317,8 +318,9 @@ class Arrays:
 
 
 def _result(array: Array, now_ns: int) -> Result:
-    """Return how an array has ended."""
+    """Return how an array has ended: with the last of its tasks, whenever that is seen."""
     spec, counts = array.spec, array.counts()
+    ended_at_ns = min(array.ended_at_ns, now_ns) if array.ended_at_ns is not None else now_ns
     return Result(
         job=array.name,
         run=array.run,
@@ -327,7 +329,7 @@ def _result(array: Array, now_ns: int) -> Result:
         reason=f"{array.cancelled}: {counts}" if array.cancelled is not None else counts,
         submitted_at_ns=array.arrived_at_ns,
         started_at_ns=array.expanded_at_ns,
-        ended_at_ns=max(now_ns, array.expanded_at_ns),
+        ended_at_ns=max(ended_at_ns, array.expanded_at_ns),
         user=array.user,
         project=spec.project,
         group=spec.group,

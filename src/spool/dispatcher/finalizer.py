@@ -167,7 +167,7 @@ class Finalizer:
         if final:
             self._journal.note(over)
             self._state.end_series(job, live)
-            self._ended(name, result.outcome)
+            self._ended(name, result)
         self._state.end_run(live)
         if not final:
             # Another file of its name that is held has a place of its own, and gives way to the one that is queued.
@@ -190,10 +190,10 @@ class Finalizer:
         self._scanner.examine(HELD, job.name, anew=True)
         self._state.settle(job)
 
-    def _ended(self, name: str, outcome: State) -> None:
+    def _ended(self, name: str, result: Result) -> None:
         """Let those that depend on *name* know how it ended."""
-        self.outcomes.record(name, outcome)
-        self._state.ended(name, outcome)
+        self.outcomes.record(name, result.outcome)
+        self._state.ended(name, result.outcome, result.ended_at_ns)
 
     def _moved_away(self, live: ActiveRun) -> bool:
         """Whether the file of a run was moved to another directory by a person."""
@@ -235,7 +235,7 @@ class Finalizer:
         self._put_unstarted(job, result, text, live.spec)
         if not filed:
             spool.archive(name, RUNNING, text)
-        self._ended(name, result.outcome)
+        self._ended(name, result)
 
     def _why_taken_back(self, live: ActiveRun, *, filed: bool) -> str:
         """Return why a job does not wait on whose start was taken back."""
@@ -326,6 +326,7 @@ class Finalizer:
     def end_unstarted(self, job: JobEntry, place: str, outcome: State, reason: str, now_ns: int) -> None:
         """End a job that never started (given up, or cancelled while it waited): records, history, `done/`.
 
+        A file that was moved to `done/` ended the job when it was moved, which is when it was changed last.
         Nothing ends if the file in *place* is not the one that was seen: it was held, withdrawn or edited meanwhile.
         """
         spool, name = self._spool, job.name
@@ -336,11 +337,12 @@ class Finalizer:
             self.revisit(job)
             return
         file, text = found
-        result = self._cut_off(name, job.wait) or self._unstarted(job, file, outcome, reason, now_ns)
+        at_ns = _moved_at_ns(job, file, now_ns) if place == DONE else now_ns
+        result = self._cut_off(name, job.wait) or self._unstarted(job, file, outcome, reason, at_ns)
         self._put_unstarted(job, result, text, file.spec)
         if place != DONE:
             spool.archive(name, place, text)
-        self._ended(name, result.outcome)
+        self._ended(name, result)
         self._journal.note(journal.Left(name))
         another = place == QUEUED and job.held is not None  # a submission of its own
         self._state.ended_unstarted(job)
@@ -355,11 +357,12 @@ class Finalizer:
         name, reason = gone.name, f"cancelled by {mover(self._spool.root, QUEUED)} before it started"
         file = gone.queued
         assert file is not None
-        result = self._cut_off(name, gone.wait) or self._unstarted(gone, file, State.CANCELLED, reason, now_ns)
+        at_ns = _moved_at_ns(gone, file, now_ns)
+        result = self._cut_off(name, gone.wait) or self._unstarted(gone, file, State.CANCELLED, reason, at_ns)
         self._put_unstarted(gone, result, text, file.spec)
         if not is_too_long(text):
             self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
-        self._ended(name, result.outcome)
+        self._ended(name, result)
         goes_on = self._state.jobs.get(name)
         if goes_on is None or goes_on.wait is None:
             self._journal.note(journal.Left(name))
@@ -406,6 +409,12 @@ class Finalizer:
         if spec is None:
             return result
         return replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
+
+
+def _moved_at_ns(job: JobEntry, file: JobFileVersion, now_ns: int) -> int:
+    """Return when the file of a job was moved to where it lies, at the latest now: a rename sets its ctime."""
+    arrived_at_ns = job.wait.arrived_at_ns if job.wait is not None else 0
+    return min(max(file.changed_at_ns, arrived_at_ns), now_ns)
 
 
 def _said(text: str) -> bytes:

@@ -40,6 +40,7 @@ class Array:
     cancelled: str | None = None  # by whom, and why
     cancelled_by: str = ""  # the first of these
     unrecorded: Stop | None = None  # the same, while no record says it
+    ended_at_ns: int | None = None  # the last end of a task, or the cancel; None: no such moment is known
     result: Result | None = None  # set once it is over and reported; only the paperwork is left
 
     @property
@@ -111,15 +112,21 @@ class Array:
         """Learn that another job has the name of a task, which waits for that."""
         self.taken[task] = position
 
-    def task_ended(self, task: str, outcome: State) -> None:
-        """Learn how a task has ended."""
+    def task_ended(self, task: str, outcome: State, at_ns: int | None) -> None:
+        """Learn how a task has ended, and when, if that is known."""
         self.ended[task] = outcome
+        self._went_on_until(at_ns)
+
+    def _went_on_until(self, at_ns: int | None) -> None:
+        if at_ns is not None:
+            self.ended_at_ns = max(at_ns, self.ended_at_ns or 0)
 
     def cancel(self, stop: Stop) -> str:
         """Issue nothing more, and end every task that goes on; return by whom, and why."""
         self.unrecorded, self.cancelled_by = stop, stop.by
         self.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
         self.missing_ns = None
+        self._went_on_until(stop.at_ns)
         self.unissued.clear()
         self.to_issue.clear()
         self.taken.clear()

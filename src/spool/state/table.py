@@ -340,11 +340,11 @@ class SchedulerState:
         self.settle(job)
         self.queue.changed(array.name)
 
-    def ended(self, name: str, outcome: State) -> None:
+    def ended(self, name: str, outcome: State, at_ns: int | None) -> None:
         """Let those that depend on *name* know that it has ended for good, and the array whose task it is."""
         array = self.arrays.get(array_of(name))
         if array is not None and (name in array.open or name in array.ended):
-            array.ended[name] = outcome
+            array.task_ended(name, outcome, at_ns)
         self.decisive += self.queue.changed(name)
 
     def take_left(self) -> list[str]:
