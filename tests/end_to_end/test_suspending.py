@@ -76,19 +76,22 @@ def test_every_process_of_a_suspended_job_stands_still_and_goes_on_again(shared:
 
 
 def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
-    """A job with a limit of 3 s is suspended for longer than that, and has its whole time all the same."""
-    name = "limited"
-    shared.drop(name, "sleep 2.5; echo end", time_limit="3s")
-    shared.until(lambda: shared.places(name) == ["running"], "a run")
+    """A job that has stood still for longer than its whole limit goes on, and ends by itself."""
+    name, go, limit_s = "limited", shared.root.parent / "go-limited", 5
+    shared.drop(name, f"echo up; until [ -e {go} ]; do sleep 0.05; done; echo end", time_limit=f"{limit_s}s")
+    shared.says(name, "up")
     _order(shared, name).touch()
     shared.until(lambda: _is_suspended(shared, name), "a suspended job")
-    time.sleep(3.2)
+    suspended = (shared.root / "jobs" / name / "1" / "suspended").stat().st_mtime
+    shared.until(lambda: time.time() > suspended + limit_s, "a time that is longer than its limit")
+    shared.looked()
     assert shared.outcome(name) is None
+    go.touch()
     _order(shared, name).unlink()
     result = shared.wait_done(name)
     assert result is not None
-    assert (result["outcome"], shared.log(name)) == ("finished", "end\n")
-    assert 3.1e9 < result["suspended_ns"] < result["ended_at_ns"] - result["started_at_ns"]
+    assert (result["outcome"], shared.log(name)) == ("finished", "up\nend\n")
+    assert limit_s * 1e9 <= result["suspended_ns"] < result["ended_at_ns"] - result["started_at_ns"]
     line = next(line for line in shared.history() if line["job"] == name)
     assert line["suspended_ms"] == result["suspended_ns"] // 1_000_000
 
@@ -96,16 +99,16 @@ def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
 def test_the_limit_ends_a_job_that_goes_on_after_its_whole_time(shared: Served) -> None:
     """What was left of the limit is left when it goes on, and no more."""
     name = "over"
-    shared.drop(name, "sleep 100", time_limit="1s")
-    shared.until(lambda: shared.places(name) == ["running"], "a run")
+    shared.drop(name, "echo up; sleep 1000", time_limit="5s")
+    shared.says(name, "up")
     _order(shared, name).touch()
     shared.until(lambda: _is_suspended(shared, name), "a suspended job")
-    time.sleep(1.2)
+    shared.looked()
     _order(shared, name).unlink()
     result = shared.wait_done(name)
     assert result is not None
     assert result["outcome"] == "timeout"
-    assert result["ended_at_ns"] - result["started_at_ns"] - result["suspended_ns"] >= 1e9
+    assert result["ended_at_ns"] - result["started_at_ns"] - result["suspended_ns"] >= 5e9
 
 
 def test_a_suspended_job_that_is_cancelled_hears_term_before_its_grace_is_over(shared: Served) -> None:
