@@ -172,7 +172,8 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, config:
         live.began_elsewhere(at_ns, boot_ns=0)
     live.suspends(spool.suspension(name, run))
     if proof.verdict is Verdict.STOPPING:
-        live.outlived()
+        left = spool.exit(name, run)
+        live.outlived(left.at_ns if left is not None else None)
     return live
 
 
