@@ -224,6 +224,7 @@ class StateView(Struct, frozen=True, kw_only=True):
     jobs: dict[str, JobView] = field(default_factory=dict)
     held_back: HoldingView | None = None
     refused: dict[str, RefusalView] = field(default_factory=dict)  # jobs that the machine did not let begin
+    executors: dict[str, str] = field(default_factory=dict)  # that can start nothing now, and why
 
     def counts(self) -> Counter[str]:
         """Return how many jobs are in each state: tasks, and not their arrays; a second job of a name counts too."""
