@@ -188,7 +188,7 @@ def test_jobs_finish_while_the_controller_is_away(served: Served, slurm: Cluster
     try:
         (served.root.parent / "go").touch()
         served.drop("new", _job("true"))
-        served.until(lambda: any("Slurm" in problem for problem in _problems(served)), "it to be told")
+        served.until(lambda: any("Slurm has not answered" in each for each in _problems(served)), "it to be told")
         served.drop("late", _job("true"))
         served.until(lambda: "late" in served.state()["jobs"], "it to be seen")
         told = served.state()["jobs"]["late"]["reason"]
