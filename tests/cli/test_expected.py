@@ -119,6 +119,7 @@ def test_who_has_used_much_reads_so_in_why(spool: Command, full: Path) -> None:
     """The factor of fair share is told where there is somebody to be fair to."""
     ran(full, "mine", 7200)
     put(full, "mine_2")
+    (full / "config.toml").write_text('cpus = 1\naccept_from = ["4711"]\n')
     os.chown(full / "queued" / "first.toml", 4711, -1)
     assert "fair share \N{MULTIPLICATION SIGN}0.71" in spool("why", "mine_2").out
 

@@ -13,6 +13,7 @@ import pytest
 
 from calling import Command, put_job
 from spool.core.model import Grant, Jid, Stop, StopKind
+from spool.executors.slurm import SlurmLanguage
 from spool.formats import run_records
 from spool.formats.state import JobView, StateView, render_state
 from spool.store.spool import Service, Spool
@@ -161,3 +162,39 @@ def test_the_doctor_leaves_a_run_on_a_node_to_its_engine(spool: Command, metadir
     """That its host is another one is as it should be."""
     begin(metadir)
     assert "belongs to another host" not in spool("doctor").out
+
+
+AWAY = "Slurm has not answered since 14:03: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+def test_a_job_bound_for_slurm_says_everywhere_that_slurm_is_away(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the dispatcher has found, `why` and `plan` find too, in the words of `ls`, and promise no start."""
+    put_job(spool_root, "bound", TEXT)
+    put_job(spool_root, "here", 'command = "true"\nexecutor = "process"\n')
+    monkeypatch.setattr(SlurmLanguage, "missing", lambda self: None)
+    jobs = {"bound": JobView(state="queued", reason=f"executor: {AWAY}"), "here": JobView(state="queued")}
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs, problems=(AWAY,), executors={"slurm": AWAY})
+    (spool_root / "state.json").write_bytes(render_state(view))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    rows = {row["name"]: row["reason"] for row in json.loads(spool("ls", "--json").out)["jobs"]}
+    found = json.loads(spool("why", "--json", "bound").out)
+    assert [reason["text"] for reason in found["reasons"]] == [f"executor: {AWAY}"] == [rows["bound"]]
+    assert found["start_at"] is None
+    assert "nothing blocks it" not in spool("why", "bound").out
+    plan = json.loads(spool("plan", "--json").out)
+    assert [each["name"] for each in plan["starts"]] == ["here"]
+    assert [(each["name"], each["reason"]) for each in plan["waits"]] == [("bound", f"executor: {AWAY}")]
+    assert AWAY in json.loads(spool("info", "--json").out)["problems"]
+    old = time.time() - 3600
+    os.utime(spool_root / "state.json", (old, old))
+    assert AWAY not in spool("why", "bound").out.splitlines()[0]  # what was said an hour ago
+
+
+@pytest.mark.usefixtures("served")
+def test_a_job_that_slurm_has_not_confirmed_is_not_in_slurm(spool: Command, metadir: Path) -> None:
+    """`info` and `why` say that it is on its way, as long as no id of it is known."""
+    (metadir / "engine").unlink()
+    assert spool("info").out.splitlines()[-1].endswith("on its way to Slurm")
+    assert "on its way to Slurm" in spool("why", "far").out

@@ -228,7 +228,7 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
 
 @pytest.mark.parametrize("how", ["cancelled", "left"])
 def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: str) -> None:
-    """What a pass decides by and what `plan` and `why` explain by both count on its end within its kill grace."""
+    """A pass, `plan` and `why` all count on its end once its kill grace is over, whenever they look."""
     session.users.submit("r", "leave" if how == "left" else "hang")
     session.turns(2)
     now = session.now
@@ -241,7 +241,17 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
         Machine(cpus=2, memory_bytes=1 << 30), now.clock(), paused=now.pause.paused, holding=Holding()
     )
     assert [run.stopping for run in own.running.values()] == [True]
-    assert [run.stopping for run in snapshot.snapshot(Spool(str(session.world.root))).view.running.values()] == [True]
+    spool = Spool(str(session.world.root))
+    (seen,) = snapshot.snapshot(spool).view.running.values()
+    assert seen.stopping
+    assert [run.stop_at_ns for run in own.running.values()] == [seen.stop_at_ns]
+    order, left = spool.stop("r", 1), spool.exit("r", 1)
+    began_ns = order.at_ns if order is not None else left.at_ns if left is not None else None
+    assert seen.stop_at_ns == began_ns is not None
+    foreseen = [
+        next(snapshot.snapshot(spool, began_ns + late).view.running.ends(began_ns + late)) for late in (0, 9**9)
+    ]
+    assert foreseen[0] == foreseen[1] == (began_ns + seen.spec.kill_grace_ns, "r")
 
 
 def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

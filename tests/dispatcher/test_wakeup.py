@@ -52,7 +52,7 @@ def test_a_wrapper_that_is_gone_before_it_is_watched_has_ended(wakes: Wakeup, mo
     wakes.watch_run(live)
     assert _slept_for(wakes, monkeypatch) == 0
     assert wakes.ended_runs() == {live.key}
-    live.outlived()
+    live.outlived(None)
     wakes.watch_run(live)
     assert _slept_for(wakes, monkeypatch) is None
     assert wakes.ended_runs() == set()

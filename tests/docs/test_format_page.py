@@ -80,6 +80,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
         layout.SCRIPT,
         layout.SUSPENDED,
         layout.GPUS,
+        layout.USAGE,
         layout.ENGINE,
         layout.ENGINE_LOG,
         layout.USAGE,

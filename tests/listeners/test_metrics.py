@@ -57,7 +57,7 @@ VIEW = StateView(
     errors=5,
     jobs={
         "x": JobView(state="running", since_ns=1),
-        "y": JobView(state="running", since_ns=2),
+        "y": JobView(state="running", since_ns=2, beside="held"),
         "z": JobView(state="queued", since_ns=5 * SECOND_NS),
         "far": JobView(state="submitted", since_ns=1),
         "sweep": JobView(state="running", array=True),
@@ -132,7 +132,7 @@ def test_the_file_says_what_there_is(listener: Metrics, out: Path) -> None:
     assert done == ["e", "e"]
     assert value(found, "spool_jobs", state="running") == 2
     assert value(found, "spool_jobs", state="submitted") == 1
-    assert value(found, "spool_jobs", state="held") == 0
+    assert value(found, "spool_jobs", state="held") == 1
     assert value(found, "spool_jobs", state="unreachable") == 1
     assert value(found, "spool_oldest_queued_timestamp_seconds") == 5
     assert value(found, "spool_cpus_granted") == 12

@@ -62,3 +62,18 @@ def test_info_says_what_starts_the_next_dispatcher(spool_root: Path, monkeypatch
     monkeypatch.undo()
     (spool_root / "config.toml").write_text("autostart = false\n")
     assert "autostart is off: no job starts until you run `spool " in outlook(root)
+
+
+def test_a_second_job_of_a_name_is_counted_in_every_view(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ls`, `info`, the page and `state.json` count a job that waits for the run of its name to end."""
+    jobs = {"twice": JobView(state="running", run=1, user="me", beside="queued")}
+    for where in ("running", "queued"):
+        (spool_root / where / "twice.toml").write_text('command = "true"\n')
+    (spool_root / "jobs" / "twice" / "1").mkdir(parents=True)
+    now = time.time_ns()
+    view = StateView(version=1, at_ns=now, pid=1, jobs=jobs)
+    (spool_root / "state.json").write_bytes(render_state(view))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    spool, wanted = Spool(str(spool_root)), {State.RUNNING: 1, State.QUEUED: 1}
+    assert dict(counts(list_jobs(spool).rows)) == machine_status(spool).states == wanted
+    assert ContentReader(str(spool_root)).read(now, served=True).counts == view.counts() == wanted

@@ -14,6 +14,7 @@ from spool.core.model import GpuWork, Grant
 from spool.formats import run_records
 from spool.formats.state import GpuUseView, JobView, StateView, parse_state, render_state
 from spool.machine import identity
+from spool.machine.processes import MachineProber
 from spool.page.content import ContentReader
 from spool.query.accounting import RunEfficiency, compare
 from spool.query.details import job_details
@@ -46,6 +47,7 @@ def test_state_json_is_believed_before_the_record_while_a_dispatcher_lives(
     (spool_root / layout.STATE).write_bytes(render_state(StateView(version=1, at_ns=now, pid=1, jobs={"x": said})))
     spool = Spool(str(spool_root))
     monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    monkeypatch.setattr(MachineProber, "is_wrapper", lambda *_: True)  # this process stands for it
     view = parse_state((spool_root / layout.STATE).read_bytes())
     assert view is not None
     known = tuple(each.use() for each in view.jobs["x"].gpu_use)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from served import Served, alive, pids_in
 from slurm.cluster import NODES, Cluster
 from support import wait_for
+
+TIMED = int(os.environ.get("SLURM_TIMED", "20"))
 
 
 def _in_slurm(slurm: Cluster, name: str) -> dict[str, str]:
@@ -208,3 +211,24 @@ def test_jobs_take_nothing_of_this_machine(served: Served, slurm: Cluster) -> No
     served.until(lambda: [job["state"] for job in slurm.jobs()].count("RUNNING") == 4, "all to run")
     (served.root.parent / "go").touch()
     served.wait_done(*(f"wide{number}" for number in range(4)))
+
+
+@pytest.mark.timeout(600)
+def test_runs_in_slurm_are_recorded_with_their_own_times_and_use(served: Served) -> None:
+    """Each run ends when its wrapper wrote the exit code, not when Slurm was asked, and its use is known."""
+    (served.root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "5s"\n')
+    names = [f"short{number}" for number in range(TIMED)]
+    for name in names:
+        served.drop(name, ["sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"])
+    served.patience = 300
+    served.wait_done(*names)
+    for name in names:
+        metadir, result = served.root / "jobs" / name / "1", served.result(name)
+        assert result is not None
+        began_ns, left_ns = ((metadir / record).stat().st_mtime_ns for record in ("jid", "rc"))
+        assert (result["started_at_ns"], result["ended_at_ns"]) == (began_ns, left_ns)
+        lines = (line.partition(" = ") for line in (served.record(name, "usage") or "").splitlines())
+        wrote = {key: int(number) for key, _, number in lines}
+        assert result["cpu_time_ns"] == wrote["cpu_time_ns"] > 0
+        assert result.get("peak_memory_bytes") == wrote.get("peak_memory_bytes")  # where Slurm makes control groups
+        assert "ended_at_is" not in result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import random
@@ -187,14 +188,19 @@ def test_jobs_finish_while_the_controller_is_away(served: Served, slurm: Cluster
     try:
         (served.root.parent / "go").touch()
         served.drop("new", _job("true"))
-        served.until(lambda: any("Slurm" in problem for problem in _problems(served)), "it to be told")
+        served.until(lambda: any("Slurm has not answered" in each for each in _problems(served)), "it to be told")
+        served.drop("late", _job("true"))
+        served.until(lambda: "late" in served.state()["jobs"], "it to be seen")
+        told = served.state()["jobs"]["late"]["reason"]
+        assert "Slurm has not answered since" in told
+        assert [each["text"] for each in json.loads(served.spool("why", "late", "--json").stdout)["reasons"]] == [told]
         time.sleep(AWAY_S)
         assert {event["outcome"] for event in served.history()} <= {"finished"}
         assert served.outcome("new") is None
     finally:
         slurm.start_controller()
-    served.wait_done(*names, "new")
-    _check_once(served, [*names, "new"])
+    served.wait_done(*names, "new", "late")
+    _check_once(served, [*names, "new", "late"])
 
 
 def _problems(served: Served) -> list[str]:

@@ -85,7 +85,9 @@ def _print(found: MachineStatus) -> None:
 def _remark(run: RunGrant) -> str:
     if run.stopping or run.suspended:
         return "stopping" if run.stopping else "suspended"
-    return f"in {engine_title(run.engine)}" if run.engine is not None else ""
+    if run.engine is None:
+        return ""
+    return f"{'on its way to' if run.on_its_way else 'in'} {engine_title(run.engine)}"
 
 
 _ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it creates a new one soon"

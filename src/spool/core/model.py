@@ -420,7 +420,9 @@ class Running:
     elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: this one
     submitted: bool = False  # it waits there, and has not begun
     suspension: Suspension = NOT_SUSPENDED
-    stop_at_ns: int | None = None  # when its stop was ordered, if it was: its grace counts from then
+    stop_at_ns: int | None = (
+        None  # when its stop was ordered, or its command ended before all of it: its grace counts from then
+    )
     arrived_at_ns: int | None = None  # when its job came, if that is known
 
     @property

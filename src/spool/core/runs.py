@@ -146,7 +146,8 @@ class Runs(Mapping[str, Running]):
     def ends(self, now_ns: int) -> Iterator[tuple[int, str]]:
         """Yield when each run is expected to have ended, the first first. Who asks for a few pays for a few.
 
-        One that is being stopped has ended once its grace is over, which counts from the order. Such an instant, and
+        One that is being stopped has ended once its grace is over, which counts from the order, or from the end of the
+        command whose processes go on. Such an instant, and
         that of a limit, may have passed: the run is about to end. A guess that has passed is replaced by another, which
         depends only on the instant and the past. One that is suspended has as much left as it had then, as if it went
         on now.

@@ -153,6 +153,7 @@ class StatusWriter:
             errors=self.counts.errors,
             jobs=jobs,
             held_back=_held_back(plan),
+            executors=self._state.executors.unavailable(),
             refused={
                 job.name: RefusalView(why=job.refused.why, until_ns=job.refused.until_ns)
                 for job in self._state.jobs.values()

@@ -199,7 +199,8 @@ class Supervisor:
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
                 if live in self._terminator or handle.left_behind():
-                    if live.outlived():
+                    if not live.leftovers:
+                        live.outlived(self.concluder.wrapper_end_ns(live))
                         self._state.recount(live)  # when it ends is known better now
                     self._terminator.hurry(live)
                     return False
@@ -245,6 +246,11 @@ class Concluder:
             with suppress(OSError):  # nothing depends on it
                 live.used(self._spool.usage(live.name, live.run))
         return True
+
+    def wrapper_end_ns(self, live: ActiveRun) -> int:
+        """Return when the wrapper of a run ended, which is now where it left no exit code."""
+        left = self._spool.exit(live.name, live.run)
+        return left.at_ns if left is not None else self._clock()
 
     def _end_of(self, live: ActiveRun) -> RunEnd:
         """Return when a run ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module, invalidate_caches
 
@@ -67,6 +67,7 @@ class Executors:
         self._made: dict[str, Executor] = {}
         self._engines: dict[str, Engine] = {}  # of those that start runs elsewhere
         self._problems: dict[str, str | None] = {}
+        self._told: Mapping[str, str] = {}
         self._unloaded: dict[str, str] = {}  # why executors could not be imported
         self._silent: list[Engine] = []
 
@@ -85,6 +86,14 @@ class Executors:
             self._problems[name] = self._problem(name)
         return self._problems[name]
 
+    def unavailable(self) -> dict[str, str]:
+        """Return which executors can start nothing, and why, as far as they have been asked."""
+        return {name: problem for name, problem in self._problems.items() if problem is not None}
+
+    def believe(self, told: Mapping[str, str]) -> None:
+        """Take over what a dispatcher says is :meth:`unavailable`: it alone has asked the engines."""
+        self._told = told
+
     def problem_of(self, spec: Spec) -> str | None:
         """Return why a job cannot be started: its executor cannot start anything, or takes none of its options."""
         if spec.executor_options and self.elsewhere(spec.executor) is None:
@@ -98,7 +107,7 @@ class Executors:
             return f"this version of spool has no executor {name!r}"
         except SpoolError as error:
             return str(error)
-        return executor.unavailable()
+        return executor.unavailable() or self._told.get(name)
 
     def _load(self, name: str) -> Executor:
         """Return an executor, made now if need be. Raises InvalidValue, and SpoolError if it cannot be imported now.

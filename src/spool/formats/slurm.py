@@ -15,10 +15,12 @@ from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lazyclass import dataclass, field
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
+from spool.core.units import whole_words
 from spool.formats.freetext import one_line
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 _MINUTE_NS = 60 * SECOND_NS
+_MOST_WORDS = 200  # characters of what Slurm says of a job
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
 
 
@@ -174,7 +176,7 @@ def queue_lines(text: str) -> list[QueueLine] | None:
 
 
 def _printable(text: str) -> str:
-    text = text.strip()[:200]
+    text = whole_words(text.strip(), _MOST_WORDS)
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 

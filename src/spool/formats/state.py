@@ -5,6 +5,7 @@ A reader takes the keys that it knows and ignores the others, so that the file m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -223,6 +224,13 @@ class StateView(Struct, frozen=True, kw_only=True):
     jobs: dict[str, JobView] = field(default_factory=dict)
     held_back: HoldingView | None = None
     refused: dict[str, RefusalView] = field(default_factory=dict)  # jobs that the machine did not let begin
+    executors: dict[str, str] = field(default_factory=dict)  # that can start nothing now, and why
+
+    def counts(self) -> Counter[str]:
+        """Return how many jobs are in each state: tasks, and not their arrays; a second job of a name counts too."""
+        found = Counter(job.state for job in self.jobs.values() if not job.array)
+        found.update(job.beside for job in self.jobs.values() if job.beside)
+        return found
 
 
 _decoder = json.Decoder(StateView)

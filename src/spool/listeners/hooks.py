@@ -21,6 +21,7 @@ from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
 from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Jid
+from spool.core.units import whole_words
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
 from spool.listeners.base import Begin, Listener
@@ -97,7 +98,7 @@ def _printable(text: str) -> str:
 def _brief(text: str) -> str:
     """Return the last line that says anything: what a program says when it gives up."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _printable(lines[-1])[:300] if lines else ""
+    return whole_words(_printable(lines[-1]), 300) if lines else ""
 
 
 @dataclass(frozen=True, slots=True)

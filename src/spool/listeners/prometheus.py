@@ -79,9 +79,7 @@ class _Families:
         problems = len(view.problems)
         yield self._gauge("problems", "Current problems, such as with the configuration.", problems)
         jobs = [job for job in view.jobs.values() if not job.array]
-        states = dict.fromkeys((state.value for state in _WAITING), 0)
-        for job in jobs:
-            states[job.state] = states.get(job.state, 0) + 1
+        states = {**dict.fromkeys((state.value for state in _WAITING), 0), **view.counts()}
         counted = [({"state": state}, count) for state, count in states.items()]
         yield self._gauge(
             "jobs", "Waiting, held and running jobs, by state. Array tasks count; arrays do not.", counted

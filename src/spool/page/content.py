@@ -19,7 +19,7 @@ from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import OUTCOMES, SECOND_NS, Machine, Result, State
 from spool.core.names import natural
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
-from spool.query.jobs import RECENT_NS, JobRow, counts, row_of_result, row_of_view
+from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
 from spool.query.progress import progress_of
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day
@@ -159,7 +159,7 @@ class ContentReader:
         self._read_view()
         view = self._view
         jobs = view.jobs if view is not None else {}
-        rows = {name: row_of_view(name, _state(each), each) for name, each in jobs.items()}
+        rows = {name: row_of_view(name, _state(each.state), each) for name, each in jobs.items()}
         waiting = [row for row in rows.values() if row.state in _WAIT]
         held = [row for row in rows.values() if row.state in (State.HELD, State.INVALID)]
         active = sorted((row for row in rows.values() if row.state in _RUNS), key=_by_start)
@@ -167,6 +167,9 @@ class ContentReader:
         self._read_day(now_ns, real)
         runs = tuple(self._run(row, jobs[row.name]) for row in active[:MOST_RUNS])
         machine = view.machine if view is not None else None
+        counts = Counter[State]()
+        for word, number in (view.counts() if view is not None else {}).items():
+            counts[_state(word)] += number
         lists = self._shown(waiting, MOST_WAITING), self._shown(held, MOST_HELD)
         return PageContent(
             spool=self._spool.root,
@@ -176,7 +179,7 @@ class ContentReader:
             view_at_ns=view.at_ns if view is not None else None,
             paused=self._spool.paused,
             problems=tuple(self._problems()),
-            counts={state.value: number for state, number in counts([*rows.values(), *_beside(jobs)]).items()},
+            counts={state.value: counts[state] for state in State if counts[state]},
             machine=machine,
             gpus=self._gpus,
             gpus_watched=machine is not None and machine.gpus_at_ns is not None,
@@ -301,18 +304,7 @@ def _ended(result: Result) -> JobRow:
     return replace(row, reason="; ".join(filter(None, (row.reason, "runs again")))) if result.again else row
 
 
-def _beside(jobs: Mapping[str, JobView]) -> Iterator[JobRow]:
-    """Yield the second job of each name that has one: it waits for the run of the first to end."""
-    for name, view in jobs.items():
-        if view.beside:
-            yield JobRow(name, _word(view.beside), user=view.user)
-
-
-def _state(view: JobView) -> State:
-    return _word(view.state)
-
-
-def _word(text: str) -> State:
+def _state(text: str) -> State:
     try:
         return State(text)
     except ValueError:  # of a later version

@@ -78,6 +78,7 @@ class RunGrant:
     engine: str | None = None  # that has it, on another machine
     gpu_count: int = 0  # of these, too
     suspended: bool = False
+    on_its_way: bool = False  # its engine has not confirmed it yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,9 @@ def machine_status(spool: Spool) -> MachineStatus:
         gpu_problem=found.problem,
         resources=_resources(seen),
         max_running=seen.policy.max_running,
-        runs=tuple(map(_share, sorted(running.values(), key=lambda run: (run.started_at_ns, run.name)))),
+        runs=tuple(
+            _share(spool, run) for run in sorted(running.values(), key=lambda run: (run.started_at_ns, run.name))
+        ),
         states={state.value: number for state, number in counts(listing.rows).items()},
         ended=_ended(spool, seen.now_ns),
         problems=tuple(dict.fromkeys(filter(None, problems))),
@@ -262,7 +265,7 @@ def _resources(seen: Snapshot) -> dict[str, PoolStatus]:
     }
 
 
-def _share(run: Running) -> RunGrant:
+def _share(spool: Spool, run: Running) -> RunGrant:
     grant = run.grant
     return RunGrant(
         run.name,
@@ -278,6 +281,7 @@ def _share(run: Running) -> RunGrant:
         run.elsewhere,
         grant.gpu_count,
         run.suspended,
+        on_its_way=run.submitted and spool.engine(run.name, run.run) is None,
     )
 
 

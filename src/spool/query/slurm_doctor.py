@@ -19,7 +19,7 @@ from spool.core.errors import SpoolError
 from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
-from spool.core.units import show_duration
+from spool.core.units import show_duration, whole_words
 from spool.executors.base import Launch
 from spool.executors.slurm import SlurmLanguage
 from spool.formats import jobfile, slurm
@@ -256,7 +256,8 @@ def _judged(found: _Answer, mark: str, nonce: str, directory: str) -> Findings:
     node = found.said.get("node", "the node")
     if found.said.get("nonce") != nonce:
         told = " ".join((read_file(f"{directory}/{layout.ENGINE_LOG}") or b"").decode("utf-8", "replace").split())
-        text = f"a job on a node does not see {directory} ({found.sighting}{f': {told[:200]}' if told else ''})"
+        seen = ": ".join(filter(None, (found.sighting, whole_words(told, 200))))
+        text = f"a job on a node does not see {directory} ({seen})"
         yield _fail(
             text, "put the spool on a file system that all nodes share, under the same path", about="shared spool"
         )

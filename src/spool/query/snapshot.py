@@ -1,7 +1,7 @@
 """The whole spool at one moment, read without the lock, and what would happen then: for `why`, `plan`, `info`, `gpus`.
 
-It sees what a dispatcher that was started now would see, and the planner answers from it. The live dispatcher is not
-asked: its last answer may be old, and there may be none.
+It sees what a dispatcher that was started now would see, and the planner answers from it. What the live dispatcher said
+last counts for what no look can tell alone: what the machine and the engines have refused or not answered.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from spool.formats import jobfile, journal
 from spool.formats.config import Config
 from spool.formats.journal import Memory, recall
 from spool.formats.run_records import GrantRecord
+from spool.formats.state import StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import this_user, why_not_expanded
 from spool.machine.processes import MachineProber
@@ -70,11 +71,13 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     table = SchedulerState(executors=Executors(lambda: settings.executor, config=lambda: settings.config))
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     prober = MachineProber(frozenset(settings.config.other_hosts_gone))
+    said = _said(spool, now_ns)
+    table.executors.believe(said.executors if said is not None else {})
     _load_arrays(spool, table, memory, now_ns)
     _load_runs(spool, table, memory, prober, settings.config)
     left_out = _load_files(spool, table, memory, settings, now_ns)
     left_out |= table.unsettled
-    refusal = _load_refusals(spool, table, now_ns)
+    refusal = _load_refusals(table, said)
     left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
     world = MachineMonitor(spool, table, settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns))
     try:
@@ -91,7 +94,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         arrays=ArrayNames(spool, table),
         reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,
         paused=spool.paused,
-        holding=_held_back(spool, now_ns),
+        holding=_held_back(said),
     )
     return Snapshot(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
 
@@ -172,7 +175,8 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, config:
         live.began_elsewhere(at_ns, boot_ns=0)
     live.suspends(spool.suspension(name, run))
     if proof.verdict is Verdict.STOPPING:
-        live.outlived()
+        left = spool.exit(name, run)
+        live.outlived(left.at_ns if left is not None else None)
     return live
 
 
@@ -218,10 +222,15 @@ def _load_files(spool: Spool, table: SchedulerState, memory: Memory, settings: S
     return left_out
 
 
-def _load_refusals(spool: Spool, table: SchedulerState, now_ns: int) -> str:
-    """Take over which jobs the machine did not let begin, and return why it lets none: only the dispatcher knows."""
+def _said(spool: Spool, now_ns: int) -> StateView | None:
+    """Return what the dispatcher said last: it alone knows what was refused; None without one, or if it is silent."""
     said, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
-    if said is None or silent_ns is not None:
+    return said if silent_ns is None else None
+
+
+def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
+    """Take over which jobs the machine did not let begin, and return why it lets none."""
+    if said is None:
         return ""
     for name, refused in said.refused.items():
         job = table.jobs.get(name)
@@ -231,10 +240,9 @@ def _load_refusals(spool: Spool, table: SchedulerState, now_ns: int) -> str:
     return said.machine.refusal if said.machine is not None else ""
 
 
-def _held_back(spool: Spool, now_ns: int) -> Holding:
+def _held_back(said: StateView | None) -> Holding:
     """Return for how long the dispatcher has left room on a guess."""
-    said, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
-    if said is None or silent_ns is not None or said.held_back is None:
+    if said is None or said.held_back is None:
         return Holding()
     held = said.held_back
     return Holding(held.amounts, held.job, held.rate, held.since_ns)

@@ -73,6 +73,7 @@ class ActiveRun:
     result: Result | None = None  # set once that is recorded
     accounted: bool = False  # the history has its line
     leftovers: bool = False  # the wrapper is gone, processes of the run may not be
+    outlived_at_ns: int | None = None  # since when, if that is known: their grace counts from then
     oom_killed: bool = False
     adopted: bool = False  # started by an earlier dispatcher
     met_alive: bool = False  # by this one, so that no other has written down its end
@@ -316,10 +317,9 @@ class ActiveRun:
         """Learn that its wrapper lives."""
         self.met_alive = True
 
-    def outlived(self) -> bool:
-        """Learn that processes of it have outlived its wrapper; return whether that is news."""
-        news, self.leftovers = not self.leftovers, True
-        return news
+    def outlived(self, at_ns: int | None) -> None:
+        """Record that processes of it have outlived its wrapper, which ended *at_ns*, if that is known."""
+        self.leftovers, self.outlived_at_ns = True, at_ns
 
     def nothing_left(self) -> None:
         """Learn that nothing of it is left, so that its room is free."""
@@ -384,7 +384,7 @@ class ActiveRun:
             elsewhere=self.elsewhere,
             submitted=self.submitted is not None,
             suspension=self.suspension,
-            stop_at_ns=self.stop.at_ns if self.stop is not None else None,
+            stop_at_ns=self.stop.at_ns if self.stop is not None else self.outlived_at_ns,
             arrived_at_ns=self.wait.arrived_at_ns,
         )
 

@@ -44,7 +44,7 @@ class FakeRun:
 
     def begin(self) -> None:
         """Write what its wrapper would, on a host of its own."""
-        self.jid = Jid(4711, 1, "there", "-", HOST)
+        self.jid = Jid(4711, 1, "there", "-", HOST, f"{self.engine.name}:4711")
         self._write(layout.JID, run_records.render_jid(self.jid))
 
     def end(self, code: int | None) -> None:
