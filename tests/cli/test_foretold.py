@@ -159,7 +159,7 @@ def plainly(text: str) -> list[str]:
     return [
         " ".join("USER" if word in ("anna", "root", user) else word for word in line)
         for line in words
-        if "no dispatcher is running: no job starts" not in " ".join(line)
+        if "no dispatcher is running" not in " ".join(line)
     ]
 
 
@@ -173,8 +173,8 @@ def test_what_the_page_quotes_is_what_the_program_says(spool: Command, spool_roo
             end = now - run * 600 * MINUTE
             request = Request(cpus=4)
             user = snapshot.this_user()
-            past = Result("train", run, 1, State.FINISHED, "", end - 40 * MINUTE, end - 20 * MINUTE, end, 0, user=user,
-                          request=request, grant=Grant(4))  # fmt: skip
+            past = Result("train", run, 1, State.FINISHED, "", end - 40 * MINUTE, end - 20 * MINUTE, end, exit_code=0,
+                          user=user, request=request, grant=Grant(4))  # fmt: skip
             history.write(render_history(past))
     put_job(spool_root, "train", 'command = "true"\ncpus = 4\n')
     put_job(spool_root, "report", limited("10m", 'depends_on = ["train"]\n'))

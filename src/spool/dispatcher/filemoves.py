@@ -190,7 +190,7 @@ class FileMoves:
             )
 
     def _see_unseen(self, name: str, since_ns: int = 0) -> None:
-        """Give a job its place that was cancelled, from *since_ns* on, before any look at it: its end is to be told.
+        """Give a job that was cancelled before any look at it, from *since_ns* on, its place: its end is recorded then.
 
         A name that has run, or whose newest end the history knows, has a record in `done/` and no submission.
         """
