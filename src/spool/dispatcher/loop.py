@@ -363,6 +363,7 @@ class Dispatcher:
             self._reload()
         if self.observer.look():
             self.wakeup.look_at_children()
+            self.executors.local.wake_wrappers()
             self.launcher.ask_executors_again()
         if self.launcher.load_executors_again():
             self._reload()  # which tells of it

@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 _WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
 _FREEZE_NS = SECOND_NS  # in which what is killed next should stand still; a process that waits for a disk does not
 _MOST_LOOKS = 8  # of a pass, until all of a run stands still
-_WAKE_EVERY_NS, _WAKE_AT_ONCE = 5 * SECOND_NS, 50
 _KIBIBYTE = 1024
 
 
@@ -186,10 +185,9 @@ class LocalRun:
     def wake(self) -> None:
         """Let its wrapper go on if that stands still: it only waits, and a run without it never ends."""
         jid = self.jid or (identity.of_process(self.pid) if self.pid is not None and self.exit_status is None else None)
-        if jid is None or self.engine.liveness(jid) is not Liveness.ALIVE:
+        if jid is None or not _stands_still(wrapper := Process(jid.pid, jid.start_ticks)):
             return
-        wrapper = Process(jid.pid, jid.start_ticks)
-        if _stands_still(wrapper) and send([wrapper], signal.SIGCONT).signalled:
+        if self.engine.liveness(jid) is Liveness.ALIVE and send([wrapper], signal.SIGCONT).signalled:
             log.warning("job %s run %d: its wrapper was stopped by a signal; spool has continued it", *self.key)
 
     @property
@@ -353,8 +351,7 @@ class LocalProcesses:
         self._left: dict[LocalRun, bool] = {}  # whether they did, by a look after their end; for who asks next
         self._own_peak_kib = 0  # as far as it was looked at
         self._census = ProcessCache()
-        self._wakeable: dict[LocalRun, None] = {}  # runs whose wrapper may stand still; the next to be seen first
-        self._wake_at_ns = 0
+        self._unheard: set[LocalRun] = set()  # the kernel does not tell us when their wrappers are stopped
 
     def inherit(self) -> None:
         """Become the parent of every orphan of a run."""
@@ -376,24 +373,18 @@ class LocalProcesses:
         """Return when to reap, on the monotonic clock, though no child may have ended; None: not before one does."""
         return self._processes.due_ns
 
-    def work(self) -> tuple[LocalRun, ...]:
-        """Let wrappers go on that somebody has stopped. Of our children the kernel says so, the others are asked."""
-        while self._processes.stopped:
-            if (run := self._children.get(self._processes.stopped.pop())) is not None:
-                run.wake()
-        now = time.monotonic_ns()
-        if now >= self._wake_at_ns:
-            self._wake_at_ns = now + _WAKE_EVERY_NS
-            for run in list(self._wakeable)[:_WAKE_AT_ONCE]:
-                del self._wakeable[run]
-                self._wakeable[run] = None
-                run.wake()
+    def work(self) -> tuple[()]:
+        """Have nothing to tell that :meth:`reap` does not."""
         return ()
+
+    def wake_wrappers(self) -> None:
+        """Let those wrappers go on that were stopped and are no children of ours: of a child, :meth:`reap` hears it."""
+        for run in self._unheard:
+            run.wake()
 
     def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
         """Return the run whose wrapper is this child of ours."""
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
-        self._wakeable[made] = None  # the kernel does not tell of every child's halt
         self._processes.added(pid)
         self._unrelated.discard(pid)
         self._census.ask_again(pid)  # it was a shell of nobody's
@@ -402,7 +393,7 @@ class LocalProcesses:
     def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:
         """Return a run that another program has started; *jid* is who its wrapper is, if that is known."""
         made = LocalRun(self, (job, run), jid=jid, group=group)
-        self._wakeable[made] = None
+        self._unheard.add(made)
         return made
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
@@ -423,7 +414,7 @@ class LocalProcesses:
         """Let go of a run that is over."""
         self._ended.discard(run)
         self._left.pop(run, None)
-        self._wakeable.pop(run, None)
+        self._unheard.discard(run)
         if run.pid is not None:
             self._children.pop(run.pid, None)
 
@@ -432,7 +423,10 @@ class LocalProcesses:
         self._ready = frozenset(pids)
 
     def reap(self) -> Iterator[LocalRun]:
-        """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used."""
+        """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used.
+
+        One that was stopped goes on.
+        """
         self._inherited = None
         for pid, status, usage in self._processes.reap():
             self._unrelated.discard(pid)
@@ -442,6 +436,9 @@ class LocalProcesses:
                 peak_bytes = usage.ru_maxrss * _KIBIBYTE if says else 0
                 run.ended(status, int((usage.ru_utime + usage.ru_stime) * 1e9), peak_bytes)
                 yield run
+        while self._processes.stopped:
+            if (run := self._children.get(self._processes.stopped.pop())) is not None:
+                run.wake()
 
     def _says_something(self, peak_kib: int) -> bool:
         """Whether a child's peak is of its run: a child counts our memory until it has turned into the wrapper.
