@@ -19,7 +19,7 @@ from spool.core.lifecycle import (
     MAX_REQUEUES,
     Continuation,
     EndedAttempt,
-    Ending,
+    EndStep,
     EngineWord,
     Evidence,
     Liveness,
@@ -301,14 +301,18 @@ def test_a_run_is_over_only_if_nothing_can_be_left_of_it(facts: tuple[bool, ...]
     remains = Remains(*facts)
     left = remains.others or remains.wrapper
     step = ending(remains)
-    assert (step is Ending.OVER) is (not left and remains.certain)
-    assert (step is Ending.LOOK) is (not left and not remains.certain)
+    assert (step is EndStep.OVER) is (not left and remains.certain)
+    assert (step is EndStep.LOOK) is (not left and not remains.certain)
     if not remains.grace_over:
-        assert step in (Ending.OVER, Ending.LOOK, Ending.ASK)  # nothing is stopped or killed before its grace is over
-    if step is Ending.KILL:
+        assert step in (
+            EndStep.OVER,
+            EndStep.LOOK,
+            EndStep.ASK,
+        )  # nothing is stopped or killed before its grace is over
+    if step is EndStep.KILL:
         assert remains.others  # the wrapper alone has time for its records
         assert remains.frozen or remains.tired
-    if step is Ending.FREEZE:
+    if step is EndStep.FREEZE:
         assert remains.others
         assert not remains.frozen
-    assert (step is Ending.KILL_ALL) is (left and remains.grace_over and remains.wrapper_grace_over)
+    assert (step is EndStep.KILL_ALL) is (left and remains.grace_over and remains.wrapper_grace_over)

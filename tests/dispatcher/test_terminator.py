@@ -189,7 +189,7 @@ def test_the_list_of_our_children_proves_that_a_child_left_nothing(
 ) -> None:
     """Where a look is not certain: what its wrapper has left behind would be our child, however fast it forks."""
     now = Freezing(monkeypatch, seen(set(), certain=False), seen(set(), certain=False))
-    monkeypatch.setattr(local.processes, "children_of_self", lambda: orphans)
+    monkeypatch.setattr(local.children, "children_of_self", lambda: orphans)
     now.engine._inherits = True
     assert not now.tick()  # the wrapper is not reaped, so its children need not be ours
     now.run.ended(0, 0, 0)

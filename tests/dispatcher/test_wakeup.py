@@ -13,7 +13,7 @@ import pytest
 from spool.core.model import Grant, Spec
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors.local import LocalProcesses
-from spool.machine import identity, processes
+from spool.machine import children, identity
 from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, QueueTime
 
@@ -82,9 +82,9 @@ def test_signals_that_our_starter_blocked_arrive() -> None:
 
 def test_an_adopted_run_and_many_children_are_told_apart(wakes: Wakeup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its pidfd, and ends where it is looked for: one is reaped by somebody else, the others by us."""
-    monkeypatch.setattr(processes, "_MANY", 3)
+    monkeypatch.setattr(children, "_MANY", 3)
     local, live = LocalProcesses(), _live()
-    children = [local.child(f"job{number}", 1, os.posix_spawnp("sleep", ["sleep", "60"], {})) for number in range(4)]
+    wrappers = [local.child(f"job{number}", 1, os.posix_spawnp("sleep", ["sleep", "60"], {})) for number in range(4)]
     try:
         assert list(local.reap()) == []
         with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
@@ -94,15 +94,15 @@ def test_an_adopted_run_and_many_children_are_told_apart(wakes: Wakeup, monkeypa
             wakes.watch_run(live)
             os.kill(wrapper, signal.SIGKILL)
             parent.wait()
-            pid = children[0].pid or 0
+            pid = wrappers[0].pid or 0
             os.kill(pid, signal.SIGKILL)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             wakes.wait(0)
             assert wakes.ended_runs() == {live.key}
             assert wakes.children_ended()
-            assert list(local.reap()) == [children[0]]
+            assert list(local.reap()) == [wrappers[0]]
     finally:
         local.close()
-        for run in children[1:]:
+        for run in wrappers[1:]:
             os.kill(run.pid or 0, signal.SIGKILL)
             os.waitpid(run.pid or 0, 0)

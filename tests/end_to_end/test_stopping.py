@@ -257,6 +257,37 @@ def test_a_job_that_forks_without_end_is_ended(shared: Served) -> None:
     assert not marked(shared.root, "forks")
 
 
+_ATTACHES = """
+import ctypes, os
+trace = ctypes.CDLL(None, use_errno=True).ptrace
+assert trace(16, os.getppid(), None, None) == 0, ctypes.get_errno()  # PTRACE_ATTACH
+os.waitpid(os.getppid(), 0x40000000)  # __WALL
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("stops", ["signal", "tracer"])
+def test_a_run_ends_though_its_command_stops_its_wrapper(shared: Served, stops: str) -> None:
+    """A wrapper that its own command stops, by a signal or as its tracer, goes on and writes the exit code."""
+    (shared.root.parent / "attaches.py").write_text(_ATTACHES)
+    command = "kill -STOP $PPID; exit 3" if stops == "signal" else f"exec {sys.executable} attaches.py"
+    shared.drop(f"stops-{stops}", command)
+    assert shared.wait_outcome(f"stops-{stops}") == "failed"
+    assert (shared.record(f"stops-{stops}", "rc") or "").strip() == "3"
+
+
+def test_an_adopted_wrapper_that_was_stopped_goes_on(served: Served) -> None:
+    """A wrapper that was stopped while no dispatcher ran, and is no child of the next one, goes on under that."""
+    served.start()
+    served.drop("stood", "echo $PPID; until [ -e go ]; do sleep 0.1; done")
+    (wrapper,) = _pids(served, "stood", 1)
+    served.kill()
+    os.kill(wrapper, signal.SIGSTOP)
+    (served.root.parent / "go").touch()
+    served.start()
+    assert served.wait_outcome("stood") == "finished"
+
+
 def test_other_jobs_are_left_alone(shared: Served) -> None:
     """Ending one job touches no process of another."""
     for name in ("bystander", "victim"):

@@ -7,14 +7,14 @@ import os
 import pytest
 
 from spool.executors.local import LocalProcesses
-from spool.machine import processes
+from spool.machine import children
 
 
 def test_runs_that_end_together_are_looked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was left behind is read once for all that were reaped together, and anew after the next."""
     asked: list[int] = []
-    monkeypatch.setattr(processes, "become_subreaper", lambda on=True: on)
-    monkeypatch.setattr(processes, "children_of_self", lambda: asked.append(1) or frozenset())
+    monkeypatch.setattr(children, "become_subreaper", lambda on=True: on)
+    monkeypatch.setattr(children, "children_of_self", lambda: asked.append(1) or frozenset())
     engine = LocalProcesses()
     engine.inherit()
 

@@ -8,14 +8,15 @@ import resource
 import select
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from spool.executors.local import LocalProcesses, LocalRun
-from spool.machine import identity, processes
-from spool.machine.processes import Children, SpawnThread
+from spool.machine import children, identity
+from spool.machine.children import Children, SpawnThread
 from support import wait_for
 
 MANY = 4
@@ -73,7 +74,7 @@ class Family:
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
     """Give a family in which some are many."""
-    monkeypatch.setattr(processes, "_MANY", MANY)
+    monkeypatch.setattr(children, "_MANY", MANY)
     made, wait4 = Family(), os.wait4
 
     def looking(pid: int, options: int) -> tuple[int, int, resource.struct_rusage]:
@@ -124,7 +125,7 @@ def test_the_end_of_one_asks_for_no_other_however_many_there_are(family: Family,
         short = family.start("true")
         os.waitid(os.P_PID, short, os.WEXITED | os.WNOWAIT)
         assert family.reap() == {short: 0}
-        assert family.looks == [(short, _NOW), (-1, _NOW | processes._WNOTHREAD)]
+        assert family.looks == [(short, _NOW), (-1, _NOW | children._WNOTHREAD)]
         assert descriptors() == before
 
 
@@ -295,7 +296,7 @@ def test_a_child_of_which_nobody_spoke_is_taken_away_within_a_second(many: Famil
 
 def test_an_orphan_and_a_child_that_die_together_are_both_taken_away(many: Family, tmp_path: Path) -> None:
     """One SIGCHLD may stand for both; the orphan became ours at the very end of the child."""
-    assert processes.become_subreaper()
+    assert children.become_subreaper()
     try:
         told = tmp_path / "pid"
         pid = many.start("sh", "-c", 'sleep 1000 & echo $! > "$1"; wait', "sh", str(told))
@@ -308,7 +309,7 @@ def test_an_orphan_and_a_child_that_die_together_are_both_taken_away(many: Famil
         assert many.reap() == {pid: signal.SIGKILL, orphan: signal.SIGKILL}
         assert not many.looked_at_all()
     finally:
-        processes.become_subreaper(on=False)
+        children.become_subreaper(on=False)
 
 
 # The runs.
@@ -347,3 +348,17 @@ def _reaped(engine: LocalProcesses, family: Family) -> list[LocalRun]:
     found = list(engine.reap())
     family.alive -= {run.pid for run in found if run.pid is not None}
     return found
+
+
+def test_reaping_gives_way_where_children_end_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that end faster than they are reaped do not hold up the caller: the rest is due at once."""
+    ended = count(1000)
+    now = count(step=10_000_000)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    monkeypatch.setattr(os, "wait4", lambda which, options: (next(ended), 0, usage))
+    reaper = Children(clock=lambda: next(now))
+    first = [pid for pid, _, _ in reaper.reap()]
+    assert first
+    assert reaper.due_ns is not None
+    assert reaper.due_ns < next(now)
+    assert next(iter(reaper.reap()))[0] == first[-1] + 1

@@ -22,7 +22,7 @@ import pytest
 
 from machine.fake_proc import FakeProc
 from spool.core.model import Jid
-from spool.machine import identity, processes
+from spool.machine import children, identity, marks, processes
 from spool.machine.processes import Process, ProcessCache, TrackedRun, send
 from support import wait_for
 from wrapper_runs import SHELLS, Runs, runs_below
@@ -75,7 +75,7 @@ def test_a_hook_belongs_to_no_run_and_is_found_by_a_mark_of_its_own(proc: FakePr
     assert pids(proc) == [50, 51]
     wanted = TrackedRun("45.7", 0, SPOOL)
     assert sorted(found.pid for found in processes.scan([wanted], proc=str(proc), me=45)[wanted.key]) == [60, 61]
-    assert sorted(processes.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
+    assert sorted(marks.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
 
 
 def test_a_mark_may_name_the_spool_by_a_link(proc: FakeProc, tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_mark_may_name_the_spool_by_a_link(proc: FakeProc, tmp_path: Path) -> 
         ("b", 3): [65],
     }
     proc.process(80, parent=1, start=800, environment=there | {"SPOOL_HOOK": "45.7"})
-    assert processes.hooks_of(str(spool), proc=str(proc)) == [(80, "45.7")]
-    jobs = {pid: processes.job_of(pid, str(spool), proc=str(proc)) for pid in (51, 60, 61, 63, 64, 80, 99)}
+    assert marks.hooks_of(str(spool), proc=str(proc)) == [(80, "45.7")]
+    jobs = {pid: marks.job_of(pid, str(spool), proc=str(proc)) for pid in (51, 60, 61, 63, 64, 80, 99)}
     assert jobs == {51: None, 60: "a", 61: "a", 63: None, 64: None, 80: None, 99: None}
 
 
@@ -579,15 +579,15 @@ def test_without_descriptors_a_signal_still_arrives(monkeypatch: pytest.MonkeyPa
 # In a process of its own, for a subreaper stays one: a child leaves an orphan behind, which becomes ours.
 _SUBREAPER = """
 import json, os, subprocess, sys, time
-from spool.machine import processes
-made = processes.become_subreaper()
+from spool.machine import children, marks, processes
+made = children.become_subreaper()
 subprocess.run(["sh", "-c", "setsid sleep 0.05 & exit 0"])
-orphans = processes.children_of_self()
+orphans = children.children_of_self()
 ended = {}
 while not ended:
-    ended = processes.reap(orphans)
+    ended = children.reap(orphans)
     time.sleep(0.002)
-print(json.dumps([made, len(orphans), [r.exit_code for r in ended.values()], list(processes.children_of_self())]))
+print(json.dumps([made, len(orphans), [r.exit_code for r in ended.values()], list(children.children_of_self())]))
 """
 
 
@@ -599,22 +599,22 @@ def test_a_subreaper_inherits_orphans_and_takes_them_away() -> None:
 
 def test_our_children_are_listed_until_they_are_reaped() -> None:
     """A child is one from its start until somebody has asked how it ended."""
-    before = processes.children_of_self()
+    before = children.children_of_self()
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "kill -KILL $$"], {})
     assert before is not None
-    assert (processes.children_of_self() or frozenset()) - before == {pid}
-    ended = wait_for(lambda: processes.reap([pid]))
+    assert (children.children_of_self() or frozenset()) - before == {pid}
+    ended = wait_for(lambda: children.reap([pid]))
     assert (ended[pid].pid, ended[pid].exit_code) == (pid, 128 + signal.SIGKILL)
     assert ended[pid].peak_memory_bytes > 0
-    assert processes.children_of_self() == before
+    assert children.children_of_self() == before
 
 
 # In a process of its own as well: one child of a nursery lives, another has left an orphan behind.
 _NURSERY = """
 import json, os, signal, sys, time
-from spool.machine import processes
-processes.become_subreaper()
-nursery = processes.SpawnThread()
+from spool.machine import children, marks, processes
+children.become_subreaper()
+nursery = children.SpawnThread()
 def start(text):
     return lambda: os.posix_spawn("/bin/sh", ["sh", "-c", text], {}, setsigmask=[])
 ready, told = os.pipe()
@@ -625,7 +625,7 @@ orphan = int(os.read(ready, 100))
 os.waitpid(gone, 0)
 masks = [line for task in os.listdir("/proc/self/task") for line in open(f"/proc/self/task/{task}/status")]
 deaf = sum(int(line.split()[1], 16) & 1 << signal.SIGCHLD - 1 > 0 for line in masks if line.startswith("SigBlk"))
-listed = processes.children_of_self() == {orphan}
+listed = children.children_of_self() == {orphan}
 try:
     nursery.start(lambda: os.posix_spawn("/nowhere", ["sh"], {}))
 except FileNotFoundError:
@@ -652,7 +652,7 @@ def test_a_machine_without_room_for_a_thread_has_children_all_the_same(monkeypat
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    nursery = processes.SpawnThread()
+    nursery = children.SpawnThread()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     pid = nursery.start(lambda: os.posix_spawn("/bin/true", ["true"], {}))
     assert os.waitpid(pid, 0) == (pid, 0)
@@ -663,7 +663,7 @@ def test_only_the_named_children_are_reaped() -> None:
     """A child that lives, a child of which nobody spoke, and a process that is no child are left alone."""
     with subprocess.Popen(["sh", "-c", "exit 3"]) as unnamed, subprocess.Popen(["sleep", "60"]) as living:
         os.waitid(os.P_PID, unnamed.pid, os.WEXITED | os.WNOWAIT)
-        assert processes.reap([living.pid, 1]) == {}
+        assert children.reap([living.pid, 1]) == {}
         living.kill()
         assert unnamed.wait() == 3
 
@@ -672,7 +672,7 @@ def test_what_a_child_has_used_includes_what_it_waited_for() -> None:
     """CPU time and peak memory are those of the child and of the children that it waited for."""
     burn = "import time; x = bytearray(30_000_000)\nwhile time.process_time() < 0.05: pass"
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", '"$1" -c "$2"; exit 0', "sh", sys.executable, burn], dict(os.environ))
-    used = wait_for(lambda: processes.reap([pid]))[pid]
+    used = wait_for(lambda: children.reap([pid]))[pid]
     assert used.cpu_time_ns >= 50_000_000
     assert used.peak_memory_bytes >= 30_000_000
 

@@ -15,7 +15,7 @@ from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors import by_name
-from spool.machine.processes import MachineProber
+from spool.machine.marks import MachineProber
 from spool.store.spool import Spool
 
 

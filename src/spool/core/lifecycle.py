@@ -175,7 +175,7 @@ class Remains:
     wrapper_grace_over: bool = False  # what the wrapper has for its last records
 
 
-class Ending(StrEnum):
+class EndStep(StrEnum):
     """What a run that is to end needs next."""
 
     OVER = "nothing: it is gone"
@@ -186,17 +186,17 @@ class Ending(StrEnum):
     KILL_ALL = "KILL, to the wrapper as well"
 
 
-def ending(remains: Remains) -> Ending:
+def ending(remains: Remains) -> EndStep:
     """Return the next step for a run with these remains: the first matching row of docs/STATES.md, section 6."""
     if not remains.others and not remains.wrapper:  # rows 1 and 2
-        return Ending.OVER if remains.certain else Ending.LOOK
+        return EndStep.OVER if remains.certain else EndStep.LOOK
     if not remains.grace_over:  # row 3
-        return Ending.ASK
+        return EndStep.ASK
     if remains.wrapper_grace_over:  # row 4
-        return Ending.KILL_ALL
+        return EndStep.KILL_ALL
     if not remains.others:  # row 5: it is writing
-        return Ending.ASK
-    return Ending.KILL if remains.frozen or remains.tired else Ending.FREEZE  # rows 6 to 8
+        return EndStep.ASK
+    return EndStep.KILL if remains.frozen or remains.tired else EndStep.FREEZE  # rows 6 to 8
 
 
 PREEMPTED = "preempted"

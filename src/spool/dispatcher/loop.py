@@ -43,7 +43,7 @@ from spool.formats import wrapper
 from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
-from spool.machine.processes import MachineProber
+from spool.machine.marks import MachineProber
 from spool.state.outcomes import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
@@ -363,6 +363,7 @@ class Dispatcher:
             self._reload()
         if self.observer.look():
             self.wakeup.look_at_children()
+            self.executors.local.wake_wrappers()
             self.launcher.ask_executors_again()
         if self.launcher.load_executors_again():
             self._reload()  # which tells of it

@@ -180,6 +180,7 @@ class _Terminating:
     live: ActiveRun
     handle: RunHandle
     kill_at_ns: int  # monotonic
+    kills: bool = False  # the grace is over
     look_at_ns: int = 0
     pause_ns: int = _FIRST_LOOK_NS
 
@@ -232,7 +233,10 @@ class Terminator:
     def _go_on(self, engine: Engine, runs: list[_Terminating], now: int) -> Iterable[ActiveRun]:
         """Continue with the runs of one engine; return those that have nothing left."""
         try:
-            gone = engine.terminate({run.handle: now >= run.kill_at_ns for run in runs})
+            for run in runs:
+                if now >= run.kill_at_ns and not run.kills:  # from now on it may take some looks, but no waiting
+                    run.kills, run.pause_ns = True, _FIRST_LOOK_NS
+            gone = engine.terminate({run.handle: run.kills for run in runs})
         except OSError as error:
             self._look_later(runs, now, error)
             return []

@@ -26,34 +26,25 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from spool.core.lifecycle import Ending, Liveness, Remains, ending
+from spool.core.lifecycle import EndStep, Liveness, Remains, ending
 from spool.core.model import SECOND_NS, Jid
 from spool.executors.base import Usage
-from spool.machine import identity, processes
+from spool.machine import children, identity, marks, processes
 from spool.machine.cgroups import RunGroup, RunGroups
-from spool.machine.processes import (
-    STANDS_STILL,
-    Children,
-    Look,
-    Process,
-    ProcessCache,
-    TrackedRun,
-    pss_bytes,
-    rss_bytes,
-    send,
-)
+from spool.machine.children import Children
+from spool.machine.processes import STANDS_STILL, Look, Process, ProcessCache, TrackedRun, pss_bytes, rss_bytes, send
 
 log = logging.getLogger(__name__)
 
 _WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
 _FREEZE_NS = SECOND_NS  # in which what is killed next should stand still; a process that waits for a disk does not
 _MOST_LOOKS = 8  # of a pass, until all of a run stands still
-_WAKE_EVERY_NS, _WAKE_AT_ONCE = 5 * SECOND_NS, 50
+_BUDGET_NS = SECOND_NS // 10  # after which looks give way to the rest of a pass
 _KIBIBYTE = 1024
 
 
 def _is_wrapper(jid: Jid, spool_dir: str, job: str, run: int) -> bool:
-    return processes.is_wrapper(jid.pid, spool_dir, job, run)
+    return marks.is_wrapper(jid.pid, spool_dir, job, run)
 
 
 class LocalRun:
@@ -186,10 +177,9 @@ class LocalRun:
     def wake(self) -> None:
         """Let its wrapper go on if that stands still: it only waits, and a run without it never ends."""
         jid = self.jid or (identity.of_process(self.pid) if self.pid is not None and self.exit_status is None else None)
-        if jid is None or self.engine.liveness(jid) is not Liveness.ALIVE:
+        if jid is None or not _stands_still(wrapper := Process(jid.pid, jid.start_ticks)):
             return
-        wrapper = Process(jid.pid, jid.start_ticks)
-        if _stands_still(wrapper) and send([wrapper], signal.SIGCONT).signalled:
+        if self.engine.liveness(jid) is Liveness.ALIVE and send([wrapper], signal.SIGCONT).signalled:
             log.warning("job %s run %d: its wrapper was stopped by a signal; spool has continued it", *self.key)
 
     @property
@@ -211,7 +201,7 @@ class LocalRun:
         grouped = (self._group.pids() if self._group is not None else None) or frozenset()
         return TrackedRun(job, run, self.engine.spool_dir, jid, self._found | self._told, grouped, halts)
 
-    def press(self, look: Look, *, kill: bool, certain: bool) -> Ending:
+    def press(self, look: Look, *, kill: bool, certain: bool) -> EndStep:
         """Go on ending it, after a look at what is left of it; return what that was.
 
         *kill*: the grace is over. *certain*: nothing of it can have been missed.
@@ -241,20 +231,20 @@ class LocalRun:
         self._found = found
         self._still = others if others <= look.still else frozenset()
         match step:
-            case Ending.ASK:
+            case EndStep.ASK:
                 self._ask(others, wrapper, look)
-            case Ending.FREEZE:
+            case EndStep.FREEZE:
                 if self._group is None or not self._group.freeze(on=True):
                     send(others - look.still, signal.SIGSTOP)
-            case Ending.KILL | Ending.KILL_ALL:
-                refused = send(others if step is Ending.KILL else found, signal.SIGKILL).refused
+            case EndStep.KILL | EndStep.KILL_ALL:
+                refused = send(others if step is EndStep.KILL else found, signal.SIGKILL).refused
                 self._note(f"spool may not end process {min(refused).pid}" if refused else "")
-                self._go_on(all_of_it=step is Ending.KILL_ALL)
-            case Ending.OVER | Ending.LOOK:
+                self._go_on(all_of_it=step is EndStep.KILL_ALL)
+            case EndStep.OVER | EndStep.LOOK:
                 self._go_on()
-                self._note("" if step is Ending.OVER else "processes come and go too fast to tell whether one is its")
+                self._note("" if step is EndStep.OVER else "processes come and go too fast to tell whether one is its")
         # Nobody but a stranger makes a wrapper stand still, and all waits for it then.
-        if wrapper & look.still and step is not Ending.KILL_ALL:
+        if wrapper & look.still and step is not EndStep.KILL_ALL:
             send(wrapper, signal.SIGCONT)
         return step
 
@@ -291,15 +281,16 @@ class LocalRun:
     def _lasts(since_ns: int | None, for_ns: int, now_ns: int) -> bool:
         return since_ns is not None and now_ns >= since_ns + for_ns
 
-    def suspend(self, members: set[Process], *, on: bool) -> bool:
-        """Have its processes stand still, or go on; return whether all of them do.
+    def suspend(self, look: Look, *, on: bool) -> bool:
+        """Have the processes that a look has found stand still, or go on; return whether all of them did.
 
-        The wrapper is spared: it only waits, and tmux wakes a session whose first process stands still.
+        The wrapper is spared: it only waits, and tmux wakes a session whose first process stands still. What stands
+        still was not missed by a look, but what runs may have been.
         """
-        others = {process for process in members if process.pid != self._wrapper_pid}
-        wrong = {process for process in others if _stands_still(process) is not on}
+        others = {process for process in look.members[self.key] if process.pid != self._wrapper_pid}
+        wrong = others - look.still if on else others & look.still
         send(wrong, signal.SIGSTOP if on else signal.SIGCONT)
-        return not wrong and (bool(others) or not on)
+        return not wrong and (not on or (bool(others) and look.certain))
 
     def _untold(self, others: frozenset[Process], left: frozenset[Process]) -> set[Process]:
         """Return who is to have TERM now: everybody once, and later those who began before that and were not seen.
@@ -353,18 +344,17 @@ class LocalProcesses:
         self._left: dict[LocalRun, bool] = {}  # whether they did, by a look after their end; for who asks next
         self._own_peak_kib = 0  # as far as it was looked at
         self._census = ProcessCache()
-        self._wakeable: dict[LocalRun, None] = {}  # runs whose wrapper may stand still; the next to be seen first
-        self._wake_at_ns = 0
+        self._unheard: set[LocalRun] = set()  # the kernel does not tell us when their wrappers are stopped
 
     def inherit(self) -> None:
         """Become the parent of every orphan of a run."""
-        self._inherits = processes.become_subreaper()
+        self._inherits = children.become_subreaper()
 
     def close(self) -> None:
         """Give the orphans back."""
         self._processes.close()
         if self._inherits:
-            processes.become_subreaper(on=False)
+            children.become_subreaper(on=False)
 
     def machine(self) -> None:
         """Have only this machine."""
@@ -376,24 +366,18 @@ class LocalProcesses:
         """Return when to reap, on the monotonic clock, though no child may have ended; None: not before one does."""
         return self._processes.due_ns
 
-    def work(self) -> tuple[LocalRun, ...]:
-        """Let wrappers go on that somebody has stopped. Of our children the kernel says so, the others are asked."""
-        while self._processes.stopped:
-            if (run := self._children.get(self._processes.stopped.pop())) is not None:
-                run.wake()
-        now = time.monotonic_ns()
-        if now >= self._wake_at_ns:
-            self._wake_at_ns = now + _WAKE_EVERY_NS
-            for run in list(self._wakeable)[:_WAKE_AT_ONCE]:
-                del self._wakeable[run]
-                self._wakeable[run] = None
-                run.wake()
+    def work(self) -> tuple[()]:
+        """Have nothing to tell that :meth:`reap` does not."""
         return ()
+
+    def wake_wrappers(self) -> None:
+        """Let those wrappers go on that were stopped and are no children of ours: of a child, :meth:`reap` hears it."""
+        for run in self._unheard:
+            run.wake()
 
     def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
         """Return the run whose wrapper is this child of ours."""
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
-        self._wakeable[made] = None  # the kernel does not tell of every child's halt
         self._processes.added(pid)
         self._unrelated.discard(pid)
         self._census.ask_again(pid)  # it was a shell of nobody's
@@ -402,7 +386,7 @@ class LocalProcesses:
     def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:
         """Return a run that another program has started; *jid* is who its wrapper is, if that is known."""
         made = LocalRun(self, (job, run), jid=jid, group=group)
-        self._wakeable[made] = None
+        self._unheard.add(made)
         return made
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
@@ -423,7 +407,7 @@ class LocalProcesses:
         """Let go of a run that is over."""
         self._ended.discard(run)
         self._left.pop(run, None)
-        self._wakeable.pop(run, None)
+        self._unheard.discard(run)
         if run.pid is not None:
             self._children.pop(run.pid, None)
 
@@ -432,7 +416,10 @@ class LocalProcesses:
         self._ready = frozenset(pids)
 
     def reap(self) -> Iterator[LocalRun]:
-        """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used."""
+        """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used.
+
+        One that was stopped goes on.
+        """
         self._inherited = None
         for pid, status, usage in self._processes.reap():
             self._unrelated.discard(pid)
@@ -442,6 +429,9 @@ class LocalProcesses:
                 peak_bytes = usage.ru_maxrss * _KIBIBYTE if says else 0
                 run.ended(status, int((usage.ru_utime + usage.ru_stime) * 1e9), peak_bytes)
                 yield run
+        while self._processes.stopped:
+            if (run := self._children.get(self._processes.stopped.pop())) is not None:
+                run.wake()
 
     def _says_something(self, peak_kib: int) -> bool:
         """Whether a child's peak is of its run: a child counts our memory until it has turned into the wrapper.
@@ -475,7 +465,7 @@ class LocalProcesses:
         if self._inherited is None:
             # Once for all that have ended together: what they left behind became ours before they could be reaped,
             # and goes only by being reaped.
-            self._inherited = processes.children_of_self()
+            self._inherited = children.children_of_self()
         inherited = self._inherited
         if inherited is None:
             return None
@@ -498,8 +488,12 @@ class LocalProcesses:
         return {run: set(found[run.key]) for run in runs}
 
     def look_for(self, runs: Iterable[LocalRun], halt: Mapping[LocalRun, bool] | None = None) -> Look:
-        """Look for the processes of these runs, and say whether any can have been missed; stop those of *halt*."""
-        return processes.look([run.wanted(halts=halt is not None and halt[run]) for run in runs])
+        """Look for the processes of these runs, and say whether any can have been missed; stop those of *halt*.
+
+        On a machine that is too busy for certainty the look gives way to the rest of the pass, and is not certain.
+        """
+        wanted = [run.wanted(halts=halt is not None and halt[run]) for run in runs]
+        return processes.look(wanted, until_ns=time.monotonic_ns() + _BUDGET_NS)
 
     def _sees_all(self, run: LocalRun, look: Look) -> bool:
         """Whether what a look has not found of a run is not there."""
@@ -509,16 +503,16 @@ class LocalProcesses:
         return run.is_child and run.exit_status is not None and self._unknown_orphans() == set()
 
     def terminate(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
-        """Go on ending *runs*, after one walk over all processes."""
+        """Go on ending *runs*, after one walk over all processes, or as many as there is time for."""
         self._inherited = None
-        gone, going = list[LocalRun](), dict(runs)
+        gone, going, until_ns = list[LocalRun](), dict(runs), time.monotonic_ns() + _BUDGET_NS
         for _ in range(_MOST_LOOKS):
             look = self.look_for(going, halt=going)
             self._note_alive(going, look)
             steps = {run: run.press(look, kill=kill, certain=self._sees_all(run, look)) for run, kill in going.items()}
-            gone += [run for run, step in steps.items() if step is Ending.OVER]
-            going = {run: runs[run] for run, step in steps.items() if step is Ending.FREEZE}
-            if not going:
+            gone += [run for run, step in steps.items() if step is EndStep.OVER]
+            going = {run: runs[run] for run, step in steps.items() if step is EndStep.FREEZE}
+            if not going or time.monotonic_ns() >= until_ns:
                 break
         return gone
 
@@ -530,8 +524,8 @@ class LocalProcesses:
 
     def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
         """Have *runs* stand still or go on, after one walk over all processes; return those that do."""
-        members = self.processes_of(runs)
-        return [run for run, on in runs.items() if run.suspend(members[run], on=on)]
+        look = self.look_for(runs, halt=runs)
+        return [run for run, on in runs.items() if run.suspend(look, on=on)]
 
     def memory_bytes(self, limits: Mapping[LocalRun, int]) -> dict[LocalRun, int]:
         """Return what these runs have in memory, exactly where that is over the limit that stands beside each.

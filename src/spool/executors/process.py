@@ -25,8 +25,8 @@ from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.config import Config
 from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings, has_texts
 from spool.machine import descriptors, identity
+from spool.machine.children import SpawnThread
 from spool.machine.host import login_environment
-from spool.machine.processes import SpawnThread
 
 SHELL = "/bin/sh"
 

@@ -26,8 +26,9 @@ from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
 from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
-from spool.machine import identity, processes
-from spool.machine.processes import HOOK_MARK, Process, TrackedRun, send
+from spool.machine import children, identity, marks, processes
+from spool.machine.marks import HOOK_MARK
+from spool.machine.processes import Process, TrackedRun, send
 
 log = logging.getLogger(__name__)
 
@@ -223,12 +224,19 @@ def end_tree(root: str, mark: str, jid: Jid | None) -> int:
     *jid* is who it is or was, where that is known.
     """
     killed: set[Process] = set()
-    for _ in range(_WALKS):
-        wanted = TrackedRun(mark, 0, root, jid, frozenset(killed))
-        left = processes.scan([wanted])[wanted.key]
-        if not left:
+    before: frozenset[Process] = frozenset()
+    for walk in range(_WALKS):
+        wanted = TrackedRun(mark, 0, root, jid, frozenset(killed), halts=True)
+        look = processes.look([wanted])
+        left = look.members[wanted.key]
+        if not left and look.certain:
             break
-        killed |= send(left, signal.SIGKILL).signalled
+        # What stood still in two looks forks no more; what does not come to a halt in half of them is killed as it is.
+        if (left == before and left <= look.still) or walk >= _WALKS // 2:
+            killed |= send(left, signal.SIGKILL).signalled
+        else:
+            send(left - look.still, signal.SIGSTOP)
+        before = left
         time.sleep(_PAUSE_S)
     return len(killed)
 
@@ -243,7 +251,7 @@ class OrphanReaper:
     def end_strangers(self) -> None:
         """Kill the hooks that an earlier process of the same spool left when it was killed."""
         mine = f"{os.getpid()}."
-        for pid, mark in processes.hooks_of(self._root):
+        for pid, mark in marks.hooks_of(self._root):
             if not mark.startswith(mine):
                 end_tree(self._root, mark, identity.of_process(pid))
 
@@ -259,9 +267,9 @@ class OrphanReaper:
         now = time.monotonic()
         dead = {
             pid
-            for pid in processes.children_of_self() or ()
+            for pid in children.children_of_self() or ()
             if (stat := identity.read_stat(pid)) is not None and stat.dead
         }
         self._dead = {pid: self._dead.get(pid, now) for pid in dead}
         with _mutex:
-            processes.reap(pid for pid, since in self._dead.items() if pid not in _running and now - since > _ORPHAN_S)
+            children.reap(pid for pid, since in self._dead.items() if pid not in _running and now - since > _ORPHAN_S)

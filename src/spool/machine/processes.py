@@ -1,4 +1,4 @@
-"""The processes of runs: which belong to a run, how they are signalled, reaped and measured.
+"""The processes of runs: which belong to a run, how they are signalled and measured.
 
 A process group is not enough: `setsid` and double forks leave it. To a run belong
 
@@ -12,10 +12,7 @@ A process group is not enough: `setsid` and double forks leave it. To a run belo
   within a job is none of its own;
 * every process of its control group, if it has one.
 
-A hook finds the variables of the run that it is told of, and is none of its processes: `SPOOL_HOOK` says so, and by it
-the hook's own processes are found.
-
-A spool is looked for by its real path. A mark may name it by another, through a symbolic link.
+`machine/marks.py` says what a mark is. A hook has one of its own, and is no process of the run that it is told of.
 
 Once the wrapper is gone, its pid may come back as somebody else's session, so the session counts no more, except
 for our own children: as a subreaper we inherit the orphans of the wrappers that we started, and of no others.
@@ -34,47 +31,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
-import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
-from spool.core.layout import JOBS, WRAPPER, Layout
+from spool.core.layout import Layout
 from spool.core.lazyclass import dataclass, replace
-from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.machine import identity
 from spool.machine.descriptors import certainly, is_shortage
 from spool.machine.identity import PROC, TICK_NS, Stat, boot_id, pid_namespace, read_bytes, read_stat
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from spool.machine.marks import RealPaths, mark_in
 
 _FIRST_LISTS, _ENOUGH_LISTS, _MOST_LISTS = 3, 2, 20
+_MOST_PROGRAMS = 4  # which a process may begin, one after the other, while its environment is asked for
 _EVERY, _PARTS = 4, 8  # a census asks at each fourth look an eighth of all again
-_SEEN_FOR_NS = 100_000_000  # how long a walk answers questions about one run after the other
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every thread of the kernel
 
 STANDS_STILL = "Tt"
 """The states of a process that a signal or a tracer has stopped."""
 
-HOOK_MARK = "SPOOL_HOOK"
-"""In the environment of a hook, which has the facts of a run in there too and is no part of it."""
-
-_HOOK_MARK = f"{HOOK_MARK}=".encode()
-_WAITED = b"spool_told"  # among the arguments of a shell that was started ahead of its run
-_COMPILED = b"spool-wrapper"  # whose marks are not shown where they are too long
-_OUTPUTS = (4, 5, 1, 2)  # of a wrapper, and of what it may have become
 _SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
-_PR_SET_CHILD_SUBREAPER = 36
-_WNOTHREAD = 0x20000000  # of the children that this thread has started or inherited; see wait(2), __WNOTHREAD
-_MANY = 100  # children: from here on a look at all of them at each end costs more than a descriptor for each
-_LOOK_EVERY_NS, _REFUSED_FOR_NS = 1_000_000_000, 60_000_000_000
-_SECOND_NS = 1_000_000_000
 _KIBIBYTE = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -106,12 +85,13 @@ class Look:
     certain: bool = True  # no process of a run can have been missed
 
 
-def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = None) -> Look:
+def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = None, until_ns: int | None = None) -> Look:
     """Find the processes of each run, by (job, run), in one walk over /proc.
 
     A process may fork and end before it is known whose it is. So /proc is listed again until two lists in a row have no
     such process: a run of which any process lives then has one in the second, or in the first, and it was asked. Where
-    that is not so after many lists, the look is not certain: what it has not found may be there.
+    that is not so after many lists, or at *until_ns* on the monotonic clock, the look is not certain: what it has not
+    found may be there.
 
     Only processes of our own user are asked for their environment. Zombies belong to nobody: they hold nothing.
     Raises OSError where the machine has too little left for a whole look: what was not seen is not gone.
@@ -125,6 +105,8 @@ def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = Non
     for _ in range(_MOST_LISTS):
         # What moves has to be told at once; what is missed meanwhile is found by the look that comes after that.
         if walk.certain or (all(found.values()) and walk.something_moves(found)):
+            break
+        if until_ns is not None and time.monotonic_ns() >= until_ns:
             break
         walk.list()
         found = walk.members()
@@ -221,7 +203,7 @@ class _Walk:
         self._hidden: set[int] = set()  # of the last list: those whose environment was not there to be read
         self._lists_without_loss = 0
         self.reapers = {_INIT, me, *reapers}  # who may inherit an orphan: us, and the parents of earlier dispatchers
-        self._real = _RealPaths({run.spool_dir: run.spool_dir for run in runs})
+        self._real = RealPaths({run.spool_dir: run.spool_dir for run in runs})
         self._spools = frozenset(self._real)
         self._marked = {(run.spool_dir, run.job, str(run.run)): run.key for run in runs}
         self._metadirs: dict[str, tuple[str, int]] | None = None
@@ -395,164 +377,20 @@ class _Walk:
             if os.stat(f"{self._proc}/{pid}").st_uid != self._uid:
                 return None
             environment = read_bytes(f"{self._proc}/{pid}/environ")
+            for _ in range(_MOST_PROGRAMS):
+                if environment:
+                    break
+                if identity.is_between_programs(pid, proc=self._proc) is not False:
+                    self._hidden.add(pid)
+                    return None
+                environment = read_bytes(f"{self._proc}/{pid}/environ")  # it has begun the next before that was asked
         except OSError as error:
             if is_shortage(error):
                 raise
             if error.errno in (errno.ENOENT, errno.ESRCH):
                 self._hidden.add(pid)
             return None
-        if not environment and identity.is_between_programs(pid, proc=self._proc) is not False:
-            self._hidden.add(pid)
-        if b"SPOOL_RUN=" not in environment and _HOOK_MARK not in environment:
-            return None
-        return _mark_in(environment, self._real)
-
-
-def hooks_of(spool_dir: str, *, proc: str = PROC) -> list[tuple[int, str]]:
-    """Return the processes that carry the mark of a hook of that spool: each pid and mark."""
-    found, real = [], _RealPaths({spool_dir: spool_dir})
-    for name in os.listdir(proc):
-        if name.isdigit():
-            try:
-                environment = read_bytes(f"{proc}/{name}/environ")
-            except OSError:
-                continue
-            mark = _mark_in(environment, real) if _HOOK_MARK in environment else None
-            if mark is not None and mark[0] == spool_dir and mark[2] == "0":
-                found.append((int(name), mark[1]))
-    return found
-
-
-def job_of(pid: int, spool_dir: str, *, proc: str = PROC) -> str | None:
-    """Return the job of that spool whose mark the process *pid* carries, None if it carries none."""
-    try:
-        environment = read_bytes(f"{proc}/{pid}/environ")
-    except OSError:
-        return None
-    mark = _mark_in(environment, _RealPaths({spool_dir: spool_dir}))
-    return mark[1] if mark is not None and mark[0] == spool_dir and mark[2] != "0" else None
-
-
-def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC) -> bool:
-    """Whether the process *pid* is, or may be, the wrapper of a run of the spool at that real path.
-
-    A record can name any process; what counts is what the process itself shows. A wrapper has its script among its
-    arguments, the run's marks in its environment, its outputs in the metadir, or a child with the marks. One that was
-    started ahead of its run has none of these at first, but shows that it waited for one. Raises OSError where the
-    machine has too little left to tell.
-    """
-    metadir = Layout(spool_dir).metadir(job, run)
-    arguments = _read_of(pid, "cmdline", proc)
-    if arguments is None:
-        return True  # it has just ended; who asks again learns that
-    words = arguments.split(b"\0")
-    if os.fsencode(f"{metadir}/{WRAPPER}") in words:
-        return True
-    spools = _RealPaths({spool_dir: spool_dir})
-    wanted = (spool_dir, job, str(run))
-    mark = _mark_of(pid, spools, proc)
-    if mark == wanted or _has_output_in(pid, metadir, proc):
-        return True
-    if mark is not None or not (_WAITED in arguments or os.path.basename(words[0]) == _COMPILED):
-        return False
-    children = (_read_of(pid, f"task/{pid}/children", proc) or b"").split()
-    marks = {mark for child in children if (mark := _mark_of(int(child), spools, proc)) is not None}
-    return not marks or wanted in marks
-
-
-def _mark_of(pid: int, spools: _RealPaths, proc: str) -> tuple[str, str, str] | None:
-    return _mark_in(_read_of(pid, "environ", proc) or b"", spools)
-
-
-def _has_output_in(pid: int, directory: str, proc: str) -> bool:
-    """Whether one of the descriptors with which a wrapper holds its outputs is of a file in *directory*."""
-    for number in _OUTPUTS:
-        with contextlib.suppress(OSError):
-            if os.path.dirname(os.readlink(f"{proc}/{pid}/fd/{number}")) == directory:
-                return True
-    return False
-
-
-def _read_of(pid: int, name: str, proc: str) -> bytes | None:
-    """Return what /proc/PID/NAME says; None if the process is gone or does not show it. Raises OSError: a shortage."""
-    try:
-        return read_bytes(f"{proc}/{pid}/{name}")
-    except OSError as error:
-        if is_shortage(error):
-            raise
-        return None
-
-
-def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[str, int]]:
-    """Return the runs of the spool at that real path that have processes, as far as mark and output tell.
-
-    For who only shows it. Who ends a run asks `scan`, which knows its session and its descendants too.
-    """
-    found, real = set(), _RealPaths({spool_dir: spool_dir})
-    runs = f"{Layout(spool_dir).at(JOBS)}/"
-    for entry in os.listdir(proc):
-        stat = read_stat(int(entry), proc=proc) if entry.isdigit() else None
-        if stat is None or stat.dead:
-            continue
-        try:
-            mark = _mark_in(read_bytes(f"{proc}/{entry}/environ"), real)
-            if mark is None:
-                outputs = {os.path.dirname(os.readlink(f"{proc}/{entry}/fd/{number}")) for number in (1, 2)}
-                here = [path.removeprefix(runs).partition("/") for path in outputs if path.startswith(runs)]
-                mark = next(((spool_dir, name, run) for name, _, run in here), None)
-        except OSError:  # somebody else's, gone, or without outputs
-            continue
-        if mark is not None and mark[0] == spool_dir and mark[2].isdecimal() and mark[2] != "0":
-            found.add((mark[1], int(mark[2])))
-    return frozenset(found)
-
-
-class MachineProber:
-    """What a look at a spool asks of this machine. *gone_hosts*: those that the user has declared gone."""
-
-    def __init__(self, gone_hosts: frozenset[str] = frozenset()) -> None:
-        self._gone_hosts = gone_hosts
-        self._walked: tuple[str, int, frozenset[tuple[str, int]]] | None = None  # the spool, when, what
-
-    def boot_id(self) -> str:
-        """Return the id of this boot."""
-        return identity.boot_id()
-
-    def liveness(self, jid: Jid) -> Liveness:
-        """Return what became of the process *jid*; on a host that is no more, nothing is alive."""
-        found = identity.liveness(jid)
-        if found is Liveness.ELSEWHERE and jid.host in self._gone_hosts:
-            return Liveness.REBOOTED
-        return found
-
-    def is_wrapper(self, jid: Jid, root: str, name: str, run: int) -> bool:
-        """Whether the living process *jid* is the wrapper of that run of the spool at *root*."""
-        return is_wrapper(jid.pid, root, name, run)
-
-    def has_left_processes(self, root: str, name: str, run: int) -> bool:
-        """Whether there are processes of a run of the spool at *root*; one walk over /proc answers for all runs."""
-        if self._walked is None or self._walked[0] != root or time.monotonic_ns() - self._walked[1] > _SEEN_FOR_NS:
-            self._walked = root, time.monotonic_ns(), runs_with_processes(root)
-        return (name, run) in self._walked[2]
-
-
-class _RealPaths(dict[str, str]):
-    """The real path of each path, looked up once; those that are known to be real are put in from the beginning."""
-
-    def __missing__(self, path: str) -> str:
-        # A relative one would be relative to a directory that is not ours; spool sets none.
-        self[path] = real = os.path.realpath(path) if os.path.isabs(path) else path
-        return real
-
-
-def _mark_in(environment: bytes, real: _RealPaths) -> tuple[str, str, str] | None:
-    """Return the spool, by its real path, the job and the run that an environment names; a hook is its run 0."""
-    values = dict(entry.partition(b"=")[::2] for entry in environment.split(b"\0") if entry.startswith(b"SPOOL_"))
-    spool, hook = os.fsdecode(values.get(b"SPOOL_DIR", b"")), os.fsdecode(values.get(HOOK_MARK.encode(), b""))
-    job, run = os.fsdecode(values.get(b"SPOOL_JOB", b"")), os.fsdecode(values.get(b"SPOOL_RUN", b""))
-    if hook:
-        job, run = hook, "0"  # no run has that number
-    return (real[spool], job, run) if spool and job and run else None
+        return mark_in(environment, self._real)
 
 
 class Process(NamedTuple):
@@ -644,219 +482,6 @@ def _send(process: Process, number: int) -> bool:
 def _is(process: Process) -> bool:
     stat = read_stat(process.pid)
     return stat is not None and not stat.dead and stat.start_ticks == process.start_ticks
-
-
-@dataclass(frozen=True, slots=True)
-class Reaped:
-    """A child that has ended, and what it and the children that it waited for have used."""
-
-    pid: int
-    exit_code: int  # 128+n for signal n
-    cpu_time_ns: int
-    peak_memory_bytes: int  # of the largest single process among them
-
-
-def become_subreaper(*, on: bool = True) -> bool:
-    """Make this process the parent of every orphan among its descendants, or no longer; False where the kernel cannot.
-
-    With it, a run has left nothing behind if its wrapper's end adds no child to this process: no walk over /proc
-    is needed. See prctl(2), PR_SET_CHILD_SUBREAPER.
-    """
-    import ctypes  # here, for commands inherit no orphans
-
-    try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-    except (OSError, AttributeError):
-        return False
-    result: int = prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), *[ctypes.c_ulong(0)] * 3)
-    return result == 0
-
-
-class SpawnThread:
-    """A thread that starts children, and does nothing else.
-
-    The kernel lists children by the thread that started them, and gives orphans to the one that leads the process. So
-    its list is as long as there are orphans, however many children there are.
-    """
-
-    def __init__(self) -> None:
-        """Start no thread yet."""
-        from concurrent.futures import ThreadPoolExecutor  # here, for commands start no children
-
-        self._new_thread = partial(ThreadPoolExecutor, 1, "nursery", initializer=_hear_no_signals)
-        self._thread: ThreadPoolExecutor | None = None
-
-    def start(self, spawn: Callable[[], int]) -> int:
-        """Return the pid of the child that *spawn* starts. What it raises is raised here."""
-        if self._thread is None:
-            self._thread = self._new_thread()
-        try:
-            begun = self._thread.submit(spawn)
-        except RuntimeError:  # no room for a thread; a child that this one starts is in the list, and known there
-            self.close()
-            return spawn()
-        return begun.result()
-
-    def close(self) -> None:
-        """End the thread; its children become the leader's."""
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
-
-
-def _hear_no_signals() -> None:
-    """Leave every signal to the main thread, which sleeps until one comes."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-
-
-def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
-    """Return the pids of this process's children, zombies too; None where the kernel does not list them.
-
-    They are those of its main thread: all orphans, but no child of a :class:`SpawnThread`.
-    """
-    pid = os.getpid() if proc == PROC else "self"
-    try:
-        return frozenset(map(int, read_bytes(f"{proc}/{pid}/task/{pid}/children").split()))
-    except OSError:
-        return None
-
-
-class Children:
-    """The children of this process, to be reaped by the thread that leads it when one may have ended.
-
-    To wait for any child the kernel looks at all of them. Where there are many, each that is :meth:`added` and lives on
-    has a pidfd, so that those that have ended are known by name. Orphans are children of the leading thread alone, and
-    are looked for there. All others are no runs: they are looked for, among all, once a second at most; :attr:`due_ns`
-    says when. Without a descriptor for each child all is as where there are few.
-    """
-
-    def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """Know no child by name. *clock* is monotonic."""
-        self.stopped: set[int] = set()  # children that were made to stand still, to be taken away by the one who asks
-        self.due_ns: int | None = None  # when the next look at all children is due, though none may have ended since
-        self._clock = clock
-        self._named: dict[int, int | None] = {}  # the pidfd of each that lives, None: it has none
-        self._new: set[int] = set()  # those that have none
-        self._ready: select.epoll | None = None  # what the pidfds are registered in
-        self._pids: dict[int, int] = {}  # by the pidfd
-        self._looked_ns = self._refused_ns = -_REFUSED_FOR_NS
-
-    def added(self, pid: int) -> None:
-        """Know this child by name: a run waits for its end."""
-        self._forget(pid)  # somebody else has reaped one of that pid
-        self._named[pid] = None
-        self._new.add(pid)
-
-    def reap(self) -> Iterator[tuple[int, int, resource.struct_rusage]]:
-        """Yield pid, status and usage of each child that has ended."""
-        if self._are_many():
-            for pid in [*self._new]:
-                yield from self._reaped(pid)
-            if self._watch_new():
-                yield from self._reap_watched()
-                return
-        elif self._ready is not None:
-            self.close()
-        self.due_ns = None
-        yield from self._reaped(-1)
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        ready, self._ready = self._ready, None
-        if ready is not None:
-            ready.close()
-        for fd in self._pids:
-            os.close(fd)
-        self._pids.clear()
-        self._named = dict.fromkeys(self._named)
-        self._new.update(self._named)
-
-    def _are_many(self) -> bool:
-        if len(self._named) < (_MANY if self._ready is None else _MANY // 2):
-            return False
-        return self._clock() - self._refused_ns >= _REFUSED_FOR_NS
-
-    def _watch_new(self) -> bool:
-        """Have a pidfd of each child; return whether there is one. Half of the descriptors are left to others."""
-        if not self._new:
-            return self._ready is not None  # else all that there were have ended
-        try:
-            if len(self._named) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self._ready = self._ready or select.epoll()
-            for pid in [*self._new]:
-                self._watch(self._ready, pid)
-        except OSError:  # no descriptor left, or a kernel without pidfds
-            self.close()
-            self._refused_ns = self._clock()
-            return False
-        return True
-
-    def _watch(self, ready: select.epoll, pid: int) -> None:
-        fd = os.pidfd_open(pid)
-        try:
-            ready.register(fd, select.EPOLLIN)
-        except OSError:
-            os.close(fd)
-            raise
-        self._named[pid], self._pids[fd] = fd, pid
-        self._new.discard(pid)
-
-    def _reap_watched(self) -> Iterator[tuple[int, int, resource.struct_rusage]]:
-        assert self._ready is not None
-        for fd, _ in self._ready.poll(0, len(self._pids) + 1):
-            yield from self._reaped(self._pids[fd])
-        yield from self._reaped(-1, _WNOTHREAD)
-        now_ns = self._clock()
-        if now_ns - self._looked_ns >= _LOOK_EVERY_NS:
-            self._looked_ns, self.due_ns = now_ns, None
-            yield from self._reaped(-1)
-        else:
-            self.due_ns = self._looked_ns + _LOOK_EVERY_NS
-
-    def _reaped(self, which: int, options: int = 0) -> Iterator[tuple[int, int, resource.struct_rusage]]:
-        """Reap the child *which*, or with -1 all."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(which, os.WNOHANG | os.WUNTRACED | options)
-            except ChildProcessError:
-                self._forget(which)
-                return
-            if pid == 0:
-                return
-            if os.WIFSTOPPED(status):
-                self.stopped.add(pid)
-                continue
-            self._forget(pid)
-            yield pid, status, usage
-            if which > 0:
-                return
-
-    def _forget(self, pid: int) -> None:
-        self._new.discard(pid)
-        fd = self._named.pop(pid, None)
-        if fd is not None and self._ready is not None:
-            self._ready.unregister(fd)  # closing does that only where no fork has a copy of it
-            del self._pids[fd]
-            os.close(fd)
-
-
-def reap(pids: Iterable[int]) -> dict[int, Reaped]:
-    """Take away those of these children that have ended, and say how; the others are left alone.
-
-    The pids are named, for this process may have children that others wait for. One that is no child is skipped.
-    """
-    ended: dict[int, Reaped] = {}
-    for pid in pids:
-        try:
-            reaped, status, usage = os.wait4(pid, os.WNOHANG)
-        except ChildProcessError:
-            continue
-        if reaped:
-            code = os.waitstatus_to_exitcode(status)
-            cpu_time_ns = round((usage.ru_utime + usage.ru_stime) * _SECOND_NS)
-            ended[pid] = Reaped(pid, code if code >= 0 else 128 - code, cpu_time_ns, usage.ru_maxrss * _KIBIBYTE)
-    return ended
 
 
 def rss_bytes(pids: Iterable[int], *, proc: str = PROC) -> int:

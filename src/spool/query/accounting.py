@@ -18,7 +18,7 @@ from spool.formats.moments import understood
 from spool.formats.run_records import ArrayRecord, GrantRecord
 from spool.formats.values import moment_or_delay
 from spool.machine import processes
-from spool.machine.processes import MachineProber
+from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister
 from spool.store.history import History
 from spool.store.spool import Spool

@@ -16,7 +16,7 @@ from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, 
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
 from spool.formats.run_records import ArrayRecord, GrantRecord
-from spool.machine.processes import MachineProber
+from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister, JobRow
 from spool.query.progress import progress_of
 from spool.query.tasks import ArrayTasks, tasks_of

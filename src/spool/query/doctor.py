@@ -38,7 +38,7 @@ from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
 from spool.listeners.notifications import expanded, who_else_reads
 from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts, this_user
-from spool.machine.processes import MachineProber
+from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query.last_view import STALE_NS
 from spool.query.snapshot import machine_now

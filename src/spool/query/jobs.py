@@ -36,7 +36,7 @@ from spool.store.spool import Service, Spool, glimpse, spec_of
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
-    from spool.machine.processes import MachineProber  # what looks at the machine is imported when it has to
+    from spool.machine.marks import MachineProber  # what looks at the machine is imported when it has to
 
 RECENT = 10
 NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
@@ -164,7 +164,7 @@ class JobLister:
 
     @cached_property
     def _prober(self) -> MachineProber:
-        from spool.machine.processes import MachineProber
+        from spool.machine.marks import MachineProber
 
         return MachineProber()
 

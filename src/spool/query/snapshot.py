@@ -26,7 +26,7 @@ from spool.formats.run_records import GrantRecord
 from spool.formats.state import StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import this_user, why_not_expanded
-from spool.machine.processes import MachineProber
+from spool.machine.marks import MachineProber
 from spool.query.last_view import gpus_told, last_view
 from spool.query.reservations import read_reservations
 from spool.state.array import Array, new_array

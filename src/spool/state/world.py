@@ -12,7 +12,7 @@ from spool.core.lazyclass import replace
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine
 from spool.core.reservations import known_gpus
 from spool.formats.state import GpusTold
-from spool.machine import processes
+from spool.machine import marks
 from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher, Ignore, Ours
 from spool.machine.host import Host, disk_free_bytes
 from spool.state.table import SchedulerState
@@ -212,7 +212,7 @@ class MachineMonitor:
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job whose run the process *pid* carries the mark of."""
-        name = processes.job_of(pid, str(self._spool_dir))
+        name = marks.job_of(pid, str(self._spool_dir))
         job = self._table.jobs.get(name) if name is not None else None
         return name if job is not None and job.live is not None else None
 

@@ -1,0 +1,253 @@
+"""The children of this process: how they are started, found and reaped.
+
+As a child subreaper the dispatcher inherits what its wrappers leave behind, so that its list of children proves what
+would otherwise take a walk over all processes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from spool.core.lazyclass import dataclass
+from spool.machine.identity import PROC, read_bytes
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+_PR_SET_CHILD_SUBREAPER = 36
+_WNOTHREAD = 0x20000000  # of the children that this thread has started or inherited; see wait(2), __WNOTHREAD
+_MANY = 100  # children: from here on a look at all of them at each end costs more than a descriptor for each
+_LOOK_EVERY_NS, _REFUSED_FOR_NS = 1_000_000_000, 60_000_000_000
+_AT_LEAST, _BUDGET_NS = 64, 50_000_000  # what is reaped at a time where children end faster than they can be reaped
+_SECOND_NS = 1_000_000_000
+_KIBIBYTE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A child that has ended, and what it and the children that it waited for have used."""
+
+    pid: int
+    exit_code: int  # 128+n for signal n
+    cpu_time_ns: int
+    peak_memory_bytes: int  # of the largest single process among them
+
+
+def become_subreaper(*, on: bool = True) -> bool:
+    """Make this process the parent of every orphan among its descendants, or no longer; False where the kernel cannot.
+
+    With it, a run has left nothing behind if its wrapper's end adds no child to this process: no walk over /proc
+    is needed. See prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
+    import ctypes  # here, for commands inherit no orphans
+
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return False
+    result: int = prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), *[ctypes.c_ulong(0)] * 3)
+    return result == 0
+
+
+class SpawnThread:
+    """A thread that starts children, and does nothing else.
+
+    The kernel lists children by the thread that started them, and gives orphans to the one that leads the process. So
+    its list is as long as there are orphans, however many children there are.
+    """
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        from concurrent.futures import ThreadPoolExecutor  # here, for commands start no children
+
+        self._new_thread = partial(ThreadPoolExecutor, 1, "nursery", initializer=_hear_no_signals)
+        self._thread: ThreadPoolExecutor | None = None
+
+    def start(self, spawn: Callable[[], int]) -> int:
+        """Return the pid of the child that *spawn* starts. What it raises is raised here."""
+        if self._thread is None:
+            self._thread = self._new_thread()
+        try:
+            begun = self._thread.submit(spawn)
+        except RuntimeError:  # no room for a thread; a child that this one starts is in the list, and known there
+            self.close()
+            return spawn()
+        return begun.result()
+
+    def close(self) -> None:
+        """End the thread; its children become the leader's."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+
+def _hear_no_signals() -> None:
+    """Leave every signal to the main thread, which sleeps until one comes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
+    """Return the pids of this process's children, zombies too; None where the kernel does not list them.
+
+    They are those of its main thread: all orphans, but no child of a :class:`SpawnThread`.
+    """
+    pid = os.getpid() if proc == PROC else "self"
+    try:
+        return frozenset(map(int, read_bytes(f"{proc}/{pid}/task/{pid}/children").split()))
+    except OSError:
+        return None
+
+
+class Children:
+    """The children of this process, to be reaped by the thread that leads it when one may have ended.
+
+    To wait for any child the kernel looks at all of them. Where there are many, each that is :meth:`added` and lives on
+    has a pidfd, so that those that have ended are known by name. Orphans are children of the leading thread alone, and
+    are looked for there. All others are no runs: they are looked for, among all, once a second at most; :attr:`due_ns`
+    says when. Without a descriptor for each child all is as where there are few.
+
+    A tree that forks without end may leave us orphans faster than they can be reaped on a busy machine. So reaping
+    gives way after a while; it is due again at once. The kernel tells of the eldest first, and our own are older.
+    """
+
+    def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """Know no child by name. *clock* is monotonic."""
+        self.stopped: set[int] = set()  # children that were made to stand still, to be taken away by the one who asks
+        self.due_ns: int | None = None  # when the next look at all children is due, though none may have ended since
+        self._clock = clock
+        self._named: dict[int, int | None] = {}  # the pidfd of each that lives, None: it has none
+        self._new: set[int] = set()  # those that have none
+        self._ready: select.epoll | None = None  # what the pidfds are registered in
+        self._pids: dict[int, int] = {}  # by the pidfd
+        self._looked_ns = self._refused_ns = -_REFUSED_FOR_NS
+
+    def added(self, pid: int) -> None:
+        """Know this child by name: a run waits for its end."""
+        self._forget(pid)  # somebody else has reaped one of that pid
+        self._named[pid] = None
+        self._new.add(pid)
+
+    def reap(self) -> Iterator[tuple[int, int, resource.struct_rusage]]:
+        """Yield pid, status and usage of each child that has ended."""
+        if self._are_many():
+            for pid in [*self._new]:
+                yield from self._reaped(pid)
+            if self._watch_new():
+                yield from self._reap_watched()
+                return
+        elif self._ready is not None:
+            self.close()
+        self.due_ns = None
+        yield from self._reaped(-1)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.close()
+        for fd in self._pids:
+            os.close(fd)
+        self._pids.clear()
+        self._named = dict.fromkeys(self._named)
+        self._new.update(self._named)
+
+    def _are_many(self) -> bool:
+        if len(self._named) < (_MANY if self._ready is None else _MANY // 2):
+            return False
+        return self._clock() - self._refused_ns >= _REFUSED_FOR_NS
+
+    def _watch_new(self) -> bool:
+        """Have a pidfd of each child; return whether there is one. Half of the descriptors are left to others."""
+        if not self._new:
+            return self._ready is not None  # else all that there were have ended
+        try:
+            if len(self._named) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._ready = self._ready or select.epoll()
+            for pid in [*self._new]:
+                self._watch(self._ready, pid)
+        except OSError:  # no descriptor left, or a kernel without pidfds
+            self.close()
+            self._refused_ns = self._clock()
+            return False
+        return True
+
+    def _watch(self, ready: select.epoll, pid: int) -> None:
+        fd = os.pidfd_open(pid)
+        try:
+            ready.register(fd, select.EPOLLIN)
+        except OSError:
+            os.close(fd)
+            raise
+        self._named[pid], self._pids[fd] = fd, pid
+        self._new.discard(pid)
+
+    def _reap_watched(self) -> Iterator[tuple[int, int, resource.struct_rusage]]:
+        assert self._ready is not None
+        for fd, _ in self._ready.poll(0, len(self._pids) + 1):
+            yield from self._reaped(self._pids[fd])
+        now_ns = self._clock()
+        looks = now_ns - self._looked_ns >= _LOOK_EVERY_NS
+        if looks:
+            self._looked_ns = now_ns
+        self.due_ns = None if looks else self._looked_ns + _LOOK_EVERY_NS
+        yield from self._reaped(-1, _WNOTHREAD)
+        if looks:
+            yield from self._reaped(-1)
+
+    def _reaped(self, which: int, options: int = 0) -> Iterator[tuple[int, int, resource.struct_rusage]]:
+        """Reap the child *which*, or with -1 all for which there is time."""
+        until_ns = self._clock() + _BUDGET_NS
+        for number in count():
+            if number >= _AT_LEAST and self._clock() >= until_ns:
+                self.due_ns = self._clock()
+                return
+            try:
+                pid, status, usage = os.wait4(which, os.WNOHANG | os.WUNTRACED | options)
+            except ChildProcessError:
+                self._forget(which)
+                return
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):
+                self.stopped.add(pid)
+                continue
+            self._forget(pid)
+            yield pid, status, usage
+            if which > 0:
+                return
+
+    def _forget(self, pid: int) -> None:
+        self._new.discard(pid)
+        fd = self._named.pop(pid, None)
+        if fd is not None and self._ready is not None:
+            self._ready.unregister(fd)  # closing does that only where no fork has a copy of it
+            del self._pids[fd]
+            os.close(fd)
+
+
+def reap(pids: Iterable[int]) -> dict[int, Reaped]:
+    """Take away those of these children that have ended, and say how; the others are left alone.
+
+    The pids are named, for this process may have children that others wait for. One that is no child is skipped.
+    """
+    ended: dict[int, Reaped] = {}
+    for pid in pids:
+        try:
+            reaped, status, usage = os.wait4(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+        if reaped:
+            code = os.waitstatus_to_exitcode(status)
+            cpu_time_ns = round((usage.ru_utime + usage.ru_stime) * _SECOND_NS)
+            ended[pid] = Reaped(pid, code if code >= 0 else 128 - code, cpu_time_ns, usage.ru_maxrss * _KIBIBYTE)
+    return ended
