@@ -15,7 +15,7 @@ import pytest
 from shell import Home, home_of_test
 from spool.cli import group
 from spool.formats.state import parse_state
-from spool.store.spool import read_bytes
+from spool.store.reading import read_bytes
 from support import ROOT, wait_for
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

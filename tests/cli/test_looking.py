@@ -28,7 +28,9 @@ from support import ROOT, wait_for
 def ended(root: Path, name: str, outcome: State, at_ns: int, *, run: int = 1, code: int | None = None) -> None:
     """Put an ended job with its records and its line of history into the spool."""
     put_job(root, name, place="done")
-    result = Result(name, run, 1, outcome, f"exit code {code}", 1, at_ns - 2_000_000_000, at_ns, exit_code=code, user="me")
+    result = Result(
+        name, run, 1, outcome, f"exit code {code}", 1, at_ns - 2_000_000_000, at_ns, exit_code=code, user="me"
+    )
     metadir = root / "jobs" / name / str(run)
     metadir.mkdir(parents=True)
     (metadir / "result.toml").write_bytes(render_result(result))

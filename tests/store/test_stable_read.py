@@ -21,7 +21,7 @@ import pytest
 
 from spool.store import stable_read
 from spool.store.disk import read_file
-from spool.store.spool import read_record
+from spool.store.reading import read_record
 from spool.store.stable_read import MAX_BYTES, FileText, ReadFailure, read_stable
 from support import wait_for
 

@@ -24,7 +24,8 @@ from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile, slurm
 from spool.formats.jobfile import edited
 from spool.store.glance import defaults_of
-from spool.store.spool import Spool, is_too_long
+from spool.store.reading import is_too_long
+from spool.store.spool import Spool
 
 
 @click.command(cls=Verb)

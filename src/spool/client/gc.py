@@ -29,7 +29,8 @@ from spool.formats import jobfile, journal, run_records
 from spool.formats.journal import recall
 from spool.store.disk import Disk, open_directory, remedy_for, walk
 from spool.store.ownership import check_owner
-from spool.store.spool import Spool, read_record
+from spool.store.reading import read_record
+from spool.store.spool import Spool
 
 _LOCK = "gc.lock"  # in the staging directory
 _LONG = 400  # of a path in a message

@@ -21,7 +21,8 @@ from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner
-from spool.store.spool import Spool, is_too_long, read_bytes
+from spool.store.reading import is_too_long, read_bytes
+from spool.store.spool import Spool
 
 _TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
 

@@ -31,7 +31,8 @@ from spool.state.submission import Attempts, JobFileVersion, QueueTime, attempts
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 from spool.store.ownership import mover
-from spool.store.spool import is_too_long, spec_of
+from spool.store.reading import is_too_long
+from spool.store.spool import spec_of
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from spool.core.lazyclass import dataclass, field
 from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
-from spool.store.spool import read_bytes
+from spool.store.reading import read_bytes
 
 FOR_JOBS = "notify"
 """The kind of listener that a job file can ask for by itself."""

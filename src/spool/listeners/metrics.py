@@ -20,7 +20,8 @@ from spool.listeners.message import MESSAGES
 from spool.machine import processes
 from spool.machine.processes import TrackedRun
 from spool.store.disk import Disk
-from spool.store.spool import Spool, read_bytes
+from spool.store.reading import read_bytes
+from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 

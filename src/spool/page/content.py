@@ -24,7 +24,7 @@ from spool.query.progress import progress_of
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day
 from spool.store.history import RecentHistory
-from spool.store.spool import read_bytes
+from spool.store.reading import read_bytes
 from spool.store.tolerant import TolerantSpool
 
 MOST_RUNS = 60

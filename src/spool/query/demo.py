@@ -20,7 +20,8 @@ from spool.formats import toml
 from spool.formats.history import parse_history_line
 from spool.machine.host import this_user
 from spool.store.disk import Disk
-from spool.store.spool import Spool, history_lines
+from spool.store.reading import history_lines
+from spool.store.spool import Spool
 
 _CONFIGURATION = b"# four jobs at once, however many processors there are: most of them only wait\ncpus = 4\n"
 _POLL_S = 0.03

@@ -22,7 +22,8 @@ from spool.query.progress import progress_of
 from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
-from spool.store.spool import Spool, is_too_long
+from spool.store.reading import is_too_long
+from spool.store.spool import Spool
 
 _GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOPPING})
 

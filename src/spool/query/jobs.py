@@ -32,7 +32,8 @@ from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
 from spool.query import ignored
 from spool.query.last_view import last_view
-from spool.store.spool import Service, Spool, glimpse, spec_of
+from spool.store.reading import glimpse
+from spool.store.spool import Service, Spool, spec_of
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:

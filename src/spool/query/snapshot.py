@@ -37,7 +37,8 @@ from spool.state.submission import INVALID, JobFileVersion, QueueTime, StartBack
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
-from spool.store.spool import Spool, read_bytes
+from spool.store.reading import read_bytes
+from spool.store.spool import Spool
 from spool.store.stable_read import FileText, ReadFailure, is_open_in_editor, read_stable
 from spool.store.tolerant import unreadable
 

@@ -17,7 +17,7 @@ from spool.core.layout import Layout
 from spool.core.lazyclass import dataclass, replace
 from spool.formats.events import parse_base, parse_cursor, parse_event, render_base, render_cursor
 from spool.store.disk import Disk, of_the_spool, open_log
-from spool.store.spool import read_bytes, read_record
+from spool.store.reading import read_bytes, read_record
 
 _MOST = 1 << 30  # of the file that is read at once
 LONG_BYTES = 1 << 20  # worth cutting

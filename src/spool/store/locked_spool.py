@@ -27,7 +27,8 @@ from spool.store.disk import (
     status_of,
 )
 from spool.store.lock import hold
-from spool.store.spool import Spool, read_bytes, read_record
+from spool.store.reading import read_bytes, read_record
+from spool.store.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

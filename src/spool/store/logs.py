@@ -16,7 +16,7 @@ from spool.formats import journal
 from spool.store.disk import of_the_spool, open_log
 from spool.store.eventlog import EventWriter
 from spool.store.locked_spool import LockedSpool
-from spool.store.spool import read_record
+from spool.store.reading import read_record
 
 GROUP_S = 0.04  # with the sync itself, 50 ms
 AGAIN_S = 1.0  # after a sync that failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -34,16 +33,22 @@ from spool.formats import run_records
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, WrittenUsage, parse_array
-from spool.formats.toml import MAX_BYTES
 from spool.store.disk import (
-    SpoolTrouble,
-    of_the_spool,
-    open_if_there,
     read_file,
     read_with_status,
     status_of,
 )
 from spool.store.lock import serving
+from spool.store.reading import (
+    end_of_file,
+    history_lines,
+    is_too_long,
+    open_record,
+    read_bytes,
+    read_dated_record,
+    read_record,
+    refuse_link,
+)
 
 if TYPE_CHECKING:
     from spool.store.ownership import Ownership
@@ -51,7 +56,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Named = TypeVar("_Named", Result, GrantRecord, ArrayRecord)
 
-_MAX_RECORD = MAX_BYTES + 1  # one more than a file of TOML may have: then it is known to be too long
 _LINES = frozenset(
     {
         *(layout.JID, layout.RC, layout.STOP, layout.STATUS, layout.ENGINE, layout.SUSPENDED),
@@ -63,11 +67,9 @@ _SIGNS = (  # of life: what a run and its wrapper write
     layout.JID, layout.STATUS, layout.JOB_LOG, layout.JOB_STDERR, layout.PROGRESS, layout.SIGNAL, layout.FAILURE,
     layout.USAGE,
 )  # fmt: skip
-_BLOCK = 65536
 _MOST_LINES = 1_000  # of the history, the newest, are looked through for a record that is damaged
 _UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
-_OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
 _HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in the order of their writing but for a clock that was set
 _CLOCKS_AGREE_NS = 5 * SECOND_NS  # about: a start takes a moment too
 
@@ -213,7 +215,7 @@ class Spool:
 
     def check_own_runs(self, name: str) -> None:
         """Raise OSError if a link stands for the directory of a job's runs."""
-        _refuse_link(self.layout.runs(name))
+        refuse_link(self.layout.runs(name))
 
     def check_own(self, name: str, run: int) -> None:
         """Raise OSError if a link stands for the directory of a run, or of its job: what lies there is another's.
@@ -221,7 +223,7 @@ class Spool:
         Every record is read and written behind this look, so a record counts only for the run in whose directory it is.
         """
         self.check_own_runs(name)
-        _refuse_link(self.layout.metadir(name, run))
+        refuse_link(self.layout.metadir(name, run))
 
     def own_record(self, name: str, run: int, record: str) -> str:
         """Return the path of a record, in a directory that is the run's own."""
@@ -277,7 +279,7 @@ class Spool:
 
     def record_end(self, name: str, run: int, record: str) -> bytes:
         """Return the end of a record that grows, b"" if there is none. Raises OSError."""
-        return _end_of(self.own_record(name, run, record))
+        return end_of_file(self.own_record(name, run, record))
 
     def dated_record(self, name: str, run: int, record: str) -> tuple[bytes, int] | None:
         """Return what `record` does, and when the file was changed last."""
@@ -362,7 +364,7 @@ class Spool:
         """Return the end of what a run has written, b"" where it has files of its own for that; at most 256 bytes."""
         for record in (layout.JOB_STDERR, layout.JOB_LOG):
             with suppress(OSError):
-                fd = _open_record(self.own_record(name, run, record))
+                fd = open_record(self.own_record(name, run, record))
                 try:
                     status = os.fstat(fd)
                     return os.pread(fd, 256, max(0, status.st_size - 256)) if stat.S_ISREG(status.st_mode) else b""
@@ -682,154 +684,3 @@ def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) 
         return jobfile.parse(text, name=name, defaults=defaults or JobDefaults()) if text else None
     except InvalidJob:
         return None
-
-
-def _refuse_link(path: str) -> None:
-    status = status_of(path)
-    if status is not None and stat.S_ISLNK(status.st_mode):
-        raise OSError(errno.ELOOP, "it is a link, and what lies there belongs to another run", path)
-
-
-def _open_record(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-
-
-def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
-    """Return the content of a small file, None if it is not there, b"" if it is something else than a file.
-
-    Reads no more than *limit* bytes, however long it is or becomes meanwhile. Never blocks, follows no link. Raises
-    OSError if it is there and cannot be read.
-    """
-    found = _read_record(path, limit, dated=False)
-    return None if found is None else found[0]
-
-
-def read_dated_record(path: str) -> tuple[bytes, int] | None:
-    """Return what `read_record` does, and when the file was changed last."""
-    return _read_record(path, MOST_READ, dated=True)
-
-
-def _read_record(path: str, limit: int, *, dated: bool) -> tuple[bytes, int] | None:
-    """Return the content of a small file, and if it is *dated* its time, of one and the same file; else 0."""
-    try:
-        fd = open_if_there(path, _open_record)
-    except OSError as error:
-        if error.errno in _OTHER_KINDS and not _is_regular(path):
-            return b"", 0
-        raise
-    if fd is None:
-        return None
-    changed_at_ns = 0
-    try:
-        if dated:
-            changed_at_ns = os.fstat(fd).st_mtime_ns
-        data = _read(fd, limit)
-    except OSError as error:
-        if error.errno in _OTHER_KINDS and not stat.S_ISREG(os.fstat(fd).st_mode):
-            return b"", 0
-        error.filename = path
-        raise
-    finally:
-        os.close(fd)
-    return data, changed_at_ns
-
-
-def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
-    """Return the status and the content of a small file by one look; None where it takes another to say what is there.
-
-    Never blocks, follows no link.
-    """
-    try:
-        fd = _open_record(path)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(fd)
-        return (status, os.read(fd, _BLOCK)) if stat.S_ISREG(status.st_mode) and status.st_size < _BLOCK else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-def _is_regular(path: str) -> bool:
-    status = status_of(path)
-    return status is None or stat.S_ISREG(status.st_mode)
-
-
-def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
-    """Return the content of a small file, None if it is not there or not a file. Never blocks."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        data = _read(fd, limit)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return data
-
-
-def _read(fd: int, limit: int) -> bytes:
-    """Return what can be read of an open file, at most *limit* bytes: one call for all but the longest."""
-    data = os.read(fd, min(limit, _BLOCK))
-    if len(data) < _BLOCK:
-        return data
-    parts, size = [data], len(data)
-    while size < limit and (more := os.read(fd, min(limit - size, 1 << 20))):
-        parts.append(more)
-        size += len(more)
-    return b"".join(parts)
-
-
-def _end_of(path: str) -> bytes:
-    """Return the last bytes of a file, b"" if it is not there or something else than a file. Never blocks."""
-    try:
-        fd = open_if_there(path, _open_record)
-    except OSError as error:
-        if error.errno in _OTHER_KINDS and not _is_regular(path):
-            return b""
-        raise
-    if fd is None:
-        return b""
-    try:
-        status = os.fstat(fd)
-        return os.pread(fd, _BLOCK, max(0, status.st_size - _BLOCK)) if stat.S_ISREG(status.st_mode) else b""
-    finally:
-        os.close(fd)
-
-
-def is_too_long(text: bytes | None) -> bool:
-    """Whether *text* is the beginning of a job file that is longer than a job file may be (FORMAT 3.1)."""
-    return text is not None and len(text) > MAX_BYTES
-
-
-def history_lines(root: str, block: int = 1 << 20) -> Iterator[bytes]:
-    """Yield the lines of the accounting, newest first, without a torn last one. Raises SpoolTrouble."""
-    path = f"{root}/{layout.HISTORY}"
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise SpoolTrouble(error.errno, error.strerror, path) from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise SpoolTrouble(errno.EEXIST, "it is not a regular file", path)
-        end = status.st_size
-        tail = b""
-        while end > 0:
-            start = max(0, end - block)
-            with of_the_spool(path):
-                text = os.pread(fd, end - start, start) + tail
-            end = start
-            lines = text.split(b"\n")
-            tail = lines[0]
-            yield from (line for line in reversed(lines[1:]) if line)
-        if tail:
-            yield tail
-    finally:
-        os.close(fd)

@@ -1,0 +1,170 @@
+"""Read small files of a spool that a job can have replaced: to a limit, without blocking, through no link."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from spool.core import layout
+from spool.formats.freetext import MOST_READ
+from spool.formats.toml import MAX_BYTES
+from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, status_of
+
+_MAX_RECORD = MAX_BYTES + 1  # one more than a file of TOML may have: then it is known to be too long
+_BLOCK = 65536
+_OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
+
+
+def refuse_link(path: str) -> None:
+    """Raise OSError if *path*, the directory of a job or of a run, is a link: what lies there is not of that run."""
+    status = status_of(path)
+    if status is not None and stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "it is a link, and what lies there belongs to another run", path)
+
+
+def open_record(path: str) -> int:
+    """Open a file of a run. Never blocks, follows no link. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
+    """Return the content of a small file, None if it is not there, b"" if it is something else than a file.
+
+    Reads no more than *limit* bytes, however long it is or becomes meanwhile. Never blocks, follows no link. Raises
+    OSError if it is there and cannot be read.
+    """
+    found = _read_record(path, limit, dated=False)
+    return None if found is None else found[0]
+
+
+def read_dated_record(path: str) -> tuple[bytes, int] | None:
+    """Return what `read_record` does, and when the file was changed last."""
+    return _read_record(path, MOST_READ, dated=True)
+
+
+def _read_record(path: str, limit: int, *, dated: bool) -> tuple[bytes, int] | None:
+    """Return the content of a small file, and if it is *dated* its time, of one and the same file; else 0."""
+    try:
+        fd = open_if_there(path, open_record)
+    except OSError as error:
+        if error.errno in _OTHER_KINDS and not _is_regular(path):
+            return b"", 0
+        raise
+    if fd is None:
+        return None
+    changed_at_ns = 0
+    try:
+        if dated:
+            changed_at_ns = os.fstat(fd).st_mtime_ns
+        data = _read(fd, limit)
+    except OSError as error:
+        if error.errno in _OTHER_KINDS and not stat.S_ISREG(os.fstat(fd).st_mode):
+            return b"", 0
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
+    return data, changed_at_ns
+
+
+def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
+    """Return the status and the content of a small file by one look; None where it takes another to say what is there.
+
+    Never blocks, follows no link.
+    """
+    try:
+        fd = open_record(path)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        return (status, os.read(fd, _BLOCK)) if stat.S_ISREG(status.st_mode) and status.st_size < _BLOCK else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _is_regular(path: str) -> bool:
+    status = status_of(path)
+    return status is None or stat.S_ISREG(status.st_mode)
+
+
+def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
+    """Return the content of a small file, None if it is not there or not a file. Never blocks."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = _read(fd, limit)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return data
+
+
+def _read(fd: int, limit: int) -> bytes:
+    """Return what can be read of an open file, at most *limit* bytes: one call for all but the longest."""
+    data = os.read(fd, min(limit, _BLOCK))
+    if len(data) < _BLOCK:
+        return data
+    parts, size = [data], len(data)
+    while size < limit and (more := os.read(fd, min(limit - size, 1 << 20))):
+        parts.append(more)
+        size += len(more)
+    return b"".join(parts)
+
+
+def end_of_file(path: str) -> bytes:
+    """Return the last bytes of a file, b"" if it is not there or something else than a file. Never blocks."""
+    try:
+        fd = open_if_there(path, open_record)
+    except OSError as error:
+        if error.errno in _OTHER_KINDS and not _is_regular(path):
+            return b""
+        raise
+    if fd is None:
+        return b""
+    try:
+        status = os.fstat(fd)
+        return os.pread(fd, _BLOCK, max(0, status.st_size - _BLOCK)) if stat.S_ISREG(status.st_mode) else b""
+    finally:
+        os.close(fd)
+
+
+def is_too_long(text: bytes | None) -> bool:
+    """Whether *text* is the beginning of a job file that is longer than a job file may be (FORMAT 3.1)."""
+    return text is not None and len(text) > MAX_BYTES
+
+
+def history_lines(root: str, block: int = 1 << 20) -> Iterator[bytes]:
+    """Yield the lines of the accounting, newest first, without a torn last one. Raises SpoolTrouble."""
+    path = f"{root}/{layout.HISTORY}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SpoolTrouble(error.errno, error.strerror, path) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise SpoolTrouble(errno.EEXIST, "it is not a regular file", path)
+        end = status.st_size
+        tail = b""
+        while end > 0:
+            start = max(0, end - block)
+            with of_the_spool(path):
+                text = os.pread(fd, end - start, start) + tail
+            end = start
+            lines = text.split(b"\n")
+            tail = lines[0]
+            yield from (line for line in reversed(lines[1:]) if line)
+        if tail:
+            yield tail
+    finally:
+        os.close(fd)
