@@ -7,7 +7,7 @@ A process group is not enough: `setsid` and double forks leave it. To a run belo
 * every process that was known to belong to it before;
 * every orphan whose stdout or stderr is a file of the run's metadir, as its log is: `env -i setsid` takes the mark and
   the session away, and what is left of it when its parent ends is this;
-* the descendants of all of these and whoever is in a session that one of them leads, whatever their environment,
+* the descendants of all of these and every process in a session that one of them leads, whatever their environment,
   unless they carry the mark of another run of the same spool, or are this process: a dispatcher that was started from
   within a job is none of its own;
 * every process of its control group, if it has one.
@@ -89,8 +89,8 @@ def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = Non
     """Find the processes of each run, by (job, run), in one walk over /proc.
 
     A process may fork and end before it is known whose it is. So /proc is listed again until two lists in a row have no
-    such process: a run of which any process lives then has one in the second, or in the first, and it was asked. Where
-    that is not so after many lists, or at *until_ns* on the monotonic clock, the look is not certain: what it has not
+    such process: a run with a living process then has one in the second list, or in the first, where it was asked. If
+    that does not come about after many lists, or by *until_ns* on the monotonic clock, the look is not certain: what it has not
     found may be there.
 
     Only processes of our own user are asked for their environment. Zombies belong to nobody: they hold nothing.
