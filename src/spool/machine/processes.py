@@ -90,8 +90,8 @@ def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = Non
 
     A process may fork and end before it is known whose it is. So /proc is listed again until two lists in a row have no
     such process: a run with a living process then has one in the second list, or in the first, where it was asked. If
-    that does not come about after many lists, or by *until_ns* on the monotonic clock, the look is not certain: what it has
-    not found may be there.
+    that does not come about after many lists, or by *until_ns* on the monotonic clock, the look is not certain: what it
+    has not found may be there.
 
     Only processes of our own user are asked for their environment. Zombies belong to nobody: they hold nothing.
     Raises OSError where the machine has too little left for a whole look: what was not seen is not gone.
