@@ -64,7 +64,6 @@ class Evidence:
 
     liveness: Liveness
     rc: int | None = None
-    rc_at_ns: int | None = None  # when that was written, by the clock of the file system
     stop: StopKind | None = None
     recorded: State | None = None  # the outcome in result.toml
     leftovers: bool = False  # the wrapper is gone and processes of the run are not
@@ -73,6 +72,7 @@ class Evidence:
     refused: bool = False  # the wrapper says that the machine did not let the command begin
     engine: EngineWord | None = None  # how its engine says that it has ended, of a run elsewhere
     said: str = ""  # the engine's own words for that
+    rc_at_ns: int | None = None  # when `rc` was written, by the clock of the file system
 
 
 @dataclass(frozen=True, slots=True)

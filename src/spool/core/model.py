@@ -265,7 +265,6 @@ class Result:
     submitted_at_ns: int | None = None
     started_at_ns: int | None = None  # None: it never started
     ended_at_ns: int | None = None
-    end_is_bound: bool = False  # it was last known alive at `ended_at_ns`: it ended then or later
     exit_code: int | None = None
     peak_memory_bytes: int | None = None
     cpu_time_ns: int | None = None
@@ -283,6 +282,7 @@ class Result:
     suspended_ns: int = 0  # how long it was suspended in all, between its start and its end
     gpu_use: tuple[GpuUse, ...] = ()  # of each GPU of the grant; () is unknown
     recorded_at_ns: int | None = None  # when the history was told, if that was long after its end
+    end_is_bound: bool = False  # it was last known alive at `ended_at_ns`: it ended then or later
 
     @property
     def told_at_ns(self) -> int | None:
