@@ -14,7 +14,7 @@ from spool.core.model import GpuWork, Grant
 from spool.formats import run_records
 from spool.formats.state import GpuUseView, JobView, StateView, parse_state, render_state
 from spool.machine import identity
-from spool.machine.processes import MachineProber
+from spool.machine.marks import MachineProber
 from spool.page.content import ContentReader
 from spool.query.accounting import RunEfficiency, compare
 from spool.query.details import job_details
