@@ -435,7 +435,7 @@ def test_one_walk_tells_whose_the_orphans_of_many_children_are(monkeypatch: pyte
     engine = Walks()
     engine._inherits = True
     runs = [engine.child(f"job{number}", 1, 100 + number) for number in range(1000)]
-    monkeypatch.setattr(local.processes, "children_of_self", lambda: frozenset(range(5000, 6000)))
+    monkeypatch.setattr(local.children, "children_of_self", lambda: frozenset(range(5000, 6000)))
     engine.there = set(runs)
     for run in runs[:999]:
         run.ended(0, 0, 0)
