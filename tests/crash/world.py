@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from spool.core import layout
-from spool.core.errors import StartRefused
+from spool.core.errors import InvalidRecord, StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, Machine, Result, Stop, StopKind
@@ -385,9 +385,10 @@ class Session:
         failed = now.confinement.failed
 
         def hear(thing: confinement.Thing, verb: str, error: Exception) -> None:
-            if not isinstance(error, OSError):
+            if isinstance(error, OSError):
+                self.errors.append(error)
+            elif not isinstance(error, InvalidRecord):  # which is told, and nothing is tried again for it
                 raise AssertionError(f"cannot {verb} {thing}") from error
-            self.errors.append(error)
             failed(thing, verb, error)
 
         now.confinement.failed = hear  # type: ignore[method-assign]

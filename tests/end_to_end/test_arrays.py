@@ -171,7 +171,7 @@ def test_an_array_is_not_expanded_onto_a_disk_that_is_short(served: Served) -> N
     (served.root / "config.toml").write_text('disk_floor = "8000000T"\n')
     served.start()
     served.drop("wide", "true", cpus=0, array="0-2")
-    served.wait_reason("wide", "floor 8")
+    served.wait_reason("wide", " free, floor ")
     assert not (served.root / "jobs" / "wide").exists()
     (served.root / "config.toml").write_text('disk_floor = "0M"\n')
     result = served.wait_done("wide")
