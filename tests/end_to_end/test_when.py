@@ -22,8 +22,10 @@ _HOUR_S = 3600
 
 def _left(served: Served, name: str, command: str | list[str], **keys: Any) -> float:
     """Have a run begin under a dispatcher that leaves, and end without one; return when it left its exit code."""
-    served.drop(name, command, **keys)
+    gate = served.root.parent / f"{name}.gate"
+    served.drop(name, command, prolog=f"until [ -e {gate} ]; do sleep 0.01; done", **keys)
     assert served.run("--once") == 0
+    gate.touch()
     rc = served.root / "jobs" / name / "1" / "rc"
     wait_for(rc.exists, 60, what="its exit code")
     wait_for(lambda: not alive(served.pid(name)), 60, what="the end of its wrapper")

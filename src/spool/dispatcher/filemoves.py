@@ -104,10 +104,9 @@ class FileMoves:
         defaults = self._spool.defaults(live.name, live.run, self._context.settings.config.kill_grace_ns)
         spec = self._spool.job_spec(RUNNING, live.name, defaults)
         if spec is None or spec.is_array:
-            why = self._spool.why_no_order(RUNNING, live.name) or "it is not valid"
-            log.warning(
-                "job %s: its file in running/ was changed, and %s; the previous text stays in force", live.name, why
-            )
+            why = self._spool.why_no_order(RUNNING, live.name)
+            what = f", but {why}" if why else " and is not valid"
+            log.warning("job %s: its file in running/ was changed%s; the previous text stays in force", live.name, what)
         elif live.edited(spec):
             log.info("job %s run %d: its time limit or priority was changed", live.name, live.run)
             self._limits.add(live)

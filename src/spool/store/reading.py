@@ -19,7 +19,10 @@ _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directo
 
 def refuse_link(path: str) -> None:
     """Raise OSError if *path*, the directory of a job or of a run, is a link: what lies there is not of that run."""
-    status = status_of(path)
+    try:
+        status = status_of(path)
+    except OSError:
+        return  # the step that follows fails as well, and names its own file
     if status is not None and stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "it is a link, and what lies there belongs to another run", path)
 
