@@ -281,7 +281,7 @@ def test_a_configuration_that_could_not_be_read_for_a_moment_is_read_by_the_next
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("spool.store.config.read_file", fails)
+        patch.setattr("spool.store.config.read_config", fails)
         assert [settings.reload() for _ in range(3)] == [False] * 3
         assert (settings.config.cpus, "Too many open files" in str(settings.problem)) == (3, True)
         assert len(caplog.records) == 1

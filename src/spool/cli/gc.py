@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 
@@ -70,7 +71,9 @@ def command(
 
 def _executors(spool: Spool, removal: Removal) -> dict[tuple[str, int], str]:
     """Return the executor of each run to remove."""
-    grants = ((old.name, old.run, spool.grant(old.name, old.run)) for old in removal.runs)
+    # What a link leads to is none of the job's, so nothing there says what ran it.
+    runs = (old for old in removal.runs if not os.path.islink(spool.layout.metadir(old.name, old.run)))
+    grants = ((old.name, old.run, spool.grant(old.name, old.run)) for old in runs)
     return {(name, run): grant.executor for name, run, grant in grants if grant is not None}
 
 

@@ -359,8 +359,13 @@ class _Planner:
 
 
 def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:
-    """Return when a run has ended, or was taken back before it began; None if it has not."""
-    result = spool.result(name, run)
+    """Return when a run has ended, or was taken back before it began; None if it has not. A link is no run."""
+    try:
+        result = spool.result(name, run)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return 0
     if result is not None and result.ended_at_ns:
         return result.ended_at_ns
     if result is None and spool.record(name, run, layout.JID) != run_records.VOID_JID:
@@ -377,11 +382,14 @@ def _may_go(spool: Spool, name: str, wanted: Collection[str]) -> bool:
         return False
     if name in wanted or any(name[:at] in wanted for at, char in enumerate(name) if char == "_"):
         return False
-    run = spool.latest_run(name)
-    if run is None:
-        return True
-    result = spool.result(name, run)
-    return result is not None and result.again is None
+    try:
+        run = spool.latest_run(name)
+        result = spool.result(name, run) if run is not None else None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return True  # a link is no run: it goes, and nothing behind it
+    return run is None or (result is not None and result.again is None)
 
 
 def _record_is_old(spool: Spool, name: str, keep: RetentionPolicy, now_ns: int) -> bool:

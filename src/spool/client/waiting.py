@@ -75,7 +75,7 @@ class Awaited:
         """Whether the newest run of the job is one that a dispatcher has prepared, so that one ends it."""
         spool, name = self._spool, self.name
         run = spool.latest_run(name)
-        traces = (layout.GRANT, layout.JID, layout.ARRAY)
+        traces = (layout.GRANT, layout.JID, layout.ARRAY, layout.STOP)
         return run is not None and any(spool.record(name, run, trace) is not None for trace in traces)
 
     def _unrecorded(self) -> End | None:
