@@ -46,7 +46,7 @@ STATE_STYLES = {
 
 
 def style_of(state: State) -> str:
-    """Return how a job in that state is drawn; a state that nobody has given a style is drawn as plain text."""
+    """Return how a job in that state is drawn; a state without a style is plain text."""
     return STATE_STYLES.get(state, "")
 
 

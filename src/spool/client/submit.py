@@ -62,7 +62,7 @@ def was_spool(root: str) -> bool:
 
 
 def is_ours(root: str) -> bool:
-    """Whether nobody else owns the spool at *root*: nobody does where there is none."""
+    """Whether the spool at *root* is this user's; true where there is none yet."""
     return owner_of(root) in (None, os.geteuid())
 
 

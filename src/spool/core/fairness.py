@@ -212,7 +212,7 @@ class PassedWork:
     def fold(self, asked: Iterable[int]) -> None:
         """Add up what makes no difference to a job that arrived at one of *asked*, or that arrives from now on.
 
-        These are all whom anybody asks about: so memory grows with the jobs that there are, not with those that there
+        Only these are asked about: so memory grows with the jobs that there are, not with those that there
         were. For any other instant the answer is never more than the work was.
         """
         self._merge()

@@ -97,7 +97,7 @@ class _Forecast:
         return self._found
 
     def _expect_ends(self) -> None:
-        """Let each run end when it is expected to; of a suspended one, and one that has not begun, nobody knows."""
+        """Let each run end when it is expected to; the end of a suspended or unstarted run is unknown."""
         running = self._spool.running
         for at_ns, name in list(running.ends(self._now_ns)):
             run = running[name]
@@ -253,7 +253,7 @@ def _only_known_to(engine: str) -> str:
 
 
 def _without_end(runs: list[Running]) -> str:
-    """Return why nobody knows when these runs end; "" without any."""
+    """Return why the end of these runs is unknown; "" without any."""
     suspended = [run.name for run in runs if run.suspended]
     said = []
     if suspended:

@@ -81,7 +81,7 @@ class Runs(Mapping[str, Running]):
         return other
 
     def is_guess(self, name: str) -> bool:
-        """Tell whether nobody stated how long that run may take."""
+        """Whether the run time of that run is a guess: no limit is stated."""
         return self._expected[name].is_guess
 
     @contextmanager

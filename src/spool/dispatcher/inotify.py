@@ -186,7 +186,7 @@ class DirectoryWatcher:
         mask = event.mask
         if place is None or mask & InotifyConstants.IN_DELETE_SELF:
             self._lost = True
-        elif mask & InotifyConstants.IN_MOVE_SELF:  # it is another directory's by now, or nobody's
+        elif mask & InotifyConstants.IN_MOVE_SELF:  # it belongs to another directory by now, or to none
             if self._inotify is not None:
                 self._inotify.remove_callbacks([(event.wd, CallbackId(1))])
             self.on_watch_deleted(event.wd)

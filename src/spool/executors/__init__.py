@@ -127,7 +127,7 @@ class Executors:
 
     @property
     def unloaded(self) -> bool:
-        """Whether an executor could not be imported when somebody asked for it: `ask_again` tries it again."""
+        """Whether an executor could not be imported when it was needed: `ask_again` tries it again."""
         return bool(self._unloaded)
 
     def elsewhere(self, name: str | None) -> str | None:

@@ -11,7 +11,7 @@ A run is over when a look that can have missed nothing finds nothing (`machine/p
 kernel's list of them proves the same, however fast they fork: whatever outlives its parent becomes our child, and stays
 in the list until we take it away.
 
-Nobody but a stranger makes a wrapper stand still, and nobody would let it go on: that is done here.
+spool never stops a wrapper. One that something else has stopped is continued here.
 
 As a child subreaper the dispatcher inherits what a wrapper of its own leaves behind, so that an ended run costs one
 short read to be sure that nothing is left, not a look at every process of the machine. Where such a look is needed, one
@@ -84,7 +84,7 @@ class LocalRun:
         return self.pid is not None
 
     def identified(self, jid: Jid) -> None:
-        """Know who the wrapper is, if it is the one of this run: a record can name any process."""
+        """Take in the identity of the wrapper, if it is the one of this run: a record can name any process."""
         if jid.pid == self.pid if self.pid is not None else self.engine.is_own(self, jid):
             self.jid = jid
 
@@ -282,7 +282,7 @@ class LocalRun:
         return since_ns is not None and now_ns >= since_ns + for_ns
 
     def suspend(self, look: Look, *, on: bool) -> bool:
-        """Have the processes that a look has found stand still, or go on; return whether all of them did.
+        """Stop the processes that a look has found, or continue them; return whether all of them obeyed.
 
         The wrapper is spared: it only waits, and tmux wakes a session whose first process stands still. What stands
         still was not missed by a look, but what runs may have been.
@@ -367,7 +367,7 @@ class LocalProcesses:
         return self._processes.due_ns
 
     def work(self) -> tuple[()]:
-        """Have nothing to tell that :meth:`reap` does not."""
+        """Return nothing: :meth:`reap` tells all."""
         return ()
 
     def wake_wrappers(self) -> None:

@@ -110,7 +110,7 @@ class TmuxExecutor:
         """
         try:
             server = server_of(launch.spool_dir)
-        except SpoolError:  # somebody has taken the place of its socket, and may give it back
+        except SpoolError:  # the place of its socket is taken, and may become free
             self._placeless = launch.spool_dir
             return None
         if self._hung is not None:

@@ -1,4 +1,4 @@
-"""Free text that a job, a hook or an engine has written, before anybody else keeps or shows it (FORMAT 4).
+"""Free text that a job, a hook or an engine has written, before spool keeps or shows it (FORMAT 4).
 
 It may be anything: a hundred megabytes, escapes of a terminal, another encoding. What is taken over
 is one line that can be printed anywhere and stored a million times.

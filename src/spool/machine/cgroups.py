@@ -244,7 +244,7 @@ class RunGroup:
         return None if micro is None else micro * 1000
 
     def freeze(self, *, on: bool) -> bool:
-        """Have all of its processes stand still, those that they fork too, or go on; False where that cannot be."""
+        """Freeze all of its processes, with those that they fork, or thaw them; False where the kernel cannot."""
         try:
             self.files.write(self.path / "cgroup.freeze", "1" if on else "0")
         except OSError:

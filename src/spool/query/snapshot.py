@@ -87,7 +87,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         world.close()
     machine = replace(machine, refusal=refusal)
     policy = settings.config.policy
-    if table.queue or table.held or table.runs:  # else nobody asks what the history teaches
+    if table.queue or table.held or table.runs:  # else no estimate needs the history
         table.remember(past_of(spool, now_ns, policy))
     view = table.view(
         machine,

@@ -229,7 +229,7 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
         if run is not None and run.submitted:
             return None  # its engine alone knows when it begins
         if run is not None and run.suspended and not run.stopping:
-            return None  # nobody knows when it goes on
+            return None  # its end is unknown
         if run is not None:
             expected, end_ns = run_times.of_run(run), ends[name]
         elif job is not None:

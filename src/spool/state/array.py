@@ -113,7 +113,7 @@ class Array:
         self.taken[task] = position
 
     def task_ended(self, task: str, outcome: State, at_ns: int | None) -> None:
-        """Learn how a task has ended, and when, if that is known."""
+        """Take in how a task has ended, and when, if that is known."""
         self.ended[task] = outcome
         self._went_on_until(at_ns)
 

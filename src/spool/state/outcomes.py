@@ -92,7 +92,7 @@ class OutcomeIndex(Mapping[str, State]):
         self._matters = matters
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
-        self._most = FEW  # names that are kept until somebody sees which of them matter
+        self._most = FEW  # names that are kept before those that matter are known
 
     def __getitem__(self, name: str) -> State:
         if (state := self._standing(name)) is not None:

@@ -221,7 +221,7 @@ class EventReader:
             cursor = render_cursor(position, tries)
             try:
                 self._disk.put(self._cursor, cursor)
-            except FileNotFoundError:  # somebody has removed the directory
+            except FileNotFoundError:  # the directory was removed
                 self._disk.ensure_directory(self._layout.at(layout.CURSORS))
                 self._disk.put(self._cursor, cursor)
             self._saved = position, tries

@@ -76,7 +76,7 @@ class LockedSpool(Spool):
         self._modes: dict[str, int] = {}  # of the directories, as they were seen last
 
     def accept(self, accept_from: Callable[[], Sequence[str]]) -> None:
-        """Have *accept_from* say from now on whose job files count: the configuration in force, not the one on disk."""
+        """Let *accept_from* say whose job files count from now on: the configuration in force, not the one on disk."""
         self._accepted = accept_from
 
     def _accept_from(self) -> Sequence[str]:

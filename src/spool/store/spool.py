@@ -161,7 +161,7 @@ class Spool:
         return self._ownership
 
     def _accept_from(self) -> Sequence[str]:
-        """Return whose job files the configuration accepts, besides those of the owner; nobody's if it is broken."""
+        """Return whose job files the configuration accepts, besides those of the owner; none if it is broken."""
         from spool.store.glance import config_if
 
         said = config_if(self.root, b"accept_from")
