@@ -115,7 +115,7 @@ class Playback:
             self.view = replace(self.view, machine=replace(machine, memory_available_bytes=left))
 
     def _leave_machine(self, run: Running) -> None:
-        """Forget what was measured while *run* was there: after its end it says nothing of what the kernel could give."""
+        """Forget what was measured while *run* was there: later it says nothing of what the kernel could give."""
         machine = self.view.machine
         if run.elsewhere is not None:
             return
