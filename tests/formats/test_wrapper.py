@@ -294,7 +294,8 @@ def test_a_command_has_every_signal_at_its_default(runs: Runs) -> None:
     """No signal is ignored in the command, although shells start asynchronous commands without INT and QUIT."""
     run = runs.make(("grep", "SigIgn", "/proc/self/status"))
     run.run()
-    assert run.log == "SigIgn:\t0000000000000000\n"
+    ignored = int(run.log.removeprefix("SigIgn:"), 16)
+    assert not ignored & 0x7FFF_FFFF  # those from 32 on are not the terminal's or a shell's; the C library has its own
 
 
 def test_a_command_can_be_interrupted(runs: Runs) -> None:
