@@ -690,7 +690,7 @@ def test_a_file_that_replaces_that_of_a_run_changes_nothing(shared: Shared) -> N
     wait_for(lambda: (shared.root / "jobs/long/1/jid").exists(), what="the run")
     shared.share(0o777, "running")
     shared.put(MALLORY, "running/long.toml", "long", 'time_limit = "1s"\n', command="sleep 1000")
-    wait_for(lambda: "its file in running/ was changed, and it belongs to" in shared.said(), what="the warning")
+    wait_for(lambda: "its file in running/ was changed, but it belongs to" in shared.said(), what="the warning")
     in_force = Spool(str(shared.root)).spec_in_force("long", 1)
     assert in_force is not None
     assert in_force.time_limit_ns == 3600 * 10**9
