@@ -321,7 +321,7 @@ def tell_doubts(root: str, jobs: Sequence[tuple[str, bytes]], *, strict: bool) -
     """
     from spool.query.foresight import doubts
 
-    if not submitting.is_spool(root) or not submitting.is_ours(root):  # of another's, nobody else knows the machine
+    if not submitting.is_spool(root) or not submitting.is_ours(root):  # another user's tells nothing of the machine
         return
     defaults = defaults_of(root)
     specs = [(name, jobfile.parse(text, name=name, defaults=defaults)) for name, text in jobs]

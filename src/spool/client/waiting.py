@@ -82,7 +82,7 @@ class Awaited:
         """Return None while a dispatcher records the end of the newest run, or the next one will.
 
         A dispatcher that serves the spool has found every run that is not over. One that it does not name has lost its
-        result: the history says how it ended, or nobody ever will.
+        result: the history says how it ended, or no record ever will.
         """
         now = time.monotonic_ns()
         if not self._patience_is_over() or now < self._again_at_ns:

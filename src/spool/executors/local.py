@@ -326,7 +326,7 @@ class LocalProcesses:
         groups: RunGroups | None = None,
         is_wrapper: Callable[[Jid, str, str, int], bool] = _is_wrapper,
     ) -> None:
-        """Know no run yet. *liveness* tells what became of a wrapper, *groups* is where control groups can be made.
+        """Begin without runs. *liveness* tells what became of a wrapper, *groups* is where control groups can be made.
 
         *is_wrapper* tells whether a living process is that of a run.
         """

@@ -120,7 +120,7 @@ class Children:
     """
 
     def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """Know no child by name. *clock* is monotonic."""
+        """Begin without children. *clock* is monotonic."""
         self.stopped: set[int] = set()  # children that were made to stand still, to be taken away by the one who asks
         self.due_ns: int | None = None  # when the next look at all children is due, though none may have ended since
         self._clock = clock
@@ -131,8 +131,8 @@ class Children:
         self._looked_ns = self._refused_ns = -_REFUSED_FOR_NS
 
     def added(self, pid: int) -> None:
-        """Know this child by name: a run waits for its end."""
-        self._forget(pid)  # somebody else has reaped one of that pid
+        """Watch this child: a run waits for its end."""
+        self._forget(pid)  # an earlier child of that pid was reaped elsewhere
         self._named[pid] = None
         self._new.add(pid)
 
