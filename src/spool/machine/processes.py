@@ -201,6 +201,7 @@ class _Walk:
         self._owners = asked if asked is not None else {}
         self._looked_at = set(map(str, self._owners))
         self._hidden: set[int] = set()  # of the last list: those whose environment was not there to be read
+        self._executing: set[int] = set()  # of these: those that were about to begin a program
         self._lists_without_loss = 0
         self.reapers = {_INIT, me, *reapers}  # who may inherit an orphan: us, and the parents of earlier dispatchers
         self._real = RealPaths({run.spool_dir: run.spool_dir for run in runs})
@@ -240,15 +241,15 @@ class _Walk:
         names = {name for name in certainly(lambda: os.listdir(self._proc)) if name.isdigit()} - self._looked_at
         self._looked_at |= names
         self._hidden.clear()
+        self._executing.clear()
         asked = [self._ask(pid) for pid in sorted(map(int, names), reverse=True)]
         self._find_reapers()
         # What has parents is known by them.
         lost = [pid for pid in self._hidden if self._is_orphan(self._alive[pid])]
-        for pid in self._hidden:
-            if identity.is_between_programs(pid, proc=self._proc):  # it has an environment in a moment
-                self._looked_at.discard(str(pid))
-                self._owners.pop(pid, None)
-                del self._alive[pid]
+        for pid in self._executing:  # it has an environment by now, or soon
+            self._looked_at.discard(str(pid))
+            self._owners.pop(pid, None)
+            del self._alive[pid]
         self._lists_without_loss = 0 if lost or not all(asked) else self._lists_without_loss + 1
 
     def _ask(self, pid: int) -> bool:
@@ -380,8 +381,11 @@ class _Walk:
             for _ in range(_MOST_PROGRAMS):
                 if environment:
                     break
-                if identity.is_between_programs(pid, proc=self._proc) is not False:
+                executing = identity.is_between_programs(pid, proc=self._proc)
+                if executing is not False:
                     self._hidden.add(pid)
+                    if executing:
+                        self._executing.add(pid)
                     return None
                 environment = read_bytes(f"{self._proc}/{pid}/environ")  # it has begun the next before that was asked
         except OSError as error:
