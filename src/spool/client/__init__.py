@@ -1,1 +1,1 @@
-"""What anyone may do with a spool without the lock."""
+"""Operations on a spool that do not need the lock."""

@@ -1,7 +1,7 @@
 """Starting a dispatcher in the background, for commands that submit or release jobs.
 
-If our systemd unit is installed for the user, systemd starts and keeps it; otherwise it is a process in its own session
-that outlives the terminal and exits after ten idle minutes. Imports almost nothing.
+If spool's systemd unit is installed for the user, systemd starts it and keeps it running; otherwise it is a process in
+its own session that outlives the terminal and exits after ten idle minutes. Imports almost nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spool.store.lock import dispatcher_lives
 
 IDLE_EXIT = "10m"  # the configuration's default
 UNIT = "spool.service"
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO is an error, not a wait
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC  # fail on a FIFO, do not wait
 _STARTING = f"{layout.STAGING}/dispatcher.start"  # the dispatcher started last, until it holds the lock
 _PATIENCE_S = 5.0
 _UNIT_PLACES = ("{config}/systemd/user", "/etc/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user")
@@ -51,7 +51,7 @@ def ensure(root: str) -> str | None:
 
 
 def outlook(root: str) -> str:
-    """Return that no dispatcher is running, and what starts the next one: as :func:`ensure` would do it now."""
+    """Return that no dispatcher is running, and how :func:`ensure` would start the next one now."""
     if is_starting(root):
         return "starting"
     by_hand = "`spool dispatch`" if _is_same(root, _usual_root()) else f"`spool --spool {root} dispatch`"
@@ -104,10 +104,10 @@ def command(root: str, *words: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return a dispatcher's environment: ours, without the marks of a job that we may be part of."""
+    """Return a dispatcher's environment: this process's, without the marks of a job around it."""
     found = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if os.path.basename(home) not in ("site-packages", "dist-packages"):  # not installed, as in a working copy
+    if os.path.basename(home) not in ("site-packages", "dist-packages"):  # not installed, such as a working copy
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (home, found.get("PYTHONPATH"))))
     return found
 
@@ -126,9 +126,9 @@ def is_starting(root: str) -> bool:
 
 
 def _wishes(root: str) -> tuple[bool, str]:
-    """Return from the configuration whether to start dispatchers, and after how long without jobs they exit."""
+    """Return from the configuration whether to start dispatchers, and their idle time before exit."""
     said = config_if(root, b"autostart", b"idle_exit")
-    if said is None:  # if it is wrong the dispatcher will say so
+    if said is None:  # the dispatcher reports an invalid configuration
         return True, IDLE_EXIT
     return said.autostart, "0s" if said.idle_exit_ns is None else f"{said.idle_exit_ns}ns"
 
@@ -172,14 +172,14 @@ def _root_of_unit(places: list[str]) -> str:
 
 
 def _unescaped(value: str, home: str) -> str:
-    """Return what a value of a unit means: `%h` is the home directory, and % and a backslash quote one sign."""
+    """Return the meaning of a value in a unit: `%h` is the home directory; % and a backslash quote one sign."""
     import re
 
     return re.sub(r"%(.)|\\(.)", lambda found: home if found[1] == "h" else found[1] or found[2], value)
 
 
 def _run(arguments: list[str]) -> bool:
-    """Run a program quietly and return whether it ended well."""
+    """Run a program quietly and return whether it succeeded."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
         pid = os.posix_spawnp(

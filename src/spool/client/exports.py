@@ -1,6 +1,6 @@
-"""What a submission copies from the caller's environment, so that the job finds the same programs as the caller.
+"""The variables that a submission copies from the caller's environment, so that the job finds the same programs.
 
-It goes into the job file's `env`, where it can be seen and edited. Imports almost nothing, because every submission
+They go into the job file's `env`, where they can be seen and edited. Imports almost nothing, because every submission
 uses it.
 """
 
@@ -15,14 +15,14 @@ TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# What spool sets itself, and what describes only the current shell or tmux.
+# Variables that spool sets itself, and those that describe only the current shell or tmux.
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
 _NEVER_BEGIN = ("SPOOL_", "spool_", "BASH")
 _SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY")
 
 
 class Exports:
-    """Variables for a job: `taken` from the caller, `assigned` on the command line; `left_out` says what, and why."""
+    """Variables for a job: `taken` from the caller, `assigned` on the command line; `left_out` are warnings."""
 
     def __init__(self) -> None:
         self.taken: dict[str, str] = {}
@@ -30,9 +30,9 @@ class Exports:
         self.left_out: list[str] = []
 
     def env(self, own: Mapping[str, object], placeholders: Iterable[str] = ()) -> dict[str, object]:
-        """Return the `env` of a job that *own* is for already, which wins over what was taken.
+        """Return the `env` of a job whose own `env` is *own*, which overrides copied variables.
 
-        *placeholders* are the `{key}` that mean something in the file, and nothing in what was taken.
+        *placeholders* are the `{key}` that have a meaning in the file, and must stay literal in copied values.
         """
         taken = self.taken
         for key in placeholders:
@@ -40,7 +40,7 @@ class Exports:
         return {**taken, **self.assigned, **own}
 
     def take(self, names: Iterable[str], environment: Mapping[str, str]) -> None:
-        """Take the variables *names* of *environment*, as far as a file can hold them."""
+        """Take the variables *names* of *environment*, if a file can hold them."""
         for name in sorted(names):
             value = environment[name]
             try:
@@ -52,9 +52,9 @@ class Exports:
 
 
 def exports(root: str, asked: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Exports:
-    """Return what the words of `--export` take of *environment*; without any, what the configuration of *root* says.
+    """Return the variables that the words of `--export` select from *environment*; by default, as configured in *root*.
 
-    A word is ALL, NONE, a name, a pattern or NAME=VALUE, several with commas between. Named variables that are not set
+    A word is ALL, NONE, a name, a pattern or NAME=VALUE, several separated by commas. Named variables that are not set
     are in `left_out`.
     """
     found = Exports()
@@ -85,13 +85,13 @@ def may_go(name: str) -> bool:
 
 
 def _matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
-    """Return the names in *environment* that match. Possible secrets match full names only."""
+    """Return the matching names in *environment*. Possible secrets match full names only."""
     found = set()
     for pattern in patterns:
         if not _is_pattern(pattern):
             found |= {pattern} & environment.keys()
         elif _is_pattern(pattern[:-1]) or pattern[-1] != "*":
-            from fnmatch import fnmatchcase  # here, because most callers do not need it
+            from fnmatch import fnmatchcase  # imported here, because most callers do not need it
 
             found |= {name for name in environment if fnmatchcase(name, pattern) and not _may_be_secret(name)}
         else:
@@ -109,6 +109,6 @@ def _may_be_secret(name: str) -> bool:
 
 
 def patterns(root: str) -> Sequence[str]:
-    """Return which variables are copied by default: from the configuration of *root*, or the built-in list."""
+    """Return the variables copied by default: from the configuration of *root*, or the built-in list."""
     said = config_if(root, b"export")
     return EXPORTED if said is None else said.export

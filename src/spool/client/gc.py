@@ -1,13 +1,13 @@
-"""Garbage collection: the metadirs of old runs, and the records in `done/` of jobs that have nothing else left.
+"""Garbage collection: the metadirs of old runs, and the records in `done/` of jobs without anything else.
 
-Also what is kept of reservations that were removed long ago.
+Also the kept texts of reservations that were removed long ago.
 
-Safe while a dispatcher is running. It only touches jobs that have no file except in `done/`, whose newest run has
-finally ended with its line of history, and that no waiting job depends on. A job's newest run goes last, and only if
-nothing else of the job stays. Before a run goes its number is recorded, so that it is neither used nor restored again.
+Safe while a dispatcher is running. It only touches jobs that have no file except in `done/`, whose newest run has ended
+for good with its line of history, and that no waiting job depends on. A job's newest run is removed last, and only if
+nothing else of the job stays. Before that its number is recorded, so that it is neither reused nor restored.
 
 Nothing outside the spool is removed: no link is followed, and each name is removed relative to the open directory that
-holds it. What cannot be read or removed is reported, and the rest goes on.
+holds it. Files that cannot be read or removed are reported, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _LONG = 400  # of a path in a message
 _RUN = re.compile(r"[1-9][0-9]*", re.ASCII)
 _ASIDE = re.compile(rf"[1-9][0-9]*\.gc\.{layout.NAME_PATTERN}\.[0-9]+", re.ASCII)
 
-Step = Callable[[int, int], object]  # called with how many of how many are done
+Step = Callable[[int, int], object]  # called with the number of steps done, and of all
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What is kept: runs younger than *max_age_ns*, the newest *max_runs* of each job, *max_bytes* of all."""
+    """What to keep: runs younger than *max_age_ns*, the newest *max_runs* of each job, *max_bytes* in all."""
 
     max_age_ns: int | None = None
     max_runs: int | None = None
@@ -66,16 +66,16 @@ class ExpiredRun:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is removed: runs, jobs that keep none, each with the number of its newest run, and files of reservations."""
+    """Runs to remove, jobs without any left, with the numbers of their newest runs, and files of reservations."""
 
     runs: tuple[ExpiredRun, ...]
     jobs: tuple[tuple[str, int], ...]
-    problems: tuple[str, ...] = ()  # what could not be read or removed, one line each
+    problems: tuple[str, ...] = ()  # files that could not be read or removed, one line each
     reservations: tuple[str, ...] = ()  # files of removed reservations
 
     @property
     def size_bytes(self) -> int:
-        """How much space that frees."""
+        """The space that this frees."""
         return sum(run.size_bytes for run in self.runs)
 
 
@@ -84,7 +84,7 @@ def _nothing(done: int, of: int) -> None:
 
 
 def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = _nothing) -> Removal:
-    """Return what *keep* does not keep, without changes."""
+    """Return the runs and records that *keep* does not cover, without changing anything."""
     problems: list[str] = []
     wanted = _depended_on(spool, problems)
     if wanted is not None:
@@ -122,7 +122,7 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
         if runs and all((name, run) in chosen for run in runs):
             jobs.append((name, runs[-1]))
         elif runs:
-            chosen.pop((name, runs[-1]), None)  # it says what became of the job
+            chosen.pop((name, runs[-1]), None)  # it records the outcome of the job
         elif _record_is_old(spool, name, keep, now_ns):
             jobs.append((name, 0))
     going = sorted(chosen.values(), key=lambda old: (old.name, old.run))
@@ -130,9 +130,9 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
 
 
 def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = _nothing) -> Removal:
-    """Carry out *removal* as far as it still holds; return what was removed, and all errors.
+    """Carry out *removal* where it still applies; return what was removed, and all errors.
 
-    Raises SpoolError while another does the same.
+    Raises SpoolError while another collection is running.
     """
     check_owner(spool.root)
     disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
@@ -159,25 +159,25 @@ def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step 
 
 
 class _Collector:
-    """Removes runs and records, and keeps what went and what did not."""
+    """Removes runs and records, and counts the removed and the failed ones."""
 
     def __init__(self, spool: Spool, disk: Disk, at: dict[str, int]) -> None:
         self._spool = spool
         self._disk = disk
         self._at = at
-        self._stays: set[str] = set()  # jobs that keep a run which could not be removed
+        self._stays: set[str] = set()  # jobs that keep a run because it could not be removed
         self._unrecorded = _unrecorded(spool)
         self.gone: list[ExpiredRun] = []
         self.problems: list[str] = []
 
     def sweep(self) -> None:
-        """Remove what a collector before us moved aside, and did not get removed."""
+        """Remove runs that an earlier collector moved aside and did not remove."""
         for entry in os.listdir(self._at[STAGING]):
             if _ASIDE.fullmatch(entry):
                 self._clear(entry)
 
     def remember(self, last: dict[str, int]) -> None:
-        """Write down the numbers of the newest runs that go, beside those that went before."""
+        """Record the numbers of the newest runs to be removed, beside those removed before."""
         if not last:
             return
         path = self._spool.layout.at(layout.LAST_RUNS)
@@ -185,7 +185,7 @@ class _Collector:
             known = json.loads(read_record(path, 1 << 28) or b"{}")
         except ValueError:
             known = {}
-        except OSError as error:  # without the numbers in it, some would be given twice
+        except OSError as error:  # without its numbers, some would be reused
             raise SpoolUnusable(_cannot("clean up", self._spool.root, error, path)) from None
         numbers = {name: run for name, run in known.items() if isinstance(run, int)} if isinstance(known, dict) else {}
         for name, run in last.items():
@@ -204,7 +204,7 @@ class _Collector:
         """Remove these runs of a job, a step each; the last one of a *whole* job only if all others are gone."""
         if not runs:
             return
-        self._stays.add(name)  # until all is done
+        self._stays.add(name)  # until all are done
         if not _may_go(self._spool, name, self._unrecorded):
             return
         try:
@@ -217,11 +217,11 @@ class _Collector:
             for old in runs:
                 if (stays and whole and old is runs[-1]) or self._goes_on(name):
                     return
-                # By one rename first, so that no one ever sees half a run.
+                # Renamed first, so that half a run is never visible.
                 aside = f"{os.getpid()}.gc.{name}.{old.run}"
                 try:
                     self._disk.rename(str(old.run), aside, at, self._at[STAGING])
-                except FileNotFoundError:  # somebody else has removed it
+                except FileNotFoundError:  # another process has removed it
                     pass
                 except OSError as error:
                     stays = True
@@ -237,7 +237,7 @@ class _Collector:
             self._stays.discard(name)
 
     def remove_record(self, name: str) -> bool:
-        """Remove the file of a job that has no run left; return whether it is gone."""
+        """Remove the file of a job without runs; return whether it is gone."""
         if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
             return False
         try:
@@ -246,12 +246,12 @@ class _Collector:
             where = self._spool.layout.job_file(DONE, name)
             self.problems.append(_cannot("remove", f"the record of job {name}", error, where))
             return False
-        with suppress(OSError):  # a run has begun meanwhile, or a user keeps something there
+        with suppress(OSError):  # a run has begun meanwhile, or a user keeps a file there
             self._disk.rmdir(name, self._at[JOBS])
         return True
 
     def remove_reservation(self, filename: str) -> bool:
-        """Remove what is kept of a reservation; return whether it is gone."""
+        """Remove the kept text of a reservation; return whether it is gone."""
         try:
             self._disk.discard(filename, self._at[GONE_RESERVATIONS])
         except OSError as error:
@@ -264,7 +264,7 @@ class _Collector:
         return any(place != DONE for place in self._spool.places(name))
 
     def _clear(self, entry: str) -> None:
-        """Remove something in the staging directory."""
+        """Remove an entry of the staging directory."""
         errors = [error for error in self._disk.removing(entry, self._at[STAGING]) if error is not None]
         if errors:
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -274,7 +274,7 @@ class _Collector:
 
 @contextmanager
 def _directories(spool: Spool) -> Iterator[dict[str, int]]:
-    """Open the directories of *spool* that matter here, none of them by a link."""
+    """Open the relevant directories of *spool*, none of them by a link."""
     at: dict[str, int] = {}
     root = -1
     try:
@@ -299,7 +299,7 @@ def _directories(spool: Spool) -> Iterator[dict[str, int]]:
 
 
 def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
-    """Return a line about what an error prevented. Jobs may have given their files any name."""
+    """Return a message for an error; jobs may have given their files any name."""
     why, remedy = error.strerror or str(error), remedy_for(error)
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(where):
         why, remedy = "it is a link", "remove or replace it by hand"
@@ -311,16 +311,16 @@ def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _JobRuns:
-    """What there is of one job."""
+    """The runs of one job, sorted by whether they are kept."""
 
     runs: list[int]
     chosen: list[ExpiredRun]  # too old, or too many
-    left: list[ExpiredRun]  # these may go too if space is needed; sizes only if that matters
+    left: list[ExpiredRun]  # may be removed if space is needed; sizes only if that matters
     stays_bytes: int
 
 
 class _Planner:
-    """Sorts runs into those that a policy keeps and those that it does not; *jobs* is the directory of all jobs."""
+    """Decides which runs a policy keeps; *jobs* is the directory of all jobs."""
 
     def __init__(self, spool: Spool, keep: RetentionPolicy, now_ns: int, jobs: int) -> None:
         self._spool = spool
@@ -329,7 +329,7 @@ class _Planner:
         self._jobs = jobs
 
     def runs_of(self, name: str, *, may_go: bool) -> _JobRuns:
-        """Return the runs of a job; without *may_go* all stay."""
+        """Return the runs of a job; without *may_go* all are kept."""
         try:
             at = open_directory(name, self._jobs)
         except FileNotFoundError:
@@ -352,14 +352,14 @@ class _Planner:
             os.close(at)
 
     def _is_expired(self, ended_at_ns: int, newest: int) -> bool:
-        """Whether a run is too old, or not among as many of the *newest* as are kept."""
+        """Whether a run is too old, or exceeds the number kept; *newest* is its rank."""
         keep = self._keep
         too_old = keep.max_age_ns is not None and self._now_ns - ended_at_ns > keep.max_age_ns
         return too_old or (keep.max_runs is not None and newest > keep.max_runs)
 
 
 def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:
-    """Return when a run has ended, or was taken back before it began; None if it has not. A link is no run."""
+    """Return when a run ended, or was withdrawn before it began; None if it has not ended, or is a link."""
     try:
         result = spool.result(name, run)
     except OSError as error:
@@ -377,7 +377,7 @@ def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:
 
 
 def _may_go(spool: Spool, name: str, wanted: Collection[str]) -> bool:
-    """Whether a job has finally ended and no job waits for it."""
+    """Whether a job has ended for good and no waiting job depends on it."""
     if any(place != DONE for place in spool.places(name)):
         return False
     if name in wanted or any(name[:at] in wanted for at, char in enumerate(name) if char == "_"):
@@ -388,12 +388,12 @@ def _may_go(spool: Spool, name: str, wanted: Collection[str]) -> bool:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        return True  # a link is no run: it goes, and nothing behind it
+        return True  # a link is not a run: it is removed, without its target
     return run is None or (result is not None and result.again is None)
 
 
 def _record_is_old(spool: Spool, name: str, keep: RetentionPolicy, now_ns: int) -> bool:
-    """Whether a job that never ran lies in `done/` for longer than is kept."""
+    """Whether the record in `done/` of a job that never ran is older than the policy keeps."""
     if keep.max_age_ns is None or spool.places(name) != [DONE]:
         return False
     try:
@@ -415,18 +415,18 @@ def _old_reservations(at: int | None, keep: RetentionPolicy, now_ns: int) -> tup
 
 
 def _unrecorded(spool: Spool) -> set[str]:
-    """Return the jobs that the journal knows more about than their files say: a dispatcher still has to record an end.
+    """Return the jobs with news in the journal: a dispatcher still has to record an end.
 
-    A line of the journal that says that something is over comes after the line of the history.
+    The journal's line that a run is over is written after the line of the history.
     """
     memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
     return {*memory.waits, *(name for name, _ in memory.open)}
 
 
 def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:
-    """Return the names that jobs which wait or are held depend on, and the arrays in progress.
+    """Return the names that waiting or held jobs depend on, and the arrays in progress.
 
-    None where one of those jobs cannot be read: it may depend on anything, so nothing may go.
+    None if one of those jobs cannot be read: it may depend on any name, so no run may be removed.
     """
     names: set[str] = set()
     complete = True
@@ -447,21 +447,21 @@ def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:
                 continue
             if spec.depends_on is not None:
                 names.update(spec.depends_on.names())
-    # An array in progress counts how its tasks have ended.
+    # An array in progress needs the outcomes of its tasks.
     for place in (RUNNING, HELD):
         for name in spool.names(place):
             try:
                 run = spool.latest_run(name)
                 if run is not None and spool.array(name, run) is not None:
                     names.add(name)
-            except OSError:  # it may be one
+            except OSError:  # it may be an array
                 names.add(name)
     return names if complete else None
 
 
 @contextmanager
 def _alone(spool: Spool, staging: int) -> Iterator[None]:
-    """Keep another collector out."""
+    """Keep other collectors out."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(_LOCK, flags, 0o600, dir_fd=staging)
@@ -479,7 +479,7 @@ def _alone(spool: Spool, staging: int) -> Iterator[None]:
 
 
 def _size(name: str, at: int) -> int:
-    """Return how much disk space something in the directory *at* takes."""
+    """Return the disk space used by an entry of the directory *at*."""
     size = 0
     with suppress(OSError):
         for found in walk(name, at):

@@ -1,4 +1,4 @@
-"""The output of a job, and of the tasks of an array: where it is, reading it, and following it to the end."""
+"""The output of a job, and of the tasks of an array: finding, reading and following it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.spool import Spool
 
 _BLOCK = 1 << 16
-_FARTHEST = 1 << 26  # so far back the last lines are looked for: what has no lines is no text
+_FARTHEST = 1 << 26  # how far back to look for the last lines: data without line breaks is not text
 
 
 class Stream(Enum):
-    """Which of the two outputs."""
+    """Standard output or standard error."""
 
     OUT = "stdout"
     ERR = "stderr"
@@ -43,7 +43,7 @@ class Tail:
         self._at = 0
 
     def skip_to_last(self, lines: int) -> None:
-        """Skip all but the last *lines* lines of the present content, and what lies farther back than `_FARTHEST`."""
+        """Skip all but the last *lines* lines of the present content, and everything farther back than `_FARTHEST`."""
         if not self._opened():
             return
         assert self._fd is not None
@@ -57,7 +57,7 @@ class Tail:
             start = max(least, at - _BLOCK)
             block = os.pread(self._fd, at - start, start)
             if at == end and not block.endswith(b"\n"):
-                wanted -= 1  # the last line has no end yet
+                wanted -= 1  # the last line is incomplete
             cut = len(block)
             while wanted > 0 and (cut := block.rfind(b"\n", 0, cut)) >= 0:
                 wanted -= 1
@@ -74,7 +74,7 @@ class Tail:
             self._at += len(data)
             return data
         if os.fstat(self._fd).st_size < self._at:
-            self._at = 0  # it was truncated and starts over
+            self._at = 0  # it was truncated: start over
             return self.read()
         if self._replaced():
             self.close()
@@ -97,7 +97,7 @@ class Tail:
         return True
 
     def _replaced(self) -> bool:
-        """Whether another file now has the name. A file that was only removed is read to its end."""
+        """Whether the name belongs to another file now. A file that was only removed is read to its end."""
         assert self._fd is not None
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
@@ -106,7 +106,7 @@ class Tail:
 
 
 def outputs(spool: Spool, name: str, run: int) -> Outputs:
-    """Return where a run's output goes; stdout is always a path."""
+    """Return the output files of a run; stdout is always a path."""
     script = spool.record(name, run, layout.WRAPPER)
     found = outputs_of(script, spool.layout.metadir(name, run)) if script else None
     log = spool.layout.record(name, run, layout.JOB_LOG)
@@ -132,7 +132,7 @@ def run_of(spool: Spool, name: str, run: int | None = None) -> int:
 
 
 def output_paths(spool: Spool, name: str, run: int, stream: Stream) -> Iterator[str]:
-    """Yield the file that the output of a run goes to; of an array that of each task."""
+    """Yield the output file of a run, or those of the tasks of an array."""
     if spool.array(name, run) is None:
         yield _path_of(spool, name, run, stream)
         return
@@ -153,7 +153,7 @@ def _path_of(spool: Spool, name: str, run: int, stream: Stream) -> str:
 def read_output(
     spool: Spool, name: str, run: int, stream: Stream = Stream.OUT, *, lines: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the output of a run so far; of an array that of each task, under its name. *lines*: only the last of each.
+    """Yield the output of a run so far; for an array that of each task, under its name. *lines*: only the last ones.
 
     Raises SpoolError if an ended run has left no such file.
     """
@@ -175,7 +175,7 @@ def read_output(
 
 
 class ArrayOutput:
-    """The outputs of the tasks of one expanded array: of each its newest run in full, under its name.
+    """The outputs of the tasks of one expanded array: the newest run of each in full, under its name.
 
     *lines*: only the last lines of each.
     """
@@ -186,7 +186,7 @@ class ArrayOutput:
         record = spool.array(name, run)
         self._since_ns = (record.expanded_at_ns if record is not None else None) or 0
         self._left = dict.fromkeys(task_names(spool, name, run, record))
-        # The end of a task is a line there: checking thousands of tasks again and again would take too long.
+        # The history shows the ends of tasks: checking thousands of tasks again and again would take too long.
         self._history = Tail(spool.layout.at(layout.HISTORY))
         self._history.skip_to_last(0)
         self._torn = b""
@@ -214,7 +214,7 @@ class ArrayOutput:
                 yield from self.output(task, run)
 
     def output(self, task: str, run: int) -> Iterator[OutputPiece]:
-        """Yield the whole output of a task, a line with its name before it; nothing if it has written nothing."""
+        """Yield the whole output of a task after a line with its name; nothing if it has no output."""
         where = outputs(self._spool, task, run)
         for stream, path in ((Stream.OUT, where.stdout), (Stream.ERR, where.stderr)):
             if path is None:
@@ -237,7 +237,7 @@ class ArrayOutput:
         return result is not None and result.again is None
 
     def _over(self) -> dict[str, int]:
-        """Return the tasks that have ended for good since the last call, by the history, and their last runs."""
+        """Return the tasks that ended for good since the last call, by the history, and their last runs."""
         found: dict[str, int] = {}
         while data := self._history.read():
             *lines, self._torn = (self._torn + data).split(b"\n")
@@ -252,10 +252,10 @@ class ArrayOutput:
 
 
 class Follower:
-    """Reads the output of a job from its newest run on; of an array that of its tasks, each once it has ended.
+    """Reads the output of a job from its newest run on; for an array that of each task once it has ended.
 
-    *only*: of this run alone; *after*: of the runs later than this one; *lines*: at first only the last lines.
-    `awaited` is what the job does, `end` how it ended, once that is known.
+    *only*: this run alone; *after*: runs later than this one; *lines*: at first only the last lines. `awaited` is the
+    state of the job, `end` its end, once known.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class Follower:
             self._begin(only)
 
     def pieces(self) -> Iterator[OutputPiece | None]:
-        """Yield output as it appears, and None when nothing is new: time to wait a little.
+        """Yield output as it appears, and None when there is nothing new: time to wait a little.
 
         Ends with the job, or the run.
         """

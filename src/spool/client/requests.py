@@ -1,7 +1,7 @@
-"""What any user may request of a spool without the lock: each request does what the documented `mv` or `rm` does.
+"""Requests of users to a spool, without the lock: each does the same as the documented `mv` or `rm`.
 
-Between looking and moving, the dispatcher may move the file too. So every request looks, changes, and looks again if
-the file was gone; it ends when something was done or nothing is left to do.
+Between the look and the move, the dispatcher may move the file. So every request looks, changes, and looks again if the
+file was gone, until something was done or nothing is left to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spool.store.ownership import check_owner
 from spool.store.reading import is_too_long, read_bytes
 from spool.store.spool import Spool
 
-_TRIES = 100  # a race is lost once or twice, and a hundred times only by a bug
+_TRIES = 100  # a race may be lost once or twice; a hundred times means a bug
 
 
 class ChangeKind(StrEnum):
@@ -62,12 +62,12 @@ _WOULD = {
     ChangeKind.CONTINUED: ChangeKind.WOULD_BE_CONTINUED,
 }
 DRY_RUN = frozenset(_WOULD.values())
-"""What a request would do; nothing was changed."""
+"""The results of dry runs; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What was done to the job file in `place`. `beside` are the places of other files of that name."""
+    """A change of the job file in `place`. `beside` are the places of other files of that name."""
 
     kind: ChangeKind
     place: str
@@ -75,7 +75,7 @@ class Change:
 
 
 def told(name: str, changes: Sequence[Change]) -> str:
-    """Describe what was done to a job; if it has several files, to which, and which are unchanged."""
+    """Describe the change of a job; if it has several files, which ones changed and which did not."""
     words = [
         f"{name} ({change.place}/) {change.kind}" if change.beside else f"{name} {change.kind}" for change in changes
     ]
@@ -87,7 +87,7 @@ class Requests:
     """The requests of one user."""
 
     def __init__(self, spool: Spool, user: str, disk: Disk | None = None) -> None:
-        """Take the requests of *user*. Raises SpoolUnusable if the spool is another user's."""
+        """Accept requests of *user*. Raises SpoolUnusable if the spool is another user's."""
         check_owner(spool.root)
         self._spool = spool
         self._layout = spool.layout
@@ -95,7 +95,7 @@ class Requests:
         self._user = user
 
     def hold(self, name: str, *, dry_run: bool = False) -> Change:
-        """Park a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
+        """Hold a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
         running = ChangeKind.HELD if self._is_array(name) else ChangeKind.STOPPED_AND_HELD  # running tasks continue
         moves = {QUEUED: ChangeKind.HELD, RUNNING: running}
         return self._move("hold", name, moves, HELD, dry_run=dry_run)
@@ -109,7 +109,7 @@ class Requests:
     ) -> Change:
         """Run a job again: `mv done/NAME.toml queued/`; a running one is stopped, `mv running/NAME.toml queued/`.
 
-        *change* makes of its name and its file's text another text, which is the one that runs then.
+        *change*, given its name and its file's text, returns the text to run instead.
         """
         if RUNNING in self._spool.places(name) and self._is_array(name):
             failed = f"`spool requeue --failed '{name}_*'` runs the failed ones again"
@@ -131,7 +131,7 @@ class Requests:
     def _replace_and_move(self, name: str, source: str, kind: ChangeKind, new: bytes) -> Change:
         """Queue a job with the text *new* in place of its file in *source*. If interrupted, it leaves both files.
 
-        That is a job that was submitted again, which waits for the end of one that runs.
+        Both files together mean a job that was submitted again and waits for the end of the running one.
         """
         try:
             self._disk.publish(self._layout.job_file(QUEUED, name), new, durable=True)
@@ -148,16 +148,16 @@ class Requests:
         return SpoolError(cannot(verb, f"job {name}", why, remedy="cancel or rename that one first"))
 
     def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Change, ...]:
-        """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; each of them where the name has several.
+        """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; both if the name has both files.
 
-        Of a running one it is recorded who did that and why. Raises NoSuchJob, or SpoolError if it has ended.
+        For a running job the user and the reason are recorded. Raises NoSuchJob, or SpoolError if it has ended.
         """
         found: dict[str, ChangeKind] = {}
         files: dict[str, int] = {}
         for _ in range(_TRIES):
             places = [place for place in self._spool.places(name) if place != DONE]
             if not places:
-                if found:  # between the two halves of the dispatcher's move one file has two names
+                if found:  # half way through the dispatcher's move, one file has two names
                     return _changes({at: found[at] for at in found if at == RUNNING or files[at] != files.get(RUNNING)})
                 raise self._not_there("cancel", name, self._spool.places(name))
             if dry_run:
@@ -172,7 +172,7 @@ class Requests:
         raise SpoolError(cannot("cancel", f"job {name}", "someone else keeps moving it"))
 
     def suspend(self, name: str, reason: str = "", *, dry_run: bool = False) -> Change:
-        """Suspend a run: `touch running/NAME.toml.suspended`. The file says by whom and why.
+        """Suspend a run: `touch running/NAME.toml.suspended`. The file names the user and the reason.
 
         Raises SpoolError if it does not run here, is suspended already, or is an array.
         """
@@ -189,7 +189,7 @@ class Requests:
         if dry_run:
             return Change(ChangeKind.WOULD_BE_SUSPENDED, RUNNING)
         said = f"{self._user}: {' '.join(reason.split())}" if reason else self._user
-        with suppress(FileExistsError):  # someone else was faster
+        with suppress(FileExistsError):  # another user was faster
             self._disk.publish(self._layout.suspend_file(name), f"{said}\n".encode(errors="replace"))
         if RUNNING not in self._spool.places(name) or self._spool.latest_run(name) != run:
             self._disk.discard(self._layout.suspend_file(name))  # it must not hit the next run
@@ -235,7 +235,7 @@ class Requests:
         """
         path = self._layout.job_file(place, name)
         self._check_text(name, place)
-        if is_too_long(old):  # it was not read to its end
+        if is_too_long(old):  # it was not read completely
             raise SpoolError(cannot("change", f"job {name}", "its file is larger than 1 MiB"))
         if read_bytes(path) != old:
             why = "the file was changed or moved meanwhile"
@@ -245,7 +245,7 @@ class Requests:
             return
         inode = os.lstat(path).st_ino
         self._disk.put(path, new, durable=True)
-        # A dispatcher may have claimed the old file between the look and the move. The new one, which could not have
+        # A dispatcher may have claimed the old file between the look and the move. The new file, which could not have
         # started beside it, would then be a second job.
         running = self._layout.job_file(RUNNING, name)
         if os.path.lexists(running) and os.lstat(running).st_ino == inode:
@@ -253,18 +253,18 @@ class Requests:
             raise SpoolError(cannot("change", f"job {name}", "it has started meanwhile"))
 
     def _check_text(self, name: str, place: str) -> None:
-        """Raise SpoolError if a job file is no order of the owner: what is written from it would be one."""
+        """Raise SpoolError if a job file does not count, because a text derived from it would."""
         if why := self._spool.why_no_order(place, name):
             raise SpoolError(cannot("change", f"job {name}", why))
 
     def _exchange(self, name: str, path: str, old: bytes, new: bytes) -> None:
-        """Replace a file in `running/` by *new*; the file may go at any moment and must not come back."""
+        """Replace a file in `running/` by *new*; the file may be removed at any moment and must not come back."""
         staged, thing = self._disk.staged(new, durable=True), ("change", f"job {name}")
         try:
             if not self._disk.exchange(staged, path):
                 why = "this file system cannot swap two files"
                 raise SpoolError(cannot(*thing, why, remedy=f"change it in an editor: {path}"))
-            if read_bytes(staged) != old:  # a newer text from someone else
+            if read_bytes(staged) != old:  # another user's newer text
                 self._disk.exchange(staged, path)
                 raise SpoolError(cannot(*thing, "the file was changed meanwhile"))
         except FileNotFoundError:
@@ -273,7 +273,7 @@ class Requests:
             self._disk.discard(staged)
 
     def _is_array(self, name: str) -> bool:
-        """Whether the newest run of a job is an array's expansion instead of a run."""
+        """Whether the newest run of a job is an array's expansion."""
         run = self._spool.latest_run(name)
         return run is not None and self._spool.array(name, run) is not None
 
@@ -302,7 +302,7 @@ class Requests:
         raise SpoolError(cannot(verb, f"job {name}", "someone else keeps moving it"))
 
     def _file_away(self, name: str, place: str) -> bool:
-        """Move a waiting job to `done/`, over an older record; False if it was gone."""
+        """Move a waiting job to `done/`, replacing an older record; False if it was gone."""
         try:
             self._disk.rename(self._layout.job_file(place, name), self._layout.job_file(DONE, name))
         except FileNotFoundError:
@@ -316,9 +316,9 @@ class Requests:
             return 0
 
     def _stop(self, name: str, reason: str, kind: StopKind = StopKind.CANCEL) -> bool:
-        """Record who stops the newest run, and take its file out of `running/`; False if that was gone."""
-        # If it is being stopped already, it will not continue after that without its file. If nothing can be recorded
-        # (the disk is full, the metadir is damaged) the deletion alone says it, and not who and why.
+        """Record who stops the newest run, and remove its file from `running/`; False if that was gone."""
+        # If it is being stopped already, it does not continue after that without its file. If nothing can be recorded
+        # (the disk is full, the metadir is damaged), the deletion alone orders the stop, without user and reason.
         with suppress(OSError):
             run = self._spool.latest_run(name)
             if run is not None:
@@ -352,6 +352,6 @@ class Requests:
 
 
 def _changes(done: dict[str, ChangeKind]) -> tuple[Change, ...]:
-    """Return what was done in each place, the run first."""
+    """Return the change in each place, the run first."""
     places = [place for place in (RUNNING, QUEUED, HELD) if place in done]
     return tuple(Change(done[place], place, tuple(other for other in places if other != place)) for place in places)

@@ -1,7 +1,7 @@
 """The systemd user units that keep a dispatcher running: writing, enabling and removing them.
 
 There are two sets: a permanent dispatcher, or a pass whenever a file is dropped and once per minute. A unit written
-here says so in its first line, with a checksum of the rest. Other units, and edited ones, are only overwritten or
+here is marked in its first line, with a checksum of the rest. Other units, and edited ones, are only overwritten or
 removed on request.
 """
 
@@ -33,11 +33,11 @@ _PATIENCE_S = 60
 
 
 class NoServiceManager(SpoolError):  # noqa: N818  (like the errors of core/errors.py)
-    """The service manager of this user does not answer."""
+    """The user's service manager does not answer."""
 
 
 class UnitState(StrEnum):
-    """What a unit's file is."""
+    """The state of a unit's file."""
 
     ABSENT = "absent"
     INSTALLED = "installed"
@@ -47,7 +47,7 @@ class UnitState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One unit: where its file belongs, and what it says."""
+    """One unit: the path of its file, and its text."""
 
     name: str
     path: str
@@ -55,13 +55,13 @@ class Unit:
 
     @property
     def state(self) -> UnitState:
-        """What lies there now."""
+        """The present state of the file."""
         return _state_of(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One unit as the service manager knows it; its words are "" where it cannot be asked."""
+    """One unit as reported by the service manager; its words are "" if that does not answer."""
 
     name: str
     path: str
@@ -71,12 +71,12 @@ class ServiceStatus:
 
 
 def directory() -> str:
-    """Return where the units of this user lie."""
+    """Return the directory of this user's units."""
     return os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "systemd", "user")
 
 
 def program() -> tuple[str, ...]:
-    """Return the words that start spool: its absolute path as it was called, or Python with the module."""
+    """Return the words that start spool: its absolute path as invoked, or Python with the module."""
     called = os.path.abspath(sys.argv[0])
     beside = os.path.join(os.path.dirname(sys.executable), "spool")
     for path in (called, beside):
@@ -86,12 +86,12 @@ def program() -> tuple[str, ...]:
 
 
 def by_cron(root: str, words: Sequence[str], *, usual: bool) -> str:
-    """Return the line of a crontab that does what the service does."""
+    """Return a crontab line with the effect of the service."""
     return f"@reboot {shlex.join([*words, *([] if usual else ['--spool', root]), 'dispatch'])}"
 
 
 def units(root: str, words: Sequence[str], names: Iterable[str], *, usual: bool) -> list[Unit]:
-    """Return the units *names* for the spool *root*, started by *words*. *usual*: it is the one in the home."""
+    """Return the units *names* for the spool *root*, started by *words*. *usual*: it is the default spool."""
     made = []
     for name in names:
         text = _shipped(name).decode()
@@ -113,10 +113,9 @@ def require_manager() -> None:
 
 
 def install(root: str, wanted: Sequence[Unit], *, force: bool) -> list[tuple[str, str]]:
-    """Write the units and start them; those of ours that are not *wanted* go. Return each path with what was done.
+    """Write the units and start them; remove ours that are not *wanted*. Return each path with the action.
 
-    Nothing is changed if a file that is not ours, or was edited, is in the way and not *force*. Raises SpoolError,
-    OSError.
+    Nothing is changed if a foreign or edited file is in the way and not *force*. Raises SpoolError, OSError.
     """
     if not force:
         _refuse(unit for unit in wanted if unit.state in (UnitState.EDITED, UnitState.FOREIGN))
@@ -131,14 +130,14 @@ def install(root: str, wanted: Sequence[Unit], *, force: bool) -> list[tuple[str
     _ask("daemon-reload")
     _ask("enable", "--now", *started)
     if again := [unit.name for unit in changed if unit.name in _STARTED]:
-        _ask("try-restart", *again)  # one that ran before has the new text now
+        _ask("try-restart", *again)  # a running unit gets the new text now
     return [*done, *((unit.path, "written" if unit in changed else "unchanged") for unit in wanted)]
 
 
 def remove(root: str, *, force: bool) -> tuple[list[str], list[str]]:
-    """Stop, disable and delete our units; return the paths that are gone, and those that stay as somebody edited them.
+    """Stop, disable and delete our units; return the removed paths, and those kept because they were edited.
 
-    With *force* edited ones go as well; those that were not written here stay in any case. Jobs go on.
+    With *force* edited ones are removed as well; foreign ones stay in any case. Jobs go on.
     """
     gone = _removed(root, UNITS, force=force)
     left = [os.path.join(directory(), name) for name in UNITS]
@@ -146,7 +145,7 @@ def remove(root: str, *, force: bool) -> tuple[list[str], list[str]]:
 
 
 def status() -> list[ServiceStatus]:
-    """Return how things stand with each unit."""
+    """Return the status of each unit."""
     found = []
     for name in UNITS:
         path = os.path.join(directory(), name)
@@ -158,12 +157,12 @@ def status() -> list[ServiceStatus]:
 
 
 def lingers(user: str) -> bool:
-    """Whether the service manager of *user* lives on after the last logout."""
+    """Whether the service manager of *user* keeps running after the last logout."""
     return os.path.exists(f"/var/lib/systemd/linger/{user}")
 
 
 def _removed(root: str, names: Iterable[str], *, force: bool) -> list[str]:
-    """Disable and delete those of *names* that are ours; with *force* also if they were edited."""
+    """Disable and delete the units among *names* that are ours; with *force* also edited ones."""
     may_go = {UnitState.INSTALLED, UnitState.EDITED} if force else {UnitState.INSTALLED}
     ours = [name for name in names if _state_of(os.path.join(directory(), name)) in may_go]
     if not ours:
@@ -207,7 +206,7 @@ def _sum(text: bytes) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """Return a path as the rest of a line of a unit."""
+    """Return a path quoted as the rest of a line of a unit."""
     return text.replace("%", "%%")
 
 
@@ -217,13 +216,13 @@ def _quoted(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Return *text* as one word of `ExecStart=`."""
+    """Return *text* quoted as one word of `ExecStart=`."""
     text = text.replace("$", "$$")
     return _plain(text) if re.fullmatch(r"[\w@%+=:,./$-]+", text) else _quoted(text)
 
 
 def _ask(*words: str) -> None:
-    """Have the user's service manager do something. Raises SpoolError with what it says."""
+    """Give the user's service manager an order. Raises SpoolError with its message."""
     code, said = _systemctl(words)
     if code != 0:
         raise SpoolError(
@@ -232,7 +231,7 @@ def _ask(*words: str) -> None:
 
 
 def _said(*words: str) -> str:
-    """Return what the user's service manager says in a word; "" if it cannot be asked."""
+    """Return a one-word answer of the user's service manager; "" if it does not answer."""
     _, said = _systemctl(words)
     return said if said and " " not in said else ""
 

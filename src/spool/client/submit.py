@@ -47,7 +47,7 @@ def default_root() -> str:
 
 
 def literal(path: str) -> str:
-    """Return how a job file has the very path *path*, whatever dollar signs are in it (FORMAT 3.5)."""
+    """Return *path* as a job file must spell it to mean exactly that, with any dollar signs escaped (FORMAT 3.5)."""
     return path.replace("$", "$$")
 
 
@@ -57,21 +57,21 @@ def is_spool(root: str) -> bool:
 
 
 def was_spool(root: str) -> bool:
-    """Whether there is a spool at *root*, though it may be damaged."""
+    """Whether there is a spool at *root*, even a damaged one."""
     return os.path.lexists(f"{root}/{QUEUED}") or os.path.lexists(f"{root}/{layout.LOCK}")
 
 
 def is_ours(root: str) -> bool:
-    """Whether the spool at *root* is this user's; true where there is none yet."""
+    """Whether the spool at *root* is this user's; true if there is none yet."""
     return owner_of(root) in (None, os.geteuid())
 
 
 def make_spool(root: str) -> bool:
-    """Create what is missing of the spool at *root*, mode 0700; return whether there was no spool.
+    """Create the missing parts of the spool at *root*, mode 0700; return whether there was no spool.
 
-    Raises OSError with the failing `filename`, and SpoolUnusable. What is there stays as it is. The new names are on
-    the disk when this returns. A directory that holds other files, and nothing of a spool, is refused: a spool's
-    directories would get lost among them.
+    Raises OSError with the failing `filename`, and SpoolUnusable. Existing parts stay unchanged. The new names are on
+    the disk when this returns. A directory with other files and no part of a spool is refused: a spool's directories
+    would get lost among them.
     """
     made = not was_spool(root)
     if not is_ours(root):
@@ -100,7 +100,7 @@ def make_spool(root: str) -> bool:
 
 
 def _is_of_others(path: str) -> bool:
-    """Whether *path* is a directory with files, none of which is a spool's."""
+    """Whether the directory *path* has files, none of which is a spool's."""
     try:
         found = {*os.listdir(path)} - {"lost+found"}
     except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +109,7 @@ def _is_of_others(path: str) -> bool:
 
 
 def ensure_spool(root: str) -> bool:
-    """Do as `make_spool`, for a command. Raises SpoolUnusable."""
+    """Do `make_spool` for a command. Raises SpoolUnusable."""
     try:
         return make_spool(root)
     except OSError as error:
@@ -136,13 +136,13 @@ def ever_used(root: str, name: str) -> bool:
 def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, replace: bool = False) -> None:
     """Put each (name, text) of *jobs* into `queued/`, or `held/`: complete, and on disk when this returns.
 
-    Raises FileExistsError, its `filename` the one that is in the way, if a job of that name waits or is held; with
-    *replace* that one is replaced. A running or ended job does not conflict here; `where_taken` reports a running
-    one. Jobs put before the error stay.
+    Raises FileExistsError, with the conflicting `filename`, if a job of that name waits or is held; *replace* replaces
+    that one. A running or ended job does not conflict here; `where_taken` reports a running one. Jobs put before the
+    error stay.
 
     `cp job.toml .tmp/ && mv .tmp/job.toml queued/` does the same, without the sync.
 
-    Into the spool of another user only what that one accepts, and can read; else raises SpoolUnusable.
+    For the spool of another user, raises SpoolUnusable unless that user accepts and can read the jobs.
     """
     place = Layout(root)
     into, other = (HELD, QUEUED) if held else (QUEUED, HELD)
@@ -172,12 +172,12 @@ def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, 
             if replace and disk.discard(beside):
                 touched.add(other)
     finally:
-        # One sync for all of them: it is what makes a submission slow.
+        # One sync for all of them: syncs make a submission slow.
         disk.sync_directories(place.at(at) for at in touched)
 
 
 def check_submitter(root: str) -> None:
-    """Raise SpoolUnusable if the spool at *root* is another user's, who does not accept job files of this one."""
+    """Raise SpoolUnusable if the spool at *root* is another user's who does not accept job files of this one."""
     if is_ours(root):
         return
     from spool.store.glance import read_config
@@ -189,7 +189,7 @@ def check_submitter(root: str) -> None:
 def _offer(place: Layout, jobs: Iterable[tuple[str, bytes]], into: str, other: str, *, replace: bool) -> None:
     """Put *jobs* into a spool whose owner accepts them, so that the owner can read them.
 
-    They are staged where they belong, under hidden names: all other directories of the spool are its owner's alone.
+    They are staged under hidden names in their final directory: all others are writable for the owner only.
     """
     from spool.core.errors import SpoolUnusable, cannot
     from spool.store.ownership import mode_for, name_of
@@ -216,5 +216,5 @@ def _offer(place: Layout, jobs: Iterable[tuple[str, bytes]], into: str, other: s
             disk.discard(staged)
         try:
             disk.sync_directory(directory)
-        except PermissionError:  # who may put files there may not be allowed to list them
+        except PermissionError:  # write permission for the directory need not include listing it
             continue

@@ -1,4 +1,4 @@
-"""How a job has ended, and waiting for that, from the files alone; no dispatcher is needed.
+"""The end of a job, and waiting for it, from the files alone; no dispatcher is needed.
 
 A job has ended when its file is in `done/` and nowhere else, and its newest run has a final outcome. A file may move
 between two looks, and during a cancel there is briefly none at all.
@@ -20,12 +20,12 @@ from spool.store.spool import Service, Spool
 
 GRACE_NS = 1_500_000_000  # how long to wait for the record of an end before assuming that none will come
 _TASKS_EVERY_NS = 250_000_000  # an array may have ten thousand
-_STATE_EVERY_NS = 1_000_000_000  # how often a dispatcher's view is read to find out whether it knows a run
+_STATE_EVERY_NS = 1_000_000_000  # how often to read a dispatcher's view to find out whether it knows a run
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a job ended. INVALID: its file cannot be used, and `reason` says why."""
+    """The end of a job. INVALID: its file cannot be used, and `reason` says why."""
 
     name: str
     outcome: State
@@ -35,7 +35,7 @@ class End:
 
 
 class Awaited:
-    """One awaited job. Raises NoSuchJob at once if nothing is known of it."""
+    """One awaited job. Raises NoSuchJob at once if it is unknown."""
 
     def __init__(self, spool: Spool, name: str) -> None:
         self._spool = spool
@@ -49,11 +49,11 @@ class Awaited:
             raise spool.no_such_job("wait for", f"job {name}", name)
 
     def poll(self) -> End | None:
-        """Return how the job ended, None if it has not."""
+        """Return the end of the job, None if it has not ended."""
         spool, name = self._spool, self.name
         places = spool.places(name)
         if places == [DONE] or not places:
-            places = spool.places(name)  # it may have moved back during the look at one place after another
+            places = spool.places(name)  # it may have moved back while the places were checked one by one
         self.held = HELD in places and QUEUED not in places and RUNNING not in places
         if any(place != DONE for place in places):
             return self._goes_on(places)
@@ -65,14 +65,14 @@ class Awaited:
                 return self._ended(result)
             return None
         if result is None and self._has_begun():
-            return self._unrecorded()  # its file was taken away, or will be: its run is being stopped
+            return self._unrecorded()  # its file was removed, or will be: its run is being stopped
         if not self._patience_is_over():
             return None
         reason = "moved to done/ before it ran" if places else "its file was removed before it ran"
         return End(name, State.CANCELLED, reason=reason)
 
     def _has_begun(self) -> bool:
-        """Whether the newest run of the job is one that a dispatcher has prepared, so that one ends it."""
+        """Whether the newest run of the job was prepared by a dispatcher, so that one will end it."""
         spool, name = self._spool, self.name
         run = spool.latest_run(name)
         traces = (layout.GRANT, layout.JID, layout.ARRAY, layout.STOP)
@@ -81,8 +81,8 @@ class Awaited:
     def _unrecorded(self) -> End | None:
         """Return None while a dispatcher records the end of the newest run, or the next one will.
 
-        A dispatcher that serves the spool has found every run that is not over. One that it does not name has lost its
-        result: the history says how it ended, or no record ever will.
+        A running dispatcher has found every run that is not over. A run that it does not list has lost its result: the
+        history has its end, or no record ever will.
         """
         now = time.monotonic_ns()
         if not self._patience_is_over() or now < self._again_at_ns:
@@ -97,8 +97,8 @@ class Awaited:
         return End(self.name, State.LOST, reason="no record says how it ended, and the dispatcher does not know it")
 
     def _is_known(self) -> bool:
-        """Whether the dispatcher names the job, or has said nothing since the job has looked ended."""
-        from spool.formats.state import parse_state  # what hardly any wait needs
+        """Whether the dispatcher lists the job, or has not written its view since the job seemed to end."""
+        from spool.formats.state import parse_state  # imported here, because hardly any wait needs it
 
         status = status_of(self._spool.layout.at(layout.STATE))
         absent_ns = time.monotonic_ns() - (self._absent_since_ns or 0)
@@ -108,7 +108,7 @@ class Awaited:
         return view is None or self.name in view.jobs
 
     def _ended(self, result: Result) -> End | None:
-        """Return the end that *result* tells of; of an array that of its tasks, None if one of them runs again."""
+        """Return the end in *result*; for an array that of its tasks, None if one of them runs again."""
         outcome, reason = result.outcome, result.reason
         if self._spool.array(self.name, result.run) is not None:
             if time.monotonic_ns() < self._again_at_ns:
@@ -123,7 +123,7 @@ class Awaited:
     def _goes_on(self, places: list[str]) -> End | None:
         self._absent_since_ns = None
         if not self._waiting:
-            # Of one that runs the newest run is this one, also if it has ended and only its file was not moved yet.
+            # The newest run of a running job is this one, even if it has ended and only its file was not moved yet.
             result = self._newest() if RUNNING not in places else None
             self._before = result.run if isinstance(result, Result) else None
             self._waiting = True
@@ -134,12 +134,12 @@ class Awaited:
         return None
 
     def _newest(self) -> Result | InvalidRecord | None:
-        """Return how the newest run ended, None if no end is recorded, and what is wrong with a record that says no."""
+        """Return the result of the newest run, None if no end is recorded, or the error of an unreadable record."""
         run = self._spool.latest_run(self.name)
         return self._spool.known_end(self.name, run) if run is not None else None
 
     def _patience_is_over(self) -> bool:
-        """Whether the job has looked ended for so long that no record of its end will follow."""
+        """Whether the job has seemed ended for so long that no record of its end will follow."""
         now = time.monotonic_ns()
         if self._absent_since_ns is None:
             self._absent_since_ns = now
@@ -158,10 +158,9 @@ class ArrayOutcome:
 
 
 def array_outcome(spool: Spool, result: Result, *, ran_again: bool | None = None) -> ArrayOutcome:
-    """Return how the array stands that ended with *result*: each task counts as it ended last, as for a dependency.
+    """Return the outcome of an array that ended with *result*: each task counts by its last end, as for a dependency.
 
-    *ran_again*: whether a task has ended since; None: look into the history. Of a cancelled array that it was cancelled
-    stands.
+    *ran_again*: whether a task has ended since; None: look into the history. A cancelled array stays cancelled.
     """
     name = result.job
     then = ArrayOutcome(result.outcome, result.reason, result.ended_at_ns)
@@ -186,9 +185,9 @@ def array_outcome(spool: Spool, result: Result, *, ran_again: bool | None = None
 
 
 def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:
-    """Return how and when a task ended last; one that has not run since it was submitted was withdrawn.
+    """Return how and when a task last ended; one that has not run since it was submitted was withdrawn.
 
-    INVALID: what is recorded of that cannot be understood.
+    INVALID: its record cannot be parsed.
     """
     run = spool.latest_run(task)
     result = spool.known_end(task, run) if run is not None else None
@@ -200,11 +199,11 @@ def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:
 
 
 def task_names(spool: Spool, name: str, run: int, record: ArrayRecord | None) -> tuple[str, ...]:
-    """Return the tasks of an array that was expanded, in their order; *record* is what its run has on record."""
-    from spool.formats import jobfile  # a list without arrays does without
+    """Return the tasks of an expanded array, in order; *record* is that of its run."""
+    from spool.formats import jobfile  # imported here, because a list without arrays does not need it
 
     text = spool.record(name, run, layout.SPEC_COPY)
     try:
         return Tasks(name, jobfile.parse(text or b"", name=name)).names()
-    except InvalidJob:  # a power cut has emptied it
+    except InvalidJob:  # emptied by a power cut
         return tuple(f"{name}_{index}" for index in range(record.tasks if record is not None else 0))

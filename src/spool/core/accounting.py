@@ -1,8 +1,8 @@
-"""What ended runs waited, took and used, by user, project and so on: the sums of `spool stats`.
+"""The sums of `spool stats`: waits, run times and resource use of ended runs, by user, project and so on.
 
-A run belongs to the period in which it ended: counts, waits and run times are of those. What runs were given (hours,
-peaks) is cut at the edges of the period instead, and of each day, so that no day has more than it can hold. How much
-was in use at once is a sweep over the intervals in which runs had what they were given.
+A run belongs to the period in which it ended: it is counted there, with its wait and its run time. Granted resources
+(hours, peaks) are cut at the edges of the period instead, and of each day, so that no day exceeds its capacity. Peak
+use comes from a sweep over the intervals in which runs held their grants.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Peak:
 
 
 class Intervals:
-    """From when to when runs had CPUs and GPUs. An end is no part of its interval; one of no length is no interval.
+    """The intervals during which runs held CPUs and GPUs. They exclude their ends; an empty interval does not count.
 
-    A GPU that several runs share counts once while any of them has it. It is told from others by its UUID, so GPUs of
-    several hosts add up.
+    A GPU that several runs share counts once while any of them has it. GPUs are told apart by UUID, so GPUs of several
+    hosts add up.
     """
 
     __slots__ = ("_cpus", "_ends", "_gpus", "_starts")
@@ -48,13 +48,13 @@ class Intervals:
         self._starts = array("q")
         self._ends = array("q")
         self._cpus = array("q")
-        self._gpus: list[tuple[str, ...]] | None = None  # made by the first run that has any
+        self._gpus: list[tuple[str, ...]] | None = None  # created by the first run that has any
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def add(self, start_at_ns: int, end_at_ns: int, cpus: int, gpus: tuple[str, ...] = ()) -> None:
-        """Take note of a run. Pass equal *gpus* as one object: there may be a million of them."""
+        """Record a run. Pass equal *gpus* as one object: there may be a million of them."""
         if start_at_ns < end_at_ns and (cpus or gpus):
             if gpus and self._gpus is None:
                 self._gpus = [()] * len(self._starts)
@@ -65,7 +65,7 @@ class Intervals:
                 self._gpus.append(gpus)
 
     def merge(self, other: Intervals) -> None:
-        """Take note of all that *other* has."""
+        """Add the intervals of *other*."""
         if other._gpus is not None and self._gpus is None:
             self._gpus = [()] * len(self._starts)
         if self._gpus is not None:
@@ -102,7 +102,7 @@ def _peak_of(
     next_end = ends[by_end[0]] if by_end else 0
     for each in by_start:
         start = starts[each]
-        # Never past the last: this run itself ends later than it starts.
+        # Never past the last end: this run itself ends later than it starts.
         while next_end <= start:
             level -= amounts[by_end[over]]
             over += 1
@@ -121,7 +121,7 @@ def _gpu_peak(
     gpus: Sequence[tuple[str, ...]],
 ) -> Peak:
     users: dict[str, int] = {}
-    there_are = len(set().union(*set(gpus)))  # more are never in use
+    there_are = len(set().union(*set(gpus)))  # the number in use cannot exceed this
     highest = over = 0
     when = None
     for each in by_start:
@@ -143,9 +143,9 @@ def _gpu_peak(
 
 
 class Days:
-    """Which day an instant is of; days are 23 to 25 hours long where clocks are put forward and back.
+    """Maps an instant to its day; a day has 23 to 25 hours when the clocks change.
 
-    *look* returns an instant's day by the clock that is meant: its name, its begin and its end.
+    *look* returns the day of an instant in the chosen time zone: its name, its start and its end.
     """
 
     def __init__(self, look: Callable[[int], Day]) -> None:
@@ -172,7 +172,7 @@ class Days:
         found = next((day for day in near if day[1] <= at_ns < day[2]), None)
         if found is None:
             name, start, end = self._look(at_ns)
-            found = (name, min(start, at_ns), max(end, at_ns + 1))  # where a midnight is skipped
+            found = (name, min(start, at_ns), max(end, at_ns + 1))  # when a midnight is skipped
             near.append(found)
         self._last = found
         return found
@@ -185,9 +185,10 @@ def utc_day(at_ns: int) -> Day:
 
 
 class EndedRun(Protocol):
-    """One ended run: what the accounting needs of its line of history.
+    """One ended run, with the fields of its history line that the accounting needs.
 
-    A protocol, for of millions it is the copying that takes the time: what read the line has these already.
+    A protocol, because copying millions of runs would dominate the time: the reader of the lines has these fields
+    already.
     """
 
     job: str
@@ -196,16 +197,16 @@ class EndedRun(Protocol):
     submitted_at_ns: int | None
     started_at_ns: int | None
     ended_at_ns: int | None
-    told_at_ns: int | None  # by when the history has its line, as `Result.told_at_ns`
-    cpus: int  # what it was given
-    gpus: tuple[str, ...]  # UUIDs; of a run of an engine, which does not tell them, names of their own
+    told_at_ns: int | None  # when its history line was written, as `Result.told_at_ns`
+    cpus: int  # granted
+    gpus: tuple[str, ...]  # UUIDs; for a run of an engine, which does not report them, made-up names
     gpu_indices: tuple[int, ...]
-    memory_bytes: int | None  # that it was given
+    memory_bytes: int | None  # granted
     resources: dict[str, int] | None
     cpu_time_ns: int | None
     peak_memory_bytes: int | None
-    suspended_ns: int  # of the time from its start to its end
-    gpu_percent: float | None  # in how much of the time its GPUs computed, on average
+    suspended_ns: int  # within the time from its start to its end
+    gpu_percent: float | None  # share of the time in which its GPUs computed, on average
     attempt: int
     requeues: int
     again: str | None
@@ -218,33 +219,33 @@ class EndedRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The sums of some runs. None where there is nothing to say; quantiles are times that a run really had.
+    """The sums over some runs. A value is None where there is no data; quantiles are times that a run really had.
 
-    A job counts once it has ended for good; a run that is followed by a retry is a run and no job.
+    A job counts once it has ended for good; a run that is followed by a retry counts as a run but not as a job.
     """
 
     runs: int
     jobs: int
-    outcomes: dict[str, int]  # of runs; those that there were none of, too
-    success_rate: float | None  # jobs that finished, of those that were not cancelled
+    outcomes: dict[str, int]  # of runs; zero counts included
+    success_rate: float | None  # share of finished jobs among those not cancelled
     retries: int  # runs that were followed by another attempt
-    requeues: int  # runs that were run again uncounted
+    requeues: int  # runs that were repeated without counting as an attempt
     wait_median_ns: int | None
     wait_p90_ns: int | None
     wait_mean_ns: int | None
-    timed_runs: int  # runs that have a run time: they started, and the clock was not set
+    timed_runs: int  # runs with a run time: they started, and the clock was not set meanwhile
     run_time_median_ns: int | None
     run_time_p90_ns: int | None
     run_time_sum_ns: int
-    cpu_hours: float  # CPUs given, times run time
-    cpu_used_hours: float | None  # CPU time of the runs where it is known
+    cpu_hours: float  # granted CPUs times run time
+    cpu_used_hours: float | None  # CPU time of the runs whose CPU time is known
     cpu_used_runs: int  # the number of those runs
-    cpu_efficiency: float | None  # CPU time of what these were given; above 1 if they took more
-    gpu_hours: float  # GPUs given, times run time; a shared one counts for each run that has it
-    gpu_used_hours: float | None  # of these, in which the GPUs computed, of the runs where it is known
+    cpu_efficiency: float | None  # CPU time divided by the grants of these runs; above 1 if they used more
+    gpu_hours: float  # granted GPUs times run time; a shared GPU counts for each of its runs
+    gpu_used_hours: float | None  # GPU hours spent computing, of the runs where this is known
     gpu_used_runs: int  # the number of those runs
-    gpu_efficiency: float | None  # the part of what these were given
-    resource_hours: dict[str, float]  # named resources given, times run time
+    gpu_efficiency: float | None  # their share of the GPU hours granted to these runs
+    resource_hours: dict[str, float]  # granted named resources times run time
     peak_cpus: int
     peak_cpus_at_ns: int | None
     peak_gpus: int  # different GPUs in use at one moment
@@ -254,7 +255,7 @@ class Totals:
 
 
 class GroupSums:
-    """The sums of one group, while they grow."""
+    """The growing sums of one group."""
 
     __slots__ = (
         "_cpu_given_ns",
@@ -272,7 +273,7 @@ class GroupSums:
     )
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str | None], int] = {}  # runs by outcome, and by how the submission goes on
+        self._kinds: dict[tuple[str, str | None], int] = {}  # runs by outcome and by `again`
         self._waits = array("q")
         self._ran = array("q")
         self._cpu_known_ns = self._cpu_given_ns = self._cpu_known_runs = 0
@@ -280,7 +281,7 @@ class GroupSums:
         self._gpu_given_ns = self._gpu_known_runs = 0
         self._largest: tuple[int | None, str | None] = (None, None)
         self._resource_ns: dict[str, int] = {}
-        self.given = Intervals()  # what runs were given within the period, whenever they ended
+        self.given = Intervals()  # grants within the period, whenever their runs ended
 
     def count(self, run: EndedRun, waited_ns: int | None, ran_ns: int | None) -> None:
         """Count a run that ended in the period."""
@@ -309,7 +310,7 @@ class GroupSums:
             self._resource_ns[name] = self._resource_ns.get(name, 0) + count * given_ns
 
     def merge(self, other: GroupSums) -> None:
-        """Count all that *other*, which has none of the same runs, has counted."""
+        """Add the counts of *other*, which must share no run with this."""
         for kind, count in other._kinds.items():
             self._kinds[kind] = self._kinds.get(kind, 0) + count
         self._waits.extend(other._waits)
@@ -325,7 +326,7 @@ class GroupSums:
         self.give(other._resource_ns, 1)
 
     def _runs(self, outcome: State | None = None, *, again: str | None = None, any_way: bool = False) -> int:
-        """Return how many runs there were, of an outcome or of any, that went on like that, or in any way."""
+        """Return the number of runs with this outcome (any, if None) and this `again`; *any_way* ignores `again`."""
         return sum(
             count
             for (word, goes_on), count in self._kinds.items()
@@ -379,12 +380,12 @@ def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
-    """Return the smallest of *ordered* that *percent* of them do not exceed (the nearest rank)."""
+    """Return the nearest-rank percentile: the smallest of *ordered* that *percent* of them do not exceed."""
     return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 
 class By(StrEnum):
-    """What runs are grouped by. A run with several tags is in several groups."""
+    """Keys to group runs by. A run with several tags is in several groups."""
 
     USER = "user"
     PROJECT = "project"
@@ -396,24 +397,24 @@ class By(StrEnum):
 
 
 class Tagged(Protocol):
-    """What a run or a job is chosen by."""
+    """The attributes that select a run or a job."""
 
     @property
     def user(self) -> str | None:
-        """Whose it is."""
+        """The owner."""
 
     @property
     def project(self) -> str | None:
-        """What it is for."""
+        """The project, if any."""
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What its job file calls it."""
+        """The tags of its job file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs are counted: those that ended from `since` up to, not including, `until`, and are somebody's."""
+    """The runs to count: those that ended from `since` up to, not including, `until`, and match every other field."""
 
     since_at_ns: int | None = None
     until_at_ns: int | None = None
@@ -423,11 +424,11 @@ class RunFilter:
 
     @property
     def anyone(self) -> bool:
-        """Whether every run of the period is wanted."""
+        """Whether no user, project or tag is selected."""
         return self.user is None and self.project is None and self.tag is None
 
     def wants(self, run: Tagged) -> bool:
-        """Whether a run of the period is wanted."""
+        """Whether *run* matches the user, project and tag."""
         return (
             self.user in (None, run.user)
             and self.project in (None, run.project)
@@ -437,18 +438,18 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What `Ledger` has counted. `groups` are by their key, None for runs that have none."""
+    """The counts of a `Ledger`. `groups` are by key; None holds the runs without one."""
 
     total: Totals
     groups: tuple[tuple[str | None, Totals], ...]
     first_at_ns: int | None  # the first and the last end of a run
     last_at_ns: int | None
-    duplicates: int  # lines that said what another had said
-    clock_set: int  # runs that ended before they began, or centuries after; they have no run time
+    duplicates: int  # lines that repeated another line
+    clock_set: int  # runs that ended before they began, or centuries later; they have no run time
 
 
 class Submitted(Protocol):
-    """What says since when a run waited."""
+    """A run whose time of becoming ready can be determined."""
 
     job: str
     submitted_at_ns: int | None
@@ -459,17 +460,17 @@ class Submitted(Protocol):
 
 
 class ReadyTimes:
-    """Since when runs waited, asked in the order in which they ended."""
+    """When runs became ready. Ask about runs in the order of their ends."""
 
     __slots__ = ("going_on",)
 
     def __init__(self) -> None:
-        self.going_on: dict[str, int | None] = {}  # jobs that go on, and the end of their last run
+        self.going_on: dict[str, int | None] = {}  # jobs with another run to come, and the end of their last run
 
     def of(self, run: Submitted) -> int | None:
         """Return when a run's wait began: at its submission, or at the end of the run before it.
 
-        None if the run before is not known.
+        None if the previous run is unknown.
         """
         ready = run.submitted_at_ns
         if run.job in self.going_on:
@@ -482,10 +483,10 @@ class ReadyTimes:
 
 
 class Ledger:
-    """Counts runs in the order in which they ended.
+    """Counts runs in the order of their ends.
 
-    Of each run it keeps some dozens of bytes: its waiting and running time for the quantiles, its interval for the
-    peaks, and a number to know it again by.
+    It keeps some dozens of bytes per run: waiting and running time for the quantiles, the interval for the peaks, and a
+    hash to recognise duplicates.
     """
 
     def __init__(self, wanted: RunFilter, by: By | None = None, look: Callable[[int], Day] = utc_day) -> None:
@@ -506,7 +507,7 @@ class Ledger:
         self._clock_set = 0
 
     def add(self, runs: Iterable[EndedRun]) -> None:
-        """Count those of the *runs* that are wanted. In one loop: its million turns are what takes the time."""
+        """Count those of *runs* that the filter selects. One loop for speed: it may turn a million times."""
         wanted, since, until = self._wanted, self._since, self._until
         anyone = wanted.anyone
         always = wanted.since_at_ns is None and wanted.until_at_ns is None
@@ -560,9 +561,9 @@ class Ledger:
                             sums.give(run.resources, given_until - given_from)
 
     def statistics(self) -> Statistics:
-        """Return the sums. Groups are in the order of their days, of the states, or of what they have used."""
+        """Return the sums. Groups are ordered by day, by state, or by usage."""
         total = self._total
-        if self._by not in (None, By.TAG):  # every run is in one group, and the total is their sum
+        if self._by not in (None, By.TAG):  # every run is in exactly one group, and the total is the sum of the groups
             total = GroupSums()
             for sums in self._groups.values():
                 total.merge(sums)
@@ -574,13 +575,13 @@ class Ledger:
     def _rank(self, group: tuple[str | None, Totals]) -> tuple[float, ...] | tuple[str, ...]:
         key, totals = group
         if self._by is By.DAY:
-            return (key or "~",)  # what has no end comes last
+            return (key or "~",)  # runs without a key come last
         if self._by is By.STATE:
             return (list(State).index(State(key or "invalid")),)
         return -totals.gpu_hours, -totals.cpu_hours, -totals.runs
 
     def _counted_in(self) -> Callable[[EndedRun], Sequence[GroupSums]]:
-        """Return what tells which sums a run is counted in."""
+        """Return a function that selects the sums in which a run counts."""
         groups, total, days = self._groups, self._total, self._days
         match self._by:
             case None:
@@ -602,4 +603,4 @@ GROUP_KEYS: dict[By, Callable[[object], str | None]] = {
     By.GROUP: attrgetter("group"),
     By.EXECUTOR: attrgetter("executor"),
 }
-"""What a run's group is called, where it is in one group; None: it has none."""
+"""The group name of a run, for keys that put a run in one group; None means that it has none."""

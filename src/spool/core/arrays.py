@@ -1,4 +1,4 @@
-"""Many jobs in one file: which tasks there are, and what replaces `{key}` in each.
+"""Many jobs in one file: the tasks of an array, and the values that replace `{key}` in each.
 
 Nothing here knows what a job file looks like; `formats.jobfile` makes the text of each task from it.
 """
@@ -16,7 +16,7 @@ INDEX = "index"
 """`{index}` is the task's index: the number at the end of its name, and `SPOOL_ARRAY_INDEX`."""
 
 ARRAY = "array"
-"""`{array}`, where `array` stands beside a matrix or rows: the task's index among those of `array` alone."""
+"""`{array}`, where `array` stands beside a matrix or rows: the task's index within `array` alone."""
 
 
 class Tasks:
@@ -55,7 +55,7 @@ class Tasks:
         return position
 
     def task_name(self, position: int) -> str:
-        """Return the name of the job that the task is."""
+        """Return the job name of the task at *position*."""
         return f"{self.name}_{self.index(position)}"
 
     def names(self) -> tuple[str, ...]:
@@ -66,11 +66,11 @@ class Tasks:
         return tuple([f"{self.name}_{index}" for index in indices])
 
     def task(self, position: int) -> ArrayTask:
-        """Return what the task's file says of where it comes from."""
+        """Return the array and index of a task, as its file records them."""
         return ArrayTask(self.name, self.index(position), self.max_running)
 
     def values(self, position: int) -> dict[str, str]:
-        """Return what stands for each of `keys` in the task at *position*."""
+        """Return the value of each of `keys` in the task at *position*."""
         found = {INDEX: str(self.index(position))}
         rest = position
         for key, choices in reversed(self._matrix):
@@ -85,12 +85,12 @@ class Tasks:
 
 
 def array_of(task: str) -> str:
-    """Return the name of the array that a job of this name would be a task of."""
+    """Return the name of the array that a job of this name would belong to."""
     return task.rpartition("_")[0]
 
 
 def outcome_of(ended: Collection[State], total: int) -> State:
-    """Return how an array of *total* tasks has ended that nobody cancelled and whose tasks *ended* like this."""
+    """Return the outcome of an array of *total* tasks that *ended* like this; the array itself was not cancelled."""
     finished = sum(state is State.FINISHED for state in ended)
     return State.FINISHED if finished == total else State.FAILED
 
@@ -126,7 +126,7 @@ class Substitution:
         return self._find.search(text) is not None
 
     def apply(self, text: str, values: Mapping[str, str]) -> str:
-        """Return *text* with every known key replaced. What is put in is not looked at again."""
+        """Return *text* with every known key replaced. Inserted text is not searched again."""
         return self._find.sub(self._replacer(values), text)
 
     @staticmethod

@@ -24,14 +24,14 @@ from spool.core.timing import opens_at_ns, waited_ns
 from spool.core.units import show_duration
 
 FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
-"""The reasons of a job that lacks room now: only holding others back helps it."""
+"""Reasons that mean a lack of room: only holding other jobs back helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarliestStart:
-    """When a job could start if what runs ends as expected, and what there will be then.
+    """The time at which a job could start if the runs end as expected, and the machine at that time.
 
-    `guessed`: that rests on the guess of a run time.
+    `guessed`: the time rests on a guessed run time.
     """
 
     at_ns: int
@@ -40,9 +40,9 @@ class EarliestStart:
 
 
 def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
-    """Return when *job* could start if what runs ends as expected; other waiting jobs are not thought of.
+    """Return when *job* could start if the runs end as expected, ignoring other waiting jobs.
 
-    None if it could not start even after everything has ended (it never fits, or somebody outside spool is in the
+    None if it could not start even after every run has ended (it never fits, or processes outside spool are in the
     way).
     """
     now_ns = room.now_ns
@@ -60,7 +60,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
         moments += [at for each in room.reservations for at in (each.start_at_ns, each.end_at_ns) if at > now_ns]
     moments.sort()
     guessed = False
-    waits_for_gpus = False  # then only the end of a run with GPUs can change the answer
+    waits_for_gpus = False  # from here on only the end of a run with GPUs can change the answer
     request = job.spec.request
     at_ns, next_moment = now_ns, 0
     while True:
@@ -87,14 +87,14 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
             waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
             guessed = guessed or ((over.spec.time_limit_ns is None or over.suspended) and not over.stopping)
             next_end = next(ends, None)
-        then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
+        then.available_bytes = None  # after the first end, the memory that the kernel could give is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What has been held back for jobs whose start rests on a guess, in seconds of the whole pool.
+    """Resources held back for jobs whose start rests on a guess, in seconds of the whole pool.
 
-    It goes on growing for the job `name` by `rate` in a second from `since_ns` on.
+    For the job `name` the amount keeps growing by `rate` per second from `since_ns` on.
     """
 
     amounts: Mapping[str, float] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Holding:
     since_ns: int = 0
 
     def at(self, now_ns: int) -> Mapping[str, float]:
-        """Return what has been held back for each until then."""
+        """Return the amount held back for each job until then."""
         if self.name is None or not self.rate:
             return self.amounts
         more = self.rate * max(now_ns - self.since_ns, 0) / SECOND_NS
@@ -111,7 +111,7 @@ class Holding:
 
 
 class StrictOrder:
-    """The end of the walk under a strict order: nobody overtakes the job that does not fit."""
+    """The rule of a strict order: no job overtakes the one that does not fit."""
 
     guessed = False
 
@@ -124,7 +124,7 @@ class StrictOrder:
         """Return None: nothing more starts."""
 
     def started(self, run: Running) -> None:
-        """Be told of a start, which does not happen."""
+        """Do nothing: no run starts under this rule."""
 
     def why_not(self, job: Waiting, room: FreeResources) -> Reason | None:
         """Return that *job* waits for its turn."""
@@ -132,7 +132,7 @@ class StrictOrder:
 
 
 class BackfillReservation:
-    """The room that is left for one job: the machine as it will be when that job can start."""
+    """The room left for one job: the machine as it will be when that job can start."""
 
     def __init__(self, job: Waiting, foretold: EarliestStart, now_ns: int, run_times: RunTimes) -> None:
         self.job = job
@@ -143,7 +143,7 @@ class BackfillReservation:
         self._run_times = run_times
         request, spec = job.spec.request, job.spec
         counts, machine = self._then.counts, self._then.machine
-        # Where processors and memory alone decide, what is left beside the job is two numbers.
+        # If processors and memory alone decide, the room beside the job is two numbers.
         limits = spec.group or spec.task or self._then.quotas.limited or self._then.policy.max_running is not None
         self._by_sums = not limits
         self._spare_cpus = machine.cpus - (counts.cpus + request.cpus if request.cpus else 0)
@@ -164,13 +164,13 @@ class BackfillReservation:
             return grant
         if not grant.gpu_uuids:
             return None
-        # Other GPUs may do: first those that the protected job could not use anyway.
+        # Other GPUs may do: try first those that the protected job could not use anyway.
         wanted = frozenset(card.gpu.uuid for card in self._then.cards.open_to(self.job.spec.request))
         grant = room.grant(job, avoid=wanted)
         return grant if self._leaves_room(job, grant) else None
 
     def started(self, run: Running) -> None:
-        """Count a run that starts now and will still be there then."""
+        """Count a run that starts now and will still be running when the protected job starts."""
         if run.started_at_ns + self._run_times.of_run(run).ns <= self.at_ns:
             return
         self._spare_cpus -= run.grant.cpus
@@ -198,12 +198,12 @@ class BackfillReservation:
 
 
 def budget_s(job: Waiting, held_s: float, part: float, now_ns: int) -> float:
-    """Return for how much longer guesses may hold the whole pool for *job*, in seconds."""
+    """Return how much longer guesses may hold the whole pool for *job*, in seconds."""
     return part * (now_ns - job.arrived_at_ns) / SECOND_NS - held_s
 
 
 def exhausted_at_ns(budget_s: float, rate: float, part: float, now_ns: int) -> int | None:
-    """Return when a budget runs out that loses *rate* and gains *part* per second; None if never."""
+    """Return when a budget that loses *rate* and gains *part* per second runs out; None if never."""
     growth = rate - part
     if growth <= 0 or budget_s / growth > 1e9:
         return None

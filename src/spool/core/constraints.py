@@ -1,4 +1,4 @@
-"""What keeps a job from running: every rule that can refuse it, in one order, for the pass and for `why`."""
+"""Every rule that can keep a job from running, in one order, for the pass and for `why`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Constraints:
         return None
 
     def room_helps(self, name: str) -> bool:
-        """Tell whether that job can start now, or once running jobs have ended."""
+        """Whether the job *name* can start now, or as soon as running jobs have ended."""
         job = self._queue[name]
         if not self.may_be_tried(job):
             return False
@@ -114,12 +114,12 @@ class Constraints:
         return reason.code in FULL and earliest_start(job, self.room) is not None
 
     def blockers(self, job: Waiting) -> Iterator[Reason]:
-        """Yield what keeps every job of this shape waiting, regardless of which job is protected."""
+        """Yield the reasons that keep every job of this shape waiting, regardless of which job is protected."""
         yield from self.room.reasons(job)
         yield from self._beyond(job)
 
     def class_reasons(self, job: Waiting) -> Iterator[Reason]:
-        """Yield what keeps every job of this shape and priority waiting."""
+        """Yield the reasons that keep every job of this shape and priority waiting."""
         full = False
         for reason in self.room.reasons(job):
             full = full or reason.code in FULL or reason.code == "never_fits"
@@ -138,7 +138,7 @@ class Constraints:
             yield Reason("executor", f"executor: {job.executor_problem}")
 
     def _refusal(self, job: Waiting) -> str:
-        """Return what the machine has refused, and when it is asked again; "" if that does not keep *job* waiting."""
+        """Return what the machine refused, and when that is tried again; "" if it does not keep *job* waiting."""
         if self.room.machine.refusal:
             return self.room.machine.refusal
         until_ns = job.not_before_ns
@@ -155,7 +155,7 @@ class Constraints:
 
 
 def short_of_disk(free_bytes: int | None, policy: Policy) -> Reason | None:
-    """Return why nothing starts with this little free disk space; None if it is enough or unknown."""
+    """Return why no job starts with this little free disk space; None if it is enough or unknown."""
     floor = policy.disk_floor_bytes
     if free_bytes is None or free_bytes >= floor:
         return None

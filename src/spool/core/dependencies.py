@@ -1,12 +1,12 @@
-"""What a job depends on: satisfied, not yet, or never, as for jobs that wait for each other in a cycle.
+"""Dependencies of jobs: satisfied, not yet satisfied, or impossible, as for jobs that wait for each other in a cycle.
 
 An array's name means all its tasks, as one: it has finished when all have, ended when all have, and ended badly when
 all have ended and at least one badly. A name never seen is waited for, because files arrive in any order. For a name
 that has ended and waits or runs again, its present state counts.
 
 A job is judged when something that it depends on changes, and the judgement is kept (`DependencyIndex`) until the next
-change. Of an array only changed tasks are counted again. So the cost of a pass is in proportion to the changes since
-the last.
+change. Only the changed tasks of an array are counted again. So the cost of a pass is in proportion to the changes
+since the last.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARRAY = "/"  # in no name: marks an array among the nodes, which may have a job
 
 
 class DependencyStatus(Enum):
-    """What the dependencies of a job come to."""
+    """The state of a job's dependencies."""
 
     SATISFIED = "satisfied"
     NOT_YET = "not yet"
@@ -34,42 +34,42 @@ class DependencyStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """A verdict, and in words what is still missing or what has made it impossible."""
+    """The status of a job's dependencies, and in words what is missing or what makes them impossible."""
 
     verdict: DependencyStatus
     text: str = ""
-    unseen: bool = False  # waits for a name that does nothing yet
+    unseen: bool = False  # depends on a name that was never seen
 
 
 @dataclass(frozen=True, slots=True)
 class NameProgress:
-    """How far one name (a job, or an array with all its tasks) has come."""
+    """The progress of one name (a job, or an array with all its tasks)."""
 
     name: str
     total: int
     finished: int
     bad: int
-    pending: tuple[str, State | None] | None  # the first that has not ended, and what it does
+    pending: tuple[str, State | None] | None  # the first that has not ended, and its state
     worst: tuple[str, State] | None  # the first that ended badly
     unseen: bool = False  # one at least has never been seen
 
     @property
     def is_finished(self) -> bool:
-        """Every one finished."""
+        """Whether all have finished."""
         return self.total > 0 and self.finished == self.total
 
     @property
     def is_ended(self) -> bool:
-        """Every one ended."""
+        """Whether all have ended."""
         return self.total > 0 and self.pending is None
 
 
 CANCELLED_BY = "dependency: "
-"""The start of the reason of a job that was cancelled because its dependencies can never be satisfied."""
+"""Prefix of the reason of a job that was cancelled because its dependencies can never be satisfied."""
 
 
 def names_in(spec: Spec) -> tuple[str, ...]:
-    """Return every name that a job depends on, as its file says it."""
+    """Return every name that a job depends on, as written in its file."""
     depends = spec.depends_on
     if depends is None:
         return ()
@@ -78,7 +78,7 @@ def names_in(spec: Spec) -> tuple[str, ...]:
 
 
 def dependencies_of(job: Waiting) -> tuple[str, ...]:
-    """Return every name that *job* depends on; `each` as the one task that is meant."""
+    """Return every name that *job* depends on, with `each` resolved to one task."""
     depends = job.spec.depends_on
     if depends is None:
         return ()
@@ -87,21 +87,21 @@ def dependencies_of(job: Waiting) -> tuple[str, ...]:
 
 
 def paired_task(job: Waiting, depends: Dependencies) -> str:
-    """Return the task of the array `each` that has the index of *job*; for a job of no array the array itself."""
+    """Return the task of the array `each` that has the index of *job*; if *job* is no array task, the array itself."""
     task = job.spec.task
     return depends.each or "" if task is None else f"{depends.each}_{task.index}"
 
 
 def aliases(name: str) -> tuple[str, ...]:
-    """Return under which names others may depend on *name*: its own, and that of the array it may be a task of."""
+    """Return the names by which jobs may depend on *name*: its own, and that of the array it may belong to."""
     task = _TASK.fullmatch(name)
     return (name,) if task is None else (name, task.group(1))
 
 
 class DependencyResolver:
-    """What every name is doing, in one pass. *ended_now* holds what the pass itself has decided to end.
+    """The state of every name within one pass. *ended_now* holds the outcomes that the pass itself has decided.
 
-    It uses what a *watch* has kept. Only `settle` updates that: later callers get the state of that time.
+    It reads the cache of a *watch*. Only `settle` updates that cache: later callers get the state of that time.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class DependencyResolver:
         self.ended_now: dict[str, State] = {}
 
     def doing(self, name: str) -> State | None:
-        """Return what *name* is doing; None if it has never been seen."""
+        """Return the state of *name*; None if it has never been seen."""
         if name in self._running:
             return State.RUNNING
         if name in self.ended_now:
@@ -142,11 +142,11 @@ class DependencyResolver:
         return self._queue.get(name) or self._held.get(name)
 
     def members(self, name: str) -> tuple[str, ...]:
-        """Return the tasks of the array *name*, or *name* itself where it is no array."""
+        """Return the tasks of the array *name*, or *name* itself if it is not an array."""
         return self._arrays.get(name) or (name,)
 
     def end(self, name: str, outcome: State) -> None:
-        """Note that this pass ends *name*, which waited or was held."""
+        """Record that this pass ends the waiting or held job *name*."""
         self.ended_now[name] = outcome
         if self._watch is not None:
             self._watch.touch(name)
@@ -154,17 +154,17 @@ class DependencyResolver:
             self._tallies.pop(unit, None)
 
     def settled(self) -> None:
-        """Have what the watch keeps stay as it is: from now on anything may change before somebody asks."""
+        """Stop updating the watch's cache: names may change between this pass and later questions."""
         self._settled = True
 
     def resolution(self, job: Waiting) -> Resolution:
-        """Return what the dependencies of *job* come to, as it was found when one of them last changed."""
-        if self._watch is None or job.name in self.ended_now:  # what ends in this pass is not judged again
+        """Return the resolution of *job*, as found when one of its dependencies last changed."""
+        if self._watch is None or job.name in self.ended_now:  # jobs that end in this pass are not judged again
             return resolve(job, self)
         return self._watch.resolved.get(job.name) or resolve(job, self)
 
     def tally(self, name: str) -> NameProgress:
-        """Return how far *name* has come."""
+        """Return the progress of *name*."""
         known = self._tallies.get(name)
         if known is None:
             members = self.members(name)
@@ -194,7 +194,7 @@ class DependencyResolver:
 
 
 def resolve(job: Waiting, names: DependencyResolver) -> Resolution:
-    """Return what the dependencies of *job* come to. A job with several clauses needs every one of them."""
+    """Return the resolution of *job*. Every one of its clauses must be satisfied."""
     depends = job.spec.depends_on
     if depends is None:
         return Resolution(DependencyStatus.SATISFIED)
@@ -260,7 +260,7 @@ def _ended_as(name: str, outcome: State) -> str:
 
 
 class ArrayProgress:
-    """How far the tasks of one array have come, kept from pass to pass: only those that have changed are asked for."""
+    """The progress of one array's tasks, kept from pass to pass: only changed tasks are looked up again."""
 
     def __init__(self, name: str, members: tuple[str, ...]) -> None:
         self.members = members
@@ -269,23 +269,23 @@ class ArrayProgress:
         self._states: list[State | None] = [None] * len(members)
         self._finished = self._bad = 0
         self._unseen = len(members)
-        self._pending = list(range(len(members)))  # a heap of where one that has not ended may be
-        self._worst: list[int] = []  # … and where one that ended badly may be
+        self._pending = list(range(len(members)))  # a heap of positions that may hold a task that has not ended
+        self._worst: list[int] = []  # … or a task that ended badly
         self._changed: set[int] = set(self._pending)
 
     def changed(self, member: str) -> None:
-        """Ask again what *member* does."""
+        """Look up *member* again."""
         at = self._at.get(member)
         if at is not None:
             self._changed.add(at)
 
     def look_again(self) -> None:
-        """Ask again for each that nobody had seen."""
+        """Look up every task again that had never been seen."""
         if self._unseen:
             self._changed.update(at for at, state in enumerate(self._states) if state is None)
 
     def tally(self, doing: Callable[[str], State | None]) -> NameProgress:
-        """Return how far it has come, by what *doing* says of those that have changed."""
+        """Return the progress of the array; *doing* returns the state of a changed task."""
         for at in self._changed:
             self._set(at, doing(self.members[at]))
         self._changed.clear()
@@ -326,10 +326,10 @@ def _is_bad(state: State | None) -> bool:
 
 
 class DependencyIndex:
-    """The jobs that depend on others: the state of their dependencies, and which jobs must be judged again.
+    """The jobs that depend on others, the state of their dependencies, and the jobs that must be judged again.
 
-    Who depends on a name is told by `changed` that it does something else now. Nobody tells that a name which was never
-    seen has ended long ago: the jobs that wait for such names are judged again by `look_again`.
+    The owner calls `changed` when the state of a name changes. Nothing reports that a name which was never seen ended
+    long ago: `look_again` judges the jobs again that wait for such names.
     """
 
     __slots__ = ("_by_name", "_held", "_jobs", "_progress", "_seen", "impossible", "resolved", "unresolved", "unseen")
@@ -337,19 +337,19 @@ class DependencyIndex:
     def __init__(self) -> None:
         self._by_name: dict[str, set[str]] = {}
         self._jobs: dict[str, Waiting] = {}
-        self._held: dict[str, Waiting] = {}  # of these, the ones that were held when somebody last saw
+        self._held: dict[str, Waiting] = {}  # of these, the ones held at the last `sees`
         self._seen: Set[str] = frozenset()
-        self._progress: dict[str, ArrayProgress] = {}  # of the arrays that somebody depends on
-        self.resolved: dict[str, Resolution] = {}  # as it was when something last changed
-        self.unresolved: set[str] = set()  # jobs not judged since something changed
+        self._progress: dict[str, ArrayProgress] = {}  # of the arrays that some job depends on
+        self.resolved: dict[str, Resolution] = {}  # as of the last change
+        self.unresolved: set[str] = set()  # jobs not judged since a change
         self.impossible: set[str] = set()  # jobs that impossible dependencies were to end when last judged
-        self.unseen: set[str] = set()  # jobs that wait for a name that does nothing yet
+        self.unseen: set[str] = set()  # jobs that depend on a name that was never seen
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def jobs(self) -> Iterable[Waiting]:
-        """Return every job that is watched for, held ones too."""
+        """Return every watched job, held ones included."""
         return self._jobs.values()
 
     def job(self, name: str) -> Waiting | None:
@@ -361,7 +361,7 @@ class DependencyIndex:
         return self._by_name.keys()
 
     def add(self, job: Waiting) -> None:
-        """Watch what *job* depends on, in place of another of its name."""
+        """Watch the dependencies of *job*, which replaces another of its name."""
         self.discard(job.name)
         self._held.pop(job.name, None)
         self._jobs[job.name] = job
@@ -370,7 +370,7 @@ class DependencyIndex:
             self._by_name.setdefault(name, set()).add(job.name)
 
     def discard(self, name: str) -> None:
-        """Watch no longer for the job *name*."""
+        """Stop watching the job *name*."""
         job = self._jobs.pop(name, None)
         if job is None:
             return
@@ -393,36 +393,36 @@ class DependencyIndex:
         return found
 
     def changed(self, name: str) -> bool:
-        """Judge the jobs that depend on *name* again; return whether there are any."""
+        """Mark the jobs that depend on *name* to be judged again; return whether there are any."""
         if not self._by_name:
             return False
         self.touch(name)
-        self._progress.pop(name, None)  # an array may have other tasks now
+        self._progress.pop(name, None)  # the array may have other tasks now
         dependents = self.dependents(name)
         self.unresolved |= dependents
         return bool(dependents)
 
     def changed_all(self) -> None:
-        """Judge everybody again."""
+        """Mark every job to be judged again."""
         self._progress.clear()
         self.unresolved |= self._jobs.keys()
 
     def look_again(self) -> None:
-        """Judge those again that wait for a name that nobody had seen."""
+        """Mark the jobs to be judged again that depend on a name never seen."""
         if self.unseen:
             for progress in self._progress.values():
                 progress.look_again()
             self.unresolved |= self.unseen
 
     def touch(self, name: str) -> None:
-        """Count anew what *name* does, the next time that somebody asks for its array."""
+        """Mark *name* as changed in the progress of its array."""
         for unit in aliases(name) if self._progress else ():
             progress = self._progress.get(unit)
             if progress is not None:
                 progress.changed(name)
 
     def progress(self, name: str, members: tuple[str, ...]) -> ArrayProgress:
-        """Return how far the array *name* of these *members* has come."""
+        """Return the progress of the array *name* with these *members*."""
         known = self._progress.get(name)
         if known is None or known.members is not members:
             known = ArrayProgress(name, members)
@@ -431,7 +431,7 @@ class DependencyIndex:
         return known
 
     def sees(self, running: Set[str], held: Mapping[str, Waiting], queue: Mapping[str, Waiting]) -> None:
-        """Record what runs and is held now: jobs that depend on a name that came or went are judged again."""
+        """Record the running and held jobs: jobs that depend on a name that came or went are judged again."""
         for name in [name for name, job in self._held.items() if name in queue or held.get(name) is not job]:
             if self._jobs.get(name) is self._held.pop(name):
                 self.discard(name)
@@ -449,7 +449,7 @@ class DependencyIndex:
 
 
 class Cycles:
-    """Which of some jobs with dependencies stand in a circle, found when first asked."""
+    """Finds the jobs that are part of a dependency cycle, on first use."""
 
     def __init__(self, jobs: Iterable[Waiting], names: DependencyResolver) -> None:
         self._jobs = jobs
@@ -458,7 +458,7 @@ class Cycles:
         self._stuck: dict[str, Waiting] | None = None
 
     def through(self, job: Waiting) -> tuple[str, ...]:
-        """Return a shortest circle through *job*, from it back to it, or () if it stands in none."""
+        """Return a shortest cycle through *job*, from it back to it, or () if it is in none."""
         if self._is_clear(job.name):
             return ()
         if self._stuck is None:
@@ -481,9 +481,9 @@ class Cycles:
         return ()
 
     def _is_clear(self, name: str) -> bool:
-        """Tell whether every way on from *name* has an end. Whatever was found on the way is kept.
+        """Whether every path from *name* ends. All results on the way are kept.
 
-        Which alternatives are enough is not asked here, so a no is not yet a circle.
+        This ignores which alternatives suffice, so a no does not prove a cycle.
         """
         clear = self._clear
         trail = [] if name in clear else [(name, self._next(name))]
@@ -504,7 +504,7 @@ class Cycles:
         return True
 
     def _next(self, node: str) -> Iterator[str]:
-        """Yield where *node* leads: a job to what it depends on, an array (marked) to its tasks."""
+        """Yield the successors of *node*: for a job its dependencies, for an array (marked) its tasks."""
         if node.startswith(_ARRAY):
             yield from self._names.members(node.removeprefix(_ARRAY))
             return
@@ -518,15 +518,15 @@ class Cycles:
 
 
 def _stuck(jobs: Iterable[Waiting], names: DependencyResolver) -> dict[str, Waiting]:
-    """Return the jobs that can never be satisfied: those in a circle, and those behind one.
+    """Return the jobs that can never be satisfied: those in a cycle, and those behind one.
 
-    All jobs that wait are taken to be stuck, and set free one after the other: first those that wait for something
-    which is not among them, then those that wait only for these, and so on.
+    All waiting jobs are assumed stuck, then freed one after the other: first those whose dependencies lie outside this
+    set, then those that depend only on freed jobs, and so on.
     """
     stuck = {job.name: job for job in jobs if names.resolution(job).verdict is DependencyStatus.NOT_YET}
-    missing: dict[str, int] = {}  # how many clauses of each job are not met yet
+    missing: dict[str, int] = {}  # unmet clauses of each job
     waiters: dict[str, list[str]] = {}  # unit -> jobs with a clause that needs it
-    choices: dict[str, list[str]] = {}  # unit -> jobs for which it would be enough
+    choices: dict[str, list[str]] = {}  # unit -> jobs for which it would suffice
     blocked: dict[str, int] = {}  # unit -> members that are stuck
     aliases: dict[str, list[str]] = {}  # member -> units that it is in
     chosen: set[str] = set()

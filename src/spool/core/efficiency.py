@@ -1,4 +1,4 @@
-"""What a run requested and what it used, and what to request next time.
+"""Requested and used resources of a run, and advice for the next request.
 
 The advice is for the next job file: peak memory plus 20%, as many CPUs as were busy, and 1.5 times the run time, each
 rounded up to a number that a person would write.
@@ -19,7 +19,7 @@ from spool.core.units import show_duration, show_size
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
-_ENOUGH_NS = 10 * SECOND_NS  # a shorter run says nothing of its CPUs: most of it is beginning and ending
+_ENOUGH_NS = 10 * SECOND_NS  # a shorter run says little about its CPUs: most of it is startup and shutdown
 _SIZE_STEPS = ((_GIB, 64 * _MIB), (4 * _GIB, 256 * _MIB), (16 * _GIB, 512 * _MIB), (64 * _GIB, _GIB))
 _LARGEST_STEP = 4 * _GIB
 _TIME_STEPS_NS = (
@@ -33,7 +33,7 @@ _LONGEST_STEP_NS = 6 * _HOUR_NS
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One run: what it was given, and what is known of what it used. None is unknown, or not asked for."""
+    """One run: its grant, and its known usage. None is unknown, or not requested."""
 
     job: str
     run: int
@@ -44,45 +44,45 @@ class MeasuredRun:
     gpu_memory_bytes: int | None = None
     time_limit_ns: int | None = None
     started: bool = True
-    run_time_ns: int | None = None  # so far, if it goes on
+    run_time_ns: int | None = None  # so far, if it is still running
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     gpu_use: tuple[GpuUse, ...] = ()  # of each of its GPUs
-    engine: str | None = None  # that had it on another machine, and measured it, if anybody did
+    engine: str | None = None  # the engine that ran and measured it on another machine, if any
 
     @property
     def ended(self) -> bool:
-        """Whether what was used is final."""
+        """Whether the usage is final."""
         return self.state.ended
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to ask for next time; None where the run does not tell. `notes` say why not, or what to keep in mind."""
+    """What to request next time; None if the run does not tell. `notes` give the reasons and caveats."""
 
     cpus: int | None = None
     memory_bytes: int | None = None
     time_limit_ns: int | None = None
-    gpu_memory_bytes: int | None = None  # of each GPU, where the run stated that
+    gpu_memory_bytes: int | None = None  # per GPU, if the run requested GPU memory
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Used, of what was given: parts of one, None where either is unknown or nothing was given."""
+    """Usage as a fraction of the grant: None if either is unknown or nothing was granted."""
 
     cpus_used: float | None  # CPUs that were busy on average
-    cpu_efficiency: float | None  # above 1: more than it was given
+    cpu_efficiency: float | None  # above 1: it used more than its grant
     memory_efficiency: float | None
     time_limit_used: float | None
     gpu_hours: float | None
-    gpu_efficiency: float | None  # in how much of the time its GPUs computed
+    gpu_efficiency: float | None  # share of the time in which its GPUs computed
     advice: Advice
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The same of many tasks. None of each where it is known of none."""
+    """The range of one figure over many tasks. All None if it is unknown for every task."""
 
     known: int
     median: int | None
@@ -91,7 +91,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """An array's tasks together; of each the newest run. The advice is what the neediest task wants."""
+    """The tasks of an array together, by the newest run of each. The advice fits the neediest task."""
 
     tasks: int
     states: dict[str, int]
@@ -109,7 +109,7 @@ class Summary:
 
 
 def efficiency(run: MeasuredRun) -> Efficiency:
-    """Compare what *run* was given with what it used."""
+    """Compare the grant of *run* with its usage."""
     wall_ns = run.run_time_ns
     busy = None if run.cpu_time_ns is None or not wall_ns else run.cpu_time_ns / wall_ns
     return Efficiency(
@@ -188,9 +188,9 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
 
 
 def _twice(used: int | None, given: int | None, show: Callable[[int], str]) -> tuple[int | None, str]:
-    """Return twice of what was too little, and that in words: the same number in both.
+    """Return twice the amount that was too little, and that in words: the same number in both.
 
-    Of a stated limit exactly twice as much, which is a number that a person would write.
+    A stated limit is doubled exactly, because the result is a number that a person would write.
     """
     most = max(used or 0, given or 0)
     if not most:
@@ -215,7 +215,7 @@ def _up(number: int, step: int) -> int:
 
 
 def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
-    """Compare for an array: the newest run of each task that has one, and how many have none yet."""
+    """Summarise an array: the newest run of each task that has one; *waiting* tasks have none yet."""
     compared = [(run, efficiency(run)) for run in runs]
     timed = [run for run in runs if run.cpu_time_ns is not None and run.run_time_ns]
     busy_ns = sum(run.cpu_time_ns or 0 for run in timed)

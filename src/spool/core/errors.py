@@ -27,7 +27,7 @@ from spool.core.lazyclass import dataclass
 
 
 class ExitCode(IntEnum):
-    """What a command's exit code says. The table above is the reference."""
+    """The exit codes of the commands. The table above is the reference."""
 
     DONE = 0
     FAILED = 1
@@ -39,7 +39,7 @@ class ExitCode(IntEnum):
 
 
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
-"""The errors of a disk that is full, or of a quota."""
+"""The errors of a full disk or an exhausted quota."""
 
 TOO_LITTLE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 """The errors of a machine or process that is out of descriptors or memory, whatever the file."""
@@ -56,10 +56,10 @@ def cannot(verb: str, thing: str, why: str, *, where: str | None = None, remedy:
 
 
 def shown(text: str, keep: str = "") -> str:
-    r"""Return *text* safe for a terminal: what moves the cursor, or hides or reorders text, is escaped as `\u001b`.
+    r"""Return *text* safe for a terminal: escape, as `\u001b`, what moves the cursor, or hides or reorders text.
 
     That is every unprintable character except those in *keep*: C0, C1, bidi controls, line separators, lone surrogates.
-    The escapes are those of TOML. Whatever comes from a file, an argument or the environment is printed through here.
+    The escapes are those of TOML. All text from a file, an argument or the environment goes through here.
     """
     if text.isprintable():
         return text
@@ -72,7 +72,7 @@ def _escaped(char: str) -> str:
 
 
 class SpoolError(Exception):
-    """Anything that can go wrong without a bug: a one-line message and an exit code."""
+    """Any failure that is not a bug: a one-line message and an exit code."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
@@ -115,7 +115,7 @@ class LockHeld(SpoolError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a file."""
+    """One mistake in a file."""
 
     key: str | None  # dotted: "retry.max"; None if no key is at fault
     line: int | None  # counted from 1; None if no line is at fault (a missing key)

@@ -1,4 +1,4 @@
-"""The names of events, and the words for them where a file says what to notify about (docs/FORMAT.md)."""
+"""The names of events, and the words that select them in `on` (docs/FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class EventName(StrEnum):
     RELEASED = "released"
     RESERVATION_STARTED = "reservation_started"
     RESERVATION_ENDED = "reservation_ended"
-    GPU_TAKEN = "gpu_taken"  # a GPU that could be given was given, or is used by somebody else
+    GPU_TAKEN = "gpu_taken"  # a usable GPU was granted, or is used outside spool
     GPU_FREE = "gpu_free"  # a GPU that was taken can be given again
     DISPATCHER_STARTED = "dispatcher_started"
     DISPATCHER_STOPPED = "dispatcher_stopped"
 
 
 ENDS = frozenset(EventName(outcome) for outcome in OUTCOMES)
-"""The events that say that a job is over."""
+"""The events that end a job."""
 
 OF_NO_JOB = frozenset(
     {
@@ -52,14 +52,14 @@ OF_NO_JOB = frozenset(
 
 _GROUPS = {"ended": ENDS, "retried": frozenset({EventName.RETRYING})}
 
-# Nobody wants a message at every check.
+# A message at every check would be noise.
 EVENT_WORDS = (*_GROUPS, *(name.value for name in EventName if name is not EventName.POLLING))
-"""What may stand in `on` of the configuration."""
+"""The allowed words in `on` of the configuration."""
 
 JOB_WORDS = tuple(word for word in EVENT_WORDS if word not in OF_NO_JOB)
-"""What may stand in `on` of a job file."""
+"""The allowed words in `on` of a job file."""
 
 
 def concerns(on: Iterable[str], name: EventName) -> bool:
-    """Whether one of the words of *on* means events of that kind."""
+    """Whether one of the words of *on* selects this event."""
     return any(word == name or name in _GROUPS.get(word, ()) for word in on)

@@ -1,6 +1,6 @@
-"""What happens to jobs, reservations and the spool (docs/FORMAT.md, "Events"): who is notified, and the wording.
+"""Events of jobs, reservations and the spool (docs/FORMAT.md, "Events"): their recipients and their wording.
 
-The words of `on` in the configuration's rules and in a job's own `notify` decide who is notified.
+The words of `on` in the configuration's rules and in a job's own `notify` select the recipients.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from spool.core.units import show_duration, show_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event. It may be told twice, after a crash; its `id` is the same then."""
+    """One event. After a crash it may be delivered twice, with the same `id`."""
 
-    id: str  # made of what happened, not of when it was told
+    id: str  # derived from the event, not from the time of delivery
     name: EventName
     at_ns: int
     host: str
@@ -29,7 +29,7 @@ class Event:
     spool_dir: str
     reason: str = ""
     job: str | None = None
-    is_array: bool = False  # the job is an array, and this is of it as a whole: it has no runs of its own
+    is_array: bool = False  # the event concerns an array as a whole, which has no runs of its own
     run: int | None = None
     attempt: int | None = None
     user: str | None = None
@@ -50,15 +50,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was said when a start or a cancel was asked about."""
+    """The listeners' answer to a proposed start or cancellation."""
 
-    no: str | None = None  # why not, in the objector's words
+    no: str | None = None  # the reason for a veto, in the listener's words
     init: str = ""  # shell text for the wrapper: before anything else, just before the command, after it
     prep: str = ""
     end: str = ""
 
     def joined(self, other: Answer) -> Answer:
-        """Return a yes with the texts of both."""
+        """Return an approval with the texts of both."""
         pairs = ((self.init, other.init), (self.prep, other.prep), (self.end, other.end))
         return Answer(None, *("\n".join(filter(None, pair)) for pair in pairs))
 
@@ -75,7 +75,7 @@ class NotifyRule:
     log_lines: int = 0
 
     def fits(self, event: Event) -> bool:
-        """Whether *event* is one that the rule asks for."""
+        """Whether the rule selects *event*."""
         return (
             concerns(self.on, event.name)
             and _one_fits(self.users, event.user)
@@ -85,7 +85,7 @@ class NotifyRule:
 
 
 def addressees(event: Event, rules: Iterable[NotifyRule]) -> dict[str, int]:
-    """Return the recipients of *event*, and how many lines of the job's log each wants."""
+    """Return the recipients of *event*, and how many lines of the job's log each gets."""
     found: dict[str, int] = {}
     wish = event.notify
     if wish is not None and concerns(wish.on, event.name):
@@ -141,7 +141,7 @@ def headline(event: Event) -> str:
     said = f"{subject} {_SAYS[event.name]}"
     if event.name is EventName.CANCELLED and event.reason.startswith("cancelled "):
         return f"{subject} was {event.reason}"
-    # That a run has exit code 0 is what finished means.
+    # "Finished" already means exit code 0.
     return f"{said}: {event.reason}" if event.reason and event.name is not EventName.FINISHED else said
 
 

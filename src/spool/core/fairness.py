@@ -1,4 +1,4 @@
-"""Fairness among waiting jobs: what each user has used recently, and which work has overtaken a waiting job.
+"""Fairness among waiting jobs: the recent usage of each user, and the work that has overtaken a waiting job.
 
 Fair share: jobs of users with more usage than others wait somewhat longer. The score of a waiting job (see `order`) is
 multiplied by `2^(0.5 * (1 - level))`, but by at least 1/1.5; `level` is 1 for average usage, 2 for twice the average, 0
@@ -27,35 +27,35 @@ LEAST = 1 / 1.5
 """The factor of the heaviest user."""
 
 _STEEP = 0.5
-_NEGLIGIBLE = 1000  # who has used less than so small a part of all does not count as somebody to be fair to
-_NOISE = 1e-12  # of the sums: where nothing has run yet, they differ by as little
-_TOO_LARGE = 256.0  # doublings since the reference: numbers are taken back to a nearer one
+_NEGLIGIBLE = 1000  # users below 1/1000 of the whole usage do not count towards the average
+_NOISE = 1e-12  # relative noise of the sums: below it, nothing has run yet
+_TOO_LARGE = 256.0  # doublings since the reference: beyond it, the numbers are rebased
 LEAST_NS = 8 * 3600 * SECOND_NS
 PART = 0.15
-LONG_NS = int(LEAST_NS / PART)  # who has waited for longer has to be passed by the more work the longer it waits
+LONG_NS = int(LEAST_NS / PART)  # after a longer wait, the work needed to be passed grows with the wait
 
-_RECENT = 128  # entries that are not in order yet
-_MOST = 20_000  # entries at least that are kept apart, those that arrived last
+_RECENT = 128  # entries not in order yet
+_MOST = 20_000  # entries that are at least kept apart: the latest arrivals
 _NEAR = 100
-_FOLD = 4096  # entries that are worth a fold
-_KNOWN = 4096  # answers that are kept
+_FOLD = 4096  # entries that are worth folding
+_KNOWN = 4096  # cached answers
 
 
 def share_key(user: str, project: str | None, policy: Policy) -> str:
-    """Return under which key usage is counted: the user, or the project ("" for none) where so configured."""
+    """Return the key under which usage is counted: the user, or the project ("" for none) if so configured."""
     return (project or "") if policy.fair_share_by == "project" else user
 
 
 def weigh(grant: Grant, policy: Policy) -> float:
-    """Return what a run of that grant uses in a second: its GPUs, and its CPUs times `cpu_weight`."""
+    """Return the usage per second of a run with that grant: its GPUs, and its CPUs times `cpu_weight`."""
     return grant.gpu_count + grant.cpus * policy.cpu_weight
 
 
 class Shares:
     """The decayed usage of each user or project, from intervals of constant usage per second.
 
-    Nothing is decayed step by step: what is used counts the more the later, and all that is asked for are ratios. So
-    each start and each end changes two numbers, and the cost of asking does not grow with the number of runs.
+    Nothing decays step by step: later usage weighs more instead, and only ratios are returned. So each start and each
+    end changes two numbers, and the cost of a question does not grow with the number of runs.
     """
 
     __slots__ = (
@@ -76,12 +76,12 @@ class Shares:
         self._base: dict[str, float] = {}
         self._rate: dict[str, float] = {}
         self._sum_base = self._sum_rate = 0.0
-        self._used: set[str] = set()  # of those of whom nothing runs, who have used more than is negligible
-        self._heap: list[tuple[float, str]] = []  # … and how much at least, the least first
-        self._watched: set[str] = set()  # who is in it
+        self._used: set[str] = set()  # keys without runs whose usage is more than negligible
+        self._heap: list[tuple[float, str]] = []  # … and a lower bound of their usage, the least first
+        self._watched: set[str] = set()  # the keys in the heap
 
     def copy(self) -> Shares:
-        """Return the same usage, to be changed apart from this."""
+        """Return an independent copy."""
         other = Shares.__new__(Shares)
         for each in self.__slots__:
             value = getattr(self, each)
@@ -89,7 +89,7 @@ class Shares:
         return other
 
     def begin(self, key: str, rate: float, at_ns: int) -> None:
-        """Count what *key* uses in a second from then on."""
+        """Count *rate* for *key* per second from then on."""
         if not rate:
             return
         before = rate * self._grown(at_ns)
@@ -100,7 +100,7 @@ class Shares:
         self._used.discard(key)
 
     def end(self, key: str, rate: float, at_ns: int) -> None:
-        """Count it no more."""
+        """Stop counting it."""
         if not rate:
             return
         until = rate * self._grown(at_ns)
@@ -108,7 +108,7 @@ class Shares:
         self._rate[key] = self._rate.get(key, 0.0) - rate
         self._sum_base += until
         self._sum_rate -= rate
-        if self._rate[key] < rate * 1e-6:  # nothing of it runs: the noise of the sums is no usage
+        if self._rate[key] < rate * 1e-6:  # nothing of it runs: the rest is rounding noise
             self._sum_rate -= self._rate.pop(key)
             if not self._rate:
                 self._sum_rate = 0.0
@@ -118,7 +118,7 @@ class Shares:
                 heappush(self._heap, (self._base[key], key))
 
     def factors(self, now_ns: int, active: Collection[str]) -> dict[str, float]:
-        """Return the factor of each of *active*, the keys that have jobs which wait or run."""
+        """Return the factor of each of *active*, the keys with waiting or running jobs."""
         grown = self._grown(now_ns)
         total = self._sum_base + self._sum_rate * grown
         if total <= self._sum_rate * grown * _NOISE:
@@ -134,21 +134,21 @@ class Shares:
         return found
 
     def _forget(self, least: float) -> None:
-        """Pass over those who have used next to nothing since, and use nothing."""
+        """Drop idle keys whose usage has decayed to almost nothing."""
         heap = self._heap
         while heap and heap[0][0] <= least:
             _, key = heappop(heap)
             self._watched.discard(key)
             if key in self._rate:
-                continue  # it is watched again when nothing of it runs any more
+                continue  # it comes back when its last run ends
             if self._base[key] <= least:
                 self._used.discard(key)
-            else:  # it has used more since
+            else:  # its usage has grown meanwhile
                 self._watched.add(key)
                 heappush(heap, (self._base[key], key))
 
     def _grown(self, at_ns: int) -> float:
-        """Return how much somebody who uses 1 in a second has used until then, in today's weight of the reference."""
+        """Return the weighted usage until then at a rate of 1 per second, relative to the current reference."""
         if self._reference_ns is None:
             self._reference_ns = at_ns
         doublings = (at_ns - self._reference_ns) / SECOND_NS / self._half_life_s
@@ -158,7 +158,7 @@ class Shares:
         return math.pow(2.0, max(doublings, -_TOO_LARGE)) * self._half_life_s / math.log(2)
 
     def _move(self, at_ns: int, doublings: float) -> None:
-        """Take another instant as the reference."""
+        """Make *at_ns* the reference."""
         smaller = math.pow(2.0, -min(doublings, 1000.0))
         self._reference_ns = at_ns
         for key in self._base:
@@ -169,7 +169,7 @@ class Shares:
 
 
 class Work(NamedTuple):
-    """Pools times nanoseconds: what runs have used, or what a machine has."""
+    """Pools times nanoseconds: the work of runs, or the capacity of a machine."""
 
     cpus: int
     memory: int
@@ -177,12 +177,12 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, grant: Grant, ran_ns: int) -> Work:
-        """Return what a run of that grant has used in that time."""
+        """Return the work of a run with that grant in that time."""
         return cls(grant.cpus * ran_ns, (grant.memory_bytes or 0) * ran_ns, grant.gpu_count * ran_ns)
 
     @classmethod
     def whole(cls, machine: Machine) -> Work:
-        """Return what the whole machine does in a nanosecond."""
+        """Return the work of the whole machine in a nanosecond."""
         return cls(machine.cpus, machine.memory_bytes, len(machine.gpus))
 
 
@@ -194,11 +194,11 @@ class PassedWork:
     def __init__(self) -> None:
         self._arrivals: list[int] = []  # in order
         self._works: list[Work] = []
-        self._sums: tuple[list[int], ...] = ([0], [0], [0])  # by pool, of all before each
+        self._sums: tuple[list[int], ...] = ([0], [0], [0])  # by pool: the sum of all entries before each position
         self._recent: list[tuple[int, Work]] = []
-        self._total = Work(0, 0, 0)  # of all that ever ended
-        self._known: dict[int, tuple[Work, Work]] = {}  # by arrival: what was later, and the total at that time
-        self._folded = 0  # how many entries the last fold has left
+        self._total = Work(0, 0, 0)  # of all ended runs
+        self._known: dict[int, tuple[Work, Work]] = {}  # by arrival: the later work, and the total at that time
+        self._folded = 0  # number of entries after the last fold
 
     def __len__(self) -> int:
         """Return how many entries are kept apart."""
@@ -206,14 +206,14 @@ class PassedWork:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is time to fold, for what that costs."""
+        """Whether enough entries have come to make a fold worth its cost."""
         return len(self._arrivals) > 2 * self._folded + _FOLD
 
     def fold(self, asked: Iterable[int]) -> None:
-        """Add up what makes no difference to a job that arrived at one of *asked*, or that arrives from now on.
+        """Merge entries that make no difference to jobs that arrived at one of *asked*, or that arrive from now on.
 
-        Only these are asked about: so memory grows with the jobs that there are, not with those that there
-        were. For any other instant the answer is never more than the work was.
+        Only these jobs are asked about. So memory grows with the present jobs, not with all past ones. For any other
+        instant the answer never exceeds the true work.
         """
         self._merge()
         arrivals: list[int] = []
@@ -235,7 +235,7 @@ class PassedWork:
         )
 
     def copy(self) -> PassedWork:
-        """Return the same work, to be changed apart from this."""
+        """Return an independent copy."""
         other = PassedWork()
         other._arrivals, other._works = self._arrivals.copy(), self._works.copy()
         other._sums = tuple(sums.copy() for sums in self._sums)
@@ -251,10 +251,10 @@ class PassedWork:
             self._merge()
 
     def is_passed(self, arrived_at_ns: int, now_ns: int, whole: Work, pools: Iterable[int]) -> bool:
-        """Tell whether a job that arrived then goes first: *pools*, places in `Work`, are those that it lacks."""
+        """Whether a job that arrived then goes first; *pools*, indices into `Work`, are those that it lacks."""
         waited_ns = now_ns - arrived_at_ns
         if waited_ns <= LEAST_NS:
-            return False  # nobody can have done that much work since
+            return False  # that much work is impossible in so short a time
         enough_ns = max(LEAST_NS, int(PART * waited_ns))
         known = self._known.get(arrived_at_ns)
         total = self._total
@@ -266,7 +266,7 @@ class PassedWork:
             elif known[0][pool] > enough:
                 return True
             elif known[0][pool] + total[pool] - known[1][pool] > enough:
-                undecided = True  # no answer is asked for twice until enough has ended to alter it
+                undecided = True  # the question is not repeated until enough work has ended to change the answer
         if not undecided:
             return False
         if len(self._known) > _KNOWN:
@@ -276,7 +276,7 @@ class PassedWork:
         return any(later[pool] > enough_ns * whole[pool] for pool in pools)
 
     def later(self, arrived_at_ns: int) -> Work:
-        """Return the work of all that arrived after that instant."""
+        """Return the work of all jobs that arrived after that instant."""
         at = bisect_right(self._arrivals, arrived_at_ns)
         cpus, memory, gpus = (sums[-1] - sums[at] for sums in self._sums)
         for arrival, work in self._recent:
@@ -287,7 +287,7 @@ class PassedWork:
         return Work(cpus, memory, gpus)
 
     def _merge(self) -> None:
-        """Put what is recent into order; nearly all of it has arrived lately, so little has to be moved."""
+        """Merge recent entries into the sorted ones; nearly all of them arrived lately, so few entries move."""
         if not self._recent:
             return
         arrivals, works = self._arrivals, self._works
@@ -305,11 +305,11 @@ class PassedWork:
             sums[first:] = accumulate((work[pool] for work in works[first:]), initial=sums[first])
 
     def _coarsen(self) -> None:
-        """Add up those that arrived long ago and within a hundredth of their age of each other.
+        """Merge old entries that arrived within a hundredth of their age of each other.
 
-        So memory does not grow with the number of jobs, and no work is forgotten: it takes a million jobs of a second
-        to pass one by 8 hours of a large machine. A sum counts as having arrived with the first of its jobs, so that
-        nobody seems to be passed by more than there was.
+        So memory does not grow with the number of jobs, and no work is lost: it takes a million jobs of a second to
+        pass one by 8 hours of a large machine. A merged entry counts as having arrived with the first of its jobs, so
+        that no job seems to be passed by more work than there was.
         """
         arrivals, works = self._arrivals, self._works
         newest = arrivals[-1]

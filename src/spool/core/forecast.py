@@ -1,11 +1,11 @@
 """When each waiting job is expected to start: the schedule carried forward, with the `decide` of the dispatcher.
 
-What runs ends when it is expected to, and well; what that lets start runs for as long as it may, or as its like have;
-and so on, until every job has a start, or nothing happens any more, or the work of foreseeing is bounded. A suspended
-run, and one that waits where it was handed to, has no expected end: nothing that needs its room is promised a time.
+Runs end when expected, and successfully; jobs that then start run up to their limit, or as long as similar jobs have;
+and so on, until every job has a start, nothing more happens, or the bound on the work is reached. A suspended run, and
+one that waits on an engine, has no expected end: a job that needs its room gets no expected start.
 
-There is no second set of rules: a job starts here when `decide` starts it. So whatever can keep a job from starting
-keeps it from being promised a start.
+There is no second set of rules: a job starts here when `decide` starts it. So every rule that can keep a job from
+starting also applies here.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from spool.core.resources import FreeResources
 from spool.core.scheduler import Plan, room_in
 
 ENOUGH = 200_000
-"""How much is worked out at most, about a second's work: so a forecast is bounded by steps, and not by a clock."""
+"""The bound on the work of a forecast, about one second: it counts steps, so that the answer does not depend on the
+clock.
+"""
 
-_TURN = 60  # what a turn costs; and 1 for each shape of jobs that it looks at
-_COMPARISONS = 50_000  # of a start with a run that has ended: of starts beyond that, `must_end` says nothing
+_TURN = 60  # cost of a turn; plus 1 for each shape of jobs that it looks at
+_COMPARISONS = 50_000  # comparisons of a start with an ended run; beyond that, `must_end` stays empty
 _GONE = "/"  # in no name: marks a run that has ended
 
 
 @dataclass(frozen=True, slots=True)
 class StartForecast:
-    """When a job is expected to start.
+    """The expected start of a job.
 
-    Without `at_ns` there is no such time: it starts later than `later_than_ns`, where that is given, or nobody knows,
-    and `unknown` says why.
+    Without `at_ns` the start is unknown: it is later than `later_than_ns`, if that is set, and `unknown` says why.
     """
 
     at_ns: int | None = None
-    guessed: bool = False  # that rests on the guess of a run time
-    must_end: tuple[str, ...] = ()  # of the runs that there are now, or that would start now
-    starts_after: tuple[str, ...] = ()  # jobs that wait now, go first, and whose end lets it start
-    if_finished: tuple[str, ...] = ()  # what it depends on and has not ended yet
+    guessed: bool = False  # the time rests on a guessed run time
+    must_end: tuple[str, ...] = ()  # runs that are there now, or would start now
+    starts_after: tuple[str, ...] = ()  # waiting jobs that go first, and whose end lets it start
+    if_finished: tuple[str, ...] = ()  # its dependencies that have not ended yet
     later_than_ns: int | None = None
     unknown: str = ""
 
 
 def forecast(plan: Plan, names: Collection[str] | None = None, *, enough: int = ENOUGH) -> Mapping[str, StartForecast]:
-    """Return when the jobs *names* that wait are expected to start, *plan* carried forward; None: all that wait.
+    """Return the expected starts of the waiting jobs *names* (None: all), by carrying *plan* forward.
 
-    A job that starts by *plan* itself starts at its instant; one that ends by it is left out. The view of *plan* is not
-    changed.
+    A job that starts by *plan* itself starts at the instant of *plan*; one that ends by it is left out. The view of
+    *plan* is not changed.
     """
     return _Forecast(plan, names, enough).made()
 
@@ -70,14 +71,14 @@ class _Forecast:
         self._enough = enough
         self._comparisons = _COMPARISONS
         self._found: dict[str, StartForecast] = {}
-        self._ended: list[Running] = []  # of the runs that there are now, in order
-        self._just_ended: list[Running] = []  # … and of the imagined ones those at this instant
+        self._ended: list[Running] = []  # ended runs that exist now, in order
+        self._just_ended: list[Running] = []  # … and imagined runs that ended at this instant
         self._just_ended_ns = plan.now_ns
         self._guessed = False
         self._known: dict[ShapeKey, str] = {}
 
     def made(self) -> Mapping[str, StartForecast]:
-        """Carry the schedule forward as far as it is asked for."""
+        """Carry the schedule forward until every requested job has an answer."""
         spool, plan, now_ns = self._spool, self._plan, self._now_ns
         self._expect_ends()
         while True:
@@ -97,7 +98,7 @@ class _Forecast:
         return self._found
 
     def _expect_ends(self) -> None:
-        """Let each run end when it is expected to; the end of a suspended or unstarted run is unknown."""
+        """Schedule the expected end of each run; a suspended or unstarted run has none."""
         running = self._spool.running
         for at_ns, name in list(running.ends(self._now_ns)):
             run = running[name]
@@ -117,7 +118,7 @@ class _Forecast:
             (self._ended if self._is_of_now(run) else self._just_ended).append(run)
 
     def _take_in(self, plan: Plan, now_ns: int) -> None:
-        """Note who starts and who ends by *plan*, and carry it out."""
+        """Record the starts and ends of *plan*, and carry it out."""
         spool = self._spool
         wanted = [start.name for start in plan.starts if start.name in self._left]
         room = room_in(spool.view, now_ns, self._plan.policy) if wanted and (self._ended or self._just_ended) else None
@@ -138,7 +139,7 @@ class _Forecast:
         self._left.discard(name)
 
     def _start_of(self, job: Waiting, room: FreeResources | None, now_ns: int) -> StartForecast:
-        """Return the start of *job*, for which there is *room* now; None: nothing has ended yet."""
+        """Return the start of *job*, for which there is *room* now; with None, no run has ended yet."""
         if job.elsewhere is not None and job.name not in self._at_once:
             return StartForecast(unknown=_only_known_to(job.elsewhere))
         must_end, starts_after = self._in_its_way(job, room) if room is not None else ((), ())
@@ -151,9 +152,9 @@ class _Forecast:
         )
 
     def _in_its_way(self, job: Waiting, room: FreeResources) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return beside which of the runs that have ended *job* could not start.
+        """Return the ended runs beside which *job* could not start.
 
-        They are those that there are now, and of the imagined ones those that have ended just now.
+        The first are runs that exist now, the second imagined runs that have just ended.
         """
         ended = self._ended + self._just_ended
         self._comparisons -= len(ended)
@@ -178,7 +179,7 @@ class _Forecast:
         )
 
     def _is_of_now(self, run: Running) -> bool:
-        """Tell whether *run* is there already, or begins by the plan that is carried forward."""
+        """Whether *run* exists already, or starts by the plan that is carried forward."""
         return run.run != NEW_RUN or run.name in self._at_once
 
     def _first_names(self, job: Waiting) -> frozenset[str]:
@@ -187,7 +188,7 @@ class _Forecast:
         return frozenset((job.name, *(one for name in self._awaited(job) for one in arrays.get(name) or (name,))))
 
     def _awaited(self, job: Waiting) -> tuple[str, ...]:
-        """Return what *job* depends on and had not ended when it was looked at."""
+        """Return the dependencies of *job* that had not ended when it was last judged."""
         if job.spec.depends_on is None:
             return ()
         return tuple(name for name in dependencies_of(job) if not self._has_ended(name))
@@ -201,10 +202,10 @@ class _Forecast:
             for member in view.arrays.get(name) or (name,)
         )
 
-    # Why no time is known.
+    # Reasons for an unknown time.
 
     def _why_never(self, name: str, plan: Plan) -> str:
-        """Return why *name* waits on where *plan* is the last: nothing more is expected to happen."""
+        """Return why *name* keeps waiting after *plan*, the last one: nothing more is expected to happen."""
         job, reason = self._spool.queue[name], plan.reason(name)
         if reason is None:
             return ""
@@ -223,11 +224,11 @@ class _Forecast:
             said = ""
         if said:
             return said
-        before = self._plan.reason(name)  # in the numbers of now, where it is the same
+        before = self._plan.reason(name)  # the same reason with the numbers of now
         return str(before if before is not None and before.code == reason.code else reason)
 
     def _blocking(self, job: Waiting, endless: list[Running], now_ns: int) -> list[Running]:
-        """Return which of these runs keep *job* from starting."""
+        """Return the runs among *endless* that keep *job* from starting."""
         room = room_in(self._spool.view, now_ns, self._plan.policy)
         for run in endless:
             room.release(run)
@@ -245,7 +246,7 @@ class _Forecast:
 _NOT_FOR_ROOM = frozenset(
     {"held", "paused", "scheduling_timeout", "refused", "begins", "retry", "never_fits", "disk", "executor"}
 )
-"""Reasons that the end of no run alters."""
+"""Reasons that the end of a run does not change."""
 
 
 def _only_known_to(engine: str) -> str:

@@ -1,4 +1,4 @@
-"""Which GPUs a job may have: its own or shared, by type, by what is really free, in the configured order."""
+"""Selection of GPUs for a job: its own or shared, by type, by memory really free, in the configured order."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from spool.core.units import show_size
 ANY_TYPE = "auto"
 
 NEW_RUN = 0
-"""The number of a run that this very pass starts; runs on disk count from 1."""
+"""The number of a run that starts in this pass; runs on disk count from 1."""
 
-_Kind = tuple[int | None, str | None, bool]  # all of a request that decides which GPUs would do: memory, type, several
+_Kind = tuple[int | None, str | None, bool]  # what a request asks of a GPU: memory, type, several
 
 
 @dataclass(slots=True)
 class GpuSlot:
-    """One GPU and what our runs have of it."""
+    """One GPU and the shares of our runs."""
 
     gpu: Gpu
-    given: bool  # may be given out at all: chosen by `gpu.use`
+    given: bool  # selected by `gpu.use`
     alone: list[str] = field(default_factory=list)  # runs that have it to themselves
     shares: dict[str, int] = field(default_factory=dict)  # run -> bytes granted
     shared_bytes: int = 0
-    untaken_bytes: int = 0  # granted to runs, and not taken by them yet
-    returned: dict[str, int] = field(default_factory=dict)  # what released runs had taken when measured
+    untaken_bytes: int = 0  # granted to runs, and not yet used by them
+    returned: dict[str, int] = field(default_factory=dict)  # memory of released runs when last measured
 
     @property
     def free_bytes(self) -> int | None:
-        """What is really free for new runs; None is unknown."""
+        """Memory really free for new runs; None is unknown."""
         free = self.gpu.memory_free_bytes
         return None if free is None else free + sum(self.returned.values()) - self.untaken_bytes
 
     @property
     def idle(self) -> bool:
-        """Nobody is on it: no run of ours, no process of others, nothing wrong."""
+        """Whether the GPU has no run of ours, no other process and no problem."""
         return not (self.alone or self.shares or self.gpu.foreign or self.gpu.problem)
 
     def has_room(self, request: Request) -> bool:
-        """Tell whether *request* could have this GPU, or its share of it, now. Its type is not looked at."""
+        """Tell whether *request* could have this GPU, or its share of it, now. Its type is not checked."""
         need = request.gpu_memory_bytes
         if need is None:
             return self.idle
@@ -52,13 +52,13 @@ class GpuSlot:
             return False
         if gpu.memory_total_bytes is not None and self.shared_bytes + need > gpu.memory_total_bytes:
             return False
-        # Unknown is not free. What our runs were granted and have not taken yet still looks free, and is not.
+        # Unknown is not free. Memory that is granted to our runs and not yet used looks free, but is not.
         free = self.free_bytes
         return free is not None and need <= free
 
 
 class GpuSlots:
-    """The GPUs of a machine with the grants of its runs; `claim` and `release` keep it, both in any order."""
+    """The GPUs of a machine with the grants of its runs; `claim` and `release` update them, in any order."""
 
     def __init__(self, machine: Machine, policy: Policy) -> None:
         self.problem = machine.gpu_problem
@@ -81,7 +81,7 @@ class GpuSlots:
                 card.untaken_bytes += _untaken(card.gpu, run, granted)
 
     def release(self, run: Running) -> None:
-        """Take back what `claim` gave."""
+        """Undo `claim`."""
         for card in self._cards_of(run.grant):
             granted = run.grant.gpu_memory_bytes
             if granted is None:
@@ -109,10 +109,10 @@ class GpuSlots:
         return found
 
     def suitable(self, request: Request) -> list[GpuSlot]:
-        """Return the GPUs that could serve *request* if nobody were on them.
+        """Return the GPUs that could serve *request* if they were idle.
 
         A job with several GPUs gets whole ones only: CUDA shows a process one MIG instance and nothing beside it, so
-        that the others would lie idle.
+        the others would lie idle.
         """
         need = request.gpu_memory_bytes
         kind = (need, request.gpu_type, request.gpus > 1)
@@ -141,7 +141,7 @@ class GpuSlots:
         )
 
     def in_order(self, cards: Iterable[GpuSlot], request: Request, seed: int) -> list[GpuSlot]:
-        """Return *cards* in the order in which the strategy takes them."""
+        """Return *cards* in the order of the strategy."""
         shared = request.gpu_memory_bytes is not None
         strategy = self.strategy or ("packed" if shared else "sequential")
         by_index = sorted(cards, key=lambda card: (card.gpu.index, card.gpu.uuid))
@@ -154,7 +154,7 @@ class GpuSlots:
         return by_index
 
     def never(self, request: Request) -> str | None:
-        """Return why the machine cannot ever serve *request*, or None if it could (or if that is unknown)."""
+        """Return why the machine can never serve *request*, or None if it could (or if that is unknown)."""
         if not request.gpus or self.problem is not None:
             return None
         suitable = len(self.suitable(request))
@@ -201,7 +201,7 @@ def chosen(gpu: Gpu, use: tuple[str, ...] | None) -> bool:
 
 
 def unknown_gpus(use: tuple[str, ...] | None, machine: Machine) -> tuple[str, ...]:
-    """Return what `gpu.use` names and the machine does not have: an error in the configuration, never "then all"."""
+    """Return the entries of `gpu.use` that the machine does not have: a configuration error, never "then all"."""
     if use is None or machine.gpu_problem is not None:
         return ()
     known = {name for gpu in machine.gpus for name in (gpu.uuid, str(gpu.index))}
@@ -212,7 +212,7 @@ def unknown_gpus(use: tuple[str, ...] | None, machine: Machine) -> tuple[str, ..
 def is_of_type(name: str, wanted: str | None) -> bool:
     """Tell whether a GPU of that *name* is of the *wanted* type: a part of the name, in either case.
 
-    A number in it is meant whole: "A100" is no "A10", and "T4" no "T400".
+    Numbers match as a whole: "A100" does not match "A10", nor "T400" "T4".
     """
     if wanted is None or wanted.lower() == ANY_TYPE:
         return True
@@ -222,7 +222,7 @@ def is_of_type(name: str, wanted: str | None) -> bool:
 
 
 def _taken(gpu: Gpu, run: Running) -> int:
-    """Return how much *run* had on *gpu* when that was measured. A run of this very pass had nothing."""
+    """Return the memory of *run* on *gpu* when last measured; 0 for a run that starts in this pass."""
     if run.run == NEW_RUN:
         return 0
     known = [taken for job, taken in gpu.taken_bytes if job == run.name]
@@ -230,12 +230,12 @@ def _taken(gpu: Gpu, run: Running) -> int:
         return sum(known)
     if gpu.memory_total_bytes is None or gpu.memory_free_bytes is None:
         return 0
-    others = sum(process.memory_bytes or 0 for process in gpu.foreign)  # it was alone there: the rest was its own
+    others = sum(process.memory_bytes or 0 for process in gpu.foreign)  # it was alone: the rest was its own
     return max(gpu.memory_total_bytes - gpu.memory_free_bytes - others, 0)
 
 
 def left_by(gpu: Gpu, run: Running) -> Gpu:
-    """Return *gpu* as it will look once *run* has left it: what it had taken there is free."""
+    """Return *gpu* as it will look without *run*, with its memory free."""
     free = gpu.memory_free_bytes
     return replace(
         gpu,
@@ -250,7 +250,7 @@ def _untaken(gpu: Gpu, run: Running, granted_bytes: int) -> int:
 
 
 def why_closed(card: GpuSlot, need: int | None) -> str:
-    """Return why *card* has no room for a job that needs that many bytes of it (None: all of it)."""
+    """Return why *card* has no room for a job that needs *need* bytes of it (None: all of it)."""
     gpu = card.gpu
     label = f"GPU {gpu.index}"
     if gpu.problem is not None:
@@ -274,7 +274,7 @@ def why_closed(card: GpuSlot, need: int | None) -> str:
 
 
 def stranger(process: ForeignProcess, size: str, *more: str) -> str:
-    """Return *process* in words, with *more* about it and its *size*: "pid 4711 (python, 3 GiB) outside spool"."""
+    """Describe *process* with its *size* and *more* details: "pid 4711 (python, 3 GiB) outside spool"."""
     if process.pid == 0:
         return f"a process that cannot be seen ({', '.join(filter(None, [*more, size]))}) outside spool"
     where = "outside spool" if process.job is None else f"of {process.job}, which was not given it"

@@ -1,10 +1,10 @@
-"""What a run does with the GPUs that it was given, added up from one look at them to the next, and when they are idle.
+"""GPU usage of a run, accumulated from one look to the next, and idle GPUs.
 
-A look says what was done in its last moments, and stands for the time since the look before, or since the start. Time
-in which nobody looked (no dispatcher, NVML hangs) counts for nothing, so that a mean is that of the time watched.
+A look shows the last moments, and stands for the time since the previous look, or since the start. Time without looks
+(no dispatcher, NVML hangs) does not count, so a mean covers the watched time only.
 
 A GPU is idle in a look that knows its utilisation, if that is at most `IDLE_PERCENT`. A run is idle while all its GPUs
-are. What is unknown neither begins, ends nor prolongs that.
+are. Unknown utilisation neither begins, ends nor prolongs idleness.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from spool.core.model import GpuUse, GpuWork, Spec
 from spool.core.units import format_duration, show_duration
 
 IDLE_PERCENT = 1
-"""A GPU that computes in no more of the time is idle: a driver that is asked for its state does not count as work."""
+"""Utilisation up to this counts as idle: a driver that answers a query shows a little."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuWatch:
-    """What is known of the GPUs of one run, in the order of its grant."""
+    """The measured usage of the GPUs of one run, in the order of its grant."""
 
-    at_ns: int  # when NVML was asked last, or when the run began
+    at_ns: int  # the last NVML query, or the begin of the run
     gpus: tuple[GpuUse, ...]
-    idle_ns: int = 0  # for how long all of them have been idle, of the time watched
-    told: int = 0  # how often that was found to be too long
-    is_told: bool = False  # of the idleness that goes on
-    now: tuple[GpuWork | None, ...] = ()  # what the last look has shown
+    idle_ns: int = 0  # how long all of them have been idle, within the watched time
+    told: int = 0  # how often that was reported as too long
+    is_told: bool = False  # whether the current idleness was reported
+    now: tuple[GpuWork | None, ...] = ()  # results of the last look
 
     @classmethod
     def since(cls, at_ns: int, gpus: int) -> GpuWatch:
@@ -36,7 +36,7 @@ class GpuWatch:
         return cls(at_ns, (GpuUse(),) * gpus)
 
     def looked(self, at_ns: int, work: Sequence[GpuWork | None], most_ns: int) -> GpuWatch:
-        """Return the watch after a look at all the GPUs, which stands for no more than *most_ns*."""
+        """Return the watch after a look at all the GPUs, which stands for at most *most_ns*."""
         passed_ns = min(at_ns - self.at_ns, most_ns)
         if passed_ns <= 0:  # the clock was set
             return replace(self, at_ns=at_ns)
@@ -50,21 +50,21 @@ class GpuWatch:
         return replace(watch, idle_ns=self.idle_ns + passed_ns)
 
     def passed_over(self, at_ns: int) -> GpuWatch:
-        """Return the watch after a look that says nothing of the run, as while it is suspended."""
+        """Return the watch after a look that says nothing about the run, as while it is suspended."""
         return replace(self, at_ns=at_ns, now=())
 
     def is_due(self, spec: Spec) -> bool:
-        """Whether a run has left its GPUs idle for too long, and that was not told yet."""
+        """Whether the GPUs have been idle for too long and that was not reported yet."""
         return spec.gpu_idle_ns is not None and self.idle_ns >= spec.gpu_idle_ns and not self.is_told
 
     def telling(self, *, again: bool) -> GpuWatch:
-        """Return the watch once it is told that this is too long. *again*: it will be, after the same time."""
+        """Return the watch after such a report. With *again* it is repeated after the same time."""
         if again:
             return replace(self, told=self.told + 1, idle_ns=0)
         return replace(self, told=self.told + 1, is_told=True)
 
     def words(self, spec: Spec) -> str:
-        """Return that the GPUs have been idle for too long, "" if they have not."""
+        """Describe the idleness if it has lasted too long, else ""."""
         if spec.gpu_idle_ns is None or self.idle_ns < spec.gpu_idle_ns:
             return ""
         which = "its GPU has been idle" if len(self.gpus) == 1 else f"its {len(self.gpus)} GPUs have been idle"
@@ -72,13 +72,13 @@ class GpuWatch:
 
     @property
     def known(self) -> tuple[GpuUse, ...]:
-        """What the run has used of its GPUs, () if nothing is known of any."""
+        """The usage of each GPU, () if nothing is known."""
         seen = any(use.watched_ns or use.memory_watched_ns for use in self.gpus)
         return self.gpus if seen else ()
 
 
 def _after(use: GpuUse, done: GpuWork | None, passed_ns: int) -> GpuUse:
-    """Return *use* after *passed_ns* more in which *done* was done."""
+    """Return *use* after *passed_ns* more with the activity *done*."""
     if done is not None and done.percent is not None:
         watched_ns = use.watched_ns + passed_ns
         before = use.mean_percent or 0.0
@@ -101,7 +101,7 @@ def _after(use: GpuUse, done: GpuWork | None, passed_ns: int) -> GpuUse:
 
 
 def mean_part(gpus: Sequence[GpuUse]) -> float | None:
-    """Return in how much of the time GPUs computed on average, as a part of one; None where it is known of none."""
+    """Return the mean share of time in which the GPUs computed, 0 to 1; None if it is unknown for all."""
     known = [use for use in gpus if use.mean_percent is not None]
     watched_ns = sum(use.watched_ns for use in known)
     return sum((use.mean_percent or 0.0) * use.watched_ns for use in known) / watched_ns / 100 if watched_ns else None
@@ -113,5 +113,5 @@ def unused(gpus: Sequence[GpuUse]) -> int:
 
 
 def peak_memory_bytes(gpus: Sequence[GpuUse]) -> int | None:
-    """Return the most memory that was used of one GPU."""
+    """Return the peak memory used on any one GPU."""
     return max((use.peak_memory_bytes for use in gpus if use.peak_memory_bytes is not None), default=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _IN_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 _LONGEST_NAME = 100
-MOST_RUNS = 999_999_999  # a larger number is none of a run
+MOST_RUNS = 999_999_999  # a larger number is not a run number
 JOB_SUFFIX = ".toml"
 ERROR_SUFFIX = ".error"
 REASON_SUFFIX = ".reason"
@@ -120,7 +120,7 @@ def job_of_error_file(filename: str) -> str | None:
 
 
 def job_of_reason_file(filename: str) -> str | None:
-    """Return the job for which a file of this name says why it is held, or None if it is not such a file."""
+    """Return the job whose hold reason is in a file of this name, or None if it is not such a file."""
     return job_of(filename[: -len(REASON_SUFFIX)]) if filename.endswith(REASON_SUFFIX) else None
 
 
@@ -130,7 +130,7 @@ def job_of_suspend_file(filename: str) -> str | None:
 
 
 def gone_reservation_of(filename: str) -> tuple[str, int] | None:
-    """Return the removed reservation that a file of this name is, and when it was written; None if it is not one."""
+    """Return the name and writing time of the removed reservation in a file of this name; None if it is not one."""
     name, _, created = filename.removesuffix(JOB_SUFFIX).rpartition(".")
     is_moment = created.isascii() and created.isdecimal() and len(created) < 20
     if not filename.endswith(JOB_SUFFIX) or not valid_name(name) or not is_moment:
@@ -155,11 +155,11 @@ class Layout:
         return f"{self.root}/{place}/{name}{JOB_SUFFIX}"
 
     def error_file(self, place: str, name: str) -> str:
-        """Return the path of the file that says what is wrong with the job file beside it."""
+        """Return the path of the file that lists the problems of the job file beside it."""
         return f"{self.root}/{place}/{name}{JOB_SUFFIX}{ERROR_SUFFIX}"
 
     def reason_file(self, name: str) -> str:
-        """Return the path of the file that says why spool itself has held a job."""
+        """Return the path of the file that says why spool itself held a job."""
         return f"{self.root}/{HELD}/{name}{JOB_SUFFIX}{REASON_SUFFIX}"
 
     def suspend_file(self, name: str) -> str:
@@ -167,11 +167,11 @@ class Layout:
         return f"{self.root}/{RUNNING}/{name}{JOB_SUFFIX}{SUSPENDED_SUFFIX}"
 
     def gone_reservation(self, name: str, created_at_ns: int) -> str:
-        """Return the path of a removed reservation, by when its file was written."""
+        """Return the path of a removed reservation whose file was written at *created_at_ns*."""
         return f"{self.root}/{GONE_RESERVATIONS}/{name}.{created_at_ns}{JOB_SUFFIX}"
 
     def whose(self, path: str) -> str | None:
-        """Return the job whose file, or record, lies at *path*, or that has this name; None for anything else."""
+        """Return the job of the file or record at *path*, or of a file of this name; None for anything else."""
         if valid_name(path):
             return path
         parts = path.removeprefix(self.root).strip("/").split("/")
@@ -189,11 +189,11 @@ class Layout:
         return f"{self.root}/{JOBS}/{name}/{run}"
 
     def cursor(self, listener: str) -> str:
-        """Return the file that says how far a listener has come with the events."""
+        """Return the file that records a listener's position among the events."""
         return f"{self.root}/{CURSORS}/{listener}"
 
     def task_file(self, name: str, run: int, task: str) -> str:
-        """Return where the file of the job *task* waits to be issued by the array *name*."""
+        """Return the file of the job *task* while it waits to be issued by the array *name*."""
         return f"{self.root}/{JOBS}/{name}/{run}/{TASKS}/{task}{JOB_SUFFIX}"
 
     def record(self, name: str, run: int, record: str) -> str:

@@ -15,25 +15,25 @@ from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Susp
 from spool.core.names import engine_title
 
 MAX_REQUEUES = 3
-"""How many times a submission is run again after a lost run. Counted separately from its retries."""
+"""How many times a submission is repeated after a lost run. Counted separately from its retries."""
 
 _START_AGAIN_NS = SECOND_NS
 """The delay before a failed start is tried again; it doubles each time."""
 
 
 class Liveness(StrEnum):
-    """What became of the process that a `jid` names."""
+    """The state of the process that a `jid` names."""
 
-    ABSENT = "absent"  # no jid, or one that is not complete
+    ABSENT = "absent"  # no jid, or an incomplete one
     VOID = "void"  # the dispatcher took the jid: the run never started and never will
     ALIVE = "alive"  # that pid, that start time, this boot, and not a zombie
     GONE = "gone"  # this boot, and no such process
     REBOOTED = "rebooted"  # this host, another boot
-    ELSEWHERE = "elsewhere"  # another host or pid namespace: neither alive nor gone for us
+    ELSEWHERE = "elsewhere"  # another host or pid namespace: cannot be checked from here
 
 
 class EngineWord(StrEnum):
-    """How the engine of a run elsewhere says that the run has ended, whatever its own words are."""
+    """The ways in which an engine reports the end of a run elsewhere, whatever its own words are."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -43,24 +43,24 @@ class EngineWord(StrEnum):
     NODE_LOST = "node_lost"  # the node went away, and nothing runs there any more
     PREEMPTED = "preempted"
     NOT_STARTED = "not_started"  # the node could not be made ready
-    FORGOTTEN = "forgotten"  # the engine does not know it, and has answered
+    FORGOTTEN = "forgotten"  # the engine has answered, and does not know the run
 
 
 class Verdict(StrEnum):
-    """What the evidence of one run proves."""
+    """The verdict on the evidence of one run."""
 
-    STARTING = "starting"  # launched, and the wrapper has not spoken yet
+    STARTING = "starting"  # launched, and the wrapper has not reported yet
     SILENT = "silent"  # the same for too long: to be settled by taking the jid
     VOID = "void"
     RUNNING = "running"
     STOPPING = "stopping"
-    UNREACHABLE = "unreachable"  # runs elsewhere, as far as we know: left alone
+    UNREACHABLE = "unreachable"  # presumably runs elsewhere: left alone
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was observed of one run."""
+    """The observations of one run."""
 
     liveness: Liveness
     rc: int | None = None
@@ -69,15 +69,15 @@ class Evidence:
     leftovers: bool = False  # the wrapper is gone and processes of the run are not
     grace: bool = False  # launched so recently that a missing jid proves nothing
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
-    refused: bool = False  # the wrapper says that the machine did not let the command begin
-    engine: EngineWord | None = None  # how its engine says that it has ended, of a run elsewhere
+    refused: bool = False  # the wrapper reported that the machine did not let the command begin
+    engine: EngineWord | None = None  # for a run elsewhere: how its engine reports the end
     said: str = ""  # the engine's own words for that
     rc_at_ns: int | None = None  # when `rc` was written, by the clock of the file system
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """What a wrapper leaves as the last thing."""
+    """The last record of a wrapper."""
 
     code: int  # 128+n for signal n
     at_ns: int  # when it was written, by the clock of the file system
@@ -93,22 +93,22 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class LastSigns:
-    """What is known of the end of a run that is over. Instants are by the wall clock, but for `exit_at_ns`."""
+    """The evidence about when a run ended. Instants are by the wall clock, except for `exit_at_ns`."""
 
     granted_at_ns: int
-    began_ns: int | None  # None: it has not begun where it was handed to
+    began_ns: int | None  # None: it never began on the engine that it was handed to
     exit_at_ns: int | None = None  # when its exit code was written, by the clock of the file system
     outlived_ns: int | None = None  # a look found processes of it then
-    served_ns: int | None = None  # its engine said then that it runs, or a dispatcher that watched it was at work
+    served_ns: int | None = None  # its engine reported it running then, or a dispatcher watched it then
     watched: bool = False  # its end was seen as it happened
 
 
 def end_of(signs: LastSigns, now_ns: int, *, exit_ns: int | None, wrote_ns: int | None) -> RunEnd:
-    """Return when a run ended that is known to be over at *now_ns*.
+    """Return when a run ended, which is known to be over at *now_ns*.
 
-    *exit_ns* and *wrote_ns*, when it wrote its exit code and anything else last, are by the wall clock. The exit code
-    is the end, unless processes of the run were alive later. Without one, an end that was watched is seen as it
-    happens; of any other only the last proof of life is known. No clock and no `touch` moves the end before the begin
+    *exit_ns* and *wrote_ns*, the times of its exit code and of its last other output, are by the wall clock. The exit
+    code is the end, unless processes of the run were alive later. Without an exit code, a watched run ends now, as it
+    is seen to end; any other run ends at the last proof of life. No clock and no `touch` moves the end before the begin
     of the run, or into the future.
     """
     if signs.began_ns is None:
@@ -164,19 +164,19 @@ def prove(evidence: Evidence) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What one look has found of a run on this machine that is to end."""
+    """The findings of one look at a run on this machine that must end."""
 
     others: bool  # processes besides its wrapper
     wrapper: bool
-    certain: bool  # no process of it can have been missed
+    certain: bool  # no process of the run can have been missed
     grace_over: bool = False
-    frozen: bool = False  # the others are those of the look before, and stood still in both: none can fork any more
-    tired: bool = False  # they should be by now, and are not
-    wrapper_grace_over: bool = False  # what the wrapper has for its last records
+    frozen: bool = False  # the others are those of the previous look, and were stopped in both: none can fork any more
+    tired: bool = False  # they should be stopped by now, and are not
+    wrapper_grace_over: bool = False  # the time for the wrapper's last records
 
 
 class EndStep(StrEnum):
-    """What a run that is to end needs next."""
+    """The next action on a run that must end."""
 
     OVER = "nothing: it is gone"
     LOOK = "another look: nothing was found, and something may be there"
@@ -200,10 +200,10 @@ def ending(remains: Remains) -> EndStep:
 
 
 PREEMPTED = "preempted"
-"""What the reason begins with of a run that its engine stopped to make room: it is run again, and nothing counts."""
+"""Prefix of the reason of a run that its engine stopped to make room: it is repeated, and counts as nothing."""
 
 _VOID_IF_UNSPOKEN = frozenset(EngineWord) - {
-    EngineWord.COMPLETED,  # it has run, where its records cannot be seen from here
+    EngineWord.COMPLETED,  # it has run, on a machine whose records cannot be seen from here
     EngineWord.CANCELLED,
     EngineWord.TIMEOUT,
     EngineWord.OUT_OF_MEMORY,
@@ -211,12 +211,12 @@ _VOID_IF_UNSPOKEN = frozenset(EngineWord) - {
 
 
 def ends_unspoken(word: EngineWord) -> bool:
-    """Whether a run that its engine ended so before its wrapper spoke is over; else it waits again."""
+    """Whether such an end before the wrapper reported ends the run for good; else its job waits again."""
     return word not in _VOID_IF_UNSPOKEN
 
 
 def _ended(evidence: Evidence) -> Proof:
-    """Return what is proved of a run whose processes are all gone (rows 9 to 23)."""
+    """Return the proof for a run whose processes are all gone (rows 9 to 23)."""
     if evidence.stop is None and evidence.rc is None:
         if evidence.liveness is Liveness.ABSENT:  # row 13
             if evidence.engine is not None and not ends_unspoken(evidence.engine):
@@ -234,13 +234,13 @@ _CUT_SHORT = {
     EngineWord.NODE_LOST: (State.LOST, "its node went away"),
     EngineWord.NOT_STARTED: (State.LOST, "its node could not be made ready"),
 }
-"""What an engine does to a run; the exit code that its signals leave says nothing."""
+"""Ways in which an engine ends a run; the exit code that its signals leave proves nothing."""
 
 
 def _outcome(evidence: Evidence) -> tuple[State, str]:
-    """Return how a run ended that had begun, and why."""
+    """Return the outcome of a run that had begun, and the reason."""
     said = f": {evidence.said}" if evidence.said else ""
-    if evidence.stop is not None:  # rows 9 to 12: what spool stopped has never finished, whatever its code
+    if evidence.stop is not None:  # rows 9 to 12: a run that spool stopped never counts as finished, whatever its code
         return _STOPPED_AS[evidence.stop]
     if evidence.rc == 0:  # row 15
         return State.FINISHED, "exit code 0"
@@ -253,7 +253,7 @@ def _outcome(evidence: Evidence) -> tuple[State, str]:
         return State.FAILED, exit_words(evidence.rc)
     if evidence.liveness is Liveness.REBOOTED:  # row 22
         return State.LOST, "the machine was restarted while it ran"
-    if evidence.engine is EngineWord.COMPLETED:  # row 23, as all that follows
+    if evidence.engine is EngineWord.COMPLETED:  # row 23, as everything below
         return State.LOST, f"it left no exit code; is the spool on a file system that its node shares?{said}"
     if evidence.engine is not None:
         return State.LOST, f"it left no exit code{said}"
@@ -276,11 +276,11 @@ def shown(
     submitted: str | None = None,
     elsewhere: str | None = None,
 ) -> tuple[State | None, str]:
-    """Return the state of a run as every view tells it, and the reason; None for a run that was taken back.
+    """Return the state of a run for every view, and the reason; None for a run that was taken back.
 
-    *filed* says whether its end is recorded: before that it holds its job, and is `stopping`. *submitted* is what keeps
-    it waiting where it was handed to; None if it has begun, or was started here. *elsewhere* is what is known of one
-    that an engine has; None if none has.
+    *filed* says whether its end is recorded: until then the run holds its job, and is `stopping`. *submitted* is why it
+    waits on its engine; None if it has begun, or was started here. *elsewhere* is what is known of a run on an engine;
+    None for a run on this machine.
     """
     match proof.verdict:
         case Verdict.VOID:
@@ -302,12 +302,12 @@ def shown(
 
 
 def handed_to(engine: str) -> str:
-    """Return why a run is `submitted`, where its engine has not said more."""
+    """Return the reason of a `submitted` run whose engine has not given one."""
     return f"handed to {engine_title(engine)}"
 
 
 def suspended_words(suspension: Suspension, by: str) -> str:
-    """Return that a run is suspended, *by* whom and why; "" if it is not."""
+    """Describe the suspension of a run, *by* a user if known; "" if it is not suspended."""
     return "" if suspension.since_ns is None else f"suspended by {by}" if by else "suspended"
 
 
@@ -318,11 +318,11 @@ def exit_words(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """That a submission goes on, and with what counts."""
+    """The next run of a submission, and how it counts."""
 
     kind: str  # "retry", "requeue" or "hold": as in Result.again
-    at_ns: int | None  # not before; None: as soon as there is room
-    attempt: int  # of the run that follows
+    at_ns: int | None  # the earliest start; None: as soon as there is room
+    attempt: int  # of the next run
     requeues: int
 
 
@@ -337,24 +337,24 @@ def delay_ns(retry: Retry, number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """How a run ended, and how many of its submission came before it."""
+    """The end of a run, and how many runs of its submission came before it."""
 
     outcome: State
     exit_code: int | None
     attempt: int
     requeues: int
     ended_at_ns: int
-    preempted: bool = False  # its engine needed the room: that counts as nothing
+    preempted: bool = False  # its engine needed the room: counts as nothing
     stopped_by: StopKind | None = None
     could_not_start: bool = False
 
 
 def continuation(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> Continuation | None:
-    """Return what follows a run, or None if its outcome is final.
+    """Return the continuation of a submission after a run, or None if the outcome is final.
 
-    Finished, cancelled and unschedulable are final, unless a person moved the job to `queued/` or `held/` while it ran.
-    What was lost is run again where the job allows it, at most *max_requeues* times. Everything else, and what has used
-    up its requeues, is retried as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
+    Finished, cancelled and unschedulable are final, unless a user moved the job to `queued/` or `held/` while it ran. A
+    lost run is repeated if the job allows it, at most *max_requeues* times. Every other run, and one without requeues
+    left, is retried as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
     """
     outcome, attempt, requeues = ended.outcome, ended.attempt, ended.requeues
     if ended.stopped_by is StopKind.REQUEUE:

@@ -1,4 +1,4 @@
-"""The values of the metrics: counters and histograms of events, which start at zero, and what runs use."""
+"""The values of the metrics: counters and histograms of events, which start at zero, and the current use by runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOUNDS_NS = (
     72 * _HOUR_NS,
     168 * _HOUR_NS,
 )
-"""Of waits and of runs: from a second to a week."""
+"""Bounds for waits and run times: from a second to a week."""
 
 COUNTED = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
 """The events that are counted."""
@@ -36,10 +36,10 @@ _REMEMBERED = 20_000
 
 @dataclass(frozen=True, slots=True)
 class RunUsage:
-    """What all runs of a spool together use."""
+    """The current resource use of all runs of a spool together."""
 
     memory_bytes: int = 0
-    cpus: float = 0.0  # kept busy, on average since the last look
+    cpus: float = 0.0  # CPUs kept busy, on average since the last look
 
 
 class Histogram:
@@ -51,21 +51,21 @@ class Histogram:
         self.sum_ns = 0
 
     def add(self, duration_ns: int) -> None:
-        """Count a duration; one that a clock that was set has made negative is none."""
+        """Count a duration; a negative one, from a clock that was set, is ignored."""
         duration_ns = max(0, duration_ns)
         self.counts[bisect_left(self.bounds_ns, duration_ns)] += 1
         self.sum_ns += duration_ns
 
 
 class RecentKeys:
-    """The newest of what was seen, so that what is told twice counts once."""
+    """The newest keys, so that an event that is delivered twice counts once."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._most = most
         self._keys: OrderedDict[object, None] = OrderedDict()
 
     def new(self, key: object) -> bool:
-        """Whether *key* is seen for the first time."""
+        """Return whether *key* is new, and remember it."""
         if key in self._keys:
             return False
         self._keys[key] = None
@@ -75,7 +75,7 @@ class RecentKeys:
 
 
 class Sums:
-    """What has happened since the counting began."""
+    """The sums of all events since counting began."""
 
     def __init__(self) -> None:
         self.submissions = 0
@@ -84,14 +84,14 @@ class Sums:
         self.waits = Histogram()  # until the first start
         self.runs: dict[str, Histogram] = {}  # by the outcome of the run
         self.cpu_ns = 0  # of runs that ended
-        self.gpu_ns = 0  # each GPU that was given counts
-        self.gpu_busy_ns = 0  # in which they computed, where that is known
+        self.gpu_ns = 0  # summed over the granted GPUs
+        self.gpu_busy_ns = 0  # time in which they computed, where known
         self._seen = RecentKeys()
         self._started = RecentKeys()
         self._ended = RecentKeys()
 
     def take(self, event: Event) -> None:
-        """Count an event in, unless it was told before. Of an array its tasks count, not the array."""
+        """Count an event, unless it was counted before. For an array its tasks count, not the array."""
         if event.is_array or not self._seen.new(event.id):
             return
         if event.name is EventName.QUEUED:
@@ -116,7 +116,7 @@ class Sums:
     def _end(self, event: Event, result: Result) -> None:
         if result.started_at_ns is None or not self._ended.new((result.job, result.run)):
             return
-        if not result.requeues:  # a run that was so short that nobody has told of its start
+        if not result.requeues:  # a run too short for a "started" event
             self._start(event, result.started_at_ns, result.submitted_at_ns)
         self.cpu_ns += result.cpu_time_ns or 0
         if result.ended_at_ns is not None:
@@ -124,5 +124,5 @@ class Sums:
             self.runs.setdefault(result.outcome.value, Histogram()).add(took_ns)
             gpu_ns = took_ns * result.grant.gpu_count
             self.gpu_ns += gpu_ns
-            ran_ns = max(0, took_ns - result.suspended_ns)  # while it was suspended nobody looked
+            ran_ns = max(0, took_ns - result.suspended_ns)  # GPUs are not looked at during a suspension
             self.gpu_busy_ns += round((mean_part(result.gpu_use) or 0.0) * ran_ns * len(result.grant.gpu_uuids))

@@ -16,7 +16,7 @@ SECOND_NS = 1_000_000_000
 
 
 class State(StrEnum):
-    """What a job is doing. The same words in files, `--json` and history."""
+    """The state of a job. The same words in files, `--json` and history."""
 
     QUEUED = "queued"
     HELD = "held"
@@ -35,7 +35,7 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True for states that are also outcomes of a run."""
+        """Whether the state is also an outcome of a run."""
         return self in OUTCOMES
 
 
@@ -53,44 +53,44 @@ OUTCOMES = frozenset(
 
 
 class StopKind(StrEnum):
-    """Why spool stops a run: the first word of the metadir's `stop` file."""
+    """The reasons for stopping a run: the first word of the metadir's `stop` file."""
 
     CANCEL = "cancel"
     TIMEOUT = "timeout"
     MEMORY = "memory"
     REQUEUE = "requeue"
     HOLD = "hold"
-    UNSCHEDULABLE = "unschedulable"  # it has waited too long where it was handed to
+    UNSCHEDULABLE = "unschedulable"  # it waited too long on its engine
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a job asks of the machine."""
+    """The resources that a job requests."""
 
     cpus: int = 1
     memory_bytes: int | None = None
     gpus: int = 0
-    gpu_memory_bytes: int | None = None  # per GPU; stated means: shares its GPUs
+    gpu_memory_bytes: int | None = None  # per GPU; if set, the job shares its GPUs
     gpu_type: str | None = None  # a name or a part of one; None is any
-    resources: tuple[tuple[str, int], ...] = ()  # named ones and how many of each, in the order of their names
+    resources: tuple[tuple[str, int], ...] = ()  # named resources and their counts, ordered by name
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a run was given."""
+    """The resources granted to a run."""
 
     cpus: int = 0
     memory_bytes: int | None = None
     gpu_uuids: tuple[str, ...] = ()
     gpu_indices: tuple[int, ...] = ()
-    gpu_memory_bytes: int | None = None  # per GPU; None with GPUs means: they are its own
+    gpu_memory_bytes: int | None = None  # per GPU; None with GPUs means that they are not shared
     resources: tuple[tuple[str, int], ...] = ()
     resource_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the resources that have indices
-    gpus_elsewhere: int = 0  # of a run whose engine alone knows which GPUs it has
+    gpus_elsewhere: int = 0  # number of GPUs of a run whose engine alone knows which ones
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs it has, here or elsewhere."""
+        """The number of its GPUs, here or elsewhere."""
         return len(self.gpu_uuids) or self.gpus_elsewhere
 
 
@@ -115,7 +115,7 @@ class WarningSignal:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Names of jobs. An array's name means all of its tasks."""
+    """Job names that a job depends on. An array's name means all of its tasks."""
 
     all: tuple[str, ...] = ()  # every one finished
     any: tuple[str, ...] = ()  # one finished
@@ -124,7 +124,7 @@ class Dependencies:
     each: str | None = None  # the task of that array with this task's index
 
     def names(self) -> tuple[str, ...]:
-        """Every name that is referred to."""
+        """Every name that appears in a clause."""
         return self.all + self.any + self.ended + self.failed + ((self.each,) if self.each else ())
 
 
@@ -140,7 +140,7 @@ class ArraySpec:
 class ArrayTask:
     """The array and index of an expanded task."""
 
-    array: str  # the name of the file that was expanded
+    array: str  # the name of the expanded file
     index: int
     max_running: int | None = None
 
@@ -163,21 +163,21 @@ class Spec:
     """What a job file says, parsed: every key of the format page, typed, sizes and durations as integers."""
 
     command: str | tuple[str, ...]
-    script: str | None = None  # a text that is run in place of the first word of `command`
+    script: str | None = None  # a script that replaces the first word of `command`
     shell: str = "/bin/sh"
     workdir: str | None = None  # as written; None is the home directory
     env: tuple[tuple[str, str], ...] = ()
     request: Request = Request()
     time_limit_ns: int | None = None
     signal: WarningSignal | None = None
-    gpu_idle_ns: int | None = None  # how long it may leave its GPUs idle; None: for ever
+    gpu_idle_ns: int | None = None  # how long it may leave its GPUs idle; None: without limit
     gpu_idle_action: str = "warn"  # or "stop"
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
     priority: int = DEFAULT_PRIORITY
     depends_on: Dependencies | None = None
     cancel_on_dependency_failure: bool = True
-    start_after_ns: int | None = None  # not before that instant
-    start_delay_ns: int | None = None  # not before that long after it was queued
+    start_after_ns: int | None = None  # the earliest start
+    start_delay_ns: int | None = None  # the least delay between queueing and start
     scheduling_timeout_ns: int | None = None
     group: str | None = None
     group_limit: int | None = None
@@ -193,23 +193,23 @@ class Spec:
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
-    executor_options: tuple[str, ...] = ()  # of the engine's own, for runs elsewhere
+    executor_options: tuple[str, ...] = ()  # passed to the engine, for runs elsewhere
     keep_session: bool | None = None  # None is the configured default
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None
     notify: Notify | None = None
-    defaults_text: str = ""  # of the configured defaults that it was read with
+    defaults_text: str = ""  # text of the configured defaults in force when it was read
 
     @property
     def is_array(self) -> bool:
-        """Whether the file stands for many jobs: it is expanded, never started itself."""
+        """Whether the file is an array: it is expanded, never started itself."""
         return self.array is not None or bool(self.matrix) or bool(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class JobDefaults:
-    """Defaults for keys that a job file does not set: as in a job file, and their text."""
+    """Defaults for keys that a job file does not set, as values and as text."""
 
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class Jid:
 
 
 SOMEONE_WHO = "someone who can write to "
-"""Begins the words for who has moved a file that others than the owner of the spool could move; a place follows."""
+"""Begins the words for a possible mover of a file in a directory that others can write to; the place follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Stop:
 
 
 def in_force(spec: Spec, edited: Spec) -> Spec:
-    """Return what counts for a run that began with *spec*, now that its job file says what *edited* does."""
+    """Return the values in force for a run that began with *spec* and whose job file was *edited* since."""
     return replace(
         spec,
         time_limit_ns=edited.time_limit_ns,
@@ -255,7 +255,7 @@ def in_force(spec: Spec, edited: Spec) -> Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a run ended; `result.toml` and one line of `history.jsonl`."""
+    """The end of a run; `result.toml` and one line of `history.jsonl`."""
 
     job: str
     run: int
@@ -270,7 +270,7 @@ class Result:
     cpu_time_ns: int | None = None
     requeues: int = 0  # how often this submission was run again because a run was lost
     again: str | None = None  # "retry", "requeue" or "hold": this submission goes on
-    again_at_ns: int | None = None  # not before
+    again_at_ns: int | None = None  # earliest start of the next run
     user: str | None = None
     project: str | None = None
     group: str | None = None
@@ -279,23 +279,23 @@ class Result:
     grant: Grant = Grant()
     executor: str | None = None
     host: str | None = None
-    suspended_ns: int = 0  # how long it was suspended in all, between its start and its end
+    suspended_ns: int = 0  # total time suspended between start and end
     gpu_use: tuple[GpuUse, ...] = ()  # of each GPU of the grant; () is unknown
-    recorded_at_ns: int | None = None  # when the history was told, if that was long after its end
+    recorded_at_ns: int | None = None  # when the history line was written, if that was long after the end
     end_is_bound: bool = False  # it was last known alive at `ended_at_ns`: it ended then or later
 
     @property
     def told_at_ns(self) -> int | None:
-        """Return by when the history has its line: the lines are in this order, and not in that of the ends."""
+        """When its history line was written: the lines are ordered by this, not by the ends of the runs."""
         return self.recorded_at_ns if self.recorded_at_ns is not None else self.ended_at_ns
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What a run has used of one of its GPUs while that was watched. None is unknown, never 0."""
+    """A run's use of one of its GPUs while that was watched. None is unknown, never 0."""
 
-    watched_ns: int = 0  # for how long its utilisation was known
-    mean_percent: float | None = None  # in how much of that time it computed
+    watched_ns: int = 0  # how long its utilisation was known
+    mean_percent: float | None = None  # share of that time in which it computed
     peak_percent: int | None = None
     memory_watched_ns: int = 0
     mean_memory_bytes: int | None = None
@@ -304,10 +304,10 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class GpuWork:
-    """What a run does on one GPU at the moment. None is what NVML does not tell."""
+    """The current activity of a run on one GPU. None is what NVML does not report."""
 
     job: str
-    percent: int | None  # in how much of the last moments it computed
+    percent: int | None  # share of the last moments in which it computed
     memory_bytes: int | None
 
 
@@ -320,20 +320,21 @@ class Gpu:
     name: str
     memory_total_bytes: int | None
     memory_free_bytes: int | None
-    foreign: tuple[ForeignProcess, ...] = ()  # processes of nobody's run
-    problem: str | None = None  # why nothing new may start on it
+    foreign: tuple[ForeignProcess, ...] = ()  # processes outside spool, or of a run without this GPU
+    problem: str | None = None  # why no new run may start on it
     taken_bytes: tuple[tuple[str, int], ...] = ()  # (job, bytes) that our runs hold on it now, where known
     mig: bool = False  # a MIG instance: CUDA can use one of them at a time
-    utilisation_percent: int | None = None  # of the time before the look in which it computed; nothing is decided by it
-    memory_utilisation_percent: int | None = None  # in which its memory was read or written
-    work: tuple[GpuWork, ...] = ()  # what each run of ours does that was there all the time
+    utilisation_percent: int | None = None  # computing time before the look; for display only
+    memory_utilisation_percent: int | None = None  # the same for access to its memory
+    work: tuple[GpuWork, ...] = ()  # the activity of each of our runs that was there all the time
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
-    """A process on a GPU that is no run's to which the GPU was given.
+    """A process on a GPU that was not granted to the run of that process.
 
-    Pid 0 is memory in use, and nobody can be seen who has it. `job`: a run of that job has it, and was not given it.
+    Pid 0 is memory in use whose process cannot be seen. `job`: the process belongs to a run of that job, which was not
+    granted the GPU.
     """
 
     pid: int
@@ -345,30 +346,30 @@ class ForeignProcess:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A named resource of the whole spool, such as licences: how many there are, and which, where they have indices."""
+    """A named resource of the whole spool, such as licences: the total, and the indices if it has any."""
 
     name: str
     total: int
-    indices: tuple[int, ...] = ()  # each is granted to one run at a time; () means: they are only counted
+    indices: tuple[int, ...] = ()  # each is granted to one run at a time; (): the resource is only counted
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is. The totals are what may be given out, after reserves."""
+    """The resources of the machine. The totals are those that may be granted, after reserves."""
 
     cpus: int
     memory_bytes: int
-    memory_available_bytes: int | None = None  # what the kernel could really give now
+    memory_available_bytes: int | None = None  # memory that the kernel could really give now
     gpus: tuple[Gpu, ...] = ()
     gpu_problem: str | None = None  # NVML fails or hangs; None with no GPUs: the machine has none
     disk_free_bytes: int | None = None
     refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()
-    most_runs: int | None = None  # of an engine that finds the room itself: the maximum number there at once
+    most_runs: int | None = None  # for an engine that finds the room itself: the maximum number of runs there
 
     @classmethod
     def of_an_engine(cls, most_runs: int) -> Machine:
-        """Return what an engine has that is handed runs and plans them itself: whatever is asked for."""
+        """Return the machine of an engine that plans its runs itself: it accepts every request."""
         return cls(cpus=0, memory_bytes=0, most_runs=most_runs)
 
 
@@ -381,24 +382,24 @@ class Waiting:
     user: str
     arrived_at_ns: int  # place in the queue: survives edits, holds, retries and restarts
     waited_ns_before: int = 0  # waiting time already on the clock at `clock_at_ns` (holds and pauses do not count)
-    clock_at_ns: int | None = None  # the waiting clock runs since then; None: it stands (held)
-    attempt: int = 1  # of the run that would start
+    clock_at_ns: int | None = None  # the waiting clock runs since then; None: it is stopped (held)
+    attempt: int = 1  # of the next run
     not_before_ns: int | None = None  # a retry's delay, or the pause after a start that the machine refused
-    refused: str = ""  # why it did that; "": it did not
-    executor_problem: str | None = None  # why its executor cannot start anything
-    elsewhere: str | None = None  # on which other machine it is to run; None: this one
+    refused: str = ""  # why the machine refused that start; "": it did not
+    executor_problem: str | None = None  # why its executor cannot start it
+    elsewhere: str | None = None  # name of the other machine that it is for; None: this one
 
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """How long a run has been suspended. The clock of its time limit is stopped during that time."""
+    """The suspensions of a run. The clock of its time limit is stopped while it is suspended."""
 
-    before_ns: int = 0  # in all, but for the time since the last
-    since_ns: int | None = None  # it is suspended since then; None: it is not
-    since_boot_ns: int | None = None  # the same instant, on the clock that no one sets: since boot
+    before_ns: int = 0  # total of the past suspensions
+    since_ns: int | None = None  # start of the present suspension; None: not suspended
+    since_boot_ns: int | None = None  # the same instant on the clock since boot, which cannot be set
 
     def total_ns(self, now_ns: int) -> int:
-        """Return how long it has been suspended in all by then."""
+        """Return the total time suspended until *now_ns*."""
         return self.before_ns + (0 if self.since_ns is None else max(0, now_ns - self.since_ns))
 
 
@@ -417,22 +418,22 @@ class Running:
     started_at_ns: int
     attempt: int = 1
     stopping: bool = False
-    elsewhere: str | None = None  # on which other machine it is, where it holds its grant; None: this one
-    submitted: bool = False  # it waits there, and has not begun
+    elsewhere: str | None = None  # the other machine that it runs on, where it holds its grant; None: this one
+    submitted: bool = False  # it waits on its engine, and has not begun
     suspension: Suspension = NOT_SUSPENDED
     stop_at_ns: int | None = (
-        None  # when its stop was ordered, or its command ended before all of it: its grace counts from then
+        None  # start of its grace: when its stop was ordered, or when its command ended before its other processes
     )
-    arrived_at_ns: int | None = None  # when its job came, if that is known
+    arrived_at_ns: int | None = None  # when its job arrived, if known
 
     @property
     def suspended(self) -> bool:
-        """Whether it stands still, so that nobody knows when it ends."""
+        """Whether it is suspended, so that its end is unknown."""
         return self.suspension.since_ns is not None
 
     @property
     def counts_from_ns(self) -> int:
-        """When it would have started if it had never been suspended, up to the suspension that lasts."""
+        """The start time shifted by the completed suspensions: where it would be if it had never been suspended."""
         return self.started_at_ns + self.suspension.before_ns
 
 
@@ -466,8 +467,8 @@ class Policy:
     """The part of the configuration that decides."""
 
     order: str = "slowdown"  # or "arrival"; see `order`
-    promotes: bool = True  # whether those go first that were passed by too much work; False in the simulator only
-    protects: bool = True  # whether room is left for the first that does not fit; False in the simulator only
+    promotes: bool = True  # whether jobs passed by too much work go first; False in the simulator only
+    protects: bool = True  # whether room is kept for the first that does not fit; False in the simulator only
     learn_run_times: bool = True  # guess the run time of jobs that state no limit
     guess_budget: float = 0.1  # part of a job's wait for which guesses may hold all of a pool for it
     fair_share: bool = True
@@ -485,4 +486,4 @@ class Policy:
     project_limits: dict[str, Limits] = field(default_factory=dict)
     max_running: int | None = None  # runs of the whole spool at once; None is unlimited
     on_failure: str = "continue"  # or "pause", "halt"
-    strict_order: bool = False  # nobody overtakes a job that does not fit; for comparison in the simulator
+    strict_order: bool = False  # no job overtakes one that does not fit; for comparison in the simulator

@@ -9,13 +9,13 @@ MAX_NAME_LENGTH = 100
 _GLOB = frozenset("*?[")
 
 LOCAL_EXECUTORS = ("process", "tmux")
-"""The executors whose runs are on this machine, and take what it has."""
+"""The executors whose runs are on this machine, and use its resources."""
 
 ENGINES = {"slurm": "Slurm"}
-"""The executors whose runs are on another machine, and what people call each."""
+"""The executors whose runs are on another machine, with the usual name of each."""
 
 EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
-"""What a job file and the configuration may name; `spool.executors` has those that exist."""
+"""The executors that a job file and the configuration may name; `spool.executors` has those that exist."""
 
 EXPORTED = (
     "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
@@ -24,7 +24,7 @@ EXPORTED = (
 
 
 def engine_title(executor: str) -> str:
-    """Return what people call an engine; one that nobody knows, such as that of a later version, by its own word."""
+    """Return the usual name of an engine; an unknown one, such as one of a later version, keeps its own word."""
     return ENGINES.get(executor, executor)
 
 
@@ -43,12 +43,12 @@ def why_not_name(name: str) -> str | None:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a text is a glob, and no name."""
+    """Whether a text is a glob pattern."""
     return not _GLOB.isdisjoint(text)
 
 
 class NaturalOrder:
-    """A name as the last thing to sort by: in natural order, which is worked out only where nothing else decides."""
+    """A sort key of last resort: the name in natural order, computed only if nothing else decides."""
 
     __slots__ = ("_key", "_name")
 
@@ -60,14 +60,14 @@ class NaturalOrder:
         return (self._key or self._worked_out()) < (other._key or other._worked_out())
 
     def _worked_out(self) -> tuple[str | int, ...]:
-        """Return the key, and keep it: a sort compares each name a dozen times."""
+        """Return the key, cached: a sort compares each name a dozen times."""
         self._key = natural(self._name)
         return self._key
 
 
 def natural(name: str) -> tuple[str | int, ...]:
-    """Return what to sort names by, so that `sweep_2` comes before `sweep_10`."""
-    import re  # here: a submission, which needs other things of this module, sorts nothing
+    """Return a sort key for names that puts `sweep_2` before `sweep_10`."""
+    import re  # imported here because a submission, which uses other parts of this module, sorts nothing
 
     parts: list[str | int] = re.split(
         "([0-9]+)", f"{name}\0"

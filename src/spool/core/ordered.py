@@ -1,4 +1,4 @@
-"""A list that is kept in order, for readers that come more rarely than entries do."""
+"""A list that is kept in order, for more insertions than reads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 Entry = TypeVar("Entry", bound=tuple[object, ...])
 
 _FEW = 8  # up to this number are inserted one by one; more are sorted together with the existing ones
-_SHORT = 1_000  # a list that is no longer is moved aside at hardly any cost
+_SHORT = 1_000  # inserting into a shorter list costs next to nothing
 
 
 class Ordered(Generic[Entry]):
-    """Entries in order. What is added to a long list is put into its place when somebody looks, all of it at once.
+    """Entries in order. Entries added to a long list are sorted in at the next read, all of them at once.
 
-    So 100,000 that come in any order cost one sort, and not a long list moved aside for each of them.
+    So 100,000 entries in any order cost one sort, instead of moving a long list for each of them.
     """
 
     __slots__ = ("_entries", "_late")
@@ -24,7 +24,7 @@ class Ordered(Generic[Entry]):
         self._late: list[Entry] = []
 
     def add(self, entry: Entry) -> None:
-        """Add an entry; where it comes after all the others, at no cost."""
+        """Add an entry; free if it comes after all the others."""
         entries = self._entries
         if not self._late and (not entries or entries[-1] < entry):
             entries.append(entry)
@@ -34,7 +34,7 @@ class Ordered(Generic[Entry]):
             self._late.append(entry)
 
     def discard(self, entry: Entry) -> None:
-        """Take an entry out, if it is there."""
+        """Remove an entry, if present."""
         entries = self.entries
         at = bisect_left(entries, entry)
         if at < len(entries) and entries[at] == entry:
@@ -42,17 +42,17 @@ class Ordered(Generic[Entry]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether all are in their places."""
+        """Whether all entries are in their places."""
         return not self._late
 
     @property
     def entries(self) -> list[Entry]:
-        """All of them, in order; for reading only. It is the same list for life."""
+        """All of them, in order; for reading only. The list object never changes."""
         self.settle()
         return self._entries
 
     def settle(self) -> None:
-        """Put what was added into its place."""
+        """Sort in the pending entries."""
         late = self._late
         if not late:
             return

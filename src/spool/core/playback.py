@@ -1,7 +1,7 @@
-"""A spool that goes on in imagined time: the same `decide`, and runs that end when the caller says.
+"""A spool in simulated time: the same `decide`, and runs that end when the caller says.
 
-The simulator feeds it the jobs of a trace; the forecast gives it the spool as it is. Nothing outside it changes: it
-works on a queue, runs and a past of its own.
+The simulator feeds it the jobs of a trace; the forecast gives it the spool as it is. It changes nothing outside: it
+owns its queue, runs and past.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spool.core.scheduler import Plan, View, decide
 
 
 class Outcomes(Mapping[str, State]):
-    """How jobs have ended: in imagination, or else as *known* says. Only `get` is asked for by the rules."""
+    """The outcomes of jobs: simulated ones first, then those of *known*. The rules only call `get`."""
 
     def __init__(self, known: Mapping[str, State]) -> None:
         self._known = known
@@ -39,10 +39,10 @@ class Outcomes(Mapping[str, State]):
 
 
 class Playback:
-    """A spool in imagined time. Turn by turn: `take_ended`, `decide`, `perform`, and on to `next_at_ns`."""
+    """A spool in simulated time. Turn by turn: `take_ended`, `decide`, `perform`, and on to `next_at_ns`."""
 
     def __init__(self, view: View, policy: Policy) -> None:
-        """Go on from *view*, whose queue, runs and past belong to the playback from now on."""
+        """Continue from *view*, whose queue, runs and past belong to the playback from now on."""
         self.queue: WaitingQueue = view.queue
         self.running: Runs = view.running
         self.past: Past = view.past
@@ -54,16 +54,16 @@ class Playback:
 
     @classmethod
     def of_copy(cls, view: View, policy: Policy) -> Playback:
-        """Go on from a copy of *view*, which stays as it is."""
+        """Continue from a copy of *view*, which stays unchanged."""
         queue = WaitingQueue(view.queue.values())
         return cls(replace(view, queue=queue, running=view.running.copy(), past=view.past.copy()), policy)
 
     def ends_at(self, run: Running, at_ns: int) -> None:
-        """Let *run* end then. One that nothing is said about goes on for ever."""
+        """Let *run* end at *at_ns*. A run without an end goes on for ever."""
         heappush(self._ends, (at_ns, run.name, next(self._number), run))
 
     def take_ended(self, now_ns: int) -> Iterator[tuple[int, Running]]:
-        """Yield each run that has ended by then, and when; it has left its room. `conclude` says how it ended."""
+        """Yield each run that has ended by then, and when; its room is free again. Report its outcome by `conclude`."""
         while self._ends and self._ends[0][0] <= now_ns:
             at_ns, _, _, run = heappop(self._ends)
             self.running.remove(run.name)
@@ -72,15 +72,15 @@ class Playback:
             yield at_ns, run
 
     def conclude(self, name: str, outcome: State) -> None:
-        """Let those that depend on a job know how it has ended."""
+        """Record the outcome of a job, for the jobs that depend on it."""
         self.outcomes.imagined[name] = outcome
 
     def decide(self, now_ns: int) -> Plan:
-        """Return what to do then."""
+        """Return the plan for that instant."""
         return decide(self.view, now_ns, self._policy)
 
     def perform(self, plan: Plan, now_ns: int) -> list[tuple[Waiting, Running]]:
-        """End and start what *plan* says; return each job that starts, and its run, whose end `ends_at` is to say."""
+        """End and start jobs by *plan*; return each job that starts, and its run, whose end is set by `ends_at`."""
         self.view = replace(self.view, holding=plan.holding)
         for ending in plan.endings:
             self.queue.remove(ending.name)
@@ -101,21 +101,21 @@ class Playback:
         return begun
 
     def next_at_ns(self, plan: Plan, now_ns: int) -> int | None:
-        """Return when something happens next: *plan* was performed at *now_ns*. None: nothing ever does."""
-        times = [now_ns] if plan.endings else []  # others may depend on what has just ended
+        """Return when something happens next, after *plan* was performed at *now_ns*. None: nothing ever does."""
+        times = [now_ns] if plan.endings else []  # other jobs may depend on what has just ended
         times += [max(self._ends[0][0], now_ns)] if self._ends else []
         times += [] if plan.next_at_ns is None else [plan.next_at_ns]
         return min(times, default=None)
 
     def _enter_machine(self, run: Running) -> None:
-        """Count what the kernel still calls free, and has been granted."""
+        """Subtract memory that was granted and that the kernel still calls free."""
         machine = self.view.machine
         if machine.memory_available_bytes is not None and run.grant.memory_bytes and run.elsewhere is None:
             left = machine.memory_available_bytes - run.grant.memory_bytes
             self.view = replace(self.view, machine=replace(machine, memory_available_bytes=left))
 
     def _leave_machine(self, run: Running) -> None:
-        """Forget what was measured while *run* was there: later it says nothing of what the kernel could give."""
+        """Forget measurements from the time of *run*: afterwards they no longer tell how much the kernel could give."""
         machine = self.view.machine
         if run.elsewhere is not None:
             return

@@ -1,4 +1,4 @@
-"""Named resources, such as licences: what runs hold of each, and which indices a new run gets."""
+"""Named resources, such as licences: the amounts that runs hold, and the indices for a new run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from spool.core.reasons import count_of
 
 
 class Pools:
-    """What runs hold of the named resources. Callers pass the totals."""
+    """The named resources held by runs. Callers pass the totals."""
 
     __slots__ = ("_counts", "_holders", "_indexed", "_indices")
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._holders: Counter[str] = Counter()
-        self._indexed: Counter[str] = Counter()  # of the counts, what is known by its index
+        self._indexed: Counter[str] = Counter()  # the part of the counts whose indices are known
         self._indices: Counter[tuple[str, int]] = Counter()
 
     def __eq__(self, other: object) -> bool:
@@ -26,7 +26,7 @@ class Pools:
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def copy(self) -> Pools:
-        """Return the same sums, to be changed apart from these."""
+        """Return an independent copy."""
         other = Pools()
         if self._counts:  # most spools have no named resources, and this is done in every pass
             for each in self.__slots__:
@@ -34,7 +34,7 @@ class Pools:
         return other
 
     def add(self, grant: Grant, sign: int = 1) -> None:
-        """Count what *grant* gives; with sign -1, count it no more."""
+        """Add *grant* to the sums; with sign -1, subtract it."""
         for name, count in grant.resources:
             self._counts[name] += sign * count
             self._holders[name] += sign
@@ -44,7 +44,7 @@ class Pools:
                 self._indices[name, index] += sign
 
     def granted(self, name: str) -> int:
-        """Return how much of the resource *name* runs hold."""
+        """Return how many of the resource *name* the runs hold."""
         return self._counts[name]
 
     def free(self, pool: Pool) -> int:
@@ -58,11 +58,11 @@ class Pools:
         return [index for index in pool.indices if not self._indices[pool.name, index]]
 
     def _unknown(self, pool: Pool) -> bool:
-        """Tell whether a run holds some of *pool* without an index, as it was only counted when that was granted."""
+        """Whether a run holds some of *pool* without an index, because the pool had none when it was granted."""
         return self._counts[pool.name] > self._indexed[pool.name]
 
     def lacks(self, request: Request, pools: Sequence[Pool]) -> bool:
-        """Tell whether something that *request* names is not free."""
+        """Whether some resource that *request* names is not free."""
         return any(pool is None or need > self.free(pool) for pool, need in _named(request, pools))
 
     def lacking(self, request: Request, pools: Sequence[Pool]) -> list[Pool]:
@@ -70,7 +70,7 @@ class Pools:
         return [pool for pool, need in _named(request, pools) if pool is not None and need > self.free(pool)]
 
     def why_full(self, request: Request, pools: Sequence[Pool]) -> str:
-        """Return in words what *request* lacks, which `pools` has."""
+        """Describe the shortage of named resources of *request*, one that `pools` has."""
         return "; ".join(
             self._lack(pool, need)
             for pool, need in _named(request, pools)
@@ -86,7 +86,7 @@ class Pools:
         return f"{pool.name}: needs {need}, {self.free(pool)} of {pool.total} free{holding}"
 
     def take(self, request: Request, pools: Sequence[Pool]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return the indices that *request*, which lacks nothing, gets: the first that are free."""
+        """Return the lowest free indices for *request*, which lacks nothing."""
         return tuple(
             (pool.name, tuple(self._free_indices(pool)[:need]))
             for pool, need in _named(request, pools)
@@ -95,7 +95,7 @@ class Pools:
 
 
 def why_never(request: Request, pools: Sequence[Pool]) -> str | None:
-    """Return what *request* names that the spool lacks, or has too little of; None if it has everything."""
+    """Return which resource of *request* the spool lacks, or has too few of; None if it has everything."""
     for name, need in request.resources:
         pool = next((each for each in pools if each.name == name), None)
         if pool is None:

@@ -1,11 +1,11 @@
 """The order of waiting jobs: by priority, then the longest wait relative to size.
 
-The rule and its constants were found by experiment; docs/SCHEDULING.md has what was tried. Of two jobs of one priority
-that with the higher score comes first, `(waited + expected) / expected` times the factor of its user's share (see
-`shares`). Before all of these goes the first to arrive of those that later arrivals have passed by too much work (see
-`passing`): one at a time, so that the others keep their order. The order holds for one pass and is made anew in each.
-Within one shape of jobs (see `queue`) only priority, arrival and name differ, so the queue keeps each shape sorted
-whatever the usage of the machine.
+The rule and its constants were found by experiment; docs/SCHEDULING.md has what was tried. Of two jobs of equal
+priority, the one with the higher score comes first: `(waited + expected) / expected` times the factor of its user's
+share (see `fairness`). Ahead of them goes the earliest of the jobs that too much later work has overtaken (see
+`fairness`): one at a time, so that the others keep their order. The order is computed anew in each pass. Within one
+shape of jobs (see `queue`) only priority, arrival and name differ, so the queue keeps each shape sorted whatever the
+usage of the machine.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ from spool.core.runtimes import TEACHES, Expected, RunTimes
 from spool.core.units import show_duration
 
 OrderKey = tuple[int, int, float, int, str]
-"""The whole order: 255 - priority, 0 for who was passed, -score (or arrival), arrival, name. Smaller comes first."""
+"""The full sort key: 255 - priority, 0 for a promoted job, -score (or arrival), arrival, name. Smaller comes first."""
 
 ARRIVAL, SLOWDOWN, SHORTEST = "arrival", "slowdown", "shortest"
 
 
 LEAST_NS = 60 * SECOND_NS
-"""No job counts as shorter in the order: whether a job takes a second or two is nothing to wait longer for."""
+"""Shorter jobs count as this long: whether a job takes a second or two should not affect its place."""
 
-_BEHIND = 32  # jobs of a shape that are looked at, where the first has waited very long
+_BEHIND = 32  # jobs of a shape that are checked if the first has waited very long
 
 
-_RUNS = ""  # the name of the pool that `max_running` makes: the runs themselves
+_RUNS = ""  # name of the pool that `max_running` makes: the runs themselves
 
 Scarce = tuple[tuple[int, ...], Sequence[Pool]]
 
 
 class Past:
-    """What ended runs have taught: how long jobs run, who has used how much, and whom they have passed.
+    """Lessons from ended runs: run times, usage by user, and the work that has passed waiting jobs.
 
-    Its owner tells it when runs begin and end, and once of each that is over, in order.
+    The owner reports the begin and end of runs, and once each result, in order.
     """
 
     def __init__(self, policy: Policy, asked: Callable[[], Iterable[int]] | None = None) -> None:
-        """*asked* returns when the jobs that wait or run have arrived: these are who may have been passed."""
+        """Start empty; *asked* returns the arrivals of the waiting and running jobs, which can have been passed."""
         self._asked = asked
         self.run_times = RunTimes(learns=policy.learn_run_times)
         self.shares = Shares(policy.half_life_ns)
         self.passed = PassedWork()
-        self.passed_by: dict[str, PassedWork] = {}  # by named resource, with its use as the first pool
+        self.passed_by: dict[str, PassedWork] = {}  # by named resource; its use is the first pool
         self._policy = policy
 
     def begin(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
-        """Count what a run uses from its start on."""
+        """Count the usage of a run from its start on."""
         self.shares.begin(share_key(user, project, self._policy), weigh(grant, self._policy), at_ns)
 
     def end(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
-        """Count it up to its end."""
+        """Count the usage up to its end."""
         self.shares.end(share_key(user, project, self._policy), weigh(grant, self._policy), at_ns)
 
     def copy(self) -> Past:
-        """Return the same past, to be changed apart from this; what was learned of run times is shared, for reading."""
+        """Return an independent copy; the learnt run times are shared, for reading only."""
         other = Past.__new__(Past)
-        other._asked = None  # it is asked about the same jobs, and does not live for long
+        other._asked = None  # the copy is asked about the same jobs, and is short-lived
         other._policy, other.run_times = self._policy, self.run_times
         other.shares, other.passed = self.shares.copy(), self.passed.copy()
         other.passed_by = {name: passed.copy() for name, passed in self.passed_by.items()}
         return other
 
     def learn(self, user: str, result: Result) -> None:
-        """Take in a run that is over."""
+        """Learn from the result of a run."""
         if result.started_at_ns is None or result.ended_at_ns is None:
             return
         ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)
@@ -82,7 +82,7 @@ class Past:
         self.pass_by(result.submitted_at_ns, result.grant, ran_ns, elsewhere=elsewhere)
 
     def pass_by(self, arrived_at_ns: int | None, grant: Grant, ran_ns: int, *, elsewhere: bool) -> None:
-        """Count the work of a run that is over for those that its job has passed, which arrived then."""
+        """Count the work of an ended run, whose job arrived at *arrived_at_ns*, for the jobs that it passed."""
         if arrived_at_ns is None or elsewhere:
             return
         self._add(self.passed, arrived_at_ns, Work.of(grant, ran_ns))
@@ -99,16 +99,16 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class OrderFactors:
-    """Why a job stands where it does. `score` is None where the order is another one than that of the slowdown."""
+    """The factors of a job's place. `score` is None if the order is not by slowdown."""
 
     waited_ns: int
     expected: Expected
-    factor: float  # of fair share; 1 if there is nobody to share with
+    factor: float  # of fair share; 1 if no other user competes
     score: float | None
     was_passed: bool  # overtaken by enough later work to go first
 
     def words(self) -> str:
-        """Return the numbers by which the job stands where it does."""
+        """Return the numbers that determine the job's place."""
         waited = f"waited {show_duration(self.waited_ns)}"
         if self.was_passed:
             return f"{waited}; goes first: later arrivals have passed it by too much work"
@@ -125,7 +125,7 @@ class OrderFactors:
 class Order:
     """The order of one pass.
 
-    *room_helps* says whether room is all that a job waits for.
+    *room_helps* tells whether a job waits for room only.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ class Order:
         self._waiting = queue.projects if self._by_project else queue.users
         self._running = room.runs.counts.projects if self._by_project else room.runs.counts.users
         self._factors: Mapping[str, float] | None = None
-        self.front: dict[int, tuple[int, str]] = {}  # by priority: the arrival and the job of who goes first
+        self.front: dict[int, tuple[int, str]] = {}  # by priority: the arrival and the name of the promoted job
 
     def factor(self, user: str, project: str | None) -> float:
-        """Return the factor of fair share of that user's (or project's) jobs."""
+        """Return the fair-share factor of the jobs of that user (or project)."""
         factors = self._factors
         if factors is None:
             factors = self._factors = self._work_out_factors()
@@ -162,14 +162,14 @@ class Order:
 
     def _work_out_factors(self) -> Mapping[str, float]:
         if not self._policy.fair_share or self._order != SLOWDOWN or len(self._waiting) < 2:
-            return {}  # nobody to be fair to
+            return {}  # no other user competes
         active = {key or "" for key in (*self._waiting, *self._running)}
         return self._shares.factors(self._now_ns, active)
 
     def of_shape(self, shape: Shape, at: int) -> OrderKey:
-        """Return where the first job of a shape stands, which is the one at *at* of those that are ready.
+        """Return the sort key of the first ready job of a shape, the one at index *at*.
 
-        Whether it goes first because it was passed is not in it: `front` knows that once all shapes were asked for.
+        It ignores promotion: `front` is known only after all shapes were asked for.
         """
         where, key = shape.eligible[at], shape.key
         if self._order == ARRIVAL:
@@ -184,10 +184,10 @@ class Order:
         return self._score(where, expected_ns, key.user, key.project)
 
     def _look_at_passed(self, shape: Shape, at: int) -> None:
-        """Take note if the first job of a shape is the one that goes first.
+        """Record the first job of a shape in `front` if it is the one to promote.
 
-        One that has waited very long has to be passed by more work than another of its shape that came later. Where
-        that one is to go first, the one that came first does.
+        A job that has waited very long must be passed by more work than a later one of its shape. If the later one
+        qualifies, the first one is promoted.
         """
         ahead, _, name = shape.eligible[at]
         best = self.front.get(ahead)
@@ -197,14 +197,14 @@ class Order:
             if best is not None and best <= (arrived_at_ns, name):
                 return
             if self._is_passed(arrived_at_ns, shape.key.request):
-                if self._room_helps(name):  # else it would keep its place for nothing, and all others from it
+                if self._room_helps(name):  # else it would keep its place for nothing, and with it all others
                     self.front[ahead] = arrived_at_ns, name
                 return
             if self._now_ns - arrived_at_ns <= LONG_NS:
-                return  # those behind it have been passed by less
+                return  # less work has passed those behind it
 
     def of_job(self, job: Waiting) -> tuple[OrderKey, OrderFactors]:
-        """Return where *job* stands, and why; all shapes were asked for."""
+        """Return the sort key and the factors of *job*. Call this after all shapes were asked for."""
         expected = self._run_times.of_job(job)
         spec = job.spec
         where = place(job)
@@ -217,7 +217,7 @@ class Order:
         return key, OrderFactors(waited_ns, expected, factor, -key[2] if key[1] else None, was_passed=not key[1])
 
     def placed(self, key: OrderKey) -> OrderKey:
-        """Return *key*, or where its job stands that goes first."""
+        """Return *key*, moved to the front if its job is the promoted one."""
         front = self.front.get(key[0])
         if front is None or front[1] != key[4]:
             return key

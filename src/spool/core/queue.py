@@ -1,11 +1,11 @@
 """The index of the waiting jobs, kept from pass to pass by its owner.
 
-Jobs that differ only in priority, arrival and name are of one *shape*: what keeps the first of them waiting keeps all
+Jobs that differ only in priority, arrival and name are of one *shape*: a reason that keeps the first waiting keeps all
 of them waiting. So a pass looks at the first of each shape only, and is short while shapes are few.
 
-A job that waits for something of its own (an instant, another job) stands beside its shape until that has come, and
-is in nobody's way. Where a job stands decides how quickly it is found, never whether it may start: `decide` asks
-every rule again of each job that it looks at. An index changed step by step therefore answers like one built anew.
+A job that waits for a condition of its own (an instant, another job) stands beside its shape until that is met, and
+blocks no other job. Its place decides how quickly it is found, never whether it may start: `decide` asks every rule
+again of each job that it looks at. So an incrementally updated index gives the same answers as a new one.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Owner = TypeVar("Owner", str, str | None)
 
 _NEVER = -(1 << 63)
 _FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long
-_TIME = 1  # stands beside its shape because its instant has not come
-_DEPENDENCY = 2  # … because of the jobs that it depends on
+_TIME = 1  # stands beside its shape until its instant
+_DEPENDENCY = 2  # … until its dependencies are satisfied
 
 
 HIGHEST_PRIORITY = 255
 
 Place = tuple[int, int, str]
-"""The part of the order that no pass changes: 255 - priority, arrival, name. Smaller comes first."""
+"""The part of the sort key that no pass changes: 255 - priority, arrival, name. Smaller comes first."""
 
 
 def place(job: Waiting) -> Place:
-    """Return where *job* stands among the jobs of its own shape."""
+    """Return the place of *job* among the jobs of its own shape."""
     return (HIGHEST_PRIORITY - job.spec.priority, job.arrived_at_ns, job.name)
 
 
 class ShapeKey(NamedTuple):
-    """All that decides whether a job fits, and nothing that differs between jobs which are equal in that."""
+    """Everything that decides whether a job fits; equal keys fit alike."""
 
     user: str
     project: str | None
@@ -52,12 +52,12 @@ class ShapeKey(NamedTuple):
     array_limit: int | None
     time_limit_ns: int | None
     executor_problem: str | None
-    stem: str | None = None  # without a time limit: what its run time is learnt by
+    stem: str | None = None  # for jobs without a time limit: the key of its learnt run time
     elsewhere: str | None = None
 
 
 class Shape:
-    """The jobs of one shape: how many there are, and those with no gate of their own closed."""
+    """The jobs of one shape: their number, and those without a condition of their own."""
 
     __slots__ = ("eligible", "key", "members", "open")
 
@@ -65,11 +65,11 @@ class Shape:
         self.key = key
         self.members = 0
         self.open: Ordered[Place] = Ordered()
-        self.eligible = self.open.entries  # in order whenever `WaitingQueue.demands` was asked for; for reading only
+        self.eligible = self.open.entries  # in order after each call of `WaitingQueue.demands`; for reading only
 
 
 class Demand:
-    """The shapes of jobs that ask for the same: where there is no room for one there is none for the others."""
+    """The shapes with the same request: if there is no room for one, there is none for the others."""
 
     __slots__ = ("elsewhere", "request", "shapes")
 
@@ -80,7 +80,7 @@ class Demand:
 
 
 def shape_key(job: Waiting) -> ShapeKey:
-    """Return the shape that *job* is of."""
+    """Return the shape of *job*."""
     spec = job.spec
     task = spec.task
     return ShapeKey(
@@ -101,9 +101,9 @@ def shape_key(job: Waiting) -> ShapeKey:
 class WaitingQueue(Mapping[str, Waiting]):
     """The waiting jobs by name, and indexed for `decide`. Iterates over names, in no particular order.
 
-    `put` and `remove` tell the index that a name has come, changed or gone; what runs or is held it finds in the view.
-    Of any other change of what a name is doing (how it has ended) the owner tells by `changed`, and by `look_again`
-    that more may be known of names that nobody had seen.
+    `put` and `remove` record that a name has come, changed or gone; running and held jobs are found in the view. The
+    owner reports every other change of a name's state (such as its outcome) by `changed`, and calls `look_again` when
+    names never seen before may have become known.
     """
 
     def __init__(self, jobs: Iterable[Waiting] = ()) -> None:
@@ -115,13 +115,13 @@ class WaitingQueue(Mapping[str, Waiting]):
         self.array_limits = Lowest()
         self._unsettled: list[Shape] = []
         self._closed: dict[str, int] = {}  # jobs beside their shape, and why
-        self._times: Ordered[tuple[int, str]] = Ordered()  # instant and job, whether the instant has come or not
-        self._ripe_ns = _NEVER  # the instants up to this one have come
+        self._times: Ordered[tuple[int, str]] = Ordered()  # instant and job, whether the instant has passed or not
+        self._ripe_ns = _NEVER  # instants up to this one have passed
         self._deadlines: Ordered[tuple[int, str]] = Ordered()
-        self._arrivals: dict[tuple[str, str], Ordered[tuple[int, str]]] = {}  # made when first asked for
-        self.gpu_requests = 0  # different requests that ask for GPUs of this machine
+        self._arrivals: dict[tuple[str, str], Ordered[tuple[int, str]]] = {}  # built on first use
+        self.gpu_requests = 0  # distinct requests for GPUs of this machine
         self.memory_requests = 0  # … for memory
-        self.users: dict[str, int] = {}  # who has jobs that wait, and how many
+        self.users: dict[str, int] = {}  # users with waiting jobs, and how many
         self.projects: dict[str | None, int] = {}
         for job in jobs:
             self.put(job)
@@ -181,7 +181,7 @@ class WaitingQueue(Mapping[str, Waiting]):
 
     @staticmethod
     def _state(key: ShapeKey, group: Callable[[str, int], None], array: Callable[[str, int], None]) -> None:
-        """Take note of the limits that a shape states, or forget them."""
+        """Add or remove the limits that a shape states."""
         if key.group is not None and key.group_limit is not None:
             group(key.group, key.group_limit)
         if key.array is not None and key.array_limit is not None:
@@ -194,23 +194,23 @@ class WaitingQueue(Mapping[str, Waiting]):
             self._unsettled.append(shape)
 
     def remove(self, name: str) -> None:
-        """Take *name* out; a name that is not there is none of our business."""
+        """Remove *name*; an unknown name is ignored."""
         job = self._jobs.pop(name, None)
         if job is not None:
             self._take_out(job)
             self.watch.changed(name)
 
     def changed(self, *names: str) -> bool:
-        """Say that what these names are doing has changed; without names, that anything may have.
+        """Record that the state of these names has changed; without names, that of any may have.
 
         Return whether a job depends on one of them.
         """
         if not names:
             self.watch.changed_all()
-        return sum(map(self.watch.changed, names)) > 0  # a sum, so that every name is told
+        return sum(map(self.watch.changed, names)) > 0  # a sum, not any(), so that every name is reported
 
     def look_again(self) -> None:
-        """Say that more may be known of the names that nobody had seen."""
+        """Record that names never seen before may have become known."""
         self.watch.look_again()
 
     def _take_out(self, job: Waiting) -> None:
@@ -248,11 +248,11 @@ class WaitingQueue(Mapping[str, Waiting]):
         _add(self.users, job.user, sign)
         _add(self.projects, job.spec.project, sign)
 
-    # What follows is for `decide`.
+    # The part that `decide` uses.
 
     @property
     def demands(self) -> Iterable[Demand]:
-        """Every request that some job makes, with its shapes, all of these in order."""
+        """Every distinct request, with its shapes in order."""
         while self._unsettled:
             self._unsettled.pop().open.settle()
         return self._demands.values()
@@ -269,16 +269,16 @@ class WaitingQueue(Mapping[str, Waiting]):
 
     @property
     def shape_count(self) -> int:
-        """How many shapes have members: what a pass over it costs."""
+        """The number of shapes with members, which is the cost of a pass over them."""
         return len(self._shapes)
 
     @property
     def is_simple(self) -> bool:
-        """Whether a pass over it takes no longer than other small things do, however many jobs there are."""
+        """Whether a pass over the queue is cheap, however many jobs there are."""
         return len(self._shapes) <= _FEW and len(self.watch) <= _FEW
 
     def mark_eligible(self, now_ns: int) -> None:
-        """Let the jobs whose instant has come join their shapes, and the others leave if the clock was set back."""
+        """Move the jobs whose instant has come into their shapes, and the others out if the clock was set back."""
         times = self._times.entries
         before, after = (bisect_left(times, (at_ns + 1,)) for at_ns in (self._ripe_ns, now_ns))
         self._ripe_ns = now_ns
@@ -287,11 +287,11 @@ class WaitingQueue(Mapping[str, Waiting]):
             self._close(name, _TIME)
 
     def open_dependency(self, names: Iterable[str]) -> None:
-        """Let the jobs whose dependencies are satisfied join their shapes."""
+        """Move the jobs whose dependencies are satisfied into their shapes."""
         self._open(names, _DEPENDENCY)
 
     def close_dependency(self, name: str) -> None:
-        """Let a job whose dependencies are not satisfied (any more) stand beside its shape."""
+        """Move a job whose dependencies are not (or no longer) satisfied out of its shape."""
         self._close(name, _DEPENDENCY)
 
     def _close(self, name: str, gate: int) -> None:

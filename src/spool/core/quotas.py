@@ -13,7 +13,7 @@ _UNLIMITED = Limits()
 
 
 class QuotaUse(NamedTuple):
-    """What the runs of one user or one project hold together."""
+    """The resources held by the runs of one user or one project."""
 
     jobs: int = 0
     gpus: int = 0
@@ -24,9 +24,9 @@ _NOTHING = QuotaUse()
 
 
 class Counts:
-    """The sums of what runs hold, in total and by group, array, user and project.
+    """The sums of the runs' grants, in total and by group, array, user and project.
 
-    What is held on another machine counts for the owners and the limits alone.
+    Grants on another machine count for the owners and the limits only.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Counts:
         self.projects: dict[str | None, QuotaUse] = {}
 
     def copy(self) -> Counts:
-        """Return the same sums, to be changed apart from these."""
+        """Return an independent copy."""
         other = Counts.__new__(Counts)
         other.runs, other.cpus, other.memory_bytes = self.runs, self.cpus, self.memory_bytes
         other.cpu_holders, other.memory_holders = self.cpu_holders, self.memory_holders
@@ -102,20 +102,20 @@ def _use(uses: dict[Any, QuotaUse], key: str | None, grant: Grant, sign: int) ->
 
 
 class Lowest:
-    """Limits that members of groups state: of each group the lowest holds."""
+    """Limits stated by members of groups: in each group the lowest one is in force."""
 
     __slots__ = ("_stated",)
 
     def __init__(self) -> None:
-        self._stated: dict[str, dict[int, int]] = {}  # group -> limit -> how many state it
+        self._stated: dict[str, dict[int, int]] = {}  # group -> limit -> number of members that state it
 
     def add(self, name: str, limit: int) -> None:
-        """Take note of a member that states *limit*."""
+        """Add a member that states *limit*."""
         stated = self._stated.setdefault(name, {})
         stated[limit] = stated.get(limit, 0) + 1
 
     def discard(self, name: str, limit: int) -> None:
-        """Forget one such member."""
+        """Remove one such member."""
         stated = self._stated[name]
         stated[limit] -= 1
         if not stated[limit]:
@@ -199,15 +199,15 @@ def _limits_anybody(policy: Policy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SharedLimits:
-    """The limits in force for groups and for arrays: the lowest that a waiting or running member states."""
+    """The limits in force for groups and arrays: the lowest that a waiting or running member states."""
 
     groups: Sequence[Lowest] = ()
     arrays: Sequence[Lowest] = ()
     held: Set[str] = frozenset()  # arrays whose tasks must not start
-    edited: Mapping[str, int | None] = field(default_factory=dict)  # of arrays whose own file was changed since
+    edited: Mapping[str, int | None] = field(default_factory=dict)  # of arrays whose own file was edited since
 
     def of_group(self, name: str) -> int | None:
-        """Return how many of that group may run at once; None: no limit is set."""
+        """Return how many jobs of that group may run at once; None: no limit is set."""
         return _lowest(self.groups, name)
 
     def of_array(self, name: str) -> int | None:

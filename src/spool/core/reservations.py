@@ -1,4 +1,4 @@
-"""Reserved GPUs: what others may still take, and which reservations conflict.
+"""Reserved GPUs: what they leave to other jobs, and which reservations conflict.
 
 A reservation is active from its start up to, not including, its end. It does not affect jobs without GPUs.
 """
@@ -43,17 +43,17 @@ def known_gpus(machine: Machine) -> frozenset[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Which reservations are valid, oldest first, and why the others are not."""
+    """The valid reservations, oldest first, and the reasons against the others."""
 
     standing: tuple[Reservation, ...]
     refused: Mapping[str, str]
 
 
 def settle(written: Iterable[Reservation], gpus: Collection[int] | None, zone: tzinfo) -> Settled:
-    """Let reservations stand in the order in which they were written; one that conflicts with those does not.
+    """Accept reservations in the order of writing, unless they conflict with those accepted before.
 
-    *gpus* are the indices of the GPUs that there are, None where nobody knows. The clock has no say, so what stands
-    changes with the files and the GPUs only.
+    *gpus* are the indices of the existing GPUs, None if unknown. The result does not depend on the clock: it changes
+    with the files and the GPUs only.
     """
     standing: list[Reservation] = []
     refused: dict[str, str] = {}
@@ -71,9 +71,9 @@ def conflict(
 ) -> str | None:
     """Return why *new* cannot stand beside *existing* on a machine with *gpus*, or None if it can.
 
-    *gpus* are their indices, which may have gaps (MIG instances). None: they are not known, and then only what is
-    kept by index can be seen to conflict. Looked at moment by moment: reservations that never hold at once are not in
-    each other's way. What stands does not change but at a start, so the starts within *new* are the moments to look at.
+    *gpus* are their indices, which may have gaps (MIG instances). None: they are unknown, and then only conflicts of
+    reservations by index can be found. Checked moment by moment: reservations that never hold at once are not in each
+    other's way. A conflict can begin only where a reservation starts, so only the starts within *new* are checked.
     """
     if new.end_at_ns <= new.start_at_ns:
         return "its end is before its start"
@@ -112,18 +112,18 @@ def _which(gpus: Collection[int]) -> str:
 
 @dataclass(slots=True)
 class Moment:
-    """What one set of reservations that hold at once leaves to a job that runs then."""
+    """The GPUs that one set of simultaneously active reservations leaves to a job."""
 
     at_ns: int
-    closed: Mapping[int, Reservation]  # GPU index -> whose it is
-    available: frozenset[str]  # GPUs that are free then and kept by no index
+    closed: Mapping[int, Reservation]  # GPU index -> its reservation
+    available: frozenset[str]  # free GPUs at that time that no reservation names by index
     budget: int  # how many of these the job may take
-    counted: Sequence[Reservation]  # those by count that set the budget
+    counted: Sequence[Reservation]  # the reservations by count that set the budget
 
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """The reservations as they bear on jobs that start at one instant, with the GPUs and the runs on them."""
+    """The effect of the reservations on jobs that start at one instant, given the GPUs and the runs on them."""
 
     reservations: Sequence[Reservation]
     policy: Policy
@@ -134,8 +134,8 @@ class Calendar:
     def moments(self, user: str, project: str | None, end_ns: int | None) -> list[Moment]:
         """Return every moment at which reservations bind a job that starts now and ends by *end_ns*.
 
-        *end_ns* None is a job without a limit. The moments are now, for the reservations that hold, and the start of
-        each that is to come within the horizon and before the job has ended.
+        *end_ns* None is a job without a limit. The moments are now, for the active reservations, and the start of each
+        future one within the horizon and before the job has ended.
         """
         now_ns = self.now_ns
         relevant = [each for each in self.reservations if each.end_at_ns > now_ns]
@@ -166,7 +166,7 @@ class Calendar:
             here = [self.runs[name] for name in (*card.alone, *card.shares)]
             if at_ns > self.now_ns:
                 here = [run for run in here if not _is_over(run, at_ns)]
-            for run in here:  # a GPU that the holder's run has counts for one of its reservations
+            for run in here:  # a GPU held by a run of the reservation's owner counts towards one of its reservations
                 mine = next(
                     (each for each in counted if left[each.name] and holds(each, run.user, run.spec.project)), None
                 )
@@ -194,7 +194,7 @@ def choose(cards: Sequence[GpuSlot], number: int, bound: Sequence[Moment]) -> li
     def cost(card: GpuSlot) -> int:
         return sum(card.gpu.uuid in moment.available for moment in bound)
 
-    # In the wanted order first; if that runs out of budget, the cheapest first, which fits if anything does.
+    # Try the wanted order first; if that exceeds a budget, take the cheapest first, which fits if anything does.
     for order in (free, sorted(free, key=cost)):
         budgets = [moment.budget for moment in bound]
         taken: list[GpuSlot] = []
@@ -220,7 +220,7 @@ def binding(cards: Sequence[GpuSlot], number: int, bound: Sequence[Moment]) -> M
 
 
 def in_words(moment: Moment, now_ns: int, end_ns: int | None, zone: tzinfo) -> str:
-    """Return for whom the GPUs are kept at that moment, and until or from when; the job could run until *end_ns*."""
+    """Return the owners of the GPUs at that moment, and until or from when; the job could run until *end_ns*."""
     kept: dict[str, Reservation] = {each.name: each for each in (*moment.closed.values(), *moment.counted)}
     texts = []
     for each in kept.values():

@@ -1,8 +1,8 @@
-"""What a machine has left at one instant, and whether a job fits into it.
+"""The free resources of a machine at one instant, and whether a job fits into them.
 
-A room is made for one pass, of the sums that the index of the runs keeps (`runs`); it changes only its own copy. A job
-that runs elsewhere obeys the limits of groups, arrays, users, projects and the spool here, and finds its room there. It
-never waits for a protected job: room is kept free only for jobs on this machine.
+A room is made for one pass from the sums of the runs' index (`runs`); it changes only its own copy. A job for another
+machine obeys the limits of groups, arrays, users, projects and the spool here, and finds its room there. It never waits
+for a protected job: room is kept free only for jobs on this machine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ UNLIMITED = SharedLimits()
 
 
 class FreeResources:
-    """A machine with the runs that are on it. `claim` and `release` keep every sum; the rules only look.
+    """A machine with its runs. `claim` and `release` update every sum; the rules only read.
 
-    It begins with the sums that *runs* keeps, and changes nothing of theirs. `elsewhere` are the rooms of other
-    machines: each job is answered by the room of its machine.
+    It begins with the sums that *runs* keeps, and changes none of them. `elsewhere` holds the rooms of other machines:
+    each job is answered by the room of its machine.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class FreeResources:
         self.elsewhere: dict[str, FreeResources] = {}
 
     def add_machine(self, name: str, machine: Machine) -> None:
-        """Take in what there is on another machine."""
+        """Add the resources of another machine."""
         runs = self.runs.elsewhere.get(name) or Runs(run_times=self.runs.run_times)
         self.elsewhere[name] = FreeResources(machine, self.policy, self.now_ns, runs)
 
     def of(self, elsewhere: str | None) -> FreeResources:
-        """Return the room of the machine of that name; None: this one."""
+        """Return the room of the machine *elsewhere*; None: this one."""
         return self if elsewhere is None else self.elsewhere.get(elsewhere, self)
 
     def then(self) -> FreeResources:
-        """Return a copy, to be changed into the room that there will be later."""
+        """Return a copy, to be changed into a later room."""
         room = FreeResources.__new__(FreeResources)
         room.machine, room.policy, room.limits = self.machine, self.policy, self.limits
         room.reservations, room.now_ns, room.zone = self.reservations, self.now_ns, self.zone
@@ -81,25 +81,25 @@ class FreeResources:
             for run in room.with_gpus.values():
                 room.cards.claim(run)
         room.started = self.started.copy()
-        room.elsewhere = {}  # what is there decides nothing here
+        room.elsewhere = {}  # other machines do not matter here
         return room
 
     def claim(self, run: Running) -> None:
-        """Count what *run* holds."""
+        """Add the grant of *run*."""
         self.counts.add(run, owners=self.quotas.limited)
         if run.grant.gpu_uuids and run.elsewhere is None:
             self.with_gpus[run.name] = run
             self.cards.claim(run)
 
     def release(self, run: Running) -> None:
-        """Count it no more."""
+        """Subtract the grant of *run*."""
         self.counts.add(run, -1, owners=self.quotas.limited)
         if run.grant.gpu_uuids and run.elsewhere is None:
             del self.with_gpus[run.name]
             self.cards.release(run)
 
     def start(self, run: Running) -> None:
-        """Count a run that starts in this pass: what it was granted is still free in the kernel's eyes."""
+        """Add a run that starts in this pass: the kernel still reports its memory as free."""
         self.claim(run)
         self.started.append(run)
         if run.elsewhere is not None:
@@ -152,9 +152,9 @@ class FreeResources:
         ]
 
     def held_back(self, request: Request, refused: Sequence[tuple[Request, int]]) -> float:
-        """Return which part of the pools that *request* lacks lies idle for it.
+        """Return the largest share of a pool that *request* lacks and that lies idle for it.
 
-        *refused* are those that could have it, and how many there are of each.
+        *refused* are the requests that would fit, each with its number of jobs.
         """
         free = self._free(request)
         wanted = [0, 0, 0]
@@ -170,7 +170,7 @@ class FreeResources:
         return max(parts, default=0.0)
 
     def scarce(self, request: Request) -> tuple[tuple[int, ...], Sequence[Pool]]:
-        """Return which pools *request* lacks, places in `passing.Work` and named ones; if none, all it asks for."""
+        """Return which pools *request* lacks, places in `fairness.Work` and named ones; if none, all it asks for."""
         machine = self.machine
         named = self.counts.named.lacking(request, machine.resources) if request.resources else ()
         lacking, asked = self._places(request)
@@ -262,7 +262,7 @@ class FreeResources:
         return None
 
     def processors(self, job: Waiting) -> Reason | None:
-        """Nor may the sum of the grants here."""
+        """Do not exceed the processors of this machine."""
         need = job.spec.request.cpus
         free = self.machine.cpus - self.counts.cpus
         if need <= free or not need:
@@ -271,21 +271,21 @@ class FreeResources:
         return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + _held(holders, str(held)))
 
     def resources(self, job: Waiting) -> Reason | None:
-        """Enough of each named resource that there is, is free; of one that there is not, the job never fits."""
+        """Return why the named resources are short; "never fits" for a resource that does not exist."""
         request, pools, named = job.spec.request, self.machine.resources, self.counts.named
         if not request.resources or not named.lacking(request, pools):
             return None
         return Reason("resources", named.why_full(request, pools))
 
     def gpus(self, job: Waiting) -> Reason | None:
-        """Enough GPUs have room, reserved or not."""
+        """Return why too few GPUs have room, reserved or not."""
         request = job.spec.request
         if len(self.cards.open_to(request)) >= request.gpus or not request.gpus:
             return None
         return Reason("gpus", lambda: f"gpus: {self.cards.full(request)}")
 
     def kept(self, job: Waiting) -> Reason | None:
-        """Enough of them are kept for nobody else."""
+        """Return why too few of these are unreserved."""
         request = job.spec.request
         if not self.reservations or not request.gpus or self.choose(job) is not None:
             return None
@@ -338,7 +338,7 @@ class FreeResources:
         return next(self.reasons(job), None) is None
 
     def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[GpuSlot] | None:
-        """Return the GPUs that *job* would get, those of *avoid* only if there are no others; None if too few."""
+        """Return the GPUs that *job* would get, preferably none of *avoid*; None if too few."""
         request = job.spec.request
         if not request.gpus or self.machine.most_runs is not None:
             return []
@@ -359,7 +359,7 @@ class FreeResources:
         return reserved.choose(cards, request.gpus, bound)
 
     def grant(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> Grant:
-        """Return what *job* gets, which must fit."""
+        """Return the grant for *job*, which must fit."""
         request = job.spec.request
         cards = sorted(self.choose(job, avoid) or [], key=lambda card: card.gpu.index)
         return Grant(
@@ -399,7 +399,7 @@ def _held(holders: int, amount: str) -> str:
 
 
 def could_run(request: Request, machine: Machine, policy: Policy) -> bool:
-    """Tell whether the machine, with nothing on it, has what *request* asks for."""
+    """Whether the machine, with no runs on it, has the resources of *request*."""
     if request.cpus > machine.cpus or (request.memory_bytes or 0) > machine.memory_bytes:
         return False
     return why_never(request, machine.resources) is None and GpuSlots(machine, policy).never(request) is None

@@ -1,7 +1,7 @@
-"""The runs that hold what they were granted, with the sums that every pass asks for.
+"""The runs that hold grants, with the sums that every pass needs.
 
-The sums are kept from run to run, so that a pass costs what has changed. A property test holds them against sums that
-are made anew.
+The sums are updated with each run, so that the cost of a pass depends on the changes only. A property test compares
+them with sums computed from scratch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from spool.core.runtimes import Expected, RunTimes
 
 
 class Runs(Mapping[str, Running]):
-    """The runs by the names of their jobs. `put` and `remove` keep every sum; all else only looks.
+    """The runs by the names of their jobs. `put` and `remove` update every sum; everything else only reads.
 
-    `elsewhere` has those of each other machine once more, as that machine has them.
+    `elsewhere` additionally holds the runs of each other machine.
     """
 
     def __init__(self, runs: Iterable[Running] = (), run_times: RunTimes | None = None) -> None:
@@ -32,7 +32,7 @@ class Runs(Mapping[str, Running]):
         self.with_gpus: dict[str, Running] = {}
         self.elsewhere: dict[str, Runs] = {}
         self._runs: dict[str, Running] = {}
-        self._expected: dict[str, Expected] = {}  # as it was when the run began, or was taken in
+        self._expected: dict[str, Expected] = {}  # as of the begin of the run, or of its recovery
         self._ends: dict[str, int] = {}
         self._in_order: Ordered[tuple[int, str]] = Ordered()
         self._stopping: set[str] = set()
@@ -53,7 +53,7 @@ class Runs(Mapping[str, Running]):
         return self._runs[name]
 
     def put(self, run: Running) -> None:
-        """Count *run*, in place of another of its name."""
+        """Add *run*, replacing another of its name."""
         name = run.name
         before = self._runs.get(name)
         if before == run:
@@ -67,13 +67,13 @@ class Runs(Mapping[str, Running]):
         self._count(run, expected or self.run_times.of_run(run))
 
     def remove(self, name: str) -> None:
-        """Count the run of that job no more; one that is not there is none of our business."""
+        """Remove the run of that job; an unknown name is ignored."""
         run = self._runs.pop(name, None)
         if run is not None:
             self._discount(run)
 
     def copy(self) -> Runs:
-        """Return the same runs, with what was expected of each, to be changed apart from these."""
+        """Return an independent copy, with the expected run times."""
         other = Runs(run_times=self.run_times)
         for name, run in self._runs.items():
             other._runs[name] = run
@@ -86,7 +86,7 @@ class Runs(Mapping[str, Running]):
 
     @contextmanager
     def without(self, name: str) -> Iterator[None]:
-        """Be, inside `with`, what remains once the run of that job has left."""
+        """Exclude the run of that job inside `with`."""
         everything, expected = self._runs, self._expected[name]
         run = everything[name]
         self._runs = {other: everything[other] for other in everything if other != name}
@@ -129,11 +129,11 @@ class Runs(Mapping[str, Running]):
 
     @property
     def suspended(self) -> Set[str]:
-        """The jobs whose runs stand still, and are not being stopped; for reading only."""
+        """The jobs whose runs are suspended and not being stopped; for reading only."""
         return self._suspended
 
     def learn_from(self, run_times: RunTimes) -> None:
-        """Guess anew how long each runs, from now on by what *run_times* has learnt."""
+        """Estimate every run time anew, from now on by *run_times*."""
         self.run_times = run_times
         for there in self.elsewhere.values():
             there.learn_from(run_times)
@@ -144,13 +144,12 @@ class Runs(Mapping[str, Running]):
             self.put(run)
 
     def ends(self, now_ns: int) -> Iterator[tuple[int, str]]:
-        """Yield when each run is expected to have ended, the first first. Who asks for a few pays for a few.
+        """Yield when each run is expected to have ended, earliest first. The cost depends on how many are consumed.
 
-        One that is being stopped has ended once its grace is over, which counts from the order, or from the end of the
-        command whose processes go on. Such an instant, and
-        that of a limit, may have passed: the run is about to end. A guess that has passed is replaced by another, which
-        depends only on the instant and the past. One that is suspended has as much left as it had then, as if it went
-        on now.
+        A run that is being stopped has ended once its grace is over, which counts from the order, or from the end of
+        the command whose processes go on. Such an instant, and that of a limit, may have passed: the run is about to
+        end. A guess that has passed is replaced by another, which depends only on the instant and the past. A suspended
+        run keeps the time that was left then, as if it resumed now.
         """
         entries = self._in_order.entries
         elsewhere = {name: self._stopped_by_ns(name, now_ns) for name in self._stopping}

@@ -1,8 +1,8 @@
-"""How long a job is expected to run: as long as it may, or else as long as its like has run lately.
+"""The expected run time of a job: its limit, or else the recent run times of similar jobs.
 
-What is learnt stands for a limit that nobody stated. A job's like are the runs of the same user, name (without the
-numbers at its end, such as the index of an array's task) and request; where there are too few of them, the user's
-runs; where there are none, everybody's.
+A learnt run time replaces a limit that is not stated. Similar runs have the same user, name (without the numbers at its
+end, such as the index of an array's task) and request; if there are too few of them, the user's runs count; if there
+are none, all runs.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from spool.core.reasons import count_of
 from spool.core.units import show_duration
 
 LEAST_NS = SECOND_NS
-"""A guess is no shorter."""
+"""The least guess."""
 
 UNKNOWN_NS = 3600 * SECOND_NS
-"""What a job without a limit is taken to run where nothing has ended yet."""
+"""The expected run time of a job without a limit if no run has ended yet."""
 
 TEACHES = frozenset({State.FINISHED, State.TIMEOUT})
-"""The outcomes that teach something: how long a job takes that fails says little about one that does not."""
+"""Outcomes to learn from: the run time of a failed job says little about a successful one."""
 
-_ALIKE = 2  # similar runs needed for an estimate, which is the mean of as many recent ones
-_LASTS = 30  # runs that are remembered of each kind, to tell how long those go on that have overrun their guess
+_ALIKE = 2  # similar runs needed for an estimate, which is the mean of this many recent ones
+_LASTS = 30  # runs remembered of each kind, for the run times of those that overrun their guess
 _BEYOND = 3  # this many must have lasted longer
-_EVERYBODY = 101  # of the last runs of all, the middle one
-_KINDS = 5_000  # that are remembered; of more, those that ended longest ago are forgotten
+_EVERYBODY = 101  # the median of this many last runs of all users
+_KINDS = 5_000  # kinds remembered; beyond that, the kind whose last run is the oldest is forgotten
 
 _NUMBER = re.compile(r"(?:[-_.:+]*[0-9]+)+$")
 
 
 class Source(StrEnum):
-    """What an expected run time rests on."""
+    """The basis of an expected run time."""
 
-    LIMIT = "limit"  # the job states it
-    ALIKE = "alike"  # the last runs of its like
+    LIMIT = "limit"  # the job's own time limit
+    ALIKE = "alike"  # the last similar runs
     USER = "user"  # the last runs of its user
     ALL = "all"  # half of the last runs took no longer
-    NONE = "none"  # nothing has ended yet, or nothing is learnt
+    NONE = "none"  # no run has ended yet, or learning is off
 
 
 class Expected(NamedTuple):
-    """An expected run time, and what it rests on. `runs` says of how many runs it is the mean or the median."""
+    """An expected run time and its basis. `runs` is the number of runs in the mean or median."""
 
     ns: int
     source: Source
@@ -55,11 +55,11 @@ class Expected(NamedTuple):
 
     @property
     def is_guess(self) -> bool:
-        """Whether nobody stated it."""
+        """Whether the run time is not stated by the job."""
         return self.source is not Source.LIMIT
 
     def words(self, name: str, user: str) -> str:
-        """Return how long the job *name* of *user* is expected to run, and what says so: "about 35 m, as …"."""
+        """Return the expected run time of job *name* of *user*, and its basis: "about 35 m, as …"."""
         time = show_duration(self.ns)
         match self.source:
             case Source.LIMIT:
@@ -76,9 +76,9 @@ class Expected(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def stem(name: str) -> str:
-    """Return what a job's name has in common with its like: what stands before the numbers at its end.
+    """Return the common part of the names of similar jobs: the name without the numbers at its end.
 
-    That is the array's name for a task, and nothing for a name that is a number.
+    For a task this is the array's name; for a name that is a number it is empty.
     """
     return _NUMBER.sub("", name)
 
@@ -106,7 +106,7 @@ class _Kind:
         return max(LEAST_NS, (self.last + self.before) // 2)
 
     def beyond(self, ran_ns: int) -> int | None:
-        """Return the median of those that lasted longer than *ran_ns*; None if there are too few."""
+        """Return the median of the runs that lasted longer than *ran_ns*; None if there are too few."""
         lasts = self._sorted
         if lasts is None:
             lasts = self._sorted = sorted(self.lasts)
@@ -116,7 +116,7 @@ class _Kind:
 
 
 class RunTimes:
-    """What is learnt of run times. Its owner adds each run that has ended once, in order."""
+    """The learnt run times. The owner adds each ended run once, in order."""
 
     def __init__(self, *, learns: bool = True) -> None:
         self.learns = learns
@@ -126,13 +126,13 @@ class RunTimes:
         self._sorted: list[int] = []
 
     def add(self, user: str, name: str, request: Request, ran_ns: int) -> None:
-        """Learn how long a run took that ended as one of `TEACHES`."""
+        """Add the run time of a run whose outcome is in `TEACHES`."""
         if not self.learns:
             return
         key = (user, stem(name), request)
         alike = self._alike.pop(key, None) or _Kind()
         alike.add(ran_ns)
-        self._alike[key] = alike  # the last, so that the first is the one that ended longest ago
+        self._alike[key] = alike  # moved to the end, so that the first kind is the one whose last run is the oldest
         if len(self._alike) > _KINDS:
             del self._alike[next(iter(self._alike))]
         of_user = self._users.get(user)
@@ -145,7 +145,7 @@ class RunTimes:
             del self._sorted[bisect_left(self._sorted, self._all.popleft())]
 
     def guess(self, user: str, stem: str, request: Request) -> Expected:
-        """Return how long a job is expected to run that states no limit."""
+        """Return the expected run time of a job without a limit."""
         alike = self._alike.get((user, stem, request))
         if alike is not None and alike.runs >= _ALIKE:
             return Expected(alike.mean_ns, Source.ALIKE, _ALIKE)
@@ -157,24 +157,24 @@ class RunTimes:
         return Expected(UNKNOWN_NS, Source.NONE)
 
     def expected(self, user: str, name: str, spec: Spec) -> Expected:
-        """Return how long a job of *user* with that *name* is expected to run: every answer comes from here."""
+        """Return the expected run time of a job of *user* with that *name*; every answer comes from here."""
         if spec.time_limit_ns is not None:
             return Expected(spec.time_limit_ns, Source.LIMIT)
         return self.guess(user, stem(name), spec.request)
 
     def of_job(self, job: Waiting) -> Expected:
-        """Return how long *job* is expected to run."""
+        """Return the expected run time of *job*."""
         return self.expected(job.user, job.name, job.spec)
 
     def of_run(self, run: Running) -> Expected:
-        """Return how long *run* was expected to run, by what is known now."""
+        """Return the expected run time of *run*, by the present knowledge."""
         return self.expected(run.user, run.name, run.spec)
 
     def overrun(self, run: Running, expected_ns: int, ran_ns: int) -> int:
-        """Return how long *run* is expected to run that was to end after *expected_ns*, and has not after *ran_ns*.
+        """Return the expected run time of a run that has lasted *ran_ns*, longer than the expected *expected_ns*.
 
-        As long as half of those that lasted longer, of its like or of its user's; where they are too few, twice as
-        long as was thought, and so on.
+        The median of the similar runs, or of the user's runs, that lasted longer; if there are too few, *expected_ns*
+        doubled until it is longer.
         """
         for kind in (
             self._alike.get((run.user, stem(run.name), run.spec.request)),

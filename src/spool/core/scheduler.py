@@ -1,12 +1,12 @@
-"""What to do now: which waiting jobs start with what grant, which end without a start, and why the others wait.
+"""The decision of a pass: which waiting jobs start with which grant, which end unstarted, and why the others wait.
 
 `decide` is a pure function of the view, the instant and the policy. (The queue in the view is an index that makes
 `decide` faster and changes no answer.) The dispatcher carries out the plan, the dry run prints it, `why` queries it,
 and the simulator runs on it.
 
-First, jobs end that waited too long or whose dependencies are impossible. Then every waiting job is considered in
-order, and jobs that do not fit are skipped. Of each shape the first job is tried; once it does not fit, the others of
-its shape are not tried in that pass. If the sums alone show that no waiting job fits, nothing is sorted at all.
+First, jobs that have waited too long, or whose dependencies are impossible, end. Then every waiting job is considered
+in order, and jobs that do not fit are skipped. Of each shape the first job is tried; once it does not fit, the others
+of its shape are not tried in that pass. If the sums alone show that no waiting job fits, nothing is sorted at all.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from spool.core.runs import Runs
 _Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
 
 _TRIES = 3
-"""How many jobs that do not fit are examined to find one worth protecting: the best of 1, 3 and 9 in experiments."""
+"""How many jobs that do not fit are candidates for protection: 3 was the best of 1, 3 and 9 in experiments."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """The whole spool as seen at one time.
 
-    `ended` gives the newest outcome of a name that neither waits nor runs; only `get` is asked of it, and only for the
-    names in `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays` gives the
-    tasks of each expanded array, `held_arrays` those whose tasks must not start. `holding` is that of the plan before.
-    `elsewhere` are the other machines that jobs may be for.
+    `ended` gives the newest outcome of a name that neither waits nor runs; only its `get` is used, for the names in
+    `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays` gives the tasks of
+    each expanded array, `held_arrays` the arrays whose tasks must not start. `holding` comes from the previous plan.
+    `elsewhere` are the other machines for jobs.
     """
 
     machine: Machine
@@ -82,7 +82,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A waiting or held job that ends without having started: `unschedulable`, or `cancelled` by what it depends on."""
+    """A waiting or held job that ends without a start: `unschedulable`, or `cancelled` by its dependencies."""
 
     name: str
     outcome: State
@@ -92,10 +92,10 @@ class Ending:
 class Plan:
     """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
 
-    `next_at_ns` is the earliest instant at which the passing of time alone may change the answer, None if there is
-    none. `holding` goes into the next view. `protected` is the job that resources are kept free for, if anything could
-    start beside it; it could start at `protected_until_ns`, an estimate if `protected_by_guess`. `holds_back` tells
-    whether something fits that does not start because of that.
+    `next_at_ns` is the earliest instant at which the plan may change through time alone, None if there is none.
+    `holding` goes into the next view. `protected` is the job that resources are kept free for, if another could start
+    beside it; it could start at `protected_until_ns`, an estimate if `protected_by_guess`. `holds_back` tells whether a
+    job that fits is held back for it.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Plan:
         return all((why := self.reason(name)) is not None and why.code in _BEYOND_HELP for name in self.view.queue)
 
     def reason(self, name: str) -> Reason | None:
-        """Return why *name* waits or is held: the first reason; None for a job that starts now or is unknown."""
+        """Return the first reason why *name* waits or is held; None for a job that starts now or is unknown."""
         job = self.view.queue.get(name)
         if job is None:
             return Reason("held", "held") if name in self.view.held else None
@@ -146,7 +146,7 @@ class Plan:
         return [] if job is None else [Reason("held", "held"), *self._constraints.reasons(job)]
 
     def in_order(self) -> list[tuple[Waiting, OrderFactors]]:
-        """Return every waiting job in the order in which they are considered, and why it stands there."""
+        """Return every waiting job in the order of consideration, with the factors of its place."""
         for demand in self.view.queue.demands:
             for shape in demand.shapes.values():
                 if shape.eligible:
@@ -175,7 +175,7 @@ class Plan:
 
 
 def decide(view: View, now_ns: int, policy: Policy) -> Plan:
-    """Return what to do at *now_ns*."""
+    """Return the plan for *now_ns*."""
     queue = view.queue
     queue.mark_eligible(now_ns)
     running = view.running
@@ -193,7 +193,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
 
 
 def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
-    """Return what the machine of *view* has left beside the runs, and the limits that hold."""
+    """Return the free resources of the machine of *view* beside the runs, with the limits in force."""
     queue, running = view.queue, view.running
     limits = SharedLimits(
         (queue.group_limits, running.group_limits),
@@ -219,20 +219,20 @@ def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int
 
 @dataclass(slots=True)
 class PassResult:
-    """What one pass has placed, in the order in which it was decided."""
+    """The placements of one pass, in the order of the decisions."""
 
     starts: list[tuple[str, Grant]] = field(default_factory=list)
     holding: Holding = field(default_factory=Holding)
-    exhausted_at_ns: int | None = None  # when guesses may hold nothing more for the protected job
-    refused: list[tuple[Request, int]] = field(default_factory=list)  # what fits and is held back, how many of a shape
+    exhausted_at_ns: int | None = None  # when the guess budget of the protected job is used up
+    refused: list[tuple[Request, int]] = field(default_factory=list)  # fit, but held back; with the jobs of each shape
 
     def hold_for(self, holding: Holding, exhausted_at_ns: int | None) -> None:
-        """Take in what is held back for the protected job, and when guesses may hold nothing more for it."""
+        """Record the resources held back for the protected job, and when the budget for guesses is used up."""
         self.holding, self.exhausted_at_ns = holding, exhausted_at_ns
 
 
 class SchedulingPass:
-    """One walk over the waiting jobs. Afterwards the room holds what was started, the rules who is protected."""
+    """One walk over the waiting jobs. Afterwards the room has the started jobs, and the rules the protected one."""
 
     def __init__(self, queue: WaitingQueue, constraints: Constraints, order: Order, holding: Holding) -> None:
         self._queue = queue
@@ -242,14 +242,14 @@ class SchedulingPass:
         amounts = holding.at(constraints.now_ns)
         self._held = {name: amount for name, amount in amounts.items() if name in queue} if amounts else amounts
         self._shapes: list[Shape] = []
-        self._next: list[int] = []  # of each shape, where to look for its next job
+        self._next: list[int] = []  # for each shape, the position of its next job
         self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
-        self._blocked: list[_Entry] = []  # a heap: … for which there was no room from the beginning
+        self._blocked: list[_Entry] = []  # a heap: the first of each shape without room from the beginning
         self._tries = 0
         self._placed = PassResult()
 
     def run(self) -> PassResult:
-        """Walk."""
+        """Walk over the waiting jobs."""
         self._placed.hold_for(Holding(self._held), None)
         if self._line_up():
             self._walk()
@@ -257,7 +257,7 @@ class SchedulingPass:
         return self._placed
 
     def _line_up(self) -> bool:
-        """Put the first of each shape in order; return whether there is any that could fit."""
+        """Sort the first job of each shape; return whether any could fit."""
         room, of_shape = self._room, self._order.of_shape
         demands = [
             (demand, (room if demand.elsewhere is None else room.of(demand.elsewhere)).may_have(demand.request))
@@ -308,7 +308,7 @@ class SchedulingPass:
         return (*self._order.of_shape(shape, at), number)
 
     def _protect_before(self, entry: _Entry) -> None:
-        """Protect the first of those that stand before *entry*, and for which there was no room from the beginning."""
+        """Protect the first job ahead of *entry* for which there was no room from the beginning."""
         blocked = self._blocked
         while blocked and blocked[0] < entry and self._constraints.protection is None:
             first = heappop(blocked)
@@ -323,7 +323,7 @@ class SchedulingPass:
                 self._protect(job)
 
     def _consider(self, job: Waiting, number: int) -> bool:
-        """Start *job*, of the shape with that number, if nothing prevents it; tell whether it was started."""
+        """Start *job*, of the shape *number*, if nothing prevents it; return whether it was started."""
         constraints, room = self._constraints, self._room
         protection = constraints.protection
         reason = next(constraints.blockers(job), None)
@@ -336,7 +336,7 @@ class SchedulingPass:
         else:
             grant = protection.grant(job, room)
         if grant is None:
-            behind = len(self._shapes[number].eligible) - self._next[number]  # its like, held back with it
+            behind = len(self._shapes[number].eligible) - self._next[number]  # the rest of its shape, held back with it
             self._placed.refused.append((job.spec.request, 1 + behind))
             return False
         run = as_run(job, grant, constraints.now_ns)
@@ -369,7 +369,7 @@ class SchedulingPass:
         constraints.protection = BackfillReservation(job, foretold, constraints.now_ns, room.runs.run_times)
 
     def _hold(self) -> None:
-        """Work out what is held back from now on for a job whose start rests on a guess."""
+        """Compute how much is held back from now on for a job whose start rests on a guess."""
         protection, part = self._constraints.protection, self._constraints.policy.guess_budget
         if protection is None or not protection.guessed:
             return
@@ -388,9 +388,9 @@ def resolve_dependencies(
     paused: bool,
     held_arrays: Set[str] = frozenset(),
 ) -> list[str]:
-    """Note in *names* every job that ends now, file the others by what their dependencies come to, return who ends.
+    """Return the jobs that end now, recorded in *names*; file all others by the state of their dependencies.
 
-    A job that ends takes with it those that depend on it, held ones too, and so on down the chain.
+    A job that ends takes with it the jobs that depend on it, held ones included, and so on down the chain.
     """
     ending = [] if paused else queue.overdue(now_ns)
     if held_arrays:
@@ -405,19 +405,19 @@ def resolve_dependencies(
 
 
 def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) -> None:
-    """Judge the jobs that depend on what changed, and add those that end to *ending*."""
+    """Judge the jobs affected by a change, and append those that end to *ending*."""
     watch = queue.watch
     todo = list(watch.unresolved | watch.impossible)
     for name in ending:
         todo += watch.dependents(name)
-    todo.sort(reverse=True)  # the order decides nothing, and is the same for the same spool
+    todo.sort(reverse=True)  # the order decides nothing; sorting makes it the same for the same spool
     watch.unresolved = set()
     satisfied: dict[str, None] = {}
     while todo:
         name = todo.pop()
         if name in names.ended_now:
             if name not in watch.impossible:
-                watch.unresolved.add(name)  # not judged; it will be, unless something ends it
+                watch.unresolved.add(name)  # not judged; it will be, unless it ends otherwise
             continue
         job = watch.job(name)
         if job is None:
@@ -434,11 +434,11 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
         if resolution.unseen:
             watch.unseen.add(name)
         if resolution.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
-            watch.impossible.add(name)  # to be found again, as long as nobody has ended it
+            watch.impossible.add(name)  # found again in each pass until it has ended
             names.end(name, State.CANCELLED)
             ending.append(name)
             todo += watch.dependents(name)
-    for name in names.ended_now:  # jobs judged by what this pass decides are judged again by its results
+    for name in names.ended_now:  # jobs judged by decisions of this pass are judged again by their results
         watch.touch(name)
         watch.unresolved |= watch.dependents(name) & watch.resolved.keys()
     queue.open_dependency(name for name in satisfied if name in queue)

@@ -1,10 +1,9 @@
-"""The planner on an imagined machine, and what the schedule that comes of it is worth.
+"""The scheduler on a simulated machine, and the quality of the resulting schedule.
 
-Jobs come, run for a known time and end, and nobody waits for a clock: the same `decide` as everywhere; only the world
-around it is imagined. Event by event: an event is a job that comes, a run that ends, or an instant that a plan asked to
-be woken at.
+Jobs arrive, run for a known time and end, without a real clock: the same `decide` as everywhere; only the world around
+it is simulated. It goes event by event: a job that arrives, a run that ends, or an instant that a plan asked for.
 
-What a schedule is worth: how long jobs waited, how much of the machine was used, how long the queue was. See Feitelson
+The quality of a schedule: how long jobs waited, how much of the machine was used, how long the queue was. See Feitelson
 2001, "Metrics for Parallel Job Scheduling and Their Convergence".
 """
 
@@ -30,25 +29,25 @@ from spool.core.scheduler import Plan, View
 
 NOTHING = Grant()
 TAU_NS = 10 * SECOND_NS
-"""Jobs shorter than this count as this long in the bounded slowdown: nobody minds 3 s of waiting for 0.1 s of work."""
+"""Jobs shorter than this count as this long in the bounded slowdown: 3 s of waiting do not matter for 0.1 s of work."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class SimulatedPolicy(StrEnum):
-    """How waiting jobs are picked."""
+    """The scheduling policies to compare."""
 
-    FIFO = "fifo"  # first come, first served: nobody overtakes
-    SKIP = "skip"  # first come, first served, and who fits may overtake: wide jobs starve
-    EASY = "easy"  # first come, first served, and backfilling that never delays the first that waits
+    FIFO = "fifo"  # first come, first served: no overtaking
+    SKIP = "skip"  # first come, first served, and any job that fits may overtake: wide jobs starve
+    EASY = "easy"  # first come, first served, with backfilling that never delays the first job
     SJF = "sjf"  # shortest job first, with the same backfilling
-    LXF = "lxf"  # who has waited longest for its size first, without fair share or promotion
-    SPOOL = "spool"  # as the policy says
+    LXF = "lxf"  # longest wait relative to size first, without fair share or promotion
+    SPOOL = "spool"  # as the configuration says
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A job of the future: what it asks for, when it comes, how long it would run if it were let."""
+    """A job of the future: its request, its arrival, and its run time if it is not stopped."""
 
     name: str
     spec: Spec
@@ -59,7 +58,7 @@ class SimulatedJob:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job. Without a start it ended waiting, or waits for ever: then it has no end either."""
+    """The fate of a job. Without a start it ended waiting, or waits for ever: then it has no end either."""
 
     name: str
     submit_at_ns: int
@@ -70,12 +69,12 @@ class Outcome:
 
     @property
     def waited_ns(self) -> int | None:
-        """How long it waited for its start; None without one."""
+        """How long it waited for its start; None without a start."""
         return None if self.started_at_ns is None else self.started_at_ns - self.submit_at_ns
 
 
 def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
-    """Return *policy* changed to that discipline; priorities count under all of them."""
+    """Return *policy* changed to that discipline; priorities count in all of them."""
     if discipline is SimulatedPolicy.SPOOL:
         return policy
     order = {SimulatedPolicy.SJF: SHORTEST, SimulatedPolicy.LXF: SLOWDOWN}.get(discipline, ARRIVAL)
@@ -99,7 +98,7 @@ class Pass:
 
 
 class Simulation:
-    """An imagined spool. Iterate over `run` for the outcomes, in the order in which they come about."""
+    """A simulated spool. Iterate over `run` for the outcomes, in the order of their events."""
 
     def __init__(
         self,
@@ -130,13 +129,13 @@ class Simulation:
         self._spool = Playback(view, policy)
 
     def run(self) -> Iterator[Outcome]:
-        """Go on until nothing waits that can start, yielding each outcome as it comes about."""
+        """Simulate until no waiting job can start any more, yielding each outcome."""
         for outcome_or_pass in self.steps():
             if isinstance(outcome_or_pass, Outcome):
                 yield outcome_or_pass
 
     def steps(self) -> Iterator[Outcome | Pass]:
-        """As `run`, yielding each pass too, before it is performed."""
+        """Yield the outcomes as `run` does, and each pass, before it is performed."""
         spool, now_ns = self._spool, self._coming[-1].submit_at_ns if self._coming else 0
         while True:
             yield from self._over(now_ns)
@@ -162,7 +161,7 @@ class Simulation:
     def _waiting(self, new: SimulatedJob) -> Waiting:
         spec = new.spec
         user = new.user
-        if not self._reservations and not self._quotas:  # what no rule asks for makes no shapes to look at
+        if not self._reservations and not self._quotas:  # shapes that no rule needs are merged
             if self._policy.strict_order:
                 spec, user = replace(spec, time_limit_ns=None), ""
             elif self._policy.order == ARRIVAL and spec.time_limit_ns is not None:
@@ -202,13 +201,13 @@ def simulate(
     *,
     reservations: Sequence[Reservation] = (),
 ) -> Iterator[Outcome]:
-    """Yield what becomes of each job on that machine, in the order in which it comes about."""
+    """Yield the outcome of each job on that machine, in the order of events."""
     return Simulation(coming, machine, under(discipline, policy), reservations=reservations).run()
 
 
 @dataclass(frozen=True, slots=True)
 class WaitSummary:
-    """How long jobs waited, and how much of the machine they had. None where there is nothing to take a mean of.
+    """How long jobs waited, and how much of the machine they had. Means are None without data.
 
     Waits are of jobs that started; `left` counts those that never did. Utilisation is between 0 and 1, of the time
     from the first submission to the last end of the whole schedule; that of GPUs is None for a machine without.
@@ -237,7 +236,7 @@ class Figures(WaitSummary):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What was in use and how many jobs waited over time: means over stretches of equal length."""
+    """The use of the machine and the number of waiting jobs over time: means over intervals of equal length."""
 
     start_at_ns: int
     step_ns: int
@@ -262,7 +261,7 @@ def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
 def grouped(
     outcomes: Sequence[Outcome], key: Callable[[Outcome], Key], cpus: int, gpus: int = 0
 ) -> dict[Key, WaitSummary]:
-    """Return the figures of each group of jobs, in the order in which *key* names them first."""
+    """Return the figures of each group of jobs, in the order in which *key* first returns them."""
     start, end = span(outcomes)
     members: dict[Key, list[Outcome]] = {}
     for each in outcomes:
@@ -278,13 +277,13 @@ def longest_waits(outcomes: Iterable[Outcome], number: int) -> list[Outcome]:
 
 
 def distribution(outcomes: Sequence[Outcome], points: int) -> list[tuple[int, float]]:
-    """Return waits in ascending order, each with the part of all jobs that waited no longer: at most *points* of them.
+    """Return waits in ascending order, each with the share of all jobs that waited no longer: at most *points* of them.
 
-    Jobs that never started are part of all, so that the last part is below 1 where there are some.
+    Jobs that never started count as jobs, so the last share is below 1 if there are any.
     """
     waits = sorted(each.waited_ns or 0 for each in outcomes if each.started_at_ns is not None)
     ranks = sorted({-(-len(waits) * at // points) for at in range(1, points + 1)}) if waits else []
-    # The last of equal waits says how many waited no longer.
+    # The last of equal waits counts how many waited no longer.
     found = {waits[rank - 1]: bisect_right(waits, waits[rank - 1]) / len(outcomes) for rank in ranks}
     return list(found.items())
 
@@ -292,7 +291,7 @@ def distribution(outcomes: Sequence[Outcome], points: int) -> list[tuple[int, fl
 def curve(outcomes: Sequence[Outcome], cpus: int, points: int, end_at_ns: int | None = None, gpus: int = 0) -> Curve:
     """Return *points* means over the time from the first submission to the last end, or to *end_at_ns*.
 
-    With *end_at_ns*, the last of several schedules' ends, their curves are on one scale of time.
+    With *end_at_ns*, the last of several schedules' ends, their curves share one time scale.
     """
     start, last = span(outcomes)
     end = last if end_at_ns is None else max(end_at_ns, start)
@@ -358,7 +357,7 @@ def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> Steps
 
 
 def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> Steps:
-    """Return how many jobs wait. One that never starts waits until it ends otherwise, or to the last end."""
+    """Return the number of waiting jobs over time. Without a start a job waits until its own end, or the last end."""
     changes: dict[int, int] = {}
     for each in outcomes:
         until = each.started_at_ns
@@ -371,7 +370,7 @@ def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> Steps:
 
 
 class Steps:
-    """A sum that changes at instants; what comes and goes at the same instant was never there."""
+    """A step function over time; changes that cancel out at the same instant leave no step."""
 
     def __init__(self, changes: Mapping[int, int]) -> None:
         self._at = sorted(changes)
@@ -381,7 +380,7 @@ class Steps:
         self.highest = max(self._level, default=0)
 
     def areas(self, edges: Sequence[int]) -> list[int]:
-        """Return the sum times ns of each stretch between neighbouring *edges*, which ascend."""
+        """Return the integral of the sum between neighbouring *edges*, which ascend."""
         upto = [self._upto(edge) for edge in edges]
         return [after - before for before, after in pairwise(upto)]
 

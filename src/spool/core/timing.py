@@ -1,4 +1,4 @@
-"""The instants of a waiting job: when it may start, how long it has waited, how long it may."""
+"""The instants of a waiting job: its earliest start, its waiting time, its deadline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def opens_at_ns(job: Waiting) -> int | None:
 def deadline_ns(job: Waiting) -> int | None:
     """Return the last instant at which *job* has not yet waited longer than its scheduling timeout, or None.
 
-    None where it has no timeout (0 is none), and while its clock stands.
+    None without a timeout (0 means none), and while its clock is stopped.
     """
     timeout = job.spec.scheduling_timeout_ns
     if not timeout or job.clock_at_ns is None:
@@ -36,7 +36,7 @@ def deadline_ns(job: Waiting) -> int | None:
 
 
 def waited_ns(job: Waiting, now_ns: int) -> int:
-    """Return how long *job* has waited since it was (re)queued; a time held or paused does not count."""
+    """Return how long *job* has waited since it was (re)queued; held and paused time does not count."""
     if job.clock_at_ns is None:
         return job.waited_ns_before
     return job.waited_ns_before + max(now_ns - job.clock_at_ns, 0)

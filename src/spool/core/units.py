@@ -18,9 +18,9 @@ from functools import lru_cache
 from spool.core.errors import InvalidValue
 
 LARGEST = (1 << 63) - 1
-"""The largest size and duration: it fits everywhere it is written (292 years, 8 EiB)."""
+"""The largest size and duration: it fits into every format (292 years, 8 EiB)."""
 
-_LONGEST_TEXT = 100  # what is longer is neither, and must not fill the caches
+_LONGEST_TEXT = 100  # longer texts are invalid, and must not fill the caches
 
 _SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))? ?(?:([KMGTP])(?:I?B)?|B)", re.IGNORECASE | re.ASCII)
 _NUMBER = re.compile(r"[+-]?[0-9][0-9_]*(?:\.[0-9]*)?")

@@ -1,4 +1,4 @@
-"""The configuration of a spool: its table of keys, their values, and how `config.toml` is read.
+"""The configuration of a spool: the table of its keys, their values, and the reader of `config.toml`.
 
 A new key is a row of the table, a field of `Config` (of `core.model.Policy` if decisions depend on it), and the code
 that uses it.
@@ -41,15 +41,15 @@ from spool.formats.values import (
 WHAT = "the configuration"
 
 UNLIMITED = 1 << 62
-"""The number that "unlimited" in a quota stands for; nothing reaches it."""
+"""The value of "unlimited" in a quota; no amount reaches it."""
 
 MINIMUM_RESERVE_BYTES = 512 << 20
-SHORTEST_NS = SECOND_NS // 10  # nothing periodic happens more often
+SHORTEST_NS = SECOND_NS // 10  # the shortest period of anything periodic
 
 _PERCENT = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,3}))? ?%")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
 _EXPORT = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
-_ACCOUNT = re.compile(r"@?[^@\s:,/-][^@\s:,/]*(?:@[^@\s:,/]+)?")  # as a directory service has it: alice@lab.example
+_ACCOUNT = re.compile(r"@?[^@\s:,/-][^@\s:,/]*(?:@[^@\s:,/]+)?")  # as in a directory service: alice@lab.example
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 
 # A row stays a row of a table.
@@ -271,7 +271,7 @@ class GpuConfig:
 
 @dataclass(frozen=True, slots=True)
 class GcConfig:
-    """Which ended runs are removed. None: no limit."""
+    """The limits beyond which ended runs are removed. None: no limit."""
 
     max_age_ns: int | None = None
     max_runs: int | None = None
@@ -280,11 +280,11 @@ class GcConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What `config.toml` says. A missing or empty file is `Config()`."""
+    """The values of `config.toml`. A missing or empty file is `Config()`."""
 
     policy: Policy = field(default_factory=Policy)
-    cpus: int | None = None  # None: what the machine has
-    memory_bytes: int | None = None  # None: what the machine has
+    cpus: int | None = None  # None: those of the machine
+    memory_bytes: int | None = None  # None: that of the machine
     memory_reserve: Reserve = Reserve()
     resources: tuple[Pool, ...] = ()
     executor: str = "process"
@@ -312,10 +312,10 @@ class Config:
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     gpu: GpuConfig = GpuConfig()
     gc: GcConfig = GcConfig()
-    advice: tuple[str, ...] = ()  # keys that have no effect, and what to write instead
+    advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
     def memory_of(self, total_bytes: int) -> int:
-        """Return the memory that jobs may have together on a machine with *total_bytes*."""
+        """Return the memory for all jobs together on a machine with *total_bytes*."""
         if self.memory_bytes is not None:
             return self.memory_bytes
         return max(0, total_bytes - self.memory_reserve.bytes_of(total_bytes))
@@ -329,7 +329,7 @@ _GONE = {
 
 
 def parse(data: bytes) -> Config:
-    """Return what the configuration *data* says. Raises only InvalidConfig, with every problem."""
+    """Return the configuration in *data*. Raises only InvalidConfig, with every problem."""
     reading = FORMAT.read(data, WHAT)
     found = reading.found
     config, policy = found[""], found["policy"]
@@ -499,4 +499,4 @@ _KINDS: Kinds = {
 }
 
 FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig)
-"""How the configuration is read."""
+"""The reader of the configuration."""

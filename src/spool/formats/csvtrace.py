@@ -1,7 +1,7 @@
-"""Workload traces as CSV, for what the Standard Workload Format has no column for: GPUs, and names.
+"""Workload traces as CSV, with columns that the Standard Workload Format lacks: GPUs and names.
 
-A header line names the columns, in any order; `submit` and `run_time` are required. docs/SCHEDULING.md, clause 11, says
-what stands in each.
+A header line names the columns, in any order; `submit` and `run_time` are required. docs/SCHEDULING.md, clause 11,
+describes each column.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ REQUIRED = COLUMNS[:2]
 
 
 def is_header(line: str) -> bool:
-    """Whether that first line of a file is the header of such a trace: it names one of the columns."""
+    """Whether that first line of a file is the header of such a trace, which names at least one of the columns."""
     return any(name in COLUMNS for name in _names(line))
 
 
 def parse(text: str, what: str) -> Trace:
     """Return the trace *text*; *what* names it in errors. Raises InvalidFile, with the lines that are wrong.
 
-    An empty or negative field is unknown: without a run time a job is left out, without a limit it states none, and
-    it asks for one processor, no GPU and no memory.
+    An empty or negative field is unknown. A job without a run time is skipped; by default a job has no limit and
+    requests one processor, no GPU and no memory.
     """
     lines = text.splitlines()
     names = _names(lines[0]) if lines else []
@@ -87,7 +87,7 @@ def _rows(lines: Sequence[str], what: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _judge(names: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return a warning about columns that mean nothing here. Raises InvalidFile if one is missing or there twice."""
+    """Return a warning about unknown columns. Raises InvalidFile if a column is missing or there twice."""
     for name in REQUIRED:
         if name not in names:
             why = f"line 1: has no column {name}; the header names the columns: {','.join(COLUMNS)}"
@@ -121,7 +121,7 @@ def _coming(cells: Sequence[str], specs: Specs, unique: UniqueNames) -> Simulate
 
 
 def _read(column: str, cell: str, parse: Callable[[str], int]) -> int | None:
-    """Return the value of a cell, None if it is unknown: empty or negative."""
+    """Return the value of a cell, None if it is unknown (empty or negative)."""
     if not cell:
         return None
     try:
@@ -141,12 +141,12 @@ def _number(cell: str) -> int:
 
 
 def _plain(cell: str) -> bool:
-    """Whether a cell is a bare number: neither a unit nor a colon is in it."""
+    """Whether a cell is a bare number, without a unit or a colon."""
     return cell[-1].isdecimal() and ":" not in cell
 
 
 def _duration(cell: str) -> int:
-    """Return ns of a number of seconds, or of a duration as in job files."""
+    """Return a number of seconds, or a duration as in job files, in ns."""
     if not _plain(cell):
         return parse_duration(cell)
     if cell.isdecimal():
@@ -155,7 +155,7 @@ def _duration(cell: str) -> int:
 
 
 def _instant(cell: str) -> int:
-    """Return ns of a number of seconds since anything, or of a date and a time as in job files."""
+    """Return a number of seconds since any epoch, or a date and time as in job files, in ns."""
     if _plain(cell):
         return _duration(cell)
     instant = parse_instant(cell)

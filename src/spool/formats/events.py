@@ -1,9 +1,8 @@
-"""Events as text: the lines of `events.jsonl`, and what hooks and web hooks are given (FORMAT 15).
+"""Events as text: the lines of `events.jsonl`, and the input of hooks and web hooks (FORMAT 15).
 
-A line has everything, also whom a job wants told; it is for the listeners of this program, in a file that only the
-owner can read. Programs of others are given `facts`, one JSON object, and hooks `SPOOL_*` variables. What is unknown is
-absent there, and the names are those of `history.jsonl`. What a job says of whom to tell is in none of it, for
-addresses may hold secrets.
+A line has everything, including the job's recipients; it is for spool's own listeners, in a file that only the owner
+can read. Other programs get `facts`, one JSON object, and hooks get `SPOOL_*` variables. Unknown values are absent
+there, and the names are those of `history.jsonl`. A job's recipients are left out, because addresses may hold secrets.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NAMES = tuple((field.name, field.default) for field in fields(Event))
 
 
 def render_event(event: Event) -> bytes:
-    """Return *event* as one line of JSON. What is unknown is absent."""
+    """Return *event* as one line of JSON. Unknown values are absent."""
     found = {name: value for name, default in _NAMES if (value := getattr(event, name)) != default}
     try:
         return _encoder.encode(found) + b"\n"
@@ -57,7 +56,7 @@ def render_base(position: int) -> bytes:
 
 
 def parse_base(data: bytes) -> int | None:
-    """Return the position that the first line of *data* says; None if it says none."""
+    """Return the position in the first line of *data*; None if it has none."""
     try:
         return _base.decode(data.partition(b"\n")[0]).base
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -65,7 +64,7 @@ def parse_base(data: bytes) -> int | None:
 
 
 def render_cursor(position: int, tries: int) -> bytes:
-    """Return how far a listener has come: all before *position* is done, what stands there was begun *tries* times."""
+    """Return a listener's cursor: everything before *position* is done, and its event was tried *tries* times."""
     return f"{position} {tries}\n".encode()
 
 
@@ -78,7 +77,7 @@ def parse_cursor(data: bytes | None) -> tuple[int, int] | None:
 
 
 def variables(event: Event) -> dict[str, str]:
-    """Return what a hook finds in its environment. What is unknown is absent."""
+    """Return the environment variables of a hook. Unknown values are absent."""
     result, grant = event.result, event.grant
     found: dict[str, Any] = {
         "SPOOL_DIR": event.spool_dir,
@@ -109,7 +108,7 @@ def variables(event: Event) -> dict[str, str]:
 
 
 def facts(event: Event) -> dict[str, Any]:
-    """Return what is known of *event*, ready to be made JSON."""
+    """Return the known facts of *event*, ready for JSON."""
     result = event.result
     found: dict[str, Any] = {
         "id": event.id,
@@ -165,7 +164,7 @@ def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
     if value is None:
         return None
     found = asdict(value)
-    found.pop("gpus_elsewhere", None)  # the request says it
+    found.pop("gpus_elsewhere", None)  # the request has it
     for key in found.keys() & {"resources", "resource_indices"}:
         found[key] = dict(found[key])
     return _known(found)

@@ -1,7 +1,7 @@
 """Free text that a job, a hook or an engine has written, before spool keeps or shows it (FORMAT 4).
 
-It may be anything: a hundred megabytes, escapes of a terminal, another encoding. What is taken over
-is one line that can be printed anywhere and stored a million times.
+It may be anything: a hundred megabytes, terminal escapes, another encoding. Spool keeps one line of it that can be
+printed anywhere and stored a million times.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from spool.core.errors import shown
 
 MOST_BYTES = 1024
-"""The longest text that is taken over, in UTF-8."""
+"""The longest text that is kept, in bytes of UTF-8."""
 
 MOST_READ = 4096
-"""How much of a record of one line is read: a longer one is cut there."""
+"""The longest part of a one-line record that is read."""
 
 _CUT = "…"
 
 
 def one_line(text: bytes | str) -> str:
-    """Return the first line of *text* that says anything: printable, its blanks single, at most `MOST_BYTES` long."""
+    """Return the first line of *text* that is not blank: printable, with single blanks, at most `MOST_BYTES` long."""
     if isinstance(text, bytes):
         text = text[: MOST_READ + 1].decode("utf-8", "replace")
     for line in text[:MOST_READ].splitlines():
@@ -28,10 +28,10 @@ def one_line(text: bytes | str) -> str:
 
 
 def _shortened(line: str) -> str:
-    """Return a line with what cannot be printed escaped, cut between two characters where it is too long."""
+    """Return *line* with unprintable characters escaped, cut between two characters if it is too long."""
     if line.isascii() and line.isprintable() and len(line) <= MOST_BYTES:
         return line
-    parts, size, fits = list[str](), 0, 0  # of *parts*, the first *fits* leave room for the mark of the cut
+    parts, size, fits = list[str](), 0, 0  # the first *fits* of *parts* leave room for the mark of the cut
     for character in line:
         part = shown(character)
         size += len(part.encode())

@@ -1,8 +1,7 @@
-"""How runs ended, text to value and back: `result.toml`, and the lines of `history.jsonl`, one by one or for sums.
+"""The ends of runs, text to value and back: `result.toml`, and the lines of `history.jsonl`, one by one or for sums.
 
-The rules by which both may change from version to version are in `run_records`. For sums of a million lines a part of
-each is read, a hundred lines at a time, its instants to the microsecond: to have the nanoseconds would take three times
-as long.
+The rules by which both may change from version to version are in `run_records`. Sums over a million lines read a part
+of each, a hundred lines at a time, with instants to the microsecond: nanoseconds would take three times as long.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ _LAST_DAY = 100_000  # since 1970, in the year 2243: later instants do not fit 6
 _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 EARLIEST = "earliest"
-"""What `ended_at_is` says of a run that left no exit code: it ended then or later."""
+"""The value of `ended_at_is` for a run without an exit code: it ended then or later."""
 
-_LATE_NS = 60 * SECOND_NS  # after its end, a line says when it was written
+_LATE_NS = 60 * SECOND_NS  # from this long after the end, a line states when it was written
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 _Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -95,7 +94,7 @@ def _to_ms(duration_ns: int | None) -> int | None:
 
 
 def parse_result(data: bytes) -> Result:
-    """Return what `result.toml` says. Raises InvalidRecord."""
+    """Return the result in `result.toml`. Raises InvalidRecord."""
     keys = read_keys(data, "result")
     request = keys.get("request")
     grant = keys.get("grant")
@@ -114,7 +113,7 @@ def parse_result(data: bytes) -> Result:
         ended_at_ns=read_at(keys, "ended_at"),
         end_is_bound=_is_bound(optional(keys, "ended_at_is", str), "result"),
         exit_code=optional(keys, "exit_code", int),
-        peak_memory_bytes=optional(keys, "peak_memory_bytes", int) or None,  # 0 once stood for unknown
+        peak_memory_bytes=optional(keys, "peak_memory_bytes", int) or None,  # 0 once meant unknown
         cpu_time_ns=cpu_time_ns,
         requeues=optional(keys, "requeues", int) or 0,
         again=said(keys, "again"),
@@ -161,7 +160,7 @@ def _outcome(word: str, record: str) -> State:
 
 
 class GpuUseLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What an ended run has used of one of its GPUs."""
+    """An ended run's use of one of its GPUs."""
 
     watched_ms: int = 0
     mean_percent: _Percent | UnsetType = UNSET
@@ -172,7 +171,7 @@ class GpuUseLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of `history.jsonl`: all that accounting needs of one ended run, flat. What is unknown is absent."""
+    """One line of `history.jsonl`: the accounting data of one ended run, flat. Unknown values are absent."""
 
     job: str
     run: int
@@ -190,16 +189,16 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     project: str | UnsetType = UNSET
     group: str | UnsetType = UNSET
     tags: tuple[str, ...] = ()
-    cpus: int = 1  # what was asked for
+    cpus: int = 1  # requested
     memory_bytes: int | UnsetType = UNSET
     gpus: int = 0
     gpu_memory_bytes: int | UnsetType = UNSET
     gpu_type: str | UnsetType = UNSET
     resources: dict[str, int] | UnsetType = UNSET
-    granted_cpus: int = 0  # what was given
+    granted_cpus: int = 0  # granted
     granted_memory_bytes: int | UnsetType = UNSET
     granted_gpu_memory_bytes: int | UnsetType = UNSET
-    granted_gpus: int = 0  # of a run of an engine, which alone knows which; else `gpu_uuids` has them
+    granted_gpus: int = 0  # for a run of an engine that alone knows which; else `gpu_uuids` has them
     gpu_uuids: tuple[str, ...] = ()
     gpu_indices: tuple[int, ...] = ()
     granted_resources: dict[str, int] | UnsetType = UNSET
@@ -212,7 +211,7 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     executor: str | UnsetType = UNSET
     host: str | UnsetType = UNSET
     suspended_ms: int = 0  # between its start and its end
-    gpu_use: tuple[GpuUseLine, ...] = ()  # of each of `gpu_uuids`
+    gpu_use: tuple[GpuUseLine, ...] = ()  # one for each of `gpu_uuids`
 
 
 _encode = msgspec.json.Encoder().encode
@@ -220,7 +219,7 @@ _decode = msgspec.json.Decoder(HistoryLine).decode
 
 
 def render_history(result: Result, now_ns: int | None = None) -> bytes:
-    """Return the line of `history.jsonl` for *result*, which is written now. CPU time is to the millisecond."""
+    """Return the line of `history.jsonl` for *result*, written at *now_ns*. CPU time is in milliseconds."""
     request, grant = result.request, result.grant
     recorded_at_ns = result.recorded_at_ns
     if now_ns is not None and result.ended_at_ns is not None and now_ns - result.ended_at_ns > _LATE_NS:
@@ -270,7 +269,7 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
 
 
 def use_line(use: GpuUse) -> GpuUseLine:
-    """Return what a run has used of a GPU as a line of the history has it."""
+    """Return the history's form of a GPU's use."""
     return GpuUseLine(
         watched_ms=use.watched_ns // NS_PER_MS,
         mean_percent=UNSET if use.mean_percent is None else round(use.mean_percent, 2),
@@ -293,7 +292,7 @@ def _use_of(line: GpuUseLine) -> GpuUse:
 
 
 def _clean(text: str) -> str:
-    """Return *text* as UTF-8 can hold it: a line must always be written."""
+    """Return *text* with only characters that UTF-8 can hold: a line must always be written."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
@@ -326,7 +325,7 @@ def _instant(text: str | UnsetType) -> int | None:
 
 
 def job_of_line(line: bytes) -> str:
-    """Return the job that a line of the history is about which cannot be understood; "" if not even that can."""
+    """Return the job of a history line that cannot be parsed; "" if not even that can be read."""
     try:
         return _decode_job(line).job
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -334,7 +333,7 @@ def job_of_line(line: bytes) -> str:
 
 
 def parse_history_line(data: bytes) -> Result:
-    """Return what one line of `history.jsonl` says. Raises InvalidRecord, also for a line that is torn."""
+    """Return the result in one line of `history.jsonl`. Raises InvalidRecord, also for a torn line."""
     try:
         line = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -386,7 +385,7 @@ def parse_history_line(data: bytes) -> Result:
 
 
 def read_history(data: bytes) -> Iterator[Result]:
-    """Yield each run of a history. Skips what cannot be understood: torn by a crash, of a later version."""
+    """Yield each run of a history, skipping lines that cannot be parsed: torn by a crash, or of a later version."""
     for line in data.split(b"\n"):
         if line:
             try:
@@ -395,13 +394,13 @@ def read_history(data: bytes) -> Iterator[Result]:
                 continue
 
 
-_MOST_GPUS = 1024  # of one run on a cluster: a line that somebody has edited may say anything
+_MOST_GPUS = 1024  # of one run on a cluster: an edited line may claim any number
 
 
 class _RunLine(msgspec.Struct, gc=False):
-    """The fields of `HistoryLine` that are counted, and what is made of them: an `EndedRun`.
+    """The fields of `HistoryLine` that are counted, and the values derived from them: an `EndedRun`.
 
-    Here `null` is as good as absent.
+    Here `null` is the same as absent.
     """
 
     job: str
@@ -429,7 +428,7 @@ class _RunLine(msgspec.Struct, gc=False):
     executor: str | None = None
     suspended_ms: int = 0
     gpu_use: tuple[GpuUseLine, ...] = ()
-    submitted_at_ns: int | None = None  # these seven are in no line
+    submitted_at_ns: int | None = None  # these seven are derived, and in no line
     started_at_ns: int | None = None
     ended_at_ns: int | None = None
     told_at_ns: int | None = None
@@ -444,7 +443,7 @@ class _Told(msgspec.Struct, gc=False):
 
 
 class _JobAlone(msgspec.Struct, gc=False):
-    """What a line that cannot be understood is about."""
+    """The job of a line that cannot be parsed."""
 
     job: str
 
@@ -455,9 +454,9 @@ _decode_told = msgspec.json.Decoder(_Told).decode
 
 
 def read_ended_runs(text: bytes) -> tuple[Sequence[EndedRun], int]:
-    """Return what lines of history say, and how many of them cannot be understood: torn, of a later version.
+    """Return the runs in lines of history, and the number of lines that cannot be parsed: torn, or of a later version.
 
-    A last line without its newline may be half written: it is no such line.
+    A last line without its newline may be half written: it is ignored.
     """
     *lines, last = text.split(b"\n")
     try:
@@ -475,7 +474,7 @@ def read_ended_runs(text: bytes) -> tuple[Sequence[EndedRun], int]:
 
 
 def compacted(run: EndedRun) -> EndedRun:
-    """Return *run* with half the memory that it takes: its texts are shared, and what its times were read from goes."""
+    """Return *run* in half the memory: its texts are shared, and the sources of its times are dropped."""
     if isinstance(run, _RunLine):
         run.submitted_at = run.started_at = run.ended_at = None
         run.outcome, run.user, run.project, run.group, run.executor = map(
@@ -505,7 +504,7 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
         line.peak_memory_bytes = line.peak_memory_bytes or None
         line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * NS_PER_MS
         if line.granted_gpus > 0:
-            # Which GPUs it had, only its engine knows. Each counts as one that no other run had.
+            # Only the engine knows which GPUs these were. Each counts as one that no other run had.
             line.gpus = tuple(f"{line.job}:{line.run}:{at}" for at in range(min(line.granted_gpus, _MOST_GPUS)))
         if line.suspended_ms > 0:
             line.suspended_ns = line.suspended_ms * NS_PER_MS
@@ -515,7 +514,7 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
 
 
 def read_told(line: bytes) -> int | None:
-    """Return by when a line of history was written, as `Result.told_at_ns`; None where it does not say, or is none."""
+    """Return when a line of history was written, as `Result.told_at_ns`; None if it has no such time or is no line."""
     try:
         told = _decode_told(line)
         return _instants([told.recorded_at or told.ended_at])[0]

@@ -1,6 +1,6 @@
 """Job files: text to `Spec`, and back to text; the files of an array's tasks; and changes of single keys.
 
-Their keys are the rows of `keys.JOB`, the grammars of single values are in `values`.
+The keys are the rows of `keys.JOB`; the grammars of single values are in `values`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def parse(
     defaults: JobDefaults = NO_DEFAULTS,
     why_no_path: Callable[[str, Mapping[str, str]], str | None] | None = None,
 ) -> Spec:
-    """Return what the job file *data* of the job *name* says. Raises only InvalidJob, with every problem.
+    """Return the spec in the job file *data* of the job *name*. Raises only InvalidJob, with every problem.
 
-    *defaults* are the configuration's, for what the file leaves open. *why_no_path* says why a path cannot be
-    expanded for a job with that `env` where it would run; None if nobody knows that here.
+    *defaults* are the configuration's, for keys that the file does not set. *why_no_path* says why a path cannot be
+    expanded for a job with that `env` where it would run; None if that cannot be checked here.
     """
     what = f"job {name}"
     reading = FORMAT.read(data, what, name, partial(completed, defaults) if defaults.keys else None)
@@ -71,10 +71,10 @@ _LONGEST_SHAPE = 2 * MAX_NAMES  # the entries of a longer file are counted
 
 
 def shape(data: bytes) -> bytes | None:
-    """Return the job file *data* with another command in place of its own, such as the files of a sweep have in common.
+    """Return the job file *data* with its command replaced by a placeholder: the common part of a sweep's files.
 
-    Either all files with one shape are valid or none is, and they say the same but for the command. None where that
-    cannot be told at a glance.
+    Either all files with one shape are valid or none is, and they differ in the command only. None if that cannot be
+    told at a glance.
     """
     plain = _PLAIN_COMMAND.match(data) if len(data) <= _LONGEST_SHAPE else None
     if plain is None:
@@ -87,7 +87,7 @@ def shape(data: bytes) -> bytes | None:
 
 
 def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *document*, a job file as it was read, with *defaults* for what it leaves open: of `env` each variable."""
+    """Return the job file *document* completed by *defaults*, of which `env` is merged variable by variable."""
     return {**defaults.keys, **document, **_variables(defaults.keys, document)}
 
 
@@ -97,7 +97,7 @@ def _variables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
 
 def from_defaults(defaults: JobDefaults, data: bytes) -> str:
-    """Return, as TOML, what *defaults* add to the job file *data*; "" if nothing, or if that cannot be read."""
+    """Return, as TOML, the keys that *defaults* add to the job file *data*; "" if none, or if that cannot be read."""
     try:
         own = toml.read(data, "the job file")
     except InvalidFile:
@@ -109,7 +109,7 @@ def from_defaults(defaults: JobDefaults, data: bytes) -> str:
 
 
 def defaults_of(stated: Mapping[str, Any]) -> tuple[JobDefaults, Problems]:
-    """Return *stated*, keys that jobs may leave open, as defaults, and what is wrong with them."""
+    """Return the keys *stated* as job defaults, and the problems in them."""
     data = toml.write(stated)
     reading = _DEFAULTS_FORMAT.read(data, "the defaults")
     _check_together(reading)
@@ -117,7 +117,7 @@ def defaults_of(stated: Mapping[str, Any]) -> tuple[JobDefaults, Problems]:
 
 
 def recorded_defaults(text: bytes | None, kill_grace_ns: int) -> JobDefaults:
-    """Return the defaults that a run was started with, as its metadir has them; what cannot be read counts as none."""
+    """Return the defaults in force at the start of a run, from its metadir; unreadable ones count as none."""
     if not text:
         return JobDefaults(kill_grace_ns)
     try:
@@ -140,7 +140,7 @@ def dump(keys: Mapping[str, Any], *, schema: str | None = None) -> bytes:
 
 
 def render_errors(name: str, problems: Sequence[Problem]) -> str:
-    """Return the text of `NAME.toml.error`: what is wrong with the job file, in which key and on which line."""
+    """Return the text of `NAME.toml.error`: the problems of the job file, each with its key and line."""
     count = sum(problem.stands_for for problem in problems)
     head = f"The job {name} cannot run: its file has {count:,} problem{'s' if count != 1 else ''}.\n"
     tail = "This file disappears when the job file is fixed or removed.\n"
@@ -148,7 +148,7 @@ def render_errors(name: str, problems: Sequence[Problem]) -> str:
 
 
 def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
-    """Return what a job file that is right says."""
+    """Return the spec of a valid job file."""
     found = reading.found
     spec = found[""]
     spec.setdefault("kill_grace_ns", defaults.kill_grace_ns)
@@ -171,12 +171,12 @@ def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
 
 @lru_cache(maxsize=4096)
 def _shared(value: V) -> V:
-    """Return *value*, or the one like it that there is: many jobs ask for the same, and one then serves them all."""
+    """Return *value*, or an equal one seen before: many jobs request the same, and then share one value."""
     return value
 
 
 def _check_together(reading: Reading) -> None:
-    """Note what is wrong between several keys. What is wrong with one alone is noted already."""
+    """Add the problems between several keys. Those of single keys are already there."""
     document, problems, found = reading.document, reading.problems, reading.found
     if "signal" in document:
         warning, time_limit = found[""].get("signal"), found[""].get("time_limit_ns")
@@ -337,12 +337,12 @@ _KINDS: Kinds = {
 }
 
 FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob)
-"""How a job file is read."""
+"""The reader of job files."""
 
 _DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConfig)
 
 
-# Keys, beside the values of `env`, in which `{key}` is replaced; those that make an array; and tables whose
+# The keys, beside the values of `env`, in which `{key}` is replaced; the keys that make an array; and the tables whose
 # entries have options.
 _REPLACED = {key.name for key in keys.JOB.keys if key.kind in ("command", "workdir", "output", "script")}
 _ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
@@ -352,11 +352,11 @@ _ADDED_TO = {
 
 
 class TaskFiles:
-    """Makes the files of the tasks of one array. Raises InvalidFile for what is no TOML.
+    """Makes the files of the tasks of one array. Raises InvalidFile for invalid TOML.
 
-    A task's file is an ordinary job file: the keys of the array's own, less those that made it an array, with `{key}`
-    replaced, and a table `[task]`. It depends only on the bytes of the array's file and the position, so that it can be
-    made again after a power cut.
+    A task's file is an ordinary job file: the keys of the array's file, without those that make an array, with `{key}`
+    replaced, plus a table `[task]`. It depends only on the bytes of the array's file and the position, so that it can
+    be made again after a power cut.
     """
 
     def __init__(self, name: str, data: bytes, spec: Spec) -> None:
@@ -364,7 +364,7 @@ class TaskFiles:
         self._substitution = Substitution(self.tasks.keys)
         document = toml.read(data, f"job {name}")
         same: dict[str, Any] = {}
-        self._scalars: dict[str, Any] = {}  # what differs from task to task, if anything does
+        self._scalars: dict[str, Any] = {}  # keys that differ from task to task
         self._env: dict[str, str] | None = None
         for key, value in document.items():
             if key in _ARRAY_ONLY:
@@ -377,7 +377,7 @@ class TaskFiles:
                 self._scalars[key] = value
             else:
                 same[key] = value
-        # Tables come after all other keys, so that what differs goes before and behind what does not.
+        # Tables come after all other keys, so the differing keys go before and after the common ones.
         self._same = toml.write(same) if same else b""
 
     def text(self, position: int) -> bytes:
@@ -399,12 +399,12 @@ class TaskFiles:
 
 
 def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = (), *, name: str) -> bytes:
-    """Return the job file *data* with the keys of *changes* set and those of *unset* (dotted) taken out.
+    """Return the job file *data* with the keys of *changes* set and those of *unset* (dotted) removed.
 
-    `env`, `resources`, `retry` and `notify` in *changes* are laid over what is there. Raises InvalidJob if *data*
-    cannot be read, InvalidValue for a key of *unset* that it has not. What comes out is not judged.
+    `env`, `resources`, `retry` and `notify` in *changes* are merged with the existing ones. Raises InvalidJob if *data*
+    cannot be read, InvalidValue for a key of *unset* that it does not have. The result is not validated.
     """
-    import tomlkit  # here, for only `spool edit` needs it
+    import tomlkit  # imported here, because only `spool edit` needs it
     from tomlkit.exceptions import TOMLKitError
 
     text = data if data.endswith(b"\n") else data + b"\n"

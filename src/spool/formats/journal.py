@@ -1,7 +1,7 @@
-"""The lines of `.journal`: what the dispatcher has to remember that no job file says (FORMAT 1.10).
+"""The lines of `.journal`: state that the dispatcher must remember and that no job file has (FORMAT 1.10).
 
-A job's place in the queue and its waiting clock; which runs were started and are not over. One JSON array a
-line, the word first. A line that cannot be read (a power cut may leave half of one) is ignored: the journal
+It holds each job's place in the queue and its waiting clock, and the runs that were started and are not over. One JSON
+array a line, the word first. A line that cannot be read (a power cut may leave half of one) is ignored: the journal
 holds memories, and each of them has a safe default.
 """
 
@@ -18,12 +18,12 @@ from spool.core.model import Stop, StopKind
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits", gc=False):
-    """A job waits or is parked: its place, and its clock."""
+    """A job waits or is held: its place, and its clock."""
 
     job: str
     arrived_at_ns: int
     waited_ns_before: int  # on the clock before `clock_at_ns`
-    clock_at_ns: int | None  # None: the clock stands (held)
+    clock_at_ns: int | None  # None: the clock is stopped (held)
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left", gc=False):
@@ -44,7 +44,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started", gc=Fa
 
 
 class Stopping(msgspec.Struct, frozen=True, array_like=True, tag="stopping", gc=False):
-    """A run is being stopped, and the record `stop` of its metadir cannot be written."""
+    """A run is being stopped, but the record `stop` of its metadir could not be written."""
 
     job: str
     run: int
@@ -55,16 +55,16 @@ class Stopping(msgspec.Struct, frozen=True, array_like=True, tag="stopping", gc=
 
 
 class Over(msgspec.Struct, frozen=True, array_like=True, tag="over", gc=False):
-    """A run is over and its paperwork is done."""
+    """A run is over and completely filed."""
 
     job: str
     run: int
     final: bool  # the job's file belongs in done/; False: the job goes on
-    outcome: str = ""  # empty: it never started, or it was no run
+    outcome: str = ""  # empty: it never started, or was not a run
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told", gc=False):
-    """Listeners were told of something that lasts and that no file says, or it is over and nothing to remember."""
+    """Listeners were told of a lasting fact that no file records; or that fact no longer holds."""
 
     id: str
     over: bool = False
@@ -93,25 +93,25 @@ def parse(data: bytes) -> Iterator[Line]:
 
 
 def _is_of_a_job(line: Waits | Left | Started | Stopping | Over) -> bool:
-    """Whether the name and the number, which become parts of a path, can be of a job and its run."""
+    """Whether name and number, which become parts of a path, are valid for a job and its run."""
     run = 1 if isinstance(line, Waits | Left) else line.run
     return layout.valid_name(line.job) and 0 < run <= layout.MOST_RUNS
 
 
 @dataclass(slots=True)
 class Memory:
-    """What the journal says, as a whole."""
+    """The combined content of the journal."""
 
     waits: dict[str, Waits] = field(default_factory=dict)
     open: dict[tuple[str, int], Started] = field(default_factory=dict)  # started and not over
     over: dict[tuple[str, int], tuple[Started, Over]] = field(default_factory=dict)
-    closed: dict[str, Started] = field(default_factory=dict)  # the newest that is over for good
-    stopping: dict[tuple[str, int], Stop] = field(default_factory=dict)  # where no record says it
-    told: set[str] = field(default_factory=set)  # what listeners were told of, and is not over
+    closed: dict[str, Started] = field(default_factory=dict)  # the newest run that is over for good
+    stopping: dict[tuple[str, int], Stop] = field(default_factory=dict)  # where no record says so
+    told: set[str] = field(default_factory=set)  # facts that listeners were told of, and that still hold
 
 
 def recall(lines: list[Line]) -> Memory:
-    """Return what is still true of what the journal says."""
+    """Return the statements of the journal that are still true."""
     memory = Memory()
     for line in lines:
         match line:

@@ -1,10 +1,10 @@
-"""The keys of a job file, each spelled once, in a table; and what a row of such a table holds.
+"""The keys of a job file, each spelled once, in a table; and the columns of such tables.
 
-The rows make the reader of the file (`validation`), its JSON Schema and its table in the docs (`schema`), and the
+From the rows come the reader of the file (`validation`), its JSON Schema and its table in the docs (`schema`), and the
 command line's options with their help (`cli.joboptions`). So a new key is a row here, a field of the model, and the
-code that uses it. `values` defines what each kind of value may be, `jobfile` those that only a job file has. The tables
-of the other files are beside their readers, in `config` and `reservation`; this one is separate and imports almost
-nothing, so that the plain case of `spool submit` starts quickly.
+code that uses it. `values` defines the kinds of values, `jobfile` those of job files only. The tables of the other
+files are beside their readers, in `config` and `reservation`; this one is separate and imports almost nothing, so that
+the plain case of `spool submit` starts quickly.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST = 1_000_000
-"""No count in a file is larger."""
+"""The largest count in any file."""
 
 MOST_LOG_LINES = 200
-"""A message includes at most this many lines of a log."""
+"""The most lines of a log in a message."""
 
 MAX_INDEX = 9_999_999
-"""No index of an array is larger."""
+"""The largest index of an array."""
 
 
 class KeyTable:
-    """The keys of a file, or of a table in it. *short* is the key that is meant if the value is not a table."""
+    """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*."""
 
     def __init__(self, name: str, about: str, *keys: Key, short: Key | None = None) -> None:
         self.name = name

@@ -1,8 +1,8 @@
-"""What the dispatcher and the process of the listeners say to each other: one JSON object a line.
+"""The messages between the dispatcher and the process of the listeners: one JSON object a line.
 
-The dispatcher: `subscribe` (who is to listen), `available` (there are events), `review` (may this be done?). The
-process: `ready` (what it wants to hear of and to be asked about, and what is wrong), `step_begun` (it is at work) and
-`reply`.
+The dispatcher sends `subscribe` (the listeners to run), `available` (there are events) and `review` (may this be
+done?). The process sends `ready` (the events that it wants to receive or to review, and its problems), `step_begun` (it
+is at work) and `reply`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from spool.core.events import Answer, Event
 _encoder = msgspec.json.Encoder()
 
 AT_ONCE = 8
-"""Reviews that may be open: no more are asked for before one is done, and the process begins each at once."""
+"""The most reviews in progress: no more are sent before one is done, and the process begins each at once."""
 
 
 class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", tag_field="is"):
-    """Who is to listen."""
+    """The listeners to run."""
 
     kinds: tuple[str, ...]
 
 
 class Available(msgspec.Struct, frozen=True, tag="available", tag_field="is"):
-    """There are events to be read, up to that position: what they tell of has come to its end on the disk."""
+    """There are events to read, up to that position; they are completely on the disk."""
 
     position: int
 
 
 class Review(msgspec.Struct, frozen=True, tag="review", tag_field="is"):
-    """Whether what the event says may be done.
+    """A question whether the action of the event may be done.
 
-    Who is asked has been told before of all about the same job that stands before *after* among the events.
+    Before the question, the listeners get all events about the same job from *after* on.
     """
 
     number: int
@@ -41,17 +41,17 @@ class Review(msgspec.Struct, frozen=True, tag="review", tag_field="is"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="is"):
-    """The process can be asked."""
+    """The process is ready for reviews."""
 
-    wants: tuple[str, ...]  # events that listeners other than the hooks want to hear
-    asks: tuple[str, ...]  # events that need an answer from listeners other than the hooks
+    wants: tuple[str, ...]  # events that listeners other than the hooks receive
+    asks: tuple[str, ...]  # events that listeners other than the hooks review
     problems: tuple[str, ...] = ()
 
 
 class StepBegun(msgspec.Struct, frozen=True, tag="step_begun", tag_field="is"):
-    """The process begins a step of its work on a review, or of getting ready: each hook and each plugin is one.
+    """The process begins a step of a review, or of getting ready: each hook and each plugin is one step.
 
-    The next step, or the end, comes within that time and what it takes to begin and to end one.
+    The next step, or the end, comes within that time plus the overhead of a step.
     """
 
     within_ns: int
@@ -59,7 +59,7 @@ class StepBegun(msgspec.Struct, frozen=True, tag="step_begun", tag_field="is"):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply", tag_field="is"):
-    """What was said in a review."""
+    """The answer to a review."""
 
     number: int
     answer: Answer = Answer()
@@ -77,7 +77,7 @@ def render(message: ToListeners | ToDispatcher) -> bytes:
 
 
 def read_by_listeners(line: bytes) -> ToListeners | None:
-    """Return what the dispatcher says; None if it cannot be read."""
+    """Return the message of the dispatcher; None if it cannot be read."""
     try:
         return _to_listeners.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -85,7 +85,7 @@ def read_by_listeners(line: bytes) -> ToListeners | None:
 
 
 def read_by_dispatcher(line: bytes) -> ToDispatcher | None:
-    """Return what the process says; None if it cannot be read."""
+    """Return the message of the process; None if it cannot be read."""
     try:
         return _to_dispatcher.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

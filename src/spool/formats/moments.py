@@ -1,8 +1,8 @@
 """Moments as people write them on a command line: "16:00", "tomorrow 8:00", "now + 2 hours", "friday", "24 dec".
 
-Files hold RFC 3339 and durations alone; these words are turned into them when they are typed. A text that two people
-could read differently is refused, with what to write instead. A day without a time is its beginning; a time without a
-day is the next such time, or the last one where the past is asked for.
+Files hold only RFC 3339 and durations; the command line converts these words. A text that two people could read
+differently is refused, with what to write instead. A day without a time is its beginning; a time without a day is the
+next such time, or the last one where the past is asked for.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ EXAMPLES = 'write "16:00", "tomorrow 8:00", "friday", "now + 2 hours" or "2026-0
 def understood(text: str, now_ns: int, *, past: bool = False) -> str:
     """Return *text* as a date and time or a duration, as a file has it, seen from *now_ns* in local time.
 
-    *past*: what was last is meant, not what comes next. A duration, and what is exact, comes back as it is. Raises
-    InvalidValue for what is ambiguous, no moment, or over; what is of another kind comes back for its own reader.
+    With *past* the last such moment is meant, not the next. A duration or an exact moment is returned unchanged, and so
+    is any other text, for its own reader. Raises InvalidValue for an ambiguous text, an impossible moment, or one that
+    has passed.
     """
     if _NEEDS_NO_READING.fullmatch(text.strip()):
         return text
@@ -60,7 +61,7 @@ def _written(moment: datetime) -> str:
 
 
 def _away(text: str, now: datetime, match: re.Match[str], *, past: bool) -> datetime:
-    """Return the moment that is a span away from now."""
+    """Return the moment at that distance from now."""
     sign, span = ("-", match[5]) if match[6] else (match[1] or "+", match[2] or match[4] or "")
     if sign == "-" and not past:
         raise InvalidValue(f"{show(text)} is in the past; {EXAMPLES}")
@@ -88,7 +89,7 @@ def _span(words: str) -> str | None:
 
 
 def _ambiguous(words: str) -> str | None:
-    """Return why *words* could mean several moments, and what to write."""
+    """Return how *words* could mean several moments, and what to write instead; None if they are clear."""
     if re.fullmatch(r"\d{1,2}:\d{2}:\d{2}", words):
         hours, minutes, _ = words.split(":")
         return f'could be a time of day or a duration; write "{hours}:{minutes}", or "now + {int(hours)} hours"'
@@ -106,7 +107,7 @@ def _ambiguous(words: str) -> str | None:
 
 
 def _calendar(words: str, now: datetime, text: str, *, past: bool) -> datetime | None:
-    """Return the moment that a day, a time, or both name; None if these words are neither."""
+    """Return the moment that a day, a time, or both name; None for any other words."""
     words = re.sub(r"\bnoon\b", "12:00", re.sub(r"\bmidnight\b", "0:00", words))
     match = _TIME.search(words)
     clock = None
@@ -149,7 +150,7 @@ def _clock(match: re.Match[str], text: str) -> timedelta:
 def _nearest(
     first: datetime, clock: timedelta, step: timedelta, *, past: bool, now: datetime | None = None
 ) -> datetime:
-    """Return the next moment, or the last, with that *clock* on the day of *first*, or *step* away from it."""
+    """Return the next or last moment with that time of day, on the day of *first* or a multiple of *step* away."""
     now = now or first
     found = datetime(first.year, first.month, first.day) + clock
     if past:

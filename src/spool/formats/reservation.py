@@ -35,7 +35,7 @@ _RESERVATION = KeyTable(
 
 
 def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
-    """Return what the reservation *data* says; *created_at_ns*, the file's time, is its "now" and its rank.
+    """Return the reservation in *data*; *created_at_ns*, the time of the file, is its "now" and its rank.
 
     Raises only InvalidReservation, with every problem.
     """
@@ -75,14 +75,14 @@ def dump(keys: Mapping[str, object]) -> bytes:
 
 
 def render(one: Reservation) -> bytes:
-    """Return the text of a reservation, with its beginning and its end as dates, to the second."""
+    """Return the text of a reservation, with start and end as dates, to the second."""
     gpus = list(one.gpu_indices) or one.gpu_count
     times = {"start": local_time(one.start_at_ns), "end": local_time(-(-one.end_at_ns // SECOND_NS) * SECOND_NS)}
     return dump({"user": one.user, "project": one.project, "gpus": gpus, **times, "comment": one.comment})
 
 
 def local_time(at_ns: int) -> datetime:
-    """Return an instant as a reservation has it: to the second, in local time. Raises InvalidValue."""
+    """Return an instant as written in a reservation: to the second, in local time. Raises InvalidValue."""
     try:
         return datetime.fromtimestamp(at_ns // 1_000_000_000).astimezone()
     except (OverflowError, ValueError, OSError):
@@ -117,4 +117,4 @@ _KINDS: Kinds = {
 }
 
 FORMAT = Format(_RESERVATION, {**KINDS, **_KINDS}, InvalidReservation)
-"""How a reservation is read."""
+"""The reader of reservations."""

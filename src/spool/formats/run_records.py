@@ -1,9 +1,8 @@
 """The small records of a metadir, text to values and back: `jid`, `rc`, `stop`, `suspended`, `grant.toml` and so on.
 
-The one-line records are whole only when they end with a newline. One that does not is not there yet, and reads as
-None, like one that is missing; but one of `freetext.MOST_READ` bytes is whole, for no more is read. One that is
-whole and says nothing that can be understood raises InvalidRecord: it is evidence of something, and nobody may take it
-for evidence of nothing.
+The one-line records are whole only when they end with a newline. One without it is not there yet, and reads as None,
+like a missing one; but one of `freetext.MOST_READ` bytes is whole, because no more is read. A whole record that cannot
+be parsed raises InvalidRecord: it is evidence of something, and must not count as evidence of nothing.
 
 How the records may change from one version to the next, for these and for `history`:
 
@@ -33,12 +32,12 @@ NOTHING = Grant()
 """The grant of a run that never started."""
 
 VOID_JID = b"void\n"
-"""What a dispatcher writes as the `jid` of a run that it settles: it never started and never will."""
+"""The `jid` that a dispatcher writes for a run that it settles: the run never started and never will."""
 
 NS_PER_MS = 1_000_000
 
 _MOST_PID = (1 << 31) - 1
-_MOST = (1 << 63) - 1  # of what is counted or measured: no record that spool has written has more
+_MOST = (1 << 63) - 1  # of counted or measured values: no record that spool has written has a larger one
 
 _JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: (?:([a-z]+:\S+)(?: .*)?|.*))?")
 _RC = re.compile(r"[0-9]{1,3}")
@@ -46,7 +45,7 @@ _SUSPENDED = re.compile(r"([0-9]{1,19})(?: ([0-9]{1,19}) ([0-9]{1,19})(?: .*)?)?
 
 
 def _line(data: bytes, record: str) -> str | None:
-    """Return the first line of a record, None while it is not whole."""
+    """Return the first line of a record, None if it is not whole."""
     end = data.find(b"\n")
     if end < 0:
         if len(data) < MOST_READ:
@@ -75,7 +74,7 @@ def render_jid(jid: Jid) -> bytes:
 
 
 def parse_jid(data: bytes) -> Jid | None:
-    """Return the identity of a wrapper, None while the record is not whole. Raises InvalidRecord."""
+    """Return the identity of a wrapper, None if the record is not whole. Raises InvalidRecord."""
     line = _line(data, "jid")
     if line is None:
         return None
@@ -89,7 +88,7 @@ def parse_jid(data: bytes) -> Jid | None:
 
 
 def render_engine(engine: str, cluster: str, job_id: str, end: tuple[EngineWord, str] | None = None) -> bytes:
-    """Return `ENGINE CLUSTER ID` and a newline: which engine has a run, and under which id.
+    """Return `ENGINE CLUSTER ID` and a newline, for a run on an engine.
 
     *end*: how the engine ended it before it began, as `END` and its own words, which follow on the line.
     """
@@ -98,13 +97,13 @@ def render_engine(engine: str, cluster: str, job_id: str, end: tuple[EngineWord,
 
 
 def parse_engine(data: bytes) -> tuple[str, str, str] | None:
-    """Return the engine, its cluster and the id there; None while the record is not whole, or if it says nothing."""
+    """Return the engine, its cluster and the id there; None if the record is not whole or cannot be parsed."""
     words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
     return (one_line(words[0]), one_line(words[1]), one_line(words[2])) if len(words) >= 3 else None
 
 
 def parse_engine_end(data: bytes) -> tuple[EngineWord, str] | None:
-    """Return how the engine ended a run before it began, and its own words; None if the record does not say."""
+    """Return how the engine ended a run before it began, and its own words; None if the record has no such end."""
     words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
     try:
         return (EngineWord(words[3]), one_line(" ".join(words[4:]))) if len(words) > 3 else None
@@ -122,7 +121,7 @@ _USAGE = re.compile(rb"^(cpu_time_ns|peak_memory_bytes|peak_process_bytes) = ([0
 
 
 def parse_rc(data: bytes) -> int | None:
-    """Return an exit code, 128+n for signal n; None while the record is not whole. Raises InvalidRecord."""
+    """Return an exit code, 128+n for signal n; None if the record is not whole. Raises InvalidRecord."""
     line = _line(data, "rc")
     if line is None:
         return None
@@ -133,34 +132,35 @@ def parse_rc(data: bytes) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class WrittenUsage:
-    """What a wrapper has written down of what its run has used. None is unknown."""
+    """A run's resource use, as written by the wrapper. None is unknown."""
 
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None  # of its control group
-    peak_process_bytes: int | None = None  # the largest of its processes, by itself
+    peak_process_bytes: int | None = None  # the largest single process
 
     @property
     def peak_bytes(self) -> int | None:
-        """The largest amount of memory that is known."""
+        """The largest known amount of memory."""
         return max(filter(None, (self.peak_memory_bytes, self.peak_process_bytes)), default=None)
 
 
 def parse_usage(data: bytes) -> WrittenUsage:
-    """Return what `usage` says; what cannot be understood says nothing."""
+    """Return the content of `usage`; unreadable values are unknown."""
     found = {key.decode(): int(number) for key, number in _USAGE.findall(data[:_MOST_USAGE])}
     return WrittenUsage(**found)
 
 
 def render_stop(stop: Stop) -> bytes:
-    """Return `KIND BY AT_NS REASON` and a newline. The reason is put on one line."""
+    """Return `KIND BY AT_NS REASON` and a newline. The reason is reduced to one line."""
     reason = " ".join(stop.reason.split())
     return f"{stop.kind} {_word(stop.by)} {stop.at_ns}{' ' if reason else ''}{reason}\n".encode(errors="replace")
 
 
 def parse_stop(data: bytes, *, at_ns: int = 0) -> Stop | None:
-    """Return why and by whom a run is stopped, None while the record is not whole. Raises InvalidRecord.
+    """Return the order to stop a run, None if the record is not whole. Raises InvalidRecord.
 
-    People may write one by hand, `echo cancel > stop`: then *at_ns* (the file's time) is when, and nobody knows who.
+    A user may write it by hand, `echo cancel > stop`: then *at_ns* (the file's time) is its time, and its author is
+    unknown.
     """
     line = _line(data, "stop")
     if line is None:
@@ -185,7 +185,7 @@ def render_suspended(suspension: Suspension) -> bytes:
 
 
 def parse_suspended(data: bytes) -> Suspension | None:
-    """Return how long a run has been suspended, None while the record is not whole. Raises InvalidRecord."""
+    """Return how long a run has been suspended, None if the record is not whole. Raises InvalidRecord."""
     line = _line(data, "suspended")
     if line is None:
         return None
@@ -204,9 +204,9 @@ def render_status(state: State) -> bytes:
 
 
 def parse_status(data: bytes) -> State | None:
-    """Return the state of a `status` file, None while it is not whole or for a word that is unknown.
+    """Return the state of a `status` file, None if it is not whole or the word is unknown.
 
-    It is only shown: no decision may depend on it.
+    It is for display only: no decision may depend on it.
     """
     word = data.partition(b"\n")[0] if b"\n" in data else b""
     try:
@@ -217,7 +217,7 @@ def parse_status(data: bytes) -> State | None:
 
 @dataclass(frozen=True, slots=True)
 class GrantRecord:
-    """What `grant.toml` says: what a run was given, and what is needed to settle it after a restart."""
+    """The content of `grant.toml`: the grant of a run, and what settles the run after a restart."""
 
     job: str
     run: int
@@ -231,7 +231,7 @@ class GrantRecord:
     host: str | None = None
     boot_id: str | None = None  # of the boot in which the run was started
     inode: int | None = None  # of the job file that was claimed
-    waited_ns: int = 0  # until then, by the clock of its scheduling timeout, which goes on in an engine
+    waited_ns: int = 0  # wait until the start, by the clock of its scheduling timeout, which goes on in an engine
 
 
 def render_grant(record: GrantRecord) -> bytes:
@@ -241,7 +241,7 @@ def render_grant(record: GrantRecord) -> bytes:
         f"job = {toml.quote(record.job)}\nrun = {record.run}\nattempt = {record.attempt}\n",
         f"requeues = {record.requeues}\nexecutor = {toml.quote(record.executor)}\n",
         text_lines(("user", record.user), ("host", record.host), ("boot_id", record.boot_id)),
-        "" if record.inode is None else f'inode = "{record.inode}"\n',  # a text: it may need all of 64 bits
+        "" if record.inode is None else f'inode = "{record.inode}"\n',  # as text, since it may need all of 64 bits
         at_lines("submitted_at", record.submitted_at_ns),
         at_lines("granted_at", record.granted_at_ns),
         f"waited_ms = {record.waited_ns // NS_PER_MS}\n" if record.waited_ns else "",
@@ -251,7 +251,7 @@ def render_grant(record: GrantRecord) -> bytes:
 
 
 def parse_grant(data: bytes) -> GrantRecord:
-    """Return what `grant.toml` says. Raises InvalidRecord."""
+    """Return the content of `grant.toml`. Raises InvalidRecord."""
     keys = read_keys(data, "grant")
     return GrantRecord(
         job=required(keys, "job", str, "grant"),
@@ -272,7 +272,7 @@ def parse_grant(data: bytes) -> GrantRecord:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRecord:
-    """What `array.toml` says: what the tasks were made from, and when. An array has it instead of `grant.toml`."""
+    """The content of `array.toml`: the source of the tasks, and when. An array has it instead of `grant.toml`."""
 
     job: str
     run: int
@@ -290,7 +290,7 @@ def render_array(record: ArrayRecord) -> bytes:
     lines = [
         f"job = {toml.quote(record.job)}\nrun = {record.run}\ntasks = {record.tasks}\n",
         text_lines(("user", record.user), ("host", record.host), ("boot_id", record.boot_id)),
-        "" if record.inode is None else f'inode = "{record.inode}"\n',  # a text: it may need all of 64 bits
+        "" if record.inode is None else f'inode = "{record.inode}"\n',  # as text, since it may need all of 64 bits
         at_lines("submitted_at", record.submitted_at_ns),
         at_lines("expanded_at", record.expanded_at_ns),
     ]
@@ -298,7 +298,7 @@ def render_array(record: ArrayRecord) -> bytes:
 
 
 def parse_array(data: bytes) -> ArrayRecord:
-    """Return what `array.toml` says. Raises InvalidRecord."""
+    """Return the content of `array.toml`. Raises InvalidRecord."""
     keys = read_keys(data, "array")
     inode = optional(keys, "inode", str)
     return ArrayRecord(
@@ -326,7 +326,7 @@ def render_gpus(watch: GpuWatch) -> bytes:
 
 
 def parse_gpus(data: bytes) -> GpuWatch:
-    """Return what `gpus.toml` says. Raises InvalidRecord."""
+    """Return the content of `gpus.toml`. Raises InvalidRecord."""
     keys = read_keys(data, "gpus")
     at_ns = read_at(keys, "at")
     if at_ns is None:
@@ -355,7 +355,7 @@ def gpu_use_lines(gpus: tuple[GpuUse, ...]) -> str:
 
 
 def gpu_use_of(keys: dict[str, Any]) -> tuple[GpuUse, ...]:
-    """Return what `gpu_use_lines` wrote."""
+    """Return the use that `gpu_use_lines` wrote."""
     return tuple(
         GpuUse(
             watched_ns=_span_ns(table, "watched_ms"),
@@ -416,7 +416,7 @@ def grant_lines(grant: Grant) -> str:
 
 
 def resource_lines(resources: tuple[tuple[str, int], ...]) -> str:
-    """Return a TOML line with named resources and how many of each; nothing where there are none."""
+    """Return a TOML line with named resources and their counts; "" if there are none."""
     if not resources:
         return ""
     return f"resources = {{ {', '.join(f'{toml.quote(name)} = {count}' for name, count in resources)} }}\n"
@@ -460,19 +460,19 @@ def required(keys: dict[str, Any], key: str, kind: type[T], record: str) -> T:
 
 
 def optional(keys: dict[str, Any], key: str, kind: type[T]) -> T | None:
-    """Return the value of *key* if it is there and of that type; a number below 0 or too large is of none."""
+    """Return the value of *key*, None if it is missing or of another type, or a negative or too large number."""
     value = keys.get(key)
     return value if _is_of(value, kind) else None
 
 
 def said(keys: dict[str, Any], key: str) -> str | None:
-    """Return the text of *key* if it is there, as one line (`freetext`): the job itself may have written the record."""
+    """Return the text of *key* as one line (`freetext`), because the job itself may have written the record."""
     text = optional(keys, key, str)
     return None if text is None else one_line(text)
 
 
 def several(keys: dict[str, Any], key: str, kind: type[T]) -> tuple[T, ...]:
-    """Return the list of *key*, empty if it is not there, without elements of another type."""
+    """Return the list of *key* without elements of another type, empty if the key is missing."""
     value = keys.get(key)
     return tuple(element for element in value if _is_of(element, kind)) if isinstance(value, list) else ()
 

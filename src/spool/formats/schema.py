@@ -1,8 +1,8 @@
 """JSON Schemas and tables of keys for the pages, made from the types that the readers use.
 
-`python -m spool.formats.schema job` prints the schema that is shipped as `job.schema.json`; editors that know TOML
-complete and check keys by it. `python -m spool.formats.schema job --table` prints the keys as a Markdown table. After a
-change of a key `python -m spool.formats.schema --write` puts all of them into the checkout in which it is run.
+`python -m spool.formats.schema job` prints the schema that is shipped as `job.schema.json`; TOML editors complete and
+check keys by it. `python -m spool.formats.schema job --table` prints the keys as a Markdown table. After a change of a
+key, run `python -m spool.formats.schema --write` to update all of them in the current checkout.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def table(kind: str) -> str:
 
 
 def rows(kind: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield each key of one *kind* of file: its name, type, default and meaning, with the marks of Markdown."""
+    """Yield each key of one *kind* of file: its name, type, default and meaning, as Markdown."""
     format_ = KINDS[kind][1]
     return _rows(format_.table, msgspec.json.schema(format_.struct)["$defs"], "")
 
@@ -86,9 +86,9 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def write(checkout: str) -> None:
-    """Put the schemas, also beside the examples, and the tables of docs/FORMAT.md into a *checkout* of the project."""
+    """Write the schemas, with copies beside the examples, and the tables of docs/FORMAT.md into a *checkout*."""
     for kind in KINDS:
-        # The examples have copies, not links, so that the schemas are there where the examples are copied to.
+        # Copies, not links, because examples are copied elsewhere.
         for folder in ("src/spool/formats", *(() if kind == "config" else ("examples",))):
             with open(f"{checkout}/{folder}/{kind}.schema.json", "w", encoding="utf-8") as file:
                 file.write(render(kind))
@@ -104,7 +104,7 @@ def write(checkout: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the schema, or with `--table` the table, of the kind of file that is named; or `--write` all of them."""
+    """Print the schema, or with `--table` the table, of the kind of file named; or `--write` all of them."""
     kinds = [argument for argument in arguments if argument in KINDS]
     if list(arguments) == ["--write"]:
         write(".")

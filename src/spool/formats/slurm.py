@@ -1,7 +1,7 @@
-"""How Slurm is spoken to: the options of `sbatch`, the lines of `squeue`, the words for states. Values and text only.
+"""The interface to Slurm: the options of `sbatch`, the lines of `squeue`, the words for states. Values and text only.
 
-The parsers are total: a line that cannot be read is skipped, and an unknown state is that of a live job, because
-nothing follows from it. docs/FORMAT.md 5.2 has the tables.
+The parsers are total: a line that cannot be read is skipped, and an unknown state counts as alive, because nothing
+follows from it. docs/FORMAT.md 5.2 has the tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spool.formats.freetext import one_line
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 _MINUTE_NS = 60 * SECOND_NS
-_MOST_WORDS = 200  # characters of what Slurm says of a job
+_MOST_WORDS = 200  # characters of Slurm's words about a job
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
 
 
@@ -34,12 +34,12 @@ class SlurmConfig:
     max_in_flight: int = 200
     poll_ns: int = 10 * SECOND_NS
     submit_per_second: float = 10.0
-    gpus: Mapping[str, str] = field(default_factory=dict)  # what Slurm calls the types of job files
+    gpus: Mapping[str, str] = field(default_factory=dict)  # GPU type in job files -> Slurm's name
     gpu_memory: str = "refuse"  # or "shard"
     options: tuple[str, ...] = ()
 
 
-# What people write.
+# What users write.
 
 _OURS = (
     *("job-name", "comment", "output", "error", "input", "open-mode", "chdir", "wrap", "export", "export-file"),
@@ -50,11 +50,11 @@ _OURS = (
 )
 _OURS_SHORT = frozenset("JoeiDatcnNGdbHWQMVh")
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*|-[A-Za-z].*", re.ASCII)
-_FLAGS_SHORT = frozenset("kKOsvX")  # of one letter, and without a value: another letter may follow
+_FLAGS_SHORT = frozenset("kKOsvX")  # one letter, without a value: another letter may follow
 
 
 def allowed(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return further options of sbatch as they are. Raises InvalidValue if one sets what spool sets itself."""
+    """Return further options of sbatch unchanged. Raises InvalidValue if one sets what spool sets itself."""
     for option in options:
         _check(option)
     return options
@@ -65,7 +65,7 @@ def _check(option: str) -> None:
     if not option.isprintable() or _OPTION.fullmatch(name) is None:
         raise InvalidValue(f'{option!a} is no option; write name and value as one, as in "--constraint=ib"')
     if name.startswith("--"):
-        # Slurm's programs take any beginning of an option's name for it.
+        # Slurm's programs accept any prefix of an option's name.
         ours = any(each.startswith(name[2:]) for each in _OURS)
     else:
         ours = any(letter in _OURS_SHORT for letter in _letters(name[1:]))
@@ -74,7 +74,7 @@ def _check(option: str) -> None:
 
 
 def _letters(bundle: str) -> Iterator[str]:
-    """Yield the options of one letter in a bundle; what follows the first that takes a value is that value."""
+    """Yield the one-letter options in a bundle; the rest after the first that takes a value is that value."""
     for letter in bundle:
         yield letter
         if letter not in _FLAGS_SHORT:
@@ -82,19 +82,19 @@ def _letters(bundle: str) -> Iterator[str]:
 
 
 def word(text: str) -> str:
-    """Return the name of a partition or the like. Raises InvalidValue."""
+    """Return *text* if it can name a partition or the like. Raises InvalidValue."""
     if _SAFE.fullmatch(text) is None:
         raise InvalidValue(f"{text!a} is no name in Slurm")
     return text
 
 
-# What is asked for.
+# What jobs request.
 
 
 def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConfig) -> Iterator[str]:
     """Yield the options of sbatch for the job *name*, whose records go to *metadir*.
 
-    Raises SpoolError for what Slurm cannot be asked for.
+    Raises SpoolError for a request that Slurm cannot express.
     """
     yield from (f"--job-name={name}", f"--comment={mark}", "--parsable", "--no-requeue", "--open-mode=append")
     yield from ("--propagate=NONE", "--input=/dev/null", "--export=ALL", f"--chdir={metadir}")
@@ -115,9 +115,9 @@ def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConf
 
 
 def minutes(time_limit_ns: int) -> int:
-    """Return when Slurm ends what spool has not ended by then.
+    """Return the time limit for Slurm, in minutes: it ends later than spool's own.
 
-    It counts in minutes, and from the moment at which it makes the node ready: ours comes first.
+    Slurm counts in minutes, and from the moment at which it makes the node ready.
     """
     return -(-time_limit_ns // _MINUTE_NS) + 1
 
@@ -135,10 +135,10 @@ def _gres(name: str, spec: Spec, config: SlurmConfig) -> str:
     return f"{config.gpus.get(request.gpu_type, f'gpu:{request.gpu_type}')}:{request.gpus}"
 
 
-# What Slurm says.
+# What Slurm reports.
 
 FIELDS = "%i\t%T\t%r\t%N\t%k"
-"""What `squeue -o` is asked for: id, state, reason, nodes, comment, which comes last for it may hold anything."""
+"""The fields for `squeue -o`: id, state, reason, nodes and, last because it may hold anything, comment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +153,14 @@ class QueueLine:
 
     @property
     def text(self) -> str:
-        """The state and the reason, as people know them from squeue."""
+        """The state and the reason, as in the output of squeue."""
         return self.state if self.reason in ("", "None", "(null)") else f"{self.state} ({self.reason})"
 
 
 def queue_lines(text: str) -> list[QueueLine] | None:
-    """Return the jobs of an answer of squeue; None: without the line of titles it is no answer.
+    """Return the jobs in an answer of squeue; None without its title line, since then it is no answer.
 
-    What cannot be read is skipped, and so is a last line that breaks off.
+    Unreadable lines are skipped, and so is an incomplete last line.
     """
     found, answered = [], False
     for line in text.split("\n")[:-1]:
@@ -201,7 +201,7 @@ ENDED = {
 _LAST_WORDS = (
     ("DUE TO TIME LIMIT", EngineWord.TIMEOUT),
     ("DUE TO PREEMPTION", EngineWord.PREEMPTED),
-    ("DUE TO JOB REQUEUE", EngineWord.PREEMPTED),  # by somebody who wants its node, and wants it to run again
+    ("DUE TO JOB REQUEUE", EngineWord.PREEMPTED),  # by a user who wants its node, and wants it to run again
     ("DUE TO NODE FAILURE", EngineWord.NODE_LOST),
     ("exceeded memory limit", EngineWord.OUT_OF_MEMORY),
     ("oom-kill", EngineWord.OUT_OF_MEMORY),
@@ -211,9 +211,9 @@ _LAST_WORDS = (
 
 
 def last_words(log: str) -> tuple[EngineWord, str] | None:
-    """Return how Slurm has ended a job, by the last line of `engine.log` that says so, and that line."""
+    """Return how Slurm ended a job, and in which words: the last line of `engine.log` that says so."""
     for line in reversed(log.splitlines()):
-        if "slurm" in line:  # else it is the job's own
+        if "slurm" in line:  # else it is a line of the job
             for words, meaning in _LAST_WORDS:
                 if words in line:
                     return meaning, one_line(line)
@@ -221,15 +221,15 @@ def last_words(log: str) -> tuple[EngineWord, str] | None:
 
 
 def submitted_id(text: str) -> str | None:
-    """Return the id that `sbatch --parsable` has answered with, `ID` or `ID;CLUSTER` on a line of its own.
+    """Return the id that `sbatch --parsable` has printed, `ID` or `ID;CLUSTER` on a line of its own.
 
-    None: there is no such line, or more than one, so that nobody knows.
+    None: there is no such line, or more than one, so that the id is unknown.
     """
     found = re.findall(r"^[ \t]*([1-9][0-9]{0,18})(?:;\S*)?[ \t\r]*$", text, re.MULTILINE | re.ASCII)
     return found[0] if len(found) == 1 else None
 
 
-# Slurm's own words for it, whole: a job may be refused for its sockets, and a plugin may say what it likes.
+# Slurm's own words, whole: a job may be refused because of its sockets, and a plugin may print anything.
 _UNREACHABLE = re.compile(
     r"unable to contact slurm|slurm backup controller in standby|socket timed out|"
     r"connection (?:timed out|refused|reset)|"
@@ -241,13 +241,13 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(r"(?:submission failed|Kill job error on job id \S+): (.*)")
-_NOT_EXECUTED = (126, 127)  # as a shell says it, and the helper that runs commands
+_NOT_EXECUTED = (126, 127)  # the exit codes of a shell, and of the helper that runs commands
 
 
 def is_silence(status: int | None, err: str) -> bool:
-    """Whether a command has failed because nobody has answered, and not because of what it asked for.
+    """Whether a command failed because it got no answer, and not because of its request.
 
-    One that could not be executed has asked nobody, unless it was too long to be executed at all.
+    A command that could not be executed has asked nothing, unless it was too long to be executed at all.
     """
     if status is None or status < 0:
         return True
@@ -268,20 +268,20 @@ _TOO_MANY = re.compile(r"\b(?:Assoc|QOS)\w*Submit\w*Limit\b")  # as QOSMaxSubmit
 
 
 def has_too_many(err: str) -> bool:
-    """Whether sbatch has refused a job because there are too many of them, so that it may take it later."""
+    """Whether sbatch refused a job because of too many jobs, so that it may accept it later."""
     return _TOO_MANY.search(err) is not None
 
 
 def cluster_of(configuration: str) -> str | None:
-    """Return the name of the cluster, of what `scontrol show config` has said."""
+    """Return the name of the cluster from the output of `scontrol show config`."""
     match = re.search(r"^ClusterName\s*=\s*(\S+)", configuration, re.MULTILINE)
     return match[1] if match else None
 
 
 def nodes_back(text: str) -> frozenset[str]:
-    """Return the nodes that answer, of an answer of sinfo: lines of a name and a state, which `*` ends otherwise.
+    """Return the responding nodes in the output of sinfo: lines of a name and a state. A final `*`: no response.
 
-    One that is down is not back: Slurm may not have noticed yet that it is silent.
+    A node that is down does not count: Slurm may not have noticed yet that it does not respond.
     """
     pairs = [line.split("\t") for line in text.splitlines()]
     return frozenset(pair[0].strip() for pair in pairs if len(pair) == 2 and not _AWAY.match(pair[1].strip()))
@@ -291,19 +291,19 @@ _AWAY = re.compile(r".*\*$|down|fail|unk|no_respond|error|future", re.IGNORECASE
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for Slurm's commands: without variables that would change what they are asked for."""
+    """Return an environment for Slurm's commands, without variables that would change their output."""
     return {key: value for key, value in variables.items() if not key.startswith(_PREFIXES) or key in NEEDED}
 
 
 _PREFIXES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SALLOC_", "SRUN_", "SPANK_", "_SLURM_")
 NEEDED = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
-"""The variables by which Slurm's commands find their cluster, and say who asks."""
+"""The variables by which Slurm's commands find their cluster and authenticate."""
 
 
 def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> tuple[str, ...]:
-    """Return the command that ends jobs; *signal*: that tells what they run, by their scripts, and no more.
+    """Return the command that cancels jobs, or with *signal* one that only signals the processes of their scripts.
 
-    With a *name*, those of them that are called so.
+    With a *name*, only those of *ids* whose job has that name.
     """
     how: Iterable[str] = ("--batch", f"--signal={signal}") if signal is not None else ()
     which: Iterable[str] = ("--state=PENDING",) if only_waiting else ()
@@ -312,5 +312,5 @@ def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: 
 
 
 def attach(job_id: str) -> tuple[str, ...]:
-    """Return the command that puts a person before a shell beside what a job runs, within what it was given."""
+    """Return the command that opens a shell beside the processes of a job, within its allocation."""
     return ("srun", f"--jobid={job_id}", "--overlap", "--pty", "sh")

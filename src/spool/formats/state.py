@@ -1,6 +1,6 @@
-"""`state.json`, the dispatcher's last view: text to values and back. Nothing may decide by it.
+"""`state.json`, the dispatcher's last view: text to values and back. No decision may depend on it.
 
-A reader takes the keys that it knows and ignores the others, so that the file may grow.
+A reader ignores unknown keys, so that the file can grow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spool.core.model import ForeignProcess, Gpu, GpuUse
 
 
 class GpuUseView(Struct, frozen=True, kw_only=True):
-    """What a run does with one of its GPUs: in the last moments, and since its start."""
+    """A run's use of one of its GPUs: in the last moments, and since its start."""
 
     percent: int | None = None
     memory_bytes: int | None = None
@@ -25,11 +25,11 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
     peak_percent: int | None = None
     mean_memory_bytes: int | None = None
     peak_memory_bytes: int | None = None
-    watched_ns: int = 0  # how much of its time the mean of its use stands for
+    watched_ns: int = 0  # how much time the mean covers
     memory_watched_ns: int = 0
 
     def use(self) -> GpuUse:
-        """Return what this tells of the time since the start of the run."""
+        """Return the use since the start of the run."""
         return GpuUse(
             watched_ns=self.watched_ns,
             mean_percent=self.mean_percent,
@@ -41,7 +41,7 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(watch: GpuWatch) -> tuple[GpuUseView, ...]:
-        """Return what is told of the GPUs of a run."""
+        """Return the views of the GPUs of a run."""
         now = watch.now or (None,) * len(watch.gpus)
         return tuple(
             GpuUseView(
@@ -59,11 +59,11 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
 
 
 class JobView(Struct, frozen=True, kw_only=True):
-    """What the dispatcher said of one job that waits, is held or runs."""
+    """The dispatcher's view of one job that waits, is held or runs."""
 
     state: str
     reason: str = ""
-    problem: str = ""  # what troubles it, and what to do; it is tried again by itself
+    problem: str = ""  # a problem, and what to do; spool retries by itself
     run: int | None = None
     attempt: int = 1
     priority: int | None = None
@@ -71,8 +71,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     gpus: int | None = None
     gpu_uuids: tuple[str, ...] = ()
-    gpu_use: tuple[GpuUseView, ...] = ()  # of each of these, while it runs; () is unknown
-    gpu_idle_ns: int = 0  # for how long all of them have been idle
+    gpu_use: tuple[GpuUseView, ...] = ()  # one for each GPU of a running job; () is unknown
+    gpu_idle_ns: int = 0  # how long all of them have been idle
     resources: dict[str, int] = field(default_factory=dict)
     user: str | None = None
     project: str | None = None
@@ -80,20 +80,20 @@ class JobView(Struct, frozen=True, kw_only=True):
     since_ns: int | None = None
     started_at_ns: int | None = None
     time_limit_ns: int | None = None
-    suspended_ns: int = 0  # how long its run has been suspended, but for the time since the last
-    suspended_at_ns: int | None = None  # since when it is; None: it is not
-    engine: str | None = None  # that has its run, on another machine
-    array: bool = False  # it stands for its tasks, which are jobs themselves
-    beside: str = ""  # the state of a second job of the name, which waits for this run to end
+    suspended_ns: int = 0  # total of the past suspensions
+    suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
+    engine: str | None = None  # the engine of its run, on another machine
+    array: bool = False  # an array, whose tasks are jobs themselves
+    beside: str = ""  # the state of a second job of this name, which waits for this run to end
 
     def gpu_watch(self, at_ns: int) -> GpuWatch | None:
-        """Return what its run has done with its GPUs by *at_ns*, when this was said; None: nothing is known of that."""
+        """Return the GPU use of its run as of *at_ns*, the time of the view; None if unknown."""
         uses = tuple(each.use() for each in self.gpu_use)
         return GpuWatch(at_ns, uses, self.gpu_idle_ns) if uses else None
 
 
 class GpuView(Struct, frozen=True, kw_only=True):
-    """What the dispatcher saw of one GPU."""
+    """The dispatcher's view of one GPU."""
 
     uuid: str
     index: int
@@ -104,13 +104,13 @@ class GpuView(Struct, frozen=True, kw_only=True):
     utilisation_percent: int | None = None
     memory_utilisation_percent: int | None = None
     problem: str | None = None
-    jobs: tuple[str, ...] = ()  # that it was given to
-    taken_bytes: dict[str, int] = field(default_factory=dict)  # what jobs have of its memory, where known
+    jobs: tuple[str, ...] = ()  # jobs that it is granted to
+    taken_bytes: dict[str, int] = field(default_factory=dict)  # its memory used by jobs, where known
     foreign_processes: tuple[ForeignProcess, ...] = ()
 
     @staticmethod
     def of(gpu: Gpu, jobs: Iterable[str]) -> GpuView:
-        """Return what is told of *gpu*, which was given to *jobs*."""
+        """Return the view of *gpu*, which is granted to *jobs*."""
         return GpuView(
             uuid=gpu.uuid,
             index=gpu.index,
@@ -127,7 +127,7 @@ class GpuView(Struct, frozen=True, kw_only=True):
         )
 
     def gpu(self) -> Gpu:
-        """Return the GPU that this tells of."""
+        """Return the GPU of this view."""
         return Gpu(
             uuid=self.uuid,
             index=self.index,
@@ -145,7 +145,7 @@ class GpuView(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class GpusTold:
-    """What a dispatcher has seen of the GPUs, and when NVML was asked for it."""
+    """The GPUs that a dispatcher saw, and the time of that NVML query."""
 
     gpus: tuple[Gpu, ...]
     problem: str | None
@@ -153,54 +153,54 @@ class GpusTold:
 
 
 class RefusalView(Struct, frozen=True, kw_only=True):
-    """What the machine has refused a job, and until when that is not tried again."""
+    """A start that the machine refused, and when it is tried again."""
 
     why: str
     until_ns: int
 
 
 class PoolView(Struct, frozen=True, kw_only=True):
-    """What the dispatcher saw of one named resource."""
+    """The dispatcher's view of one named resource."""
 
     total: int
-    granted: int = 0  # more than there is, after the configuration has taken some away
+    granted: int = 0  # may exceed the total after a change of the configuration
 
 
 class MachineView(Struct, frozen=True, kw_only=True):
-    """What the dispatcher saw of the machine."""
+    """The dispatcher's view of the machine."""
 
     cpus: int
     cpus_free: int
     memory_bytes: int
     memory_free_bytes: int
     gpu_problem: str | None = None
-    gpus_at_ns: int | None = None  # when NVML was asked for what stands here; None: nothing is known of them
+    gpus_at_ns: int | None = None  # time of the NVML query; None: nothing is known of the GPUs
     gpus: tuple[GpuView, ...] = ()
-    refusal: str = ""  # why nothing is started on it now
+    refusal: str = ""  # why it starts nothing now
     resources: dict[str, PoolView] = field(default_factory=dict)
 
     def told(self) -> GpusTold | None:
-        """Return what this says of the GPUs, None if it says nothing."""
+        """Return the GPUs of this view, None if there is nothing about them."""
         if self.gpus_at_ns is None:
             return None
         return GpusTold(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
 
 
 class PassesView(Struct, frozen=True, kw_only=True):
-    """How long the passes of this dispatcher took."""
+    """Durations of the passes of this dispatcher."""
 
     count: int = 0
     sum_ns: int = 0
     last_ns: int = 0
     bounds_ns: tuple[int, ...] = ()
-    counts: tuple[int, ...] = ()  # how many took at most so long, each counted once; the last: longer than all
+    counts: tuple[int, ...] = ()  # passes within each bound, each counted once; the last: longer than all bounds
 
 
 class HoldingView(Struct, frozen=True, kw_only=True):
-    """For how long room has been left, on a guess, for jobs that wait: seconds of the whole pool that they lack."""
+    """Room held back for waiting jobs because of a guess, in seconds of the whole pool that they lack."""
 
     amounts: dict[str, float] = field(default_factory=dict)
-    job: str | None = None  # for which it goes on, by `rate` a second
+    job: str | None = None  # the job for which it grows, by `rate` a second
     rate: float = 0.0
     since_ns: int = 0
 
@@ -220,14 +220,14 @@ class StateView(Struct, frozen=True, kw_only=True):
     machine: MachineView | None = None
     passes: PassesView | None = None
     events_lost: int = 0  # how often the kernel dropped file events
-    errors: int = 0  # that this dispatcher has logged
+    errors: int = 0  # logged by this dispatcher
     jobs: dict[str, JobView] = field(default_factory=dict)
     held_back: HoldingView | None = None
-    refused: dict[str, RefusalView] = field(default_factory=dict)  # jobs that the machine did not let begin
-    executors: dict[str, str] = field(default_factory=dict)  # that can start nothing now, and why
+    refused: dict[str, RefusalView] = field(default_factory=dict)  # jobs whose start the machine refused
+    executors: dict[str, str] = field(default_factory=dict)  # executors that cannot start anything now, and why
 
     def counts(self) -> Counter[str]:
-        """Return how many jobs are in each state: tasks, and not their arrays; a second job of a name counts too."""
+        """Return how many jobs are in each state: tasks count, not their arrays; a second job of a name counts too."""
         found = Counter(job.state for job in self.jobs.values() if not job.array)
         found.update(job.beside for job in self.jobs.values() if job.beside)
         return found
@@ -238,7 +238,7 @@ _encoder = json.Encoder()
 
 
 def render_state(view: StateView) -> bytes:
-    """Return the text of `state.json`. A name that is not UTF-8 is told with what UTF-8 cannot hold escaped."""
+    """Return the text of `state.json`. Names that are not UTF-8 are escaped."""
     try:
         return _encoder.encode(view)
     except UnicodeEncodeError:
@@ -246,7 +246,7 @@ def render_state(view: StateView) -> bytes:
 
 
 def rendered(view: JobView) -> JobView:
-    """Return what stands for *view* in a :class:`StateView` that is rendered again and again: its text."""
+    """Return *view* with its text cached, for a :class:`StateView` that is rendered again and again."""
     try:
         text = _encoder.encode(view)
     except UnicodeEncodeError:
@@ -255,7 +255,7 @@ def rendered(view: JobView) -> JobView:
 
 
 def escaped(value: Any) -> Any:
-    """Return *value*, of plain lists and dictionaries, with what UTF-8 cannot hold escaped in every text."""
+    """Return *value*, of plain lists and dictionaries, with every character that UTF-8 cannot hold escaped."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
@@ -264,13 +264,13 @@ def escaped(value: Any) -> Any:
 
 
 class _MachineAlone(Struct, frozen=True):
-    """What is read of the view by who asks for the machine: the jobs may be many."""
+    """The machine's part of the view, for readers that do not need the jobs, which may be many."""
 
     machine: MachineView | None = None
 
 
 def parse_machine(data: bytes) -> MachineView | None:
-    """Return what `state.json` says of the machine, None if it says nothing or cannot be understood."""
+    """Return the machine in `state.json`, None if it is missing or cannot be parsed."""
     try:
         return json.decode(data, type=_MachineAlone).machine
     except (DecodeError, UnicodeDecodeError):
@@ -278,7 +278,7 @@ def parse_machine(data: bytes) -> MachineView | None:
 
 
 def parse_state(data: bytes) -> StateView | None:
-    """Return what `state.json` says, None if it cannot be understood: it is rewritten at any moment."""
+    """Return the view in `state.json`, None if it cannot be parsed; it may be rewritten at any moment."""
     try:
         return _decoder.decode(data)
     except (DecodeError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
 """Workload traces in the Standard Workload Format of the Parallel Workloads Archive: text to jobs of the future.
 
-Chapin et al. 1999, "Benchmarks and Standards for the Evaluation of Parallel Job Schedulers"; version 2.2 of the
-format. A file is lines of `;` with what is known of the machine, and lines of 18 numbers, one a job; -1 is unknown.
+Chapin et al. 1999, "Benchmarks and Standards for the Evaluation of Parallel Job Schedulers"; version 2.2 of the format.
+A file has lines of `;` with facts about the machine, and lines of 18 numbers, one a job; -1 is unknown.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ COLUMNS = 18
 # Columns of a job's line, from 0.
 _JOB, _SUBMIT, _RUN_TIME, _PROCESSORS, _MEMORY = 0, 1, 3, 4, 6
 _WANTED_PROCESSORS, _WANTED_TIME, _WANTED_MEMORY, _STATUS, _USER = 7, 8, 9, 10, 11
-_READ = 12  # of no column after these is anything used
-_PARTIAL = frozenset({2, 3, 4})  # a stretch of a job whose line of status 0 or 1 has the whole
+_READ = 12  # columns after these are not used
+_PARTIAL = frozenset({2, 3, 4})  # part of a job that also has a line of status 0 or 1
 _KIB = 1024
 _MISSING = ["-1"] * COLUMNS
 
 LARGEST = 1 << 50
-"""No number of a trace is larger; so no product of two of them in ns or bytes surprises anybody."""
+"""The largest number in a trace; products of two of them in ns or bytes stay reasonable."""
 
 UNKNOWN_USER = "user"
 """The user of a job whose user is unknown."""
 
 MOST_PROBLEMS = 5
-"""This number of wrong lines shows that a file is something else."""
+"""This many wrong lines show that the file is not a trace."""
 
 _LABEL = re.compile(r";\s*([A-Za-z][A-Za-z ]*?)\s*:\s*(.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The jobs of a trace, in the order of the file, and what is known of the machine that they ran on.
+    """The jobs of a trace, in the order of the file, and the known facts about their machine.
 
-    `incomplete` counts the lines that say nothing that can be run again: no run time or no processors (jobs that were
-    cancelled while they waited), and partial executions of a job that has a line of its own. `counts_cpus` is False
-    where no line can say how many processors a job wants.
+    `incomplete` counts the lines that cannot be simulated: without a run time or processors (jobs that were cancelled
+    while they waited), and partial executions of a job that has a line of its own. `counts_cpus` is False if no line
+    can say how many processors a job wants.
     """
 
     coming: tuple[SimulatedJob, ...]
@@ -53,7 +53,7 @@ class Trace:
 
 @dataclass(slots=True)
 class OddLines:
-    """Lines with more or fewer columns than the format has: what is missing is unknown, the rest is ignored."""
+    """Counts lines with more or fewer columns than the format has: missing ones are unknown, extra ones ignored."""
 
     columns: int
     count: int = 0
@@ -77,7 +77,7 @@ class OddLines:
 
 @dataclass(slots=True)
 class Specs:
-    """One spec for all jobs that ask for the same: the planner is faster with few shapes, and so is memory."""
+    """Shares one spec among all jobs with the same request: few shapes save time and memory."""
 
     _known: dict[tuple[object, ...], Spec] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Specs:
         return self.of(request.cpus, request.memory_bytes, max(run_time_s, 1) * SECOND_NS, request.gpus)
 
     def of(self, cpus: int, memory_bytes: int | None, time_limit_ns: int | None, gpus: int = 0) -> Spec:
-        """Return the spec that asks for that."""
+        """Return the spec with that request."""
         key = (cpus, memory_bytes, time_limit_ns, gpus)
         spec = self._known.get(key)
         if spec is None:
@@ -97,14 +97,14 @@ class Specs:
 
 
 class UniqueNames:
-    """Names of jobs, each once: the second `train` is `train_2`, and a job without a name is called by its place."""
+    """Makes job names unique: the second `train` becomes `train_2`, and a job without a name is named by its place."""
 
     def __init__(self) -> None:
         self._count: dict[str, int] = {}
         self._place = 0
 
     def of(self, name: str) -> str:
-        """Return the name for the next job, which the trace calls *name*, or ""."""
+        """Return the unique name of the next job, whose name in the trace is *name*, or ""."""
         self._place += 1
         name = name or f"{self._place:07}"
         found = name
@@ -118,9 +118,9 @@ class UniqueNames:
 def parse(text: str, what: str) -> Trace:
     """Return the trace *text*; *what* names it in errors. Raises InvalidFile, with the lines that are wrong.
 
-    A job asks for the requested processors and memory; where one of them is unknown, for those it used. Its memory is
-    stated for each processor. A requested time that is unknown is a limit that nobody has stated. In a trace without
-    any (they are synthetic) the run times stand for them, as everybody takes them who compares schedulers by it.
+    A job requests the requested processors and memory; if one is unknown, the amount that it used. Memory is per
+    processor. An unknown requested time means no limit. If a trace has no requested times at all (synthetic ones do
+    not), the run times replace them, as is usual in comparisons of schedulers.
     """
     header: dict[str, str] = {}
     jobs: list[tuple[int, int, int, int, Spec]] = []  # number, submission, run time, user
@@ -164,7 +164,7 @@ def parse(text: str, what: str) -> Trace:
 
 
 def require_jobs(what: str, problems: Sequence[Problem], jobs: int, odd: OddLines) -> None:
-    """Raise InvalidFile if lines were wrong, or if none is a job."""
+    """Raise InvalidFile if lines were wrong, or if there is no job."""
     if problems:
         raise InvalidFile(what, problems)
     if not jobs:
@@ -172,7 +172,7 @@ def require_jobs(what: str, problems: Sequence[Problem], jobs: int, odd: OddLine
 
 
 def _fields(words: Sequence[str]) -> list[int] | str:
-    """Return the numbers of a line, or what is wrong with it."""
+    """Return the numbers of a line, or an error message."""
     try:
         fields = list(map(int, words))
     except ValueError:
@@ -186,9 +186,9 @@ def _fields(words: Sequence[str]) -> list[int] | str:
 
 
 def _spec(fields: Sequence[int], specs: Specs) -> Spec | None:
-    """Return what a line asks for; None if it is a part of a job, or has no processors."""
+    """Return the spec of a line; None if it is part of a job, or has no processors."""
     cpus = fields[_WANTED_PROCESSORS]
-    if cpus <= 0:  # nothing asks for 0 processors, seconds or bytes
+    if cpus <= 0:  # zero or less cannot be requested
         cpus = fields[_PROCESSORS]
     if cpus <= 0 or fields[_STATUS] in _PARTIAL:
         return None
@@ -198,7 +198,7 @@ def _spec(fields: Sequence[int], specs: Specs) -> Spec | None:
 
 
 def _comings(jobs: Sequence[tuple[int, int, int, int, Spec]]) -> tuple[SimulatedJob, ...]:
-    """Return the jobs, named so that they sort as the file does: by their numbers where these ascend, else by place."""
+    """Return the jobs, with names that sort in file order: by number where the numbers ascend, else by place."""
     numbers = [job[0] for job in jobs]
     if any(number <= before for number, before in zip(numbers, [0, *numbers], strict=False)):
         numbers = list(range(1, len(jobs) + 1))
@@ -211,7 +211,7 @@ def _comings(jobs: Sequence[tuple[int, int, int, int, Spec]]) -> tuple[Simulated
 
 
 def _cpus(header: Mapping[str, str]) -> int | None:
-    """Return the processors of the machine, or its nodes where the header has only these; None if it has neither."""
+    """Return the processors of the machine, or its nodes if the header has only these; None if it has neither."""
     for label in ("MaxProcs", "MaxNodes"):
         number = re.match(r"[0-9]{1,12}", header.get(label, ""))
         if number is not None and int(number.group()) > 0:

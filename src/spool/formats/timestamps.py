@@ -1,4 +1,4 @@
-"""Instants as text: RFC 3339 in UTC, for users and tools, and exact to the nanosecond for us."""
+"""Instants as text: RFC 3339 in UTC, for users and tools, and exact to the nanosecond for spool itself."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def parse_instant(text: str) -> int | None:
 
 
 def at_lines(key: str, at_ns: int | None) -> str:
-    """Return the two TOML lines of an instant, none if it is unknown.
+    """Return the two TOML lines of an instant, "" if it is unknown.
 
-    The date and time is to the microsecond, for TOML readers may keep no more; `…_ns` beside it is the exact one.
+    The date and time is to the microsecond, because TOML readers may keep no more; `…_ns` beside it is exact.
     """
     return "" if at_ns is None else f"{key} = {render_instant(at_ns, digits=6)}\n{key}_ns = {at_ns}\n"
 
 
 def read_at(keys: dict[str, Any], key: str) -> int | None:
-    """Return the instant that `at_lines` wrote: the exact one if it is there, else the date and time."""
+    """Return the instant that `at_lines` wrote, preferably the exact one."""
     exact = keys.get(f"{key}_ns")
     if type(exact) is int:
         return exact if 0 <= exact <= _LATEST_NS else None

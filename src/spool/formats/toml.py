@@ -1,14 +1,14 @@
-"""TOML, read and written in one place; and where in a source a key stands, for messages.
+"""Reading and writing of TOML, and the lines of keys, for messages.
 
-`read` accepts what TOML 1.0 allows, less what no file of a spool may hold: more than `MAX_BYTES`, an encoding other
-than UTF-8, NUL in a text, numbers that are not finite or do not fit 64 bits, and nesting so deep that it can only
-be meant to do harm. Every refusal is one `InvalidFile` that names the line. What could keep the parser busy for long is
-refused before the parser sees it: what is left takes at most half a second, and that only a file of 1 MiB.
+`read` accepts what TOML 1.0 allows, except what no file of a spool may hold: more than `MAX_BYTES`, an encoding other
+than UTF-8, NUL in a text, numbers that are not finite or do not fit 64 bits, and nesting so deep that it can only be
+malicious. Every refusal is one `InvalidFile` that names the line. Input that could keep the parser busy for long is
+refused before parsing: the rest takes at most half a second, and that only for a file of 1 MiB.
 
-The parser does not tell where a key stands, and an error message must. What looks for it follows only the shape of a
-source that the parser has accepted, and judges nothing. It takes ten times as long as the parser, so it ends when all
-is found that was asked for, and after `MAX_TOKENS` in any case. `tomlkit` keeps positions and cannot be asked: it reads
-a hostile 60 kB in ten seconds, and moves the tables of a list together.
+The parser does not report the position of a key, but an error message needs it. The search for it follows only the
+shape of a source that the parser has accepted, and validates nothing. It takes ten times as long as the parser, so it
+ends when every requested key is found, and after `MAX_TOKENS` in any case. `tomlkit` keeps positions but does not fit:
+it reads a hostile 60 kB in ten seconds, and moves the tables of a list together.
 """
 
 from __future__ import annotations
@@ -24,35 +24,33 @@ from typing import Any
 from spool.core.errors import InvalidFile, Problem, shown
 
 Path = tuple[str | int, ...]
-"""Where a value stands: keys, and positions in lists. `("depends_on", "all", 2)`."""
+"""The place of a value: keys, and positions in lists. `("depends_on", "all", 2)`."""
 
 MAX_KEY_PARTS = 16
-"""The parser needs quadratic time for a key of many parts, and no file of a spool has one."""
+"""The most parts of a key: the parser needs quadratic time for them, and no file of a spool has that many."""
 
 MAX_BYTES = 1 << 20
-"""A larger file is refused unread: eight times the longest command that the kernel takes, and read in half a second."""
+"""Larger files are refused unread: 8 times the longest command that the kernel accepts, parsed in half a second."""
 
 MAX_DEPTH = 32
 """The deepest nesting of lists and inline tables. No file of a spool needs more than three."""
 
-_LARGE = (
-    1 << 16
-)  # characters: beyond this, parsing may create enough objects for the garbage collector to get in the way
+_LARGE = 1 << 16  # characters: a longer text may create enough objects to trigger the garbage collector
 
 _BOM = b"\xef\xbb\xbf"
-# What no file may hold is written with an escape, with many digits, with an exponent, or as one of two words. To look
-# for these takes a tenth of the time that it takes to look at every value.
+# Forbidden values are written with an escape, with many digits, with an exponent, or as one of two words. A search for
+# these takes a tenth of the time of a check of every value.
 _MAY_BE_BAD = re.compile(r"[0-9_](?:[eE]|[0-9A-Fa-f_]{14})")
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
 
 MAX_TOKENS = 30_000
-"""So far into a source lines are looked for: no file that people write by hand has as many words and marks."""
+"""How far into a source lines are searched: no handwritten file has this many words and marks."""
 
-# Compiled when they are used, for what is wrong or strange: that takes longer than most files take to be read. None of
-# them repeats a group, so no search goes back and needs memory for each character; and Python 3.11.2, which Debian 12
-# has, matches possessive groups wrongly.
-_MARKS = "[]{}=,\n"  # what no key goes beyond
-_SYNTAX = r"""[\[\]{}=,.\n]|"(?!"")[^"\\\n]*"|'(?!'')[^'\n]*'|["']|#[^\n]*"""  # of other strings where they begin
+# Compiled on first use, for mistakes and rarities: compiling takes longer than reading most files. None of them repeats
+# a group, so a search never backtracks or needs memory for each character; and Python 3.11.2, which Debian 12 has,
+# matches possessive groups wrongly.
+_MARKS = "[]{}=,\n"  # no key extends beyond these
+_SYNTAX = r"""[\[\]{}=,.\n]|"(?!"")[^"\\\n]*"|'(?!'')[^'\n]*'|["']|#[^\n]*"""  # of other strings only the begin
 _WORD = r"""[^\s\[\]{}=,.#"']+"""
 _END_OF_STRING = {
     '"': r'(?s)\\.|["\n]',
@@ -64,7 +62,7 @@ _TOO_DEEP = f"lists and tables are nested more than {MAX_DEPTH} deep"
 
 
 def read(data: bytes, what: str) -> dict[str, Any]:
-    """Return the TOML document *data*; *what* names it in errors ("job train"). Raises InvalidFile and nothing else."""
+    """Return the TOML document *data*; *what* names it in errors ("job train"). Raises only InvalidFile."""
     text = decode(data, what)
     if (line := _line_of_long_key(text)) is not None:
         why = f"not readable on line {line}: a key has more than {MAX_KEY_PARTS} parts"
@@ -91,17 +89,17 @@ def read(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _loads(text: str) -> dict[str, Any]:
-    # The parser of the standard library, compiled: a start with 100,000 waiting jobs reads that many files.
-    import tomli  # here, because a list of what the dispatcher says parses none
+    # A compiled version of the standard library's parser: a start with 100,000 waiting jobs reads that many files.
+    import tomli  # imported here, because a listing from the dispatcher's view parses none
 
     return tomli.loads(text)
 
 
 @contextmanager
 def uncollected(*, wanted: bool = True) -> Iterator[None]:
-    """Collect no garbage while thousands of values are made, if that is *wanted*: none of them is garbage.
+    """Disable garbage collection while thousands of values are made, if *wanted*: none of them is garbage.
 
-    The search for it takes a quarter of the time of a long list, and five times as long as a large file is parsed.
+    Collection takes a quarter of the time of a long list, and five times as long as parsing a large file.
     """
     if not wanted or not gc.isenabled():
         yield
@@ -114,9 +112,9 @@ def uncollected(*, wanted: bool = True) -> Iterator[None]:
 
 
 def decode(data: bytes, what: str) -> str:
-    """Return *data* as text: UTF-8, a byte order mark taken off. Raises InvalidFile."""
+    """Return *data* as text: UTF-8, without a byte order mark. Raises InvalidFile."""
     if len(data) > MAX_BYTES:
-        # Not how many: who reads a file for this reads no more of it than shows that it is too large.
+        # The size itself is unknown: callers read no more than it takes to see that a file is too large.
         why = f"it has more than {MAX_BYTES} bytes, so it is not read"
         raise InvalidFile(what, [Problem(None, None, why)])
     try:
@@ -131,9 +129,9 @@ def decode(data: bytes, what: str) -> str:
 
 
 def _syntax_problem(text: str, error: ValueError) -> Problem:
-    import tomli  # here, as in `_loads`
+    import tomli  # imported here, as in `_loads`
 
-    if not isinstance(error, tomli.TOMLDecodeError):  # no position: a number that Python will not convert
+    if not isinstance(error, tomli.TOMLDecodeError):  # no position: a number that Python does not convert
         return Problem(None, None, f"not valid TOML: {str(error).split(';')[0]}")
     if error.pos >= len(error.doc):
         last = text.count("\n") + (0 if text.endswith("\n") else 1) or 1
@@ -143,7 +141,7 @@ def _syntax_problem(text: str, error: ValueError) -> Problem:
 
 
 def _too_deep(document: dict[str, Any]) -> Path | None:
-    """Return where a list or table stands in too many others, None if nowhere; the document itself does not count."""
+    """Return the path of a list or table that is nested too deeply, None if none is. The document does not count."""
     level: list[tuple[Path, Any]] = [((), document)]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -158,7 +156,7 @@ def _too_deep(document: dict[str, Any]) -> Path | None:
 
 
 def _find_bad(document: dict[str, Any]) -> tuple[Path, str] | None:
-    """Return the first value that no file may hold, and why not."""
+    """Return the first forbidden value, and why it is forbidden."""
     for key, value in document.items():
         bad = _bad_value(value)
         if bad is not None:
@@ -191,17 +189,17 @@ def _bad_value(value: object) -> tuple[Path, str] | None:
 
 
 def write(document: Mapping[str, Any]) -> bytes:
-    """Return *document* as TOML. Texts of several lines are written on several lines, where that loses nothing.
+    """Return *document* as TOML. Multi-line strings are used for texts of several lines, where that is lossless.
 
     Raises ValueError for a text that UTF-8 cannot hold (a lone surrogate, from a file name that is not UTF-8).
     """
-    import tomli_w  # here, for only commands that write need it
+    import tomli_w  # imported here, because only commands that write need it
 
     text = tomli_w.dumps(document)
     if "\\n" in text and "\\r" not in text:
         text = tomli_w.dumps(document, multiline_strings=True)
-    text.encode()  # or it raises, and a surrogate is not escaped into something else
-    return shown(text, "\n\t").encode()  # what is left of such characters stands in strings
+    text.encode()  # raises for a surrogate, which must not be escaped
+    return shown(text, "\n\t").encode()  # such characters can remain only within strings
 
 
 _PLAIN = re.compile(r'[^\x00-\x1f"\\\x7f\ud800-\udfff]*')
@@ -218,7 +216,7 @@ def quote(text: str) -> str:
 
 
 def show(value: object) -> str:
-    """Return *value* as short text for an error message, the way the file would have it."""
+    """Return *value* as short text for an error message, as written in a file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -237,7 +235,7 @@ def _line_of_long_key(text: str) -> int | None:
     """Return the line of a key with more than `MAX_KEY_PARTS` parts in *text*, valid or not; None if there is none."""
     if text.count(".") < MAX_KEY_PARTS or all(line.count(".") < MAX_KEY_PARTS for line in text.split("\n")):
         return None
-    dots = 0  # where a key may stand
+    dots = 0  # in what may be one key
     for part, line in _tokens(text, _SYNTAX):
         if part == ".":
             dots += 1
@@ -251,8 +249,8 @@ def _line_of_long_key(text: str) -> int | None:
 def find_line(text: str, path: Path) -> int | None:
     """Return the line, counted from 1, on which *path* is set in *text*, or None if it is not found.
 
-    A path that is only implied (`a` of `[a.b]`) stands where it is first mentioned, and a list's element that is
-    not found where its list begins.
+    A path that is only implied (`a` of `[a.b]`) has the line of its first mention; an element that is not found has the
+    line of its list.
     """
     lines = key_lines(text, {path})
     while path:
@@ -265,7 +263,7 @@ def find_line(text: str, path: Path) -> int | None:
 
 
 def line_of(lines: dict[Path, int], path: Path) -> int | None:
-    """Return the line of *path*, or of the nearest thing around it, from what `key_lines` returned."""
+    """Return the line of *path*, or of its nearest parent, from the result of `key_lines`."""
     while path:
         if path in lines:
             return lines[path]
@@ -276,20 +274,20 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
 def key_lines(text: str, wanted: Set[Path] | None = None) -> dict[Path, int]:
     """Return the line, counted from 1, of each key and each list element of the TOML source *text*.
 
-    With *wanted* it may be those alone, and what is found on the way to them.
+    With *wanted* the result may have only those, and what is found on the way to them.
     """
     scan = _Scan(text, wanted)
-    with suppress(RecursionError, _Enough):  # the lines found until then are right
+    with suppress(RecursionError, _Enough):  # the lines found so far are right
         scan.document()
     return scan.lines
 
 
 class _Enough(Exception):  # noqa: N818  (it is no error)
-    """All that was wanted is found."""
+    """All wanted keys are found."""
 
 
 class _Scan:
-    """One walk through the tokens of a source."""
+    """One pass over the tokens of a source."""
 
     def __init__(self, text: str, wanted: Set[Path] | None) -> None:
         self.lines: dict[Path, int] = {}
@@ -297,7 +295,7 @@ class _Scan:
         self._source = _tokens(text, f"{_SYNTAX}|{_WORD}")
         self._tokens: list[tuple[str, int]] = []
         self._next = 0
-        self._last: dict[Path, int] = {}  # of each list of tables, `[[a]]`, the index of the last one
+        self._last: dict[Path, int] = {}  # for each list of tables, `[[a]]`, the index of the last one
 
     def _set(self, path: Path, line: int) -> None:
         if path in self.lines:
@@ -350,7 +348,7 @@ class _Scan:
             self._next += 1
 
     def _keys(self, path: Path) -> Path:
-        """Read a dotted key below *path*, and note the line of each part. A list of tables stands for its last one."""
+        """Read a dotted key below *path*, and record the line of each part. A list of tables means its last one."""
         while (part := self._peek()) is not None and part not in _MARKS:
             if part != ".":
                 path = (*path, _plain_key(part))
@@ -370,7 +368,7 @@ class _Scan:
                 element, before = (*path, index), self._next
                 self._set(element, self._tokens[before][1])
                 self._value(element)
-                if self._next == before:  # what can begin no value, as "}"
+                if self._next == before:  # not the beginning of a value, such as "}"
                     self._next += 1
                 index += 1
             self._take("]")
@@ -389,7 +387,7 @@ class _Scan:
 
 
 def _tokens(text: str, kinds: str) -> Iterator[tuple[str, int]]:
-    """Yield what matches *kinds* in *text*, with its line: strings whole, no comments, nothing after an open string."""
+    """Yield the matches of *kinds* in *text*, with lines: strings whole, no comments, nothing after an open string."""
     line, at = 1, 0
     pattern = re.compile(kinds)
     while (match := pattern.search(text, at)) is not None:
@@ -407,7 +405,7 @@ def _tokens(text: str, kinds: str) -> Iterator[tuple[str, int]]:
 
 
 def _end_of_string(text: str, start: int) -> int | None:
-    """Return where the string ends that begins at *start* of *text*; None if it does not."""
+    """Return the end of the string that begins at *start* of *text*; None if it has none."""
     quote = text[start]
     delimiter = quote * 3 if text.startswith(quote * 3, start) else quote
     for match in re.compile(_END_OF_STRING[delimiter]).finditer(text, start + len(delimiter)):
@@ -416,7 +414,7 @@ def _end_of_string(text: str, start: int) -> int | None:
         if match.group() == delimiter:
             end = match.end()
             while len(delimiter) == 3 and end < match.end() + 2 and text.startswith(quote, end):
-                end += 1  # the string itself may end with a quote or two
+                end += 1  # one or two quotes before the end belong to the string
             return end
     return None
 

@@ -1,10 +1,9 @@
-"""Strict reading of a file by its table of keys: every problem found, in the words of the format page.
+"""Strict reading of a file by its table of keys: reports every problem, in the words of the format page.
 
-A `Format` makes of the table a type for `msgspec`, which reads a document that is right, quickly, and stops at the
-first mistake of one that is not. Only then is the document taken apart key by key (`_salvage`), so that each mistake is
-told, with its line and what was probably meant. To explain a mistake costs far more than to find it, so beyond
-`MAX_PROBLEMS` they are only counted. Then each key that is stated is read as its `Kind` says, and put where its row
-says.
+A `Format` turns the table into a type for `msgspec`, which reads a valid document quickly, and stops at the first
+mistake of an invalid one. Only then is the document read key by key (`_salvage`), so that each mistake is reported,
+with its line and the probable intention. Explaining a mistake costs far more than finding it, so beyond `MAX_PROBLEMS`
+they are only counted. Then each key that is set is parsed by its `Kind`, and stored in the field of its row.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Duration = Annotated[
 """A duration, as text in the file."""
 
 MAX_PROBLEMS = 100
-"""The most problems of one file that are told; the others are counted."""
+"""The most problems of one file that are listed; the others are counted."""
 
 MAX_NAMES = 1000
 """The most names, tags and addresses in all lists of one file together, and the most entries of a table of names."""
@@ -57,7 +56,7 @@ _TYPE_WORDS = {
 
 
 class Problems:
-    """Collects what is wrong with one document."""
+    """Collects the problems of one document."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Path, str, str]] = []
@@ -68,22 +67,22 @@ class Problems:
 
     @property
     def full(self) -> bool:
-        """Whether as many problems are noted as are told: of any other one only the number counts."""
+        """Whether no more problems are listed: others are only counted."""
         return len(self._found) >= MAX_PROBLEMS
 
     def count(self, number: int = 1) -> None:
-        """Note *number* problems that nobody is told of; for when it is `full`."""
+        """Count *number* problems without listing them; for when it is `full`."""
         self._more += number
 
     def add(self, path: Path, why: str) -> None:
-        """Note that the value at *path* is wrong; *why* goes on after the key: "must be …", "needs …"."""
+        """Add a problem with the value at *path*; *why* continues the message after the key: "must be …", "needs …"."""
         if self.full:
             self.count()
         else:
             self._found.append((path, f'"{dotted(path)}"', f": {why}"))
 
     def add_unknown(self, path: Path, known: Mapping[str, object]) -> None:
-        """Note that the last key of *path* is none of *known*."""
+        """Add a problem: the last key of *path* is not among *known*."""
         if self.full:
             self.count()
             return
@@ -95,7 +94,7 @@ class Problems:
         self._found.append((path, f'unknown key "{dotted(path)}"', hint))
 
     def value(self, path: Path, parse: Callable[[Any], T], value: object, default: D) -> T | D:
-        """Return *parse* of *value*; where that raises InvalidValue note it and return *default*."""
+        """Return *parse* of *value*; if that raises InvalidValue, add the problem and return *default*."""
         try:
             return parse(value)
         except InvalidValue as error:
@@ -103,7 +102,7 @@ class Problems:
             return default
 
     def limited(self, raw: Struct, document: Mapping[str, Any], free: Set[str]) -> bool:
-        """Return whether the lists and tables of *raw*, made of *document*, are short enough; note it if not.
+        """Whether the lists and tables of *raw*, made from *document*, are short enough; if not, add the problem.
 
         *free* are the keys that may hold as much as fits into the file.
         """
@@ -123,7 +122,7 @@ class Problems:
         return False
 
     def take(self, others: Problems, at: Path) -> None:
-        """Note what *others* has, of a document that stands at *at* of this one."""
+        """Add the problems of *others*, whose document is at *at* in this one."""
         for path, subject, rest in others._found:
             here = (*at, *path)
             self._found.append((here, subject.replace(f'"{dotted(path)}"', f'"{dotted(here)}"'), rest))
@@ -153,7 +152,7 @@ def _collections(raw: Struct, document: Mapping[str, Any], path: Path, free: Set
 
 
 def dotted(path: Path) -> str:
-    """Return *path* as it is written in the file: `retry.max`, `depends_on[2]`. Absurdly long keys are cut."""
+    """Return *path* as written in the file: `retry.max`, `depends_on[2]`. Absurdly long keys are cut."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -165,13 +164,13 @@ def dotted(path: Path) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of *known* that was probably meant by *word*: one that is near, else one that begins with it.
+    """Return the one of *known* that *word* probably means: a similar one, else one that begins with it.
 
-    Capitals do not count, and a hyphen is as good as an underscore.
+    Case does not matter, and a hyphen equals an underscore.
     """
     if len(word) > 60:
         return None
-    import difflib  # here, for it is needed only when something is wrong, and slow to import
+    import difflib  # imported here, because only a mistake needs it, and it is slow to import
 
     names = {_plain(name): name for name in known}
     plain = _plain(word)
@@ -186,10 +185,10 @@ def _plain(word: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value may be: its type in the file, and how it is read; unchanged by default.
+    """A kind of value: its type in the file, and its parser; unchanged by default.
 
-    `parse` takes the value and raises InvalidValue. `read` also takes where it stands and the whole, and notes itself
-    what is wrong. A value of `any_length` is bounded otherwise.
+    `parse` takes the value and raises InvalidValue. `read` also takes its path and the whole reading, and adds problems
+    itself. A value of `any_length` is bounded otherwise.
     """
 
     type: Any
@@ -199,17 +198,17 @@ class Kind:
 
 
 Kinds = Mapping[str, Callable[[Key], Kind]]
-"""The kinds that a table names; some depend on what else the row says."""
+"""The kinds that a table names; some depend on other columns of the row."""
 
 
 class _Row:
-    """A key, ready to be read: the conversion of its value, and its field in a part of the model."""
+    """A key, ready for reading: the parser of its value, and its field in a part of the model."""
 
     __slots__ = ("each", "field", "hint", "key", "needs", "parse", "part", "read", "rows", "short", "why")
 
     def __init__(self, key: Key, kind: Kind | None, part: str, hint: Any) -> None:
         self.key = key
-        self.hint = hint  # the type of its value; and `each`, if it is many tables, of each
+        self.hint = hint  # the type of its value; for many tables, `each` is the type of one
         self.each: Any = None
         self.parse = None if kind is None else kind.parse
         self.read = None if kind is None else kind.read
@@ -222,7 +221,7 @@ class _Row:
 
 
 class Format:
-    """One kind of file: its table of keys, the kinds of its values, and the error that a mistake is."""
+    """One kind of file: its table of keys, the kinds of its values, and the error that it raises."""
 
     def __init__(self, table: KeyTable, kinds: Kinds, error: type[InvalidFile]) -> None:
         self._kinds = kinds
@@ -236,10 +235,10 @@ class Format:
     def read(
         self, data: bytes, what: str, name: str = "", complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     ) -> Reading:
-        """Return what *data* states, each value read alone; what is wrong is noted. Raises `error` if it is unreadable.
+        """Return the values that *data* sets, each parsed alone, with the problems. Raises `error` if it is unreadable.
 
-        *what* names the file in errors, and *name* is the job's, if it is one's. *complete* adds what the file leaves
-        open.
+        *what* names the file in errors, and *name* is the job's, for a job file. *complete* adds keys that the file
+        does not set.
         """
         try:
             document = toml.read(data, what)
@@ -254,14 +253,14 @@ class Format:
             document = _salvage(self._root, document, (), problems)
             raw = msgspec.convert(document, self.struct)
         reading = Reading(document, problems, name)
-        # A short file cannot list too much: an entry has two characters at least.
+        # A short file cannot list too much: an entry has at least two characters.
         if len(data) > 2 * MAX_NAMES and not problems.limited(raw, document, self._any_length):
             self.judge(reading, data, what)
         reading.read_table(self._root, raw, document, (), reading.found)
         return reading
 
     def judge(self, reading: Reading, data: bytes, what: str) -> None:
-        """Raise `error` with every problem, if there is one."""
+        """Raise `error` with every problem, if there is any."""
         if reading.problems:
             raise self.error(what, reading.problems.listed(toml.decode(data, what)))
 
@@ -325,7 +324,7 @@ Found = defaultdict[str, dict[str, Any]]
 
 
 class Reading:
-    """One file being read: what it states, what is wrong with it, and the fields that come of it."""
+    """One file being read: its content, its problems, and the resulting fields."""
 
     __slots__ = ("document", "found", "name", "problems")
 
@@ -338,7 +337,7 @@ class Reading:
     def read_table(
         self, rows: Mapping[str, _Row], raw: Struct, document: Mapping[str, Any], at: Path, found: Found
     ) -> None:
-        """Read each key that *document* states, as *raw* has it, into *found*."""
+        """Read each key of *document*, typed as in *raw*, into *found*."""
         for name, stated in document.items():
             row = rows[name]
             here = (*at, name)
@@ -385,7 +384,7 @@ class Reading:
 
 
 def _salvage(rows: Mapping[str, _Row], document: Mapping[str, Any], path: Path, problems: Problems) -> dict[str, Any]:
-    """Return the part of *document* that fits *rows*, required keys filled in, and note the rest."""
+    """Return the part of *document* that fits *rows*, with required keys filled in, and add problems for the rest."""
     good: dict[str, Any] = {}
     for name, row in rows.items():
         if row.key.default is REQUIRED:
@@ -418,7 +417,7 @@ def _salvage(rows: Mapping[str, _Row], document: Mapping[str, Any], path: Path, 
 def _salvaged(
     entries: Iterable[tuple[K, Any]], row: _Row, path: Path, problems: Problems
 ) -> Iterator[tuple[K, object]]:
-    """Yield the entries that fit, and note the rest; once enough is told, what does not fit is only counted."""
+    """Yield the entries that fit, and add problems for the rest; once the list is full, they are only counted."""
     for key, entry in entries:
         where = (*path, key)
         if isinstance(entry, dict) and not problems.full:
@@ -437,7 +436,7 @@ def _salvaged(
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """Return what a union consists of, annotations taken off; the hint itself if it is none."""
+    """Return the members of a union without annotations; any other hint is its own only member."""
     if get_origin(hint) is Annotated:
         return _parts(get_args(hint)[0])
     args = get_args(hint)
@@ -447,7 +446,7 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 
 def _unit_of(hint: Any) -> Callable[[object], int] | None:
-    """Return the parser of a size or duration, if that is what *hint* asks for."""
+    """Return the parser of a size or duration, if *hint* is one."""
     for note in getattr(hint, "__metadata__", ()):
         if isinstance(note, Meta) and note.extra:
             unit: Callable[[object], int] | None = note.extra.get("unit")
@@ -464,7 +463,7 @@ def _filler(hint: Any) -> object:
 
 
 def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[Path, str]:
-    """Return where below the key the mistake is, and what it is, in the words of the format page."""
+    """Return the path of the mistake below the key, and its description, in the words of the format page."""
     unit = _unit_of(hint)
     if unit is not None and not isinstance(value, (str, list, dict)):
         try:
@@ -493,7 +492,7 @@ def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[
 
 
 def _in_table(table: dict[str, Any], hint: Any, at: str) -> tuple[Path, object]:
-    """Find the entry of a table of like values that does not fit."""
+    """Return the path and the value of the first entry that does not fit, in a table of like values."""
     for part in _parts(hint):
         if get_origin(part) is list:
             return _in_table(table, get_args(part)[0], at)

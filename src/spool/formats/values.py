@@ -1,7 +1,7 @@
 """The grammars of single values in files: signals, arrays, moments, paths, names; and the kinds that files share.
 
-Each function takes what stands in the file and returns the value, or raises InvalidValue, which says why not and
-what was probably meant.
+Each function takes the value from the file and returns it parsed, or raises InvalidValue with the reason and the
+probable intention.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Names = str | tuple[str, ...]
 Text = Annotated[str, Meta(min_length=1)]
 
 MAX_TASKS = 100_000
-"""The most jobs that one file can make."""
+"""The most jobs in one file."""
 
 Matrix = tuple[tuple[str, tuple[str, ...]], ...]
-"""The lists of a matrix, in the order of the file, their values as text."""
+"""The lists of a matrix, in the order of the file, with values as text."""
 
 Rows = tuple[tuple[tuple[str, str], ...], ...]
-"""What each task of a list of rows has, the keys in the order of the first row, the values as text."""
+"""The values of each task in a list of rows, with keys in the order of the first row, values as text."""
 
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 """The longest single argument or environment entry that Linux passes to a program (MAX_ARG_STRLEN, less its NUL)."""
@@ -61,7 +61,7 @@ SET_BY_SPOOL = frozenset(
         "CUDA_DEVICE_ORDER",
     }
 )
-"""Variables that a job finds in its environment and may not set itself, nor those of its resources."""
+"""Variables that spool sets for a job, which the job may not set itself; nor may it set those of its resources."""
 
 RESOURCE_PREFIX = "SPOOL_RESOURCE_"
 
@@ -91,7 +91,7 @@ def one_of(value: str, words: Iterable[str]) -> str:
 
 
 def at_least(least: float, parse: Callable[[object], int], text: str) -> int:
-    """Return the size or duration *text*, which *parse* reads, if it is not less than *least*."""
+    """Return the size or duration *text*, parsed by *parse*, if it is not less than *least*."""
     amount = parse(text)
     if amount >= least:
         return amount
@@ -106,7 +106,7 @@ def several(names: Names) -> tuple[str, ...]:
 
 
 def trimmed(value: str) -> str:
-    """Return *value* if it has no white space around it, which nobody sees and nobody means."""
+    """Return *value* if it has no white space around it, which is invisible and a mistake."""
     bare = value.strip()
     if value and not bare:
         raise InvalidValue(f"{show(value)} is only white space")
@@ -116,7 +116,7 @@ def trimmed(value: str) -> str:
 
 
 def label(value: str) -> str:
-    """Return *value* if it can name a group, a project or a tag: one line of 1-100 characters that can be shown."""
+    """Return *value* if it can name a group, a project or a tag: one printable line of 1-100 characters."""
     if not value.strip() or len(value) > 100 or not value.isprintable():
         raise InvalidValue(f"{show(value)} must be 1-100 characters on one line")
     return trimmed(value)
@@ -132,12 +132,12 @@ def resource_name(value: str) -> str:
 
 
 def resource_variable(name: str) -> str:
-    """Return the variable in which a run finds how much of the resource *name* it was given, or which indices."""
+    """Return the variable that tells a run the amount of the resource *name* that it was granted, or its indices."""
     return RESOURCE_PREFIX + name.upper().replace("-", "_")
 
 
 def words(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names or addresses that are used unchanged: none has white space around it, and each comes once."""
+    """Return names or addresses unchanged: none may have white space around it, and each must be unique."""
     for value in values:
         trimmed(value)
     different(values)
@@ -145,7 +145,7 @@ def words(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def different(values: Iterable[str | int]) -> None:
-    """Check that no value of a list stands in it twice: one of the two was meant to be another."""
+    """Check that no value is in a list twice: one of the two was meant to be another."""
     seen: set[str | int] = set()
     for value in values:
         if value in seen:
@@ -154,7 +154,7 @@ def different(values: Iterable[str | int]) -> None:
 
 
 def job_name(value: str) -> str:
-    """Return *value* if a job can have that name."""
+    """Return *value* if it is a valid job name."""
     why = why_not_name(value)
     if why is not None:
         raise InvalidValue(f"{show(value)} is not a valid job name: {why}")
@@ -164,7 +164,7 @@ def job_name(value: str) -> str:
 
 
 def argument(value: str) -> str:
-    """Return *value* if the kernel passes it to a program as one argument."""
+    """Return *value* if the kernel can pass it to a program as one argument."""
     size = len(value) if value.isascii() else len(value.encode())
     if size > MAX_ARGUMENT_BYTES:
         raise InvalidValue(
@@ -188,7 +188,7 @@ def command(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
 
 
 def _options_of_slurm(options: tuple[str, ...]) -> tuple[str, ...]:
-    from spool.formats import slurm  # few jobs have some
+    from spool.formats import slurm  # imported here, because few jobs have options
 
     return slurm.allowed(options)
 
@@ -223,14 +223,14 @@ def shell(value: str) -> str:
 
 
 def _path(value: str) -> str:
-    """Return *value* if it is not blank. A path may begin and end with white space: names of files do."""
+    """Return *value* if it is not blank. A path may begin and end with white space, as file names may."""
     if not value.strip():
         raise InvalidValue(f"{show(value)} is only white space")
     return value
 
 
 def workdir(value: str) -> str:
-    """Return *value* if it does not depend on a current directory, which a job file has not."""
+    """Return *value* if it does not depend on a current directory, which a job file does not have."""
     if _path(value)[0] in "/~${":
         return value
     raise InvalidValue(
@@ -251,7 +251,7 @@ def output_path(value: str) -> str:
 
 
 def warning_signal(value: str) -> WarningSignal:
-    """Return `"USR1@60s"` as a signal and how long before the limit it is sent; 60 seconds if not stated."""
+    """Return `"USR1@60s"` as a signal and its lead before the limit; 60 seconds if not stated."""
     name, at, before = trimmed(value).partition("@")
     name = name.upper().removeprefix("SIG")
     if name in ("KILL", "STOP"):
@@ -267,7 +267,7 @@ def warning_signal(value: str) -> WarningSignal:
 
 
 def retry_on(values: tuple[str | int, ...]) -> frozenset[str | int]:
-    """Return the outcomes and exit codes after which a run is tried again."""
+    """Return the outcomes and exit codes after which a run is retried."""
     if not values:
         raise InvalidValue("is an empty list, so nothing would be retried; remove the key, or name outcomes")
     different(values)
@@ -355,7 +355,7 @@ def array(value: str) -> ArraySpec:
 
 
 def matrix(value: dict[str, list[str | int | float | bool]]) -> Matrix:
-    """Return the lists of a matrix, their values as text."""
+    """Return the lists of a matrix, with values as text."""
     tasks = 1
     if len(value) > MAX_NAMES:
         raise InvalidValue(f"has {len(value):,} keys; at most {MAX_NAMES:,} are allowed")
@@ -372,7 +372,7 @@ def matrix(value: dict[str, list[str | int | float | bool]]) -> Matrix:
 
 
 def rows(value: list[dict[str, str | int | float | bool]]) -> Rows:
-    """Return a list of rows, their values as text."""
+    """Return a list of rows, with values as text."""
     if not value:
         raise InvalidValue("is an empty list, so that there is nothing to run")
     if len(value) > MAX_TASKS:
@@ -423,4 +423,4 @@ KINDS: Kinds = {
     "options of Slurm": lambda key: Kind(tuple[str, ...], _options_of_slurm),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None),
 }
-"""The kinds of values that more than one file has."""
+"""The kinds of values shared by several files."""

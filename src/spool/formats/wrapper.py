@@ -1,8 +1,8 @@
 """The wrapper of a run: a constant script, `wrapper.sh`, with one hole for quoted assignments.
 
-The script of a run is what really opens its outputs, so `outputs_of` reads its assignments to tell where they go.
+The script opens the outputs of a run, so `outputs_of` reads its assignments to find them.
 
-What the script does, in its order, and what it leaves behind (docs/FORMAT.md has the grammar of the records):
+The steps of the script, in order, and its records (docs/FORMAT.md has their grammar):
 
 * `jid`, created exclusively. Who comes second leaves with `ALREADY_STARTED` and runs nothing; who can neither
   create it nor find it leaves with `NO_JID`.
@@ -74,7 +74,7 @@ TEXT_FD = 8
 
 _HOLE = b"# --- assignments ---\n"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# What a shell gives a meaning of its own, refuses to assign or assigns itself: env sets those.
+# Names with a special meaning in some shell, or that a shell refuses to assign or assigns itself: env sets those.
 _SPECIAL = re.compile(
     r"IFS|PWD|OLDPWD|OPTIND|OPTARG|OPTERR|PPID|_|LINENO|PS[0-9]|ENV|FUNCNEST|POSIXLY_CORRECT|"
     r"E?UID|SHLVL|GROUPS|BASH.*|SHELLOPTS|FUNCNAME|DIRSTACK|S?RANDOM|SECONDS|EPOCH.*|PIPESTATUS|HISTCMD|COMP_.*|"
@@ -83,8 +83,8 @@ _SPECIAL = re.compile(
 _MEBIBYTE = 1 << 20
 _LONGEST_BYTES = (128 << 10) - 1  # MAX_ARG_STRLEN of Linux, less the NUL byte at its end: execve(2)
 _MOST_BYTES = 6 << 20  # of all of them together, however large the stack may be
-_POINTER_BYTES = 8  # which the kernel counts for each
-_SLACK_BYTES = 4 << 10  # for what every job begins with, and the wrapper and env add
+_POINTER_BYTES = 8  # the kernel counts this for each
+_SLACK_BYTES = 4 << 10  # for the environment of every job, and for additions by the wrapper and env
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
@@ -95,7 +95,7 @@ _ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 @dataclass(frozen=True, slots=True)
 class EngineSurroundings:
-    """Where a wrapper on a cluster finds out who it is: the variables of its environment that say so."""
+    """Variables in the environment of a wrapper on a cluster by which it finds its identity."""
 
     engine: str
     node_variable: str
@@ -104,49 +104,49 @@ class EngineSurroundings:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the wrapper has to know of the machine and of the executor that starts it."""
+    """Facts about the machine and the executor that the wrapper needs."""
 
     pid_namespace: str
     host: str
     boot_id: str = ""  # for a wrapper that is told who it is; one that is not finds it out as well
-    stdin: str | None = "/dev/null"  # None: as the executor has it
-    inherit_outputs: bool = False  # True: stdout and stderr are the executor's, whatever the job says
+    stdin: str | None = "/dev/null"  # None: inherited from the executor
+    inherit_outputs: bool = False  # True: stdout and stderr are the executor's, despite the job file
     env_program: str = "env"
-    reset: str | None = None  # the option with which env undoes that SIGINT and SIGQUIT are ignored
-    become: str = ""  # the program of ours that is used instead of env as long as it is there; it needs a boot_id
+    reset: str | None = None  # the option of env that undoes ignored SIGINT and SIGQUIT
+    become: str = ""  # the program of ours to use instead of env while it exists; it needs a boot_id
     terminal: bool = False  # stdin is a terminal of the run's own
-    open_files: int | None = None  # how many the run may have open; None: as many as the wrapper
+    open_files: int | None = None  # the run's limit of open files; None: that of the wrapper
     engine: EngineSurroundings | None = None  # of a run on a cluster
 
 
 @dataclass(frozen=True, slots=True)
 class Assignments:
-    """What differs from run to run. All paths are absolute; nothing is expanded any more."""
+    """The parts of the script that differ from run to run. All paths are absolute; nothing is expanded any more."""
 
     metadir: str
-    command: str | tuple[str, ...]  # a text for the shell, or the arguments as they are
+    command: str | tuple[str, ...]  # a text for the shell, or arguments
     surroundings: Surroundings
-    environment: Mapping[str, str] = field(default_factory=dict)  # exported, over what is inherited
+    environment: Mapping[str, str] = field(default_factory=dict)  # exported, overriding inherited variables
     shell: str = "/bin/sh"
     workdir: str = "/"
-    stdout: str | None = None  # None is the log in the metadir
-    stderr: str | None = None  # None is where stdout goes
+    stdout: str | None = None  # None: the log in the metadir
+    stderr: str | None = None  # None: same as stdout
     init: str | None = None  # from plugins: before all else, just before the command, just after it
     prep: str | None = None
     end: str | None = None
     prolog: str | None = None
     epilog: str | None = None
-    umask: int = 0o022  # the command's; that of the records never lets others write them
-    cgroup: str | None = None  # the cgroup.procs file that the wrapper enters before anything is run
+    umask: int = 0o022  # of the command; that of the records never lets other users write them
+    cgroup: str | None = None  # the cgroup.procs file that the wrapper enters first
 
 
 def job_environment(
     spec: Spec, grant: Grant, *, spool_dir: str, job: str, run: int, attempt: int, metadir: str
 ) -> dict[str, str]:
-    """Return what a run finds in its environment, over what every job begins with: docs/FORMAT.md, "Environment".
+    """Return the variables that a run gets on top of the common ones: docs/FORMAT.md, "Environment".
 
-    The `env` table comes first and cannot replace what tells a run who it is and which GPUs it has.
-    `SPOOL_GPUS` is how many, `SPOOL_MEMORY_MB` whole MiB; it is absent where no memory was asked for.
+    The `env` table comes first and cannot override the variables for the run's identity and its GPUs. `SPOOL_GPUS` is
+    the number of GPUs, `SPOOL_MEMORY_MB` the memory in whole MiB; it is absent if no memory was requested.
     """
     environment = {"OMP_NUM_THREADS": str(grant.cpus)} if grant.cpus else {}
     environment |= dict(spec.env)
@@ -169,7 +169,7 @@ def job_environment(
 
 
 def resource_variables(grant: Grant) -> dict[str, str]:
-    """Return the variables of the named resources of *grant*: the indices, or how many of those without."""
+    """Return the variables of the named resources of *grant*: the indices, or the count of those without."""
     indices = dict(grant.resource_indices)
     return {resource_variable(name): ",".join(map(str, indices.get(name, (count,)))) for name, count in grant.resources}
 
@@ -177,31 +177,31 @@ def resource_variables(grant: Grant) -> dict[str, str]:
 def render(assignments: Assignments) -> bytes:
     """Return the text of `run.sh`.
 
-    Raises InvalidValue for what no process can be given: an empty command, a NUL byte, more than 128 KiB in one
-    argument or variable, or more of them than the kernel takes.
+    Raises InvalidValue for anything that cannot be passed to a process: an empty command, a NUL byte, more than 128 KiB
+    in one argument or variable, or more of them than the kernel takes.
     """
     before, after = _script()
     return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
 
 
 def has_texts(script: bytes) -> bool:
-    """Whether anything is run before or after the command of *script*, which takes a shell.
+    """Whether *script* has texts to run before or after its command, which takes a shell.
 
-    It is only good for a guess: who edits a script can make it say anything.
+    It is only a guess, since an edited script can say anything.
     """
     start = len(_script()[0])
     return _TEXT.search(script, start, max(start, script.find(_END_OF_TEXTS, start))) is not None
 
 
 def load() -> None:
-    """Read the constant now, so that a later shortage of descriptors or memory keeps no run from it."""
+    """Read the constant now, so that a later shortage of descriptors or memory cannot prevent a start."""
     _script()
 
 
 @cache
 def _script() -> tuple[bytes, bytes]:
     """Return the constant, cut at its hole."""
-    from importlib import resources  # here, for most commands start nothing
+    from importlib import resources  # imported here, because most commands start nothing
 
     text = resources.files(__package__).joinpath("wrapper.sh").read_bytes()
     before, hole, after = text.partition(_HOLE)
@@ -256,12 +256,12 @@ def _hole(a: Assignments) -> str:
 
 
 def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
-    """Raise InvalidValue if no program of the run can be executed, for the size of its arguments and environment."""
+    """Raise InvalidValue if arguments and environment are too large for any program of the run to be executed."""
     texts = (("command", words), *((name, (a.shell, "-c", getattr(a, name) or "")) for name in _TEXTS))
     own_words = [f"{key}={value}" for key, value in a.environment.items()]
     everything = [*own_words, *(word for _, words in texts for word in words)]
     if 4 * len("".join(everything)) + len(everything) * (1 + _POINTER_BYTES) <= _SLACK_BYTES:
-        return  # if each character took all the bytes that one can take, and all of the texts came together
+        return  # even at the most bytes per character, and with all of the texts together
     name, longest = max(((name, _bytes_of(words)) for name, words in texts), key=lambda pair: pair[1])
     own = _bytes_of(own_words)
     if longest + own <= _SLACK_BYTES:
@@ -273,18 +273,18 @@ def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
 
 
 def _bytes_of(words: Iterable[str]) -> int:
-    """Return what the kernel counts for *words*."""
+    """Return the size of *words* as the kernel counts it."""
     return sum(len(word.encode("utf-8", "surrogateescape")) + 1 + _POINTER_BYTES for word in words)
 
 
 @lru_cache(maxsize=1024)
 def _exportable(key: str) -> bool:
-    """Tell whether every shell exports a variable of that name without being changed by it."""
+    """Whether every shell exports a variable of that name unchanged."""
     return _IDENTIFIER.fullmatch(key) is not None and _SPECIAL.fullmatch(key) is None
 
 
 def _not_an_option(text: str) -> str:
-    """Return *text* such that a shell's `-c` cannot take it for another option; a line break means nothing to it."""
+    """Return *text* so that a shell's `-c` cannot take it for another option; a leading line break is harmless."""
     return "\n" + text if text.startswith(("-", "+")) else text
 
 
@@ -292,12 +292,12 @@ def _quoted(values: Collection[str]) -> list[str]:
     """Return each of *values* as one word of the shell."""
     whole = "".join(values)
     if len(whole) <= _LONGEST_BYTES // 4 and "'" not in whole and "\0" not in whole:
-        return [f"'{value}'" for value in values]  # as most are
+        return [f"'{value}'" for value in values]  # the common case
     return [_quote(value) for value in values]
 
 
 def _quote(value: str) -> str:
-    """Return *value* as one word of the shell: single quotes, within which only they themselves are special."""
+    """Return *value* as one word of the shell, in single quotes."""
     if "\0" in value:
         raise InvalidValue(cannot("run", "the command", "no process can be given a NUL byte"))
     if len(value) > _LONGEST_BYTES // 4 and len(value.encode("utf-8", "surrogateescape")) > _LONGEST_BYTES:
@@ -309,16 +309,16 @@ def _quote(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Two absolute paths. None as stdout: the executor's own; None as stderr: where stdout goes."""
+    """The output files as absolute paths. None as stdout: the executor's own; None as stderr: same as stdout."""
 
     stdout: str | None
     stderr: str | None
 
 
 def outputs_of(script: bytes, metadir: str) -> Outputs | None:
-    """Return where the wrapper *script*, which lies in *metadir*, sends the output; None if it is no wrapper of ours.
+    """Return the outputs of the wrapper *script*, which lies in *metadir*; None if it is not one of our wrappers.
 
-    A log of the metadir is the one that lies beside the script: the spool may have been moved since that was written.
+    A log in the metadir is the one beside the script, because the spool may have been moved since.
     """
     _, hole, rest = script.decode("utf-8", "surrogateescape").partition(_HOLE.decode())
     values: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The listeners: who is told of events. The dispatcher writes events down and knows the listeners by name only."""
+"""The listeners: the receivers of events. The dispatcher records events and knows the listeners by name only."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _WHERE = {
     "plugins": ("spool.listeners.plugins", "Plugins"),
     "notify": ("spool.listeners.notifications", "Notifier"),
     "metrics": ("spool.listeners.metrics", "Metrics"),
-    "page": ("spool.page.writer", "PageWriter"),  # a layer above, which shows what `query` finds
+    "page": ("spool.page.writer", "PageWriter"),  # a layer above, which shows the results of `query`
 }
 
 KINDS = tuple(_WHERE)
 """Every kind of listener; also the names of their cursors."""
 
 RUNS_FOREIGN_CODE = frozenset({"hooks", "plugins"})
-"""Those that run others' code. Each event is noted before they hear of it, so that it cannot crash them forever."""
+"""Listeners that run foreign code. Each event is noted before its delivery, so that it cannot crash them for ever."""
 
 
 def by_kind(kind: str, root: str, config: Callable[[], Config], **more: Any) -> Listener:
-    """Return a new listener for the spool *root*; its module is imported only now. *more* is for that kind alone.
+    """Return a new listener for the spool *root*; its module is imported only now. *more* depends on the kind.
 
     Raises ImportError, KeyError.
     """

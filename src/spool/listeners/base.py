@@ -1,7 +1,7 @@
-"""What a listener is: the Protocol of all that are told of events, and of those that are also asked.
+"""The Protocols of listeners: of all that receive events, and of those that also review starts and cancellations.
 
-Listeners live in a process of their own (`python -m spool.listeners SPOOL`), so that nothing that they do stops a
-pass: the dispatcher writes events down, and that process reads them from there.
+Listeners live in a process of their own (`python -m spool.listeners SPOOL`), so that they can never block a pass: the
+dispatcher records events, and that process reads them.
 """
 
 from __future__ import annotations
@@ -13,54 +13,54 @@ from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
 
 Begin = Callable[[int], None]
-"""Called before a step of what somebody waits for, with the nanoseconds that the step may take."""
+"""Called before each step that somebody else waits for, with the step's time limit in nanoseconds."""
 
 
 class Listener(Protocol):
-    """One way to tell somebody. Each listener has a thread of its own; its methods are called from that."""
+    """One receiver of events. Each listener has a thread of its own, which calls its methods."""
 
     name: str
-    """The word for it in the log and in the record of how far it has come."""
+    """Its name in the log and in its cursor."""
 
     def wants(self, name: EventName) -> bool:
         """Whether it receives events of that kind at all."""
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Take an event in, and call *done*, from any thread, once it needs not be told again.
+        """Process an event, and call *done*, from any thread, once it need not be delivered again.
 
-        What is raised here is logged, and counts as done.
+        Exceptions are logged, and count as done.
         """
 
     def tick(self) -> float | None:
-        """Do what is due; return in how many seconds to be called again at the latest, None: not before an event."""
+        """Do what is due; return the seconds until the next call at the latest, None: not before the next event."""
         return None
 
     def close(self) -> None:
-        """Leave soon."""
+        """Finish soon."""
         return
 
 
 @runtime_checkable
 class Gate(Protocol):
-    """A listener that is also asked before a start (`submitting`) and before a cancel (`cancelling`)."""
+    """A listener that also reviews each start (`submitting`) and each cancellation (`cancelling`)."""
 
     def asks(self, name: EventName) -> bool:
-        """Whether it wants to be asked."""
+        """Whether it reviews events of that kind."""
 
     def ask(self, event: Event, begin: Begin) -> Answer:
-        """Answer, and call *begin* before each step of that. What is raised here is a no."""
+        """Return its answer; call *begin* before each step. An exception counts as a no."""
 
 
 class NullSink(Listener):
-    """Hears nothing: what the listener *name* is not told does not pile up."""
+    """Discards every event, so that they do not pile up for the listener *name*."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def wants(self, name: EventName) -> bool:
-        """Whether it wants to hear of that: no."""
+        """Return False: no event is wanted."""
         return False
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Be done with it."""
+        """Mark the event as done."""
         done()

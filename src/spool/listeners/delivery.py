@@ -1,7 +1,7 @@
 """The delivery of events to one listener, in a thread of its own, from a cursor on disk.
 
-An event is told at least once: the cursor passes it when the listener is done with it. What runs foreign code is told
-with care: each try is noted down before, and an event that has crashed the process too often is skipped.
+An event is delivered at least once: the cursor passes it when the listener is done with it. Listeners that run foreign
+code get careful delivery: each try is recorded before, and an event that has crashed the process too often is skipped.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from spool.store.eventlog import EventLine, EventReader
 
 log = logging.getLogger(__name__)
 
-MOST_OPEN = 10_000  # events that a listener has taken in and not dealt with
-MOST_TRIES = 3  # of telling what the process did not survive
+MOST_OPEN = 10_000  # events delivered to a listener and not done yet
+MOST_TRIES = 3  # of delivering an event that the process did not survive
 _MISTAKE = 70  # EX_SOFTWARE of sysexits.h
-_LOOK_S = 5.0  # even without a hint that there is more
+_LOOK_S = 5.0  # even without a hint that there are more
 
 
 class Delivery:
-    """Tells one listener of every event from its cursor on. *careful*: note each down before it is told."""
+    """Delivers every event to one listener, from its cursor on. *careful*: record each try before it."""
 
     def __init__(self, listener: Listener, reader: EventReader, *, careful: bool = False) -> None:
         self._listener = listener
@@ -33,7 +33,7 @@ class Delivery:
         self._careful = careful
         self._wake = threading.Condition()
         self._news = True
-        self._open: dict[int, None] = {}  # where those events stand that are told and not done, in their order
+        self._open: dict[int, None] = {}  # positions of events delivered and not done, in order
         self._read_to = reader.position
         self._limit = 0.0
         self._tries = reader.tries
@@ -41,35 +41,35 @@ class Delivery:
         self._thread = threading.Thread(target=self._run, name=f"spool-{listener.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def more(self, limit: float) -> None:
-        """Have it tell of what stands before the position *limit*; from any thread."""
+        """Deliver the events before the position *limit*; from any thread."""
         with self._wake:
             self._news = True
             self._limit = limit
             self._wake.notify_all()
 
     def leave(self, within_s: float) -> None:
-        """Have it leave when it has told all, and *within_s* at the latest."""
+        """Finish when all events are delivered, and after *within_s* at the latest."""
         with self._wake:
             self._leave_at = time.monotonic() + within_s
             self._wake.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end; return whether it has come."""
+        """Wait for its end; return whether it has ended."""
         self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
 
     @property
     def position(self) -> int:
-        """All before this is done."""
+        """Every event before this position is done."""
         with self._wake:
             return next(iter(self._open), self._read_to)
 
     def last_about(self, job: str, position: int) -> int | None:
-        """Return where the last event about *job* before *position* stands that is not done with; None: nowhere."""
+        """Return the position of the last undone event about *job* before *position*; None if there is none."""
         reader, last, at = self._reader.another(), None, self.position
         try:
             while at < position and (found := reader.read(at)):
@@ -84,7 +84,7 @@ class Delivery:
         return last
 
     def wait_for(self, at: int, timeout_s: float) -> bool:
-        """Wait until the event that stands there is done with; from any thread. Return whether that is so."""
+        """Wait until the event at that position is done; from any thread. Return whether it is."""
         with self._wake:
             self._wake.wait_for(lambda: self.position > at or self._leave_at is not None, timeout_s)
             return self.position > at
@@ -102,14 +102,14 @@ class Delivery:
                     self._sleep(due_s)
         except Exception:
             log.exception("the listener %s has crashed on an internal error", self._listener.name)
-            os._exit(_MISTAKE)  # the dispatcher starts another process, which goes on from the cursors
+            os._exit(_MISTAKE)  # the dispatcher starts another process, which continues from the cursors
         with suppress(Exception):
             self._listener.close()
         self._save()
         self._reader.close()
 
     def _tell_some(self) -> bool:
-        """Tell of what can be read at once; return whether there was anything."""
+        """Deliver the events that can be read at once; return whether there were any."""
         if len(self._open) >= MOST_OPEN:
             return False
         try:
@@ -138,7 +138,7 @@ class Delivery:
         self._tries = 0
 
     def _may_be_told(self, event: Event, at: int) -> bool:
-        """Note down that an event is about to be told; False if that has ended this process too often."""
+        """Record that an event is about to be delivered; False if that has ended this process too often."""
         if self._tries >= MOST_TRIES:
             log.error(
                 "%s skips event %s: it has crashed the listeners' process %d times",

@@ -1,8 +1,8 @@
-"""Who listens to a spool, found out without loading or running any of it.
+"""Discovery of the listeners of a spool, without loading or running any of them.
 
 Hooks are files (`hooks/EVENT` and `hooks/EVENT.d/*`, FORMAT 15), plugins are entry points of installed packages, and
-notifications, metrics and the status page are asked for by the configuration, notifications by jobs as well. What
-plugins do as they are loaded may end the process that loads them: after a few such ends they are left out.
+notifications, metrics and the status page are configured; jobs can request notifications as well. A plugin may crash
+the process as it is loaded: after a few such crashes the plugins are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spool.store.ownership import others_write, why_not_obeyed
 from spool.store.reading import read_bytes
 
 FOR_JOBS = "notify"
-"""The kind of listener that a job file can ask for by itself."""
+"""The kind of listener that a job file can request by itself."""
 
 CAN_BE_REFUSED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
 
@@ -34,23 +34,23 @@ _HOOK_FOLDER = ".d"
 _DROPPINGS = ("~", ".swp", ".swo", ".bak", ".orig", ".rej", ".tmp", ".new", ".dpkg-old", ".dpkg-new", ".dpkg-dist")
 
 GROUP = "spool"
-"""The group of entry points that plugins are named in."""
+"""The entry point group of plugins."""
 
 _GROUP_HEADER = f"[{GROUP}]".encode()
 
 _MOST_LOADS = 3
-_LOADING = f"{CURSORS}/.loading"  # how often it was begun and not come to an end
+_LOADING = f"{CURSORS}/.loading"  # how often loading was begun and not completed
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriptions:
-    """The kinds of listeners there are, and what is known of their wishes before one of them is asked."""
+    """The kinds of listeners, and what is known of the events that they want before they run."""
 
     kinds: frozenset[str] = frozenset()
-    wants: frozenset[EventName] = frozenset()  # events that it always hears
-    asks: frozenset[EventName] = frozenset()  # events that it is always asked about
-    silent: frozenset[str] = frozenset()  # kinds that only say themselves what they want to hear of
-    may_ask: bool = False  # one of those may want to be asked
+    wants: frozenset[EventName] = frozenset()  # events that some listener always receives
+    asks: frozenset[EventName] = frozenset()  # events that some listener always reviews
+    silent: frozenset[str] = frozenset()  # kinds whose wishes are unknown until they run
+    may_ask: bool = False  # one of those may want to review events
     problems: tuple[str, ...] = ()
 
 
@@ -58,7 +58,7 @@ NO_SUBSCRIPTIONS = Subscriptions()
 
 
 def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscriptions:
-    """Return who listens to the spool *root*; *for_jobs*: a job has said whom to tell."""
+    """Return the listeners of the spool *root*; *for_jobs*: some job requests notifications."""
     hooks = find_hooks(root)
     hooked = {EventName(name) for name in hooks.paths}
     silent = {
@@ -79,14 +79,14 @@ def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscrip
 
 
 def page_path(config: Config, root: str) -> str | None:
-    """Return where the status page of the spool *root* is written to; None if there is none."""
+    """Return the path of the status page of the spool *root*; None if there is none."""
     stated = config.status_page
     return os.path.join(root, os.path.expanduser(stated)) if stated is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class HookFiles:
-    """The executables of each event in the order in which they are run, and what is wrong with what lies beside."""
+    """The executables of each event in the order of running, and the problems with other files there."""
 
     paths: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ def find_hooks(root: str) -> HookFiles:
 
 
 def _entries(root: str, directory: str, shown: str, problems: list[str]) -> list[tuple[str, str, str]]:
-    """Return name, path and how to call it of what lies in *directory*, sorted, without editors' droppings."""
+    """Return name, path and display name of the entries of *directory*, sorted, without editors' backup files."""
     try:
         if not stat.S_ISDIR((status := os.stat(directory)).st_mode):
             raise NotADirectoryError(20, "it is not a directory")
@@ -161,7 +161,7 @@ def _is_executable(path: str) -> bool:
 
 
 def _not_trusted(root: str, status: os.stat_result) -> str:
-    """Return why those who can change what has that *status* must not decide what we run, "" if they may."""
+    """Return which other users could change the file with that *status*, so that it must not run; "" if none."""
     return "everyone can write to it" if status.st_mode & stat.S_IWOTH else why_not_obeyed(root, status)
 
 
@@ -169,7 +169,7 @@ def _not_trusted(root: str, status: os.stat_result) -> str:
 def plugins_installed() -> bool:
     """Whether a distribution that this process can import has an entry point of our group.
 
-    The files are read for that, since `importlib.metadata` costs as much as a pass or two.
+    The files are read directly, since `importlib.metadata` costs as much as a pass or two.
     """
     return plugins_in(sys.path)
 
@@ -197,7 +197,7 @@ def _names_group(path: str) -> bool:
 
 @contextmanager
 def loading(paths: Layout, disk: Disk) -> Iterator[None]:
-    """Surround the loading of the plugins. Raises ImportError if it has ended the process too often."""
+    """Surround the loading of the plugins. Raises ImportError if that has crashed the process too often."""
     path = paths.at(_LOADING)
     text = (read_bytes(path) or b"").strip()
     tries = int(text) if text.isdigit() else 0
@@ -211,5 +211,5 @@ def loading(paths: Layout, disk: Disk) -> Iterator[None]:
 
 
 def load_again(paths: Layout, disk: Disk) -> None:
-    """Have the plugins loaded again, whatever they did: they may have been fixed before this restart."""
+    """Reset the count of crashes: the plugins may have been fixed before this restart."""
     disk.discard(paths.at(_LOADING))

@@ -1,7 +1,8 @@
-"""The executables in `hooks/` of the spool: told of events, asked before a start and before a cancel (docs/HOOKS.md).
+"""The executables in `hooks/` of the spool, run for events and reviews of starts and cancellations (docs/HOOKS.md).
 
-Each runs in a session of its own and is given the facts, a limited time, and a limited say. What it leaves behind is
-ended by the mark of the hook, and reaped: it comes to the process of the listeners, its nearest subreaper.
+Each runs in a session of its own, with the facts of the event, a time limit, and a limit on its output. Processes that
+it leaves behind are killed by the mark of the hook, and reaped: they pass to the process of the listeners, their
+nearest subreaper.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ log = logging.getLogger(__name__)
 
 _MOST_OUTPUT = 64 << 10
 _CUT_OFF = b"\n[the rest of its output was cut off]\n"
-_WALKS, _PAUSE_S = 40, 0.005  # until nothing is left of a hook
-_ORPHAN_S = 5.0  # of one that has just ended, a plugin may be the parent
+_WALKS, _PAUSE_S = 40, 0.005  # until no process of a hook is left
+_ORPHAN_S = 5.0  # for an orphan that has just ended, since a plugin may be its parent
 
 _marks = itertools.count(1)
 _mutex = threading.Lock()
-_running: dict[int, str] = {}  # the hooks whose end somebody waits for: pid -> mark
+_running: dict[int, str] = {}  # hooks being waited for: pid -> mark
 
 
 class Hooks(Listener):
-    """Runs the hooks of each event, one after the other. They are looked for each time, so a change counts at once."""
+    """Runs the hooks of each event, one after the other. They are listed each time, so changes apply at once."""
 
     name = "hooks"
 
@@ -52,21 +53,21 @@ class Hooks(Listener):
         self._config = config
 
     def wants(self, name: EventName) -> bool:
-        """Whether there are hooks for that kind of event, and nothing is asked by it."""
+        """Whether there are hooks for that kind of event, and it is not a review."""
         return name not in CAN_BE_REFUSED and name in find_hooks(self._root).paths
 
     def asks(self, name: EventName) -> bool:
-        """Whether the hooks are asked about that kind of event."""
+        """Whether there are hooks that review that kind of event."""
         return name in CAN_BE_REFUSED
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Run the hooks of *event*; whatever they do, it is done."""
+        """Run the hooks of *event*; the event is done whatever they do."""
         for path in find_hooks(self._root).paths.get(event.name, ()):
             self._run(path, event, self._config().hook_time_limit_ns)
         done()
 
     def ask(self, event: Event, begin: Begin) -> Answer:
-        """Run the hooks of *event* until one ends with a code that is not 0; what it said is why."""
+        """Run the hooks of *event* until one exits with a code other than 0; its output is the reason."""
         for path in find_hooks(self._root).paths.get(event.name, ()):
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
@@ -97,18 +98,18 @@ def _printable(text: str) -> str:
 
 
 def _brief(text: str) -> str:
-    """Return the last line that says anything: what a program says when it gives up."""
+    """Return the last line that is not blank: usually the error message of a program."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return whole_words(_printable(lines[-1]), 300) if lines else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _HookResult:
-    """How a hook ended: `problem` is why not well, None if it did."""
+    """How a hook ended: `problem` is the error, None if there was none."""
 
     problem: str | None
     output: str = ""
-    left: int = 0  # how many processes it left behind, which are ended
+    left: int = 0  # processes that it left behind, which are killed
 
 
 def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, limit_ns: int) -> _HookResult:
@@ -137,7 +138,7 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
     left = 0
     try:
         output, ended = _attend(process, stdin, limit_ns)
-        # The hook itself is not waited for before that, so that nothing else can have its pid.
+        # The hook is reaped only afterwards, so that its pid cannot be reused before.
         left = end_tree(root, mark, jid) - (not ended)
         code = process.wait()
     finally:
@@ -156,7 +157,7 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
 
 
 def _attend(process: subprocess.Popen[bytes], stdin: bytes, limit_ns: int) -> tuple[bytes, bool]:
-    """Hand the facts over and take the output, until the hook ends or its time is over; return whether it ended."""
+    """Send the facts and collect the output, until the hook ends or its time is over; return whether it ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     into, out, end = process.stdin.fileno(), process.stdout.fileno(), os.pidfd_open(process.pid)
@@ -181,7 +182,7 @@ def _attend(process: subprocess.Popen[bytes], stdin: bytes, limit_ns: int) -> tu
                 taken, more = _take(out, taken)
                 if not more:
                     ready.unregister(out)
-            if end in found:  # what its children hold open is not waited for
+            if end in found:  # output that its children hold open is not waited for
                 while True:
                     before = len(taken)
                     taken, more = _take(out, taken)
@@ -194,7 +195,7 @@ def _attend(process: subprocess.Popen[bytes], stdin: bytes, limit_ns: int) -> tu
 
 
 def _give(process: subprocess.Popen[bytes], rest: bytes) -> bytes:
-    """Write some of *rest*; return what is left, nothing if nobody reads it."""
+    """Write some of *rest*; return the remainder, b"" if the pipe is closed."""
     assert process.stdin is not None
     try:
         return rest[os.write(process.stdin.fileno(), rest) :]
@@ -205,7 +206,7 @@ def _give(process: subprocess.Popen[bytes], rest: bytes) -> bytes:
 
 
 def _take(out: int, taken: bytes) -> tuple[bytes, bool]:
-    """Read what is there; return all that is kept, and whether there may be more."""
+    """Read available output; return all that is kept, and whether there may be more."""
     try:
         data = os.read(out, 1 << 16)
     except BlockingIOError:
@@ -219,9 +220,9 @@ def _take(out: int, taken: bytes) -> tuple[bytes, bool]:
 
 
 def end_tree(root: str, mark: str, jid: Jid | None) -> int:
-    """Kill what a hook has started, and the hook itself if it lives; return how many processes that were.
+    """Kill the processes of a hook, itself included; return how many there were.
 
-    *jid* is who it is or was, where that is known.
+    *jid* is the hook's identity, if known.
     """
     killed: set[Process] = set()
     before: frozenset[Process] = frozenset()
@@ -231,7 +232,8 @@ def end_tree(root: str, mark: str, jid: Jid | None) -> int:
         left = look.members[wanted.key]
         if not left and look.certain:
             break
-        # What stood still in two looks forks no more; what does not come to a halt in half of them is killed as it is.
+        # Processes that were stopped in two looks fork no more; those not stopped after half of the looks are killed
+        # anyway.
         if (left == before and left <= look.still) or walk >= _WALKS // 2:
             killed |= send(left, signal.SIGKILL).signalled
         else:
@@ -242,14 +244,14 @@ def end_tree(root: str, mark: str, jid: Jid | None) -> int:
 
 
 class OrphanReaper:
-    """Looks after what hooks leave to this process."""
+    """Reaps the orphans of hooks, and kills leftover hooks."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._dead: dict[int, float] = {}  # children that have ended, and since when that is known
 
     def end_strangers(self) -> None:
-        """Kill the hooks that an earlier process of the same spool left when it was killed."""
+        """Kill hooks left by an earlier process of the same spool that was killed."""
         mine = f"{os.getpid()}."
         for pid, mark in marks.hooks_of(self._root):
             if not mark.startswith(mine):
@@ -263,7 +265,7 @@ class OrphanReaper:
             end_tree(self._root, mark, identity.of_process(pid))
 
     def reap(self) -> None:
-        """Take away the orphans that ended a while ago."""
+        """Reap the orphans that ended a while ago."""
         now = time.monotonic()
         dead = {
             pid

@@ -7,7 +7,7 @@ import sys
 
 from spool.core.errors import shown
 
-# What systemd's journal makes of the first characters of a line (sd-daemon(3)).
+# Line prefixes with a meaning for systemd's journal (sd-daemon(3)).
 _LEVELS = {
     logging.DEBUG: "<7>",
     logging.INFO: "<6>",

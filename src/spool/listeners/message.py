@@ -1,4 +1,4 @@
-"""A message to one address: what is sent, how that may fail, and how an address is shown without its secrets."""
+"""A message to one address, its errors, and the display of addresses without their secrets."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from urllib.parse import unquote, urlsplit
 from spool.core.lazyclass import dataclass
 
 PREFIX = "spool: "
-"""How every title begins, so that people can sort."""
+"""Prefix of every title, for sorting."""
 
 _PLAIN = re.compile(r"[\w.+-]+(?:@[\w.-]+)?")
-_NO_SECRET = 4  # what is shorter protects nothing, and would black out half of a sentence
-_LONG = 16  # a piece of a path that nobody is meant to guess
+_NO_SECRET = 4  # a shorter secret protects nothing, and hiding it would black out half of a sentence
+_LONG = 16  # a part of a path of this length is probably a secret
 _WITH_TOKEN_IN_PATH = ("http", "https", "json", "jsons")
 
 
 class UndeliveredError(Exception):
-    """A message did not arrive; says why, without secrets. *for_good*: another try would fail in the same way."""
+    """A message could not be delivered; the text says why, without secrets. *for_good*: a retry would fail as well."""
 
     def __init__(self, why: str, *, for_good: bool = False, after_s: float = 0.0) -> None:
         super().__init__(why)
         self.for_good = for_good
-        self.after_s = after_s  # the receiver asks not to be tried earlier than that
+        self.after_s = after_s  # the receiver's least delay before a retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Message:
     event: str
     title: str
     body: str
-    document: dict[str, Any]  # the same for programs
+    document: dict[str, Any]  # the same as data for programs
 
 
 class Transport(Protocol):
@@ -48,14 +48,14 @@ class Transport(Protocol):
 
     @property
     def for_programs(self) -> bool:
-        """Whether each message must be sent alone, because a program reads it."""
+        """Whether each message is sent separately, because a program reads it."""
 
     def send(self, message: Message) -> None:
         """Deliver, within a bounded time, or raise UndeliveredError."""
 
 
 def digest(messages: Sequence[Message]) -> Message:
-    """Return many messages to one person as one."""
+    """Return many messages to one person as a single one."""
     counts: dict[str, int] = {}
     for message in messages:
         counts[message.event] = counts.get(message.event, 0) + 1
@@ -68,7 +68,7 @@ def digest(messages: Sequence[Message]) -> Message:
 
 
 def masked(address: str) -> str:
-    """Return an address as it may stand in a log: of an URL no more than its scheme and, of a web hook, its host."""
+    """Return an address in a form for the log: of a URL only its scheme and, for a web hook, its host."""
     scheme, is_url, _ = address.partition("://")
     if not is_url:
         return address if _PLAIN.fullmatch(address) else f"{address[:3]}..."
@@ -83,9 +83,9 @@ def masked(address: str) -> str:
 
 
 def scrubbed(text: str, address: str) -> str:
-    """Return *text* without anything of *address* that could be a secret: what others' programs say of it may hold one.
+    """Return *text* without any part of *address* that could be secret, for the output of foreign programs.
 
-    Of an URL that is its every part but the scheme; of a mail server or a web hook the host may stand.
+    For a URL that is every part except the scheme; the host of a mail server or a web hook is kept.
     """
     try:
         parts = urlsplit(address)
@@ -104,7 +104,7 @@ def scrubbed(text: str, address: str) -> str:
 
 
 def has_secret(address: str) -> bool:
-    """Whether an address may hold a secret: a password, or the token of a service."""
+    """Whether an address may contain a secret: a password, or the token of a service."""
     try:
         parts = urlsplit(address)
     except ValueError:
@@ -124,7 +124,7 @@ def has_secret(address: str) -> bool:
 
 
 class Counters:
-    """Counts by word. They begin at nothing with the process."""
+    """Counts by word, starting at zero in each process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -142,4 +142,4 @@ class Counters:
 
 
 MESSAGES = Counters()
-"""Messages by what became of them: "delivered", "failed" (and may be tried again), "given_up"."""
+"""Messages by outcome: "delivered", "failed" (and may be tried again), "given_up"."""

@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 15.0
 NOT_INSTALLED = "metrics need prometheus_client; pip install 'spool-scheduler[metrics]'"
-_MODE = 0o644  # the user of node_exporter reads it
+_MODE = 0o644  # readable by the user of node_exporter
 _MOST_BYTES = 1 << 30
 _RUNS = (State.STARTING, State.RUNNING, State.STOPPING)
-_ALIVE_NS = 60 * SECOND_NS  # without a sign of life for so long, a dispatcher is none
+_ALIVE_NS = 60 * SECOND_NS  # without a sign of life for this long, the dispatcher counts as gone
 
 
 class Metrics(Listener):
-    """Writes the file whole, as often as every 15 seconds. *config* returns the configuration in force."""
+    """Rewrites the file, at most every 15 seconds. *config* returns the configuration in force."""
 
     name = "metrics"
 
@@ -48,7 +48,7 @@ class Metrics(Listener):
         self._complaint = ""
 
     def wants(self, name: EventName) -> bool:
-        """Say what is counted."""
+        """Whether events of that kind are counted."""
         return name in COUNTED
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ class Metrics(Listener):
         done()
 
     def tick(self) -> float | None:
-        """Write the file if its time has come."""
+        """Write the file if it is due."""
         left = self._next - time.monotonic()
         if left > 0:
             return left
@@ -66,7 +66,7 @@ class Metrics(Listener):
         return EVERY_S
 
     def close(self) -> None:
-        """Write for the last time: nobody serves the spool any more, as far as is known here."""
+        """Write the file a last time: as far as this process knows, no dispatcher is running any more."""
         self._write(up=False)
 
     def _write(self, *, up: bool = True) -> None:
@@ -115,7 +115,7 @@ class Metrics(Listener):
 
 
 class UsageMeter:
-    """Measures what all runs of a spool together use, by one walk over `/proc`."""
+    """Measures the total resource use of a spool's runs, by one walk over `/proc`."""
 
     def __init__(self, root: str) -> None:
         self._spool = Spool(root)
@@ -123,7 +123,7 @@ class UsageMeter:
         self._at_ns: int | None = None
 
     def look(self, view: StateView) -> RunUsage:
-        """Return what the runs that *view* says are alive use."""
+        """Return the use of the runs that are alive according to *view*."""
         wanted = []
         for name, job in view.jobs.items():
             if job.state in _RUNS and job.run is not None and not job.array:
@@ -136,7 +136,7 @@ class UsageMeter:
             pids = [process.pid for process in members]
             used_bytes += processes.rss_bytes(pids)
             seen[key] = processes.cpu_time_ns(pids)
-            # What ends takes its time along, unless its parent has waited for it.
+            # The CPU time of an ended process is lost, unless its parent has waited for it.
             if self._at_ns is not None:
                 busy_ns += max(0, seen[key] - self._cpu_ns.get(key, 0))
         since_ns = now - self._at_ns if self._at_ns is not None else 0

@@ -1,7 +1,7 @@
 """Messages to the recipients that a job or the configuration names (docs/NOTIFICATIONS.md).
 
-The listener looks up the addresses that an event concerns, words the message, with the end of the run's log where that
-is asked for, and hands it to the queue of each address. It says so once where others can read secrets in an address.
+The listener looks up the addresses for an event, writes the message, with the end of the run's log if requested, and
+puts it into the queue of each address. It warns once if other users can read secrets in an address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 20_000  # ids of events
 _CLOSE_S = 3.0
 
-_MOST_STEPS = 8  # from a contact to its address
+_MOST_STEPS = 8  # steps from a contact to its address
 
 _MOST_LOG_BYTES = 64 << 10
 _MOST_COLUMNS = 300
@@ -53,18 +53,18 @@ class Notifier(Listener):
         self._complained: set[str] = set()
 
     def wants(self, name: EventName) -> bool:
-        """All but the looks: which of them a job asks for is in the event."""
+        """Return True for all events except polling: whether a job wants those is in the event."""
         return name is not EventName.POLLING
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Write a message to each address and have it sent; *done* when the last has arrived or is given up."""
+        """Send a message to each address; call *done* when the last has arrived or is given up."""
         with self._lock:
             waiting = self._seen.setdefault(event.id, [])
             if waiting is not None:
                 waiting.append(done)
         if waiting is None:
             done()
-        elif len(waiting) == 1:  # else it is on its way already
+        elif len(waiting) == 1:  # else it is being sent already
             try:
                 self._send(event)
             except BaseException:
@@ -86,7 +86,7 @@ class Notifier(Listener):
             queue.put(Message(event.name.value, title, texts[lines], document), left.one)
 
     def close(self) -> None:
-        """Try for a moment to send what has not been tried yet. The rest is told by the next process."""
+        """Send what has not been tried yet, for a moment. The rest is left to the next process."""
         deadline = time.monotonic() + _CLOSE_S
         for queue in self._queues.values():
             queue.close()
@@ -141,7 +141,7 @@ class Notifier(Listener):
             log.error("%s", words)
 
     def _warn_of_readers(self, event: Event, config: Config) -> None:
-        """Say so, once, where others can read the secrets of a file."""
+        """Warn, once, if other users can read a file with secrets."""
         stated = [address for to in config.contacts.values() for address in to]
         stated += [address for rule in config.notify for address in rule.to]
         of_job = event.notify.to if event.notify is not None else ()
@@ -154,7 +154,7 @@ class Notifier(Listener):
 
 
 class _Countdown:
-    """Calls once, when the given number have come, from any threads."""
+    """Calls a function once, after the given number of calls from any threads."""
 
     def __init__(self, count: int, then: Callable[[], None]) -> None:
         self._left, self._then, self._lock = count, then, Lock()
@@ -168,9 +168,9 @@ class _Countdown:
 
 
 def expanded(named: str, contacts: Mapping[str, tuple[str, ...]], steps: int = _MOST_STEPS) -> list[str]:
-    """Return what a name stands for: itself, or the addresses of a contact, which may name others.
+    """Return the addresses of a name: itself, or those of a contact, which may name further contacts.
 
-    Raises UndeliveredError where contacts go round in a circle.
+    Raises UndeliveredError if contacts form a circle.
     """
     if named not in contacts:
         return [named.strip()]
@@ -180,11 +180,11 @@ def expanded(named: str, contacts: Mapping[str, tuple[str, ...]], steps: int = _
 
 
 def last_lines(metadir: str, count: int) -> str:
-    """Return the last *count* lines of the run's log as plain text, "" if there is none: the job had another."""
+    """Return the last *count* lines of the run's log as plain text, "" if the job has no log there."""
     data = _tail_of(f"{metadir}/{layout.JOB_LOG}") if count > 0 else b""
     lines = []
     for line in data.decode(errors="replace").rstrip("\n").split("\n")[-count:] if data else []:
-        shown = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]  # what a terminal would show of a progress bar
+        shown = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]  # the visible part of a progress bar
         plain = "".join(character for character in shown if character.isprintable() or character == "\t")
         lines.append(plain if len(plain) <= _MOST_COLUMNS else f"{plain[:_MOST_COLUMNS]}...")
     return "\n".join(lines)
@@ -192,7 +192,7 @@ def last_lines(metadir: str, count: int) -> str:
 
 def _tail_of(path: str) -> bytes:
     try:
-        # Not to hang where a job has put something else in its place.
+        # Do not block on something else in its place.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return b""
@@ -208,7 +208,7 @@ def _tail_of(path: str) -> bytes:
 
 
 def others_read(path: str, directory: str) -> bool:
-    """Whether the group or everybody can read the file *path*, and reach it through its *directory*."""
+    """Whether other users can read the file *path*, and reach it through its *directory*."""
     try:
         file, way = os.stat(path).st_mode, os.stat(directory).st_mode
     except OSError:
@@ -217,7 +217,7 @@ def others_read(path: str, directory: str) -> bool:
 
 
 def who_else_reads(root: str, *, in_config: bool, job: str | None) -> list[str]:
-    """Return the files of the spool at *root*, of those that are said to hold secrets, that others can read."""
+    """Return the files of the spool at *root*, among those said to hold secrets, that other users can read."""
     at = Layout(root)
     paths = [at.at(layout.CONFIG)] if in_config else []
     if job is not None:

@@ -1,4 +1,4 @@
-"""Python plugins: what a package may provide through the entry point group `spool`, and the listener that calls it.
+"""Python plugins: the interface of the entry point group `spool`, and the listener that calls them.
 
 A plugin is a module, or any object, with some of the functions of `HookSpecs`, each marked with `hookimpl`:
 
@@ -8,8 +8,8 @@ A plugin is a module, or any object, with some of the functions of `HookSpecs`, 
     def spool_event(event: Event) -> None:
         ...
 
-Plugins live in the process of the listeners. They are called one at a time, each call in a thread of its own, which
-is given up after `hook_time_limit`. What they raise is logged, and stands for a no where they were asked.
+Plugins live in the process of the listeners. They are called one at a time, each call in a thread of its own, which is
+abandoned after `hook_time_limit`. Exceptions are logged, and count as a no in a review.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Event", "EventName", "HookSpecs", "Plugins", "hookimpl"]
 log = logging.getLogger(__name__)
 
 hookimpl = pluggy.HookimplMarker(GROUP)
-"""Marks a function of a plugin as one of those of `HookSpecs`."""
+"""Marks a function of a plugin as an implementation of one in `HookSpecs`."""
 
 _hookspec = pluggy.HookspecMarker(GROUP)
 _MOST_HANGS = 3
@@ -45,15 +45,15 @@ _TEXTS = ("init", "prep", "end")
 
 
 class HookSpecs:
-    """What a plugin may have, all of it optional. An event may be told twice; its `id` is the same then."""
+    """The functions of a plugin, all of them optional. An event may be delivered twice, with the same `id`."""
 
     @_hookspec
     def spool_event(self, event: Event) -> None:
-        """Hear of an event: of every kind but `polling`."""
+        """Receive an event: every kind except `polling`."""
 
     @_hookspec
     def spool_polling(self, event: Event) -> None:
-        """Hear that a run goes on, once a minute for each."""
+        """Receive a sign that a run goes on, once a minute for each run."""
 
     @_hookspec
     def spool_submitting(self, event: Event) -> str | None:
@@ -65,7 +65,7 @@ class HookSpecs:
 
     @_hookspec
     def spool_init(self, event: Event) -> str | None:
-        """Return shell text that the wrapper runs before anything else, the configured prolog too."""
+        """Return shell text that the wrapper runs before anything else, including the configured prolog."""
 
     @_hookspec
     def spool_prep(self, event: Event) -> str | None:
@@ -77,11 +77,11 @@ class HookSpecs:
 
 
 class _FailedError(Exception):
-    """A call of a plugin did not come to a good end; the text says how."""
+    """A call of a plugin failed; the text says how."""
 
 
 class Plugins(Listener):
-    """The plugins that are installed, as one listener."""
+    """The installed plugins, as one listener."""
 
     name = "plugins"
 
@@ -97,17 +97,17 @@ class Plugins(Listener):
             self._load(entry, begin)
 
     def wants(self, name: EventName) -> bool:
-        """Whether a plugin wants to hear of that kind of event."""
+        """Whether a plugin receives events of that kind."""
         return bool(self._found("polling" if name is EventName.POLLING else "event"))
 
     def asks(self, name: EventName) -> bool:
-        """Whether a plugin wants to be asked about that kind of event, or has text for the wrapper."""
+        """Whether a plugin reviews events of that kind, or has text for the wrapper."""
         if name is EventName.SUBMITTING:
             return any(self._found(word) for word in ("submitting", *_TEXTS))
         return name is EventName.CANCELLING and bool(self._found("cancelling"))
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Tell every plugin, one after the other."""
+        """Call every plugin, one after the other."""
         for implementation in self._found("polling" if event.name is EventName.POLLING else "event"):
             try:
                 self._call(implementation, event)
@@ -116,7 +116,7 @@ class Plugins(Listener):
         done()
 
     def ask(self, event: Event, begin: Begin) -> Answer:
-        """Ask every plugin until one says no; then gather what they want in the wrapper."""
+        """Ask every plugin until one says no; then collect their texts for the wrapper."""
         try:
             for implementation in self._found(event.name.value):
                 no = self._call(implementation, event, begin)
@@ -139,7 +139,7 @@ class Plugins(Listener):
             self._manager.check_pending()
         except (_FailedError, TimeoutError) as error:
             self._refuse(entry.name, str(error))
-        except Exception as error:  # what pluggy says of a function that it does not know
+        except Exception as error:  # raised by pluggy for an unknown function
             self._refuse(entry.name, f"{type(error).__name__}: {error}")
         else:
             self._leave_out_unfit(entry.name)
@@ -184,7 +184,7 @@ class Plugins(Listener):
             raise _FailedError(f"{name}: {error}") from None
 
     def _limited(self, call: Callable[[], Any], begin: Begin) -> Any:
-        """Return what *call* returns. Raises TimeoutError if that takes too long, and _FailedError if it raises."""
+        """Return the result of *call*. Raises TimeoutError if that takes too long, and _FailedError if it raises."""
         limit_ns = self._config().hook_time_limit_ns
         results: list[Any] = []
         errors: list[BaseException] = []
@@ -198,7 +198,7 @@ class Plugins(Listener):
         limit_s = limit_ns / SECOND_NS
         begin(limit_ns)
         while not self._turn.acquire(timeout=limit_s):
-            begin(limit_ns)  # to wait on: each of those before us has its own time
+            begin(limit_ns)  # for the wait: each earlier call has its own time limit
         try:
             begin(limit_ns)
             thread = threading.Thread(target=work, name="spool-plugin", daemon=True)
@@ -214,7 +214,7 @@ class Plugins(Listener):
 
 
 def _unfit(implementation: pluggy.HookImpl) -> str | None:
-    """Return why that function cannot be called like any other; its result would say nothing."""
+    """Return why that function cannot be called normally, so that its result would mean nothing."""
     function = implementation.function
     if implementation.wrapper or implementation.hookwrapper:
         return "it is a wrapper, but plugins are called one by one"
@@ -226,7 +226,7 @@ def _unfit(implementation: pluggy.HookImpl) -> str | None:
 
 
 def _said(error: BaseException) -> str:
-    """Return what was raised, and where."""
+    """Return the exception and its place, as text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -1,12 +1,12 @@
-"""The process of the listeners: a thread for each, one that hears what the dispatcher says, some for its reviews.
+"""The process of the listeners: a thread for each, one for messages of the dispatcher, some for its reviews.
 
-Whatever a listener does, the dispatcher goes on. If this process ends, another one is started and goes on from the
-cursors. While one of an earlier dispatcher still tells the last events, this one waits with telling, not with
-answering whether a start or a cancel may be. It reads the configuration by itself.
+Whatever a listener does, the dispatcher goes on. If this process ends, another one is started and continues from the
+cursors. While the process of an earlier dispatcher still delivers the last events, this one delays its deliveries, but
+not its reviews. It reads the configuration by itself.
 
-What the dispatcher says comes on its standard input, a socket, and its answers go back on that. Where the standard
-input is no socket (started by hand), it tells of what is there and leaves when that input ends. What plugins start
-finds nothing on its standard input, and does not have the socket.
+The dispatcher's messages come on its standard input, a socket, which also takes the answers. If the standard input is
+not a socket (when started by hand), it delivers the existing events and leaves at the end of that input. Processes
+started by plugins have an empty standard input, and no access to the socket.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from spool.store.glance import read_config
 
 log = logging.getLogger(__name__)
 
-_LEAVE_S = 10.0  # and as long as one hook may take: how long after its dispatcher it stays to tell the rest
+_LEAVE_S = 10.0  # plus the time limit of one hook: how long it outlives its dispatcher to deliver the rest
 _BEAT_S = 1.0
-_LOCK = ".lock"  # beside the cursors: held by who tells
+_LOCK = ".lock"  # beside the cursors: held by the delivering process
 _LONGEST_NO = 500  # characters
-_FIRST_OWN = 3  # of the descriptors: those before it are everybody's
+_FIRST_OWN = 3  # descriptors before it are the standard ones
 
 
 def main() -> None:
-    """Serve the spool named by the one argument, and end this process."""
+    """Serve the spool named by the only argument, and end this process."""
     if len(sys.argv) == 2:
         set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
         _ListenerProcess(os.path.realpath(sys.argv[1]), _own_input()).run()
@@ -75,11 +75,11 @@ def main() -> None:
         sys.stderr.write("usage: python -m spool.listeners SPOOL\n")
         code = 2
     sys.stderr.flush()
-    os._exit(code)  # a plugin that hangs in a thread keeps nobody here
+    os._exit(code)  # a plugin that hangs in a thread cannot delay the exit
 
 
 def _own_input() -> int:
-    """Take the standard input away from all that this process will start; return where it is now."""
+    """Replace the standard input for this process and its children; return the new descriptor of the original."""
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN)
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(nothing, 0)
@@ -103,7 +103,7 @@ class _ListenerProcess:
         self._problems: list[str] = []
         self._orphans = OrphanReaper(root)
         self._writing = threading.Lock()
-        self._position = 0.0  # what stands before it may be told
+        self._position = 0.0  # events before it may be delivered
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
         if not self._is_socket:
             self._position = math.inf
@@ -111,7 +111,7 @@ class _ListenerProcess:
         self._text = b""
 
     def run(self) -> None:
-        become_subreaper()  # what hooks leave behind comes to us, and not to the dispatcher
+        become_subreaper()  # orphans of hooks come to this process, and not to the dispatcher
         stop = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
@@ -128,10 +128,10 @@ class _ListenerProcess:
             self._go_on()
         self._leave()
 
-    # What the dispatcher says.
+    # Messages of the dispatcher.
 
     def _hear(self) -> bool:
-        """Take in what was said; False if nobody is there any more."""
+        """Handle pending messages; False if the other end is closed."""
         try:
             data = os.read(self._channel, 1 << 18)
         except OSError:
@@ -145,7 +145,7 @@ class _ListenerProcess:
                     self._wanted |= set(kinds)
                     self._make()
                 case Review() as review:
-                    self._go_on()  # a listener hears of the job before it is asked
+                    self._go_on()  # a listener receives the events about a job before it reviews it
                     self._reviewer.ask(review)
                 case Available(position):
                     self._position = position
@@ -156,8 +156,8 @@ class _ListenerProcess:
         return True
 
     def _catch_up(self, kind: str, job: str | None, position: int, begin: Begin) -> None:
-        """Wait until a listener has heard all about *job* before *position*, no longer than one hook may take."""
-        delivery = self._deliveries.get(kind)  # none while the process of an earlier dispatcher tells its last events
+        """Wait until a listener has received all about *job* before *position*, no longer than one hook may take."""
+        delivery = self._deliveries.get(kind)  # none while an earlier process delivers its last events
         if delivery is not None and job is not None and (last := delivery.last_about(job, position)) is not None:
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
@@ -174,7 +174,7 @@ class _ListenerProcess:
     # The listeners.
 
     def _make(self) -> None:
-        """Make the listeners that are wanted and not there, and say who is there."""
+        """Create missing listeners and stop unwanted ones, and report the present ones."""
         for kind in KINDS:
             if kind in self._wanted and kind not in self._listeners and kind not in self._refused:
                 listener = self._made(kind)
@@ -232,7 +232,7 @@ class _ListenerProcess:
             return False
         fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, no copy that a plugin forks holds it too
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared by a plugin's children
         except OSError:
             os.close(fd)
             return False
@@ -240,7 +240,7 @@ class _ListenerProcess:
         return True
 
     def _leave(self) -> None:
-        """Tell what is there, for a limited time."""
+        """Deliver the rest, for a limited time."""
         within_s = _LEAVE_S + self._config().hook_time_limit_ns / SECOND_NS
         deadline = time.monotonic() + within_s
         while self._lock is None and time.monotonic() < deadline:
@@ -259,10 +259,10 @@ class _ListenerProcess:
 
 
 class _Reviewer:
-    """Asks whether a start or a cancel may be: everybody among *listeners* who has a say, several questions at a time.
+    """Reviews starts and cancellations: asks the *listeners* that want it, several reviews at a time.
 
-    Each answer is handed to *say*. *catch_up* returns when one has been told of all about a job that stands before a
-    position in the events.
+    Each answer is passed to *say*. *catch_up* returns when a listener has received all events about a job before a
+    position.
     """
 
     def __init__(
@@ -277,11 +277,11 @@ class _Reviewer:
         self._pool: ThreadPoolExecutor | None = None
 
     def asks(self, name: EventName, listeners: Iterable[Listener]) -> bool:
-        """Whether one of *listeners* wants to be asked about such an event."""
+        """Whether one of *listeners* reviews such an event."""
         return any(isinstance(gate, Gate) and gate.asks(name) for gate in listeners)
 
     def ask(self, review: Review) -> None:
-        """Answer a question in the background."""
+        """Answer a review in the background."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(AT_ONCE, "spool-answer")
         self._pool.submit(self._answer, review)
@@ -311,7 +311,7 @@ class _Reviewer:
 
 
 class _CurrentConfig:
-    """Called, it returns the last good `config.toml`; from any thread. What is wrong with it the dispatcher says."""
+    """A callable that returns the last good `config.toml`; from any thread. The dispatcher reports its mistakes."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -321,7 +321,7 @@ class _CurrentConfig:
         self._config = Config()
 
     def __call__(self) -> Config:
-        """Return what is in force now."""
+        """Return the configuration in force."""
         with self._mutex:
             try:
                 status = os.stat(self._path)

@@ -26,19 +26,19 @@ _AGAIN = ("retry", "requeue", "hold")
 _MESSAGES = ("delivered", "failed", "given_up")
 
 Values = Sequence[tuple[Mapping[str, str], float]]
-"""Numbers, each with its labels; all have the same ones."""
+"""Numbers, each with its labels; all have the same label names."""
 
 _NO_LABELS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """All that the metrics are made of."""
+    """The data of the metrics."""
 
     spool_dir: str
     sums: Sums
     up: bool
-    heartbeat_s: float | None = None  # of the file that `view` was read from
+    heartbeat_s: float | None = None  # time of the file of `view`
     view: StateView | None = None
     use: RunUsage = field(default_factory=RunUsage)
     messages: dict[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def render(numbers: Numbers) -> bytes:
 
 
 class _Families:
-    """What the library asks for the metrics. Each has the label `spool`, for several spools may share a machine."""
+    """The collector for the library. Each metric has the label `spool`, since several spools may share a machine."""
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers

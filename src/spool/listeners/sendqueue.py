@@ -1,9 +1,9 @@
-"""Messages on their way: each address has a queue with a thread of its own, so that a dead receiver delays no other.
+"""The queues of outgoing messages: each address has one with a thread of its own, so a dead receiver delays no other.
 
-A message that fails is tried again, ever later, for a bounded time. A receiver that fails is left alone in between,
-whatever waits for it, and of what waits for one that goes on failing the oldest is given up. One that takes what it is
-sent gets all of it, however slowly: what waits for it is bounded by what the delivery of events leaves open. What piles
-up for a person is sent as one message.
+A message that fails is retried with growing delays, for a bounded time. A failing receiver gets no message in between,
+and if it keeps failing, its oldest messages are given up. A receiver that accepts messages gets all of them, however
+slowly: their number is bounded by the open events of the delivery. Many messages to one person are sent as a single
+one.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from spool.listeners.message import MESSAGES, Message, Transport, UndeliveredErr
 
 log = logging.getLogger(__name__)
 
-_MOST_IN_ORDER = 3  # after this number of tries a message lets those behind it go first
+_MOST_IN_ORDER = 3  # after this number of tries a message lets later ones go first
 _TOO_MANY = "it keeps failing and too many messages are waiting"
-_AWAY = 3  # after this number of failures in a row a receiver is not just restarting
+_AWAY = 3  # after this number of failures in a row the receiver is more than restarting
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long and how often a message is tried."""
+    """Delays and limits of retries."""
 
-    first_s: float = 2.0  # until the second try; each later wait is twice the one before
+    first_s: float = 2.0  # until the first retry; each later delay is doubled
     longest_s: float = 300.0
     tries: int = 15
     for_s: float = 3600.0  # a message that has failed for longer is given up
-    most_waiting: int = 2_000  # for one receiver that is away; the oldest is given up
-    gather_from: int = 20  # so many that wait for a person are sent as one
+    most_waiting: int = 2_000  # for one receiver that is away; the oldest are given up
+    gather_from: int = 20  # this many for one person are sent as a single message
     gather_most: int = 200
-    idle_s: float = 30.0  # a thread with nothing to do leaves
+    idle_s: float = 30.0  # an idle thread ends
 
     def after(self, failures: int) -> float:
-        """Return how long to wait after this number of failures in a row, at least one."""
+        """Return the delay after this number of failures in a row, at least one."""
         return float(min(self.first_s * 2 ** min(failures - 1, 30), self.longest_s))
 
 
@@ -46,7 +46,7 @@ class Patience:
 class _Queued:
     message: Message
     done: Callable[[], None]
-    since: float  # when it came, or the receiver began to fail after that
+    since: float  # its arrival, or the receiver's first failure after that
     tries: int = 0
     due: float = 0.0
 
@@ -58,13 +58,13 @@ class _Due:
 
 
 class SendQueue:
-    """What waits for one address."""
+    """The messages for one address."""
 
     def __init__(self, transport: Transport, patience: Patience | None = None) -> None:
         self.transport = transport
         self._patience = patience or Patience()
         self._change = Condition()
-        self._fresh: deque[_Queued] = deque()  # never tried, the oldest first
+        self._fresh: deque[_Queued] = deque()  # never tried, oldest first
         self._tried: list[_Queued] = []
         self._thread: Thread | None = None
         self._failures = 0  # of the receiver, in a row
@@ -90,7 +90,7 @@ class SendQueue:
             self._change.notify()
 
     def join(self, deadline: float) -> None:
-        """Wait until the thread has left, but not longer than until *deadline* (monotonic)."""
+        """Wait until the thread has ended, at most until *deadline* (monotonic)."""
         thread = self._thread
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -102,7 +102,7 @@ class SendQueue:
                 self._deliver(due.batch)
 
     def _next(self) -> _Due | None:
-        """Wait for messages that are due or too old, and take them out; None: leave."""
+        """Wait for messages that are due or too old, and remove them from the queue; None: leave."""
         with self._change:
             idle_since = time.monotonic()
             while True:
@@ -132,7 +132,7 @@ class SendQueue:
         due = [] if self._closing else [waiting for waiting in self._tried if waiting.due <= now]
         gathers = not self.transport.for_programs and len(due) + len(self._fresh) >= self._patience.gather_from
         room = self._patience.gather_most if gathers else 1
-        # In their order; but one that the receiver chokes on must not keep the others waiting.
+        # In order; but a message that the receiver chokes on must not block the others.
         batch = [waiting for waiting in due if waiting.tries < _MOST_IN_ORDER][:room]
         while self._fresh and len(batch) < room:
             batch.append(self._fresh.popleft())
@@ -148,7 +148,7 @@ class SendQueue:
         except UndeliveredError as error:
             self._failed(batch, error)
         except Exception as error:
-            # What others' code raises may say anything, also the address.
+            # A foreign exception may contain anything, even the address.
             self._failed(batch, UndeliveredError(f"{type(error).__name__} in what sends it"))
         else:
             self._failures, self._rests_until = 0, 0.0
@@ -182,7 +182,7 @@ class SendQueue:
         self._give_up(dropped, _TOO_MANY)
 
     def _too_many(self) -> list[_Queued]:
-        """Take out the oldest of what waits for a receiver that is away: nobody else is to wait for want of room."""
+        """Remove the oldest messages to a receiver that is away: others must not wait for lack of room."""
         most = self._patience.most_waiting
         if self._failures < _AWAY or len(self._fresh) < most:
             return []

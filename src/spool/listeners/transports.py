@@ -1,8 +1,8 @@
-"""The transports, each one way to get a message to an address: web hook, notifier, Apprise (docs/NOTIFICATIONS.md).
+"""The transports of messages: web hook, notifier, Apprise (docs/NOTIFICATIONS.md).
 
-A web hook posts the event as JSON. The notifier, shell text of the configuration, takes every address that is no URL.
-Mail, chat and telephones go through Apprise, an extra of the package; to import it takes a third of a second, so that
-is left until an address needs it.
+A web hook posts the event as JSON. The notifier, shell text in the configuration, handles every address that is not a
+URL. Mail, chat and telephones go through Apprise, an extra of the package; its import takes a third of a second, so it
+waits until an address needs it.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from spool.version import __version__
 _SCHEMES = {"http": "http", "https": "https", "json": "http", "jsons": "https"}
 
 WEB_HOOK_TIMEOUT_S = 10.0
-"""How long the receiver of a web hook may take to answer, and between any two bytes."""
+"""Time limit for the answer of a web hook, and between any two bytes."""
 
 WEB_HOOK_LIMIT_S = 30.0
-"""How long all of it may take."""
+"""Time limit for the whole exchange."""
 
 NOTIFIER_LIMIT_S = 60.0
-"""How long the notifier may take."""
+"""Time limit of the notifier."""
 
 NOT_INSTALLED = "Apprise is not installed; pip install 'spool-scheduler[notify]'"
 
-_MOST_WORDS = 300  # of what a notifier or Apprise says
+_MOST_WORDS = 300  # of the output of a notifier or Apprise
 _MOST_OF_ERROR = 200
 _TRANSIENT = {408, 409, 423, 425, 429}  # of the 4xx
-_SOCKET_ERROR = "Socket Exception: "  # what it says of a mail server, but only to who debugs it
+_SOCKET_ERROR = "Socket Exception: "  # logged about a mail server, at debug level only
 _TALKATIVE = ("urllib3", "requests", "requests_oauthlib", "oauthlib", "charset_normalizer")
-_loading = threading.Lock()  # its plugins are loaded once, by the first thread that needs them
+_loading = threading.Lock()  # plugins are loaded once, by the first thread that needs them
 
 
 def transport_for(address: str, notifier: str | None) -> Transport:
-    """Return how messages get to *address*. Raises UndeliveredError if none can. Asks nobody yet."""
+    """Return the transport for *address*. Raises UndeliveredError if there is none. Contacts nothing yet."""
     scheme, is_url, _ = address.partition("://")
     if not is_url:
         if notifier is None:
@@ -66,14 +66,14 @@ def transport_for(address: str, notifier: str | None) -> Transport:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """A redirect would turn the POST into a GET, and carry the secrets elsewhere."""
+    """Refuses redirects, which would turn the POST into a GET, and carry the secrets elsewhere."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow none."""
+        """Return None: follow no redirect."""
 
 
 class WebHook:
-    """Posts to one address. `?+NAME=VALUE` in it is a header of the request, as a token."""
+    """Posts to one address. `?+NAME=VALUE` in it is a header of the request, such as a token."""
 
     for_programs = True
 
@@ -110,7 +110,7 @@ class WebHook:
         return urlunsplit((_SCHEMES[parts.scheme], place, path, "&".join(plain), ""))
 
     def send(self, message: Message) -> None:
-        """Post the message's document. What the receiver says but 2xx is a failure; most of 4xx are for good."""
+        """Post the message's document. Any answer but 2xx is a failure; most of 4xx are final."""
         document = message.document | {"title": message.title, "message": message.body}
         headers = self._headers | {"X-Spool-Event": message.event, "Idempotency-Key": _header(document.get("id", ""))}
         request = Request(self._url, render_facts(document), headers, method="POST")  # noqa: S310 (_SCHEMES)
@@ -147,7 +147,7 @@ def _header(text: str) -> str:
 
 
 def _opener(opened: Callable[[http.client.HTTPConnection], None]) -> OpenerDirector:
-    """Return what opens an address, by a proxy where the environment names one, and tells of its connections."""
+    """Return a URL opener, with the proxy of the environment, that reports its connections."""
 
     def telling(kind: type[http.client.HTTPConnection], *arguments: Any, **settings: Any) -> http.client.HTTPConnection:
         connection = kind(*arguments, **settings)
@@ -167,7 +167,7 @@ def _opener(opened: Callable[[http.client.HTTPConnection], None]) -> OpenerDirec
 
 
 def _cut_off(connections: list[http.client.HTTPConnection]) -> None:
-    """End what takes too long, whatever it waits for."""
+    """Cut off connections that take too long, whatever they wait for."""
     for connection in connections:
         if connection.sock is not None:
             try:
@@ -186,7 +186,7 @@ class NotifierCommand:
         self.shown = masked(address)
 
     def send(self, message: Message) -> None:
-        """Run it. An exit code but 0 is a failure, and so is not to end in time; its whole group is killed then."""
+        """Run it. A non-zero exit code or a timeout is a failure; on a timeout its whole group is killed."""
         with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as stdin:
             stdin.write(f"{message.title}\n\n{message.body}".encode(errors="replace"))
             stdin.seek(0)
@@ -201,7 +201,7 @@ class NotifierCommand:
             except (OSError, ValueError) as error:
                 raise UndeliveredError(f"the notifier cannot be run: {type(error).__name__}") from None
             in_time = _ends_within(process.pid, self._limit_s)
-            # While nobody has asked for its exit code, its number is nobody else's.
+            # Before it is reaped, its pid cannot be reused.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -230,18 +230,18 @@ def _last_words(fd: int) -> str:
 
 
 class AppriseService:
-    """One address that Apprise understands."""
+    """One address for Apprise."""
 
     for_programs = False
 
     def __init__(self, address: str) -> None:
-        """Ask nothing of Apprise yet: to import it takes a third of a second."""
+        """Do not use Apprise yet: its import takes a third of a second."""
         self._address = address
         self.shown = masked(address)
         self._plugin: Any = None
 
     def check(self) -> None:
-        """Raise UndeliveredError if Apprise is not there or does not understand the address. Asks nobody."""
+        """Raise UndeliveredError if Apprise is missing or does not understand the address. Contacts nothing."""
         with _complaints() as reasons, _loading:
             try:
                 self._plugin = self._open()
@@ -251,7 +251,7 @@ class AppriseService:
                 ) from None
 
     def send(self, message: Message) -> None:
-        """Send the message as plain text. Apprise does not tell whether another try may help, so it is tried."""
+        """Send the message as plain text. Every failure is retried, since Apprise does not classify them."""
         with _complaints() as reasons:
             if self._plugin is None:
                 with _loading:
@@ -288,7 +288,7 @@ class AppriseService:
 
 
 def understands(address: str) -> bool:
-    """Whether an `https://` address is a web hook of a chat service whose form Apprise knows, as Slack's."""
+    """Whether an `https://` address is a chat service's web hook that Apprise knows, such as Slack's."""
     try:
         import apprise
     except ImportError:
@@ -302,7 +302,7 @@ def _is_mail(address: str) -> bool:
 
 
 def _as_wanted(address: str) -> str:
-    """Return the address with what a plain message wants: no HTML, and in parts where it is too long."""
+    """Return the address with options for plain messages: no HTML, and split if too long."""
     wanted = {"overflow": "split"}
     if _is_mail(address):
         wanted["format"] = "text"
@@ -323,13 +323,13 @@ def _type_of(event: str) -> str:
 
 
 class _Confided(threading.local):
-    """What Apprise says in a thread. It goes to no log, for it may name the address."""
+    """Collects Apprise's log messages in a thread. They go to no log, since they may contain the address."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep a complaint for the sender, and let nothing through."""
+        """Keep an error message for the sender, and let nothing through."""
         words = record.getMessage()
         if record.levelno >= logging.WARNING or words.startswith(_SOCKET_ERROR):
             self.said.append(words.removeprefix(_SOCKET_ERROR))
@@ -341,7 +341,7 @@ _confided = _Confided()
 
 @contextmanager
 def _complaints() -> Iterator[list[str]]:
-    """Yield a list that is filled with what Apprise complains of in this thread."""
+    """Yield a list that collects Apprise's error messages in this thread."""
     for name in _TALKATIVE:
         logger = logging.getLogger(name)
         logger.propagate = False

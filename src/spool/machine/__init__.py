@@ -1,1 +1,1 @@
-"""What there is and who is alive: processors, memory, GPUs, processes."""
+"""The machine: processors, memory, GPUs, processes."""

@@ -1,14 +1,13 @@
-"""Control groups: what those around this process allow it, and one for each run where that can be had.
+"""Control groups: the limits of those around this process, and one group for each run if possible.
 
-The limits on processors and memory are read, version 1 and version 2. A limit anywhere between this process's group
-and the root of the hierarchy holds, so all levels are read and the lowest counts. In a container the upper levels
-cannot be seen; what can be seen is read. Every file may be missing, unreadable or say "no limit": then that level says
-nothing.
+The limits on processors and memory are read, version 1 and version 2. A limit anywhere between this process's group and
+the root of the hierarchy is in force, so all levels are read and the lowest counts. In a container only the visible
+levels are read. Every file may be missing, unreadable or say "no limit": then that level sets none.
 
-A group for each run needs version 2 and a subtree that was delegated to us: for an ordinary user one that he may write,
-for root one that systemd has marked as delegated, since root may write all of them. Then the kernel holds a run to its
-memory, tells whether it had to kill for that, and ends all of its processes at once, however they hide. Everywhere
-else `find_run_groups` says why not, and memory is watched by polling.
+A group for each run needs version 2 and a subtree that was delegated to us: for an ordinary user one that is writable,
+for root one that systemd has marked as delegated, since root can write all of them. Then the kernel enforces a run's
+memory limit, reports whether it killed for it, and ends all of the run's processes at once, however they hide.
+Otherwise `find_run_groups` says why, and memory is polled.
 
 Sources: cgroups(7); proc(5) on `/proc/PID/mountinfo`; the kernel's Documentation/admin-guide/cgroup-v1/memory.rst and
 cgroup-v2.rst; systemd's "Control Group APIs and Delegation" for the two kinds of directories (only leaves hold
@@ -30,7 +29,7 @@ from spool.machine.identity import PROC
 _UNLIMITED_BYTES = 1 << 62
 
 _RECLAIMABLE = {
-    # The page cache of the group and, in version 2, the kernel's caches: given back before anything is refused.
+    # Page cache of the group and, in version 2, kernel caches: reclaimed before an allocation fails.
     1: ("total_inactive_file", "total_active_file"),
     2: ("inactive_file", "active_file", "slab_reclaimable"),
 }
@@ -40,7 +39,7 @@ _DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The directories of one controller, from this process's own group up to the highest that can be seen."""
+    """The directories of one controller, from this process's own group up to the highest visible one."""
 
     version: int
     directories: tuple[Path, ...] = ()
@@ -48,7 +47,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where this process's limits are written. Reads nothing by itself; the methods read anew each time."""
+    """The files with this process's limits. Each method reads them anew."""
 
     cpu: Levels
     memory: Levels
@@ -64,15 +63,15 @@ class Cgroups:
         )
 
     def memory_available_bytes(self) -> int | None:
-        """Return what can still be taken before a limit is reached, page cache counted as free; None: no limit."""
+        """Return the memory available up to the lowest limit, page cache counted as free; None without a limit."""
         rooms = (_room(at, self.memory.version) for at in self.memory.directories)
         return min((room for room in rooms if room is not None), default=None)
 
 
 def find(root: Path = Path("/")) -> Cgroups:
-    """Return where the control groups of this process are.
+    """Return the control groups of this process.
 
-    *root* is put before every path, `/proc` and the mount points alike. Without control groups no level is found.
+    *root* is prefixed to every path, `/proc` and the mount points alike. Without control groups no level is found.
     """
     own = _own_groups(_text(root / "proc/self/cgroup") or "")
     mounts = tuple(_mounts(_text(root / "proc/self/mountinfo") or ""))
@@ -80,7 +79,7 @@ def find(root: Path = Path("/")) -> Cgroups:
 
 
 def _own_groups(text: str) -> dict[str, str]:
-    """Return controller -> path from `/proc/self/cgroup`; version 2 is the controller with the empty name."""
+    """Return controller -> path from `/proc/self/cgroup`; the controller of version 2 has an empty name."""
     groups = {}
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -92,7 +91,7 @@ def _own_groups(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    root: str  # which part of the hierarchy is mounted
+    root: str  # the mounted part of the hierarchy
     point: str
     version: int
     options: frozenset[str]
@@ -109,7 +108,7 @@ def _mounts(text: str) -> Iterator[_Mount]:
 
 def _levels(root: Path, controller: str, own: dict[str, str], mounts: tuple[_Mount, ...]) -> Levels:
     for mount in mounts:
-        # On a hybrid machine the version 2 hierarchy exists beside version 1 and has no such controller: 1 goes first.
+        # On a hybrid machine the version 2 hierarchy exists as well, without such a controller: prefer version 1.
         if mount.version == 1 and controller in own and controller in mount.options:
             return Levels(1, _upwards(root, mount, own[controller]))
     for mount in mounts:
@@ -119,12 +118,12 @@ def _levels(root: Path, controller: str, own: dict[str, str], mounts: tuple[_Mou
 
 
 def _upwards(root: Path, mount: _Mount, group: str) -> tuple[Path, ...]:
-    """Return the directory of *group* and those above it, as far up as *mount* shows."""
+    """Return the directory of *group* and its parents, as far up as *mount* shows."""
     top = root / mount.point.lstrip("/")
     prefix = mount.root.rstrip("/")
     inside = group[len(prefix) :] if group == prefix or group.startswith(prefix + "/") else ""
     parts = [part for part in inside.split("/") if part]
-    if ".." in parts:  # a group outside of what this cgroup namespace shows
+    if ".." in parts:  # a group outside this cgroup namespace
         parts = []
     return tuple(top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
@@ -134,13 +133,13 @@ def _cpu_quota(at: Path, version: int) -> Iterator[int]:
         quota, _, period = (_text(at / "cpu.max") or "").strip().partition(" ")
     else:
         quota, period = _text(at / "cpu.cfs_quota_us") or "", _text(at / "cpu.cfs_period_us") or ""
-    taken, of = _number(quota), _number(period)  # "max" and -1 are no number of ours
+    taken, of = _number(quota), _number(period)  # "max" and -1 give None
     if taken is not None and of:
         yield taken * 1000 // of
 
 
 def _limits(at: Path, version: int) -> Iterator[int]:
-    # Above memory.high everything is throttled until it is back below: nothing to give out either.
+    # Above memory.high every process is throttled, so that memory is not available either.
     for name in ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",):
         limit = _number(_text(at / name) or "")
         if limit is not None and limit < _UNLIMITED_BYTES:
@@ -175,14 +174,14 @@ def _unescaped(field: str) -> str:
 
 
 class ControlFiles:
-    """The file operations that a hierarchy of control groups knows."""
+    """The file operations of a hierarchy of control groups."""
 
     def read(self, path: Path) -> str:
         """Return the content of a control file. Raises OSError."""
         return path.read_text("ascii")
 
     def write(self, path: Path, text: str) -> None:
-        """Give a control file a value. Raises OSError: it is not there, it refuses, we may not."""
+        """Write a value to a control file. Raises OSError if it is missing, refuses the value, or is not writable."""
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode("ascii"))
@@ -190,7 +189,7 @@ class ControlFiles:
             os.close(fd)
 
     def make(self, path: Path) -> None:
-        """Make a group, or find_run_groups it made. Raises OSError."""
+        """Create a group, unless it exists. Raises OSError."""
         path.mkdir(exist_ok=True)
 
     def remove(self, path: Path) -> None:
@@ -198,7 +197,7 @@ class ControlFiles:
         path.rmdir()
 
     def delegated(self, path: Path) -> bool:
-        """Tell whether the group was handed over to us."""
+        """Whether the group was delegated to us."""
         if os.geteuid() != 0:
             return path.stat().st_uid == os.geteuid() and os.access(path / "cgroup.procs", os.W_OK)
         return any(_mark(path, name) == b"1" for name in _DELEGATION_MARKS)
@@ -213,7 +212,7 @@ class RunGroup:
 
     @property
     def procs(self) -> Path:
-        """The file that a process enters the group by; the wrapper writes its pid there."""
+        """The file for entering the group; the wrapper writes its pid there."""
         return self.path / "cgroup.procs"
 
     def pids(self) -> frozenset[int] | None:
@@ -222,29 +221,29 @@ class RunGroup:
         return None if text is None else frozenset(map(int, text.split()))
 
     def populated(self) -> bool | None:
-        """Tell whether any process is left in the group or below it; None if that cannot be read."""
+        """Whether any process is left in the group or below it; None if that cannot be read."""
         value = self._value("cgroup.events", "populated")
         return None if value is None else value > 0
 
     def memory_bytes(self) -> int | None:
-        """Return what the group has in memory now, page cache included; None if that cannot be read."""
+        """Return the memory of the group now, page cache included; None if that cannot be read."""
         return self._number("memory.current")
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the most that it ever had; None on kernels before 5.19, which do not tell, and if it had none."""
+        """Return the peak memory of the group; None on kernels before 5.19, and if it used none."""
         return self._number("memory.peak") or None
 
     def oom_kills(self) -> int | None:
-        """Return how many of its processes the kernel has killed for memory; None if that cannot be read."""
+        """Return how many of its processes the kernel has killed for lack of memory; None if that cannot be read."""
         return self._value("memory.events", "oom_kill")
 
     def cpu_time_ns(self) -> int | None:
-        """Return the CPU time of all that ever was in the group; None if that cannot be read."""
+        """Return the CPU time of all processes ever in the group; None if that cannot be read."""
         micro = self._value("cpu.stat", "usage_usec")
         return None if micro is None else micro * 1000
 
     def freeze(self, *, on: bool) -> bool:
-        """Freeze all of its processes, with those that they fork, or thaw them; False where the kernel cannot."""
+        """Freeze or thaw all of its processes, including new ones; False if the kernel cannot."""
         try:
             self.files.write(self.path / "cgroup.freeze", "1" if on else "0")
         except OSError:
@@ -252,11 +251,11 @@ class RunGroup:
         return True
 
     def frozen(self) -> bool:
-        """Tell whether all of its processes stand still because of :meth:`freeze`."""
+        """Whether all of its processes are stopped by :meth:`freeze`."""
         return bool(self._value("cgroup.events", "frozen"))
 
     def kill(self) -> bool:
-        """Kill every process of the group and below it; False where the kernel cannot (before 5.14)."""
+        """Kill every process of the group and below it; False if the kernel cannot (before 5.14)."""
         try:
             self.files.write(self.path / "cgroup.kill", "1")
         except OSError:
@@ -264,7 +263,7 @@ class RunGroup:
         return True
 
     def remove(self) -> bool:
-        """Remove the group; False as long as a process is left in it."""
+        """Remove the group; False while it still has processes."""
         try:
             self.files.remove(self.path)
         except FileNotFoundError:
@@ -293,16 +292,16 @@ class RunGroup:
 
 @dataclass(frozen=True, slots=True)
 class RunGroups:
-    """The delegated group in which those of the runs are made."""
+    """The delegated group that contains the groups of the runs."""
 
     path: Path
     files: ControlFiles = field(repr=False)
 
     def create(self, job: str, run: int, memory_bytes: int | None) -> RunGroup | None:
-        """Make the group of a run and limit its memory; None if the kernel does not hold it to that.
+        """Create the group of a run with a memory limit; None if the kernel does not enforce the limit.
 
-        A limit that is silently not in force is worse than none, so it is read back. All processes of the run are
-        killed together when it is exceeded, and none may escape into the swap.
+        The limit is read back, because one that is silently not in force is worse than none. If it is exceeded, all
+        processes of the run are killed together, and none may escape into swap.
         """
         group = RunGroup(self.path / f"{job}.{run}", self.files)
         try:
@@ -315,13 +314,13 @@ class RunGroups:
         return group
 
     def existing(self, job: str, run: int) -> RunGroup:
-        """Return the group that an earlier dispatcher has made for a run; its files tell whether it is there."""
+        """Return the group that an earlier dispatcher created for a run; it may not exist any more."""
         return RunGroup(self.path / f"{job}.{run}", self.files)
 
     def _limit(self, group: Path, memory_bytes: int) -> None:
         self.files.write(group / "memory.max", str(memory_bytes))
         self.files.write(group / "memory.oom.group", "1")
-        with contextlib.suppress(FileNotFoundError):  # a kernel that does not count swap has none to limit
+        with contextlib.suppress(FileNotFoundError):  # a kernel that does not count swap cannot limit it
             self.files.write(group / "memory.swap.max", "0")
         held = self.files.read(group / "memory.max").strip()
         # The kernel rounds down to whole pages.
@@ -330,16 +329,16 @@ class RunGroups:
 
 
 def find_run_groups(*, proc: str = PROC, files: ControlFiles | None = None) -> RunGroups | str:
-    """Return where groups for runs can be made, or why they cannot.
+    """Return the parent for groups of runs, or why there is none.
 
-    If they can, this process has been moved into a leaf of its own (`dispatcher`) below its group, for a group that
+    On success this process has been moved into a leaf of its own (`dispatcher`) below its group, because a group that
     holds processes cannot give its children controllers.
     """
     files = files or ControlFiles()
     own = _own_group(proc)
     if own is None:
         return "there is no cgroup version 2 hierarchy"
-    # A dispatcher that was started again by the same service manager may find_run_groups itself in its leaf already.
+    # A dispatcher restarted by the same service manager may already be in its leaf.
     root = own.parent if own.name == _LEAF else own
     try:
         if not files.delegated(root):
@@ -355,7 +354,7 @@ def find_run_groups(*, proc: str = PROC, files: ControlFiles | None = None) -> R
         if "memory" in files.read(root / "cgroup.subtree_control").split():
             return RunGroups(root, files)
         why = "it does not pass on the memory controller"
-    except OSError as error:  # EBUSY: it holds processes that are not ours to move
+    except OSError as error:  # EBUSY: it holds processes that we must not move
         why = error.strerror or str(error)
     with contextlib.suppress(OSError):
         files.write(own / "cgroup.procs", str(os.getpid()))
@@ -378,7 +377,7 @@ def _own_group(proc: str) -> Path | None:
         fields, _, filesystem = mount.partition(" - ")
         if filesystem.startswith("cgroup2 "):
             root, point = (_unescape(field) for field in fields.split()[3:5])
-            # Seen from a namespace or a container, the mount may show a part of the hierarchy only.
+            # In a namespace or a container, the mount may show only part of the hierarchy.
             below = os.path.relpath(name, root)
             if not below.startswith(".."):
                 return Path(os.path.normpath(os.path.join(point, below)))
@@ -386,7 +385,7 @@ def _own_group(proc: str) -> Path | None:
 
 
 def _unescape(text: str) -> str:
-    r"""Return a path of mountinfo: white space and backslashes stand there as \040 and the like."""
+    r"""Return a path of mountinfo, in which white space and backslashes are written as \040 and the like."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 

@@ -1,8 +1,8 @@
-"""A child that may hang or die: a helper process of this program, spoken to in lines over a socket.
+"""A helper process that may hang or die, which exchanges lines with this one over a socket.
 
-It does what could stop its parent: code of others, or a driver that hangs. The parent never blocks on it: what the
-child has no room for waits here, a descriptor to poll says when there is something to read, and a child that is given
-up is killed and left behind until the kernel lets it go.
+It does anything that could stop its parent: foreign code, or calls into a driver that hangs. The parent never blocks on
+it: output that the child cannot take yet is buffered here, a descriptor can be polled for input, and an abandoned child
+is killed and left until the kernel releases it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from contextlib import suppress
 
 from spool.core.model import SECOND_NS
 
-_PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before it is started again
-_WELL_NS = 60 * SECOND_NS  # a child that has lived this long was well
-_MOMENT_S = 0.1  # for a process that is dead to be gone
+_PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before a restart
+_WELL_NS = 60 * SECOND_NS  # a child that has lived this long was healthy
+_MOMENT_S = 0.1  # for a dead process to be gone
 _LAST_WORDS_S = 0.2
 
 
 class ChildProcess:
     """At most one child `python -m MODULE ARGUMENTS` at a time. The socket is its standard input.
 
-    *environment* is asked at each start. *answers_on_stdout*: the socket is its standard output as well, and what it
-    says on stderr is dropped. *clock* is monotonic.
+    *environment* is called at each start. With *answers_on_stdout* the socket is also its standard output, and its
+    stderr is dropped. *clock* is monotonic.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ChildProcess:
         self._ready = select.epoll()
         self._watched = True
         self._process: subprocess.Popen[bytes] | None = None
-        self._given_up: list[subprocess.Popen[bytes]] = []  # and not gone yet
+        self._given_up: list[subprocess.Popen[bytes]] = []  # not gone yet
         self._channel: socket.socket | None = None
         self._end: int | None = None  # readable when the process has ended
         self._in = b""
@@ -54,7 +54,7 @@ class ChildProcess:
         self._born_ns = 0
         self._deaths = 0  # in a row
         self.start_due_ns = 0
-        """When it may be started again after a death: the pauses grow."""
+        """When a restart is allowed after a death: the pauses grow."""
 
     @property
     def pid(self) -> int | None:
@@ -63,12 +63,12 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is a child that has not ended. Ask before :meth:`read`: then nothing that it said is lost."""
+        """Whether the child exists and has not ended. Call it before :meth:`read`, to lose no output."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def has_hung_up(self) -> bool:
-        """Whether nobody speaks at the other end any more, and nothing is left to read."""
+        """Whether the other end is closed, and nothing is left to read."""
         if self._channel is None:
             return True
         try:
@@ -80,11 +80,11 @@ class ChildProcess:
 
     @property
     def backlog(self) -> int:
-        """How many bytes the child has had no room for."""
+        """The number of bytes that the child could not take yet."""
         return len(self._out)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when :meth:`read` has something to do; the same for life."""
+        """Return a descriptor that is readable when :meth:`read` has something to do; it never changes."""
         return self._ready.fileno()
 
     def wait(self, timeout_s: float) -> bool:
@@ -92,7 +92,7 @@ class ChildProcess:
         return bool(self._ready.poll(timeout_s))
 
     def watch(self, watched: bool = True) -> None:
-        """Have the descriptor tell of the child, or not: while nothing that it does matters."""
+        """Include the child in that descriptor, or leave it out while its output does not matter."""
         if watched and not self._watched:
             self._register()
         elif self._watched and not watched:
@@ -100,7 +100,7 @@ class ChildProcess:
         self._watched = watched
 
     def start(self) -> None:
-        """Start a child; there must be none. Raises OSError where that fails, which counts as a death."""
+        """Start a child; there must be none. Raises OSError if that fails, which counts as a death."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:
@@ -115,7 +115,7 @@ class ChildProcess:
         self._born_ns = self._clock()
         ours.setblocking(False)
         self._channel = ours
-        # Its end shows though others hold the socket open, as what it has forked. A kernel without pidfds lacks that.
+        # Shows its end even if its own children hold the socket open. A kernel without pidfds lacks that.
         with suppress(OSError):
             self._end = os.pidfd_open(self._process.pid)
         self._in = self._out = b""
@@ -128,19 +128,19 @@ class ChildProcess:
             stdin=fd,
             stdout=fd if self._answers_on_stdout else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL if self._answers_on_stdout else None,
-            start_new_session=True,  # Ctrl-C at our terminal is not meant for it
+            start_new_session=True,  # without Ctrl-C at our terminal
             cwd="/",
             env=self._environment(),
         )
 
     def send(self, line: bytes) -> None:
-        """Say something to the child, if there is one, as soon as it has room for that."""
+        """Send a line to the child, if there is one, as soon as it can take it."""
         if self._channel is not None:
             self._out += line
             self._write()
 
     def read(self) -> list[bytes]:
-        """Return the lines that the child has said, and hand it what it had no room for."""
+        """Return the lines from the child, and send it buffered output."""
         if self._channel is None:
             return []
         with suppress(OSError):  # no more for now, or for ever
@@ -151,11 +151,11 @@ class ChildProcess:
         return lines
 
     def exit_code(self) -> int | None:
-        """Return how a child that has hung up ended, negative for a signal; None if it still lives after a moment."""
+        """Return the exit code of a child that has hung up, negative for a signal; None if it lives on for a moment."""
         return None if self._process is None else _exit_code(self._process, _MOMENT_S)
 
     def give_up(self, *, kill: bool = False) -> None:
-        """Have no child any more. One that there was counts as dead."""
+        """Abandon the child, if any, which counts as a death."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -163,15 +163,15 @@ class ChildProcess:
             process.kill()
         self._hang_up()
         self._count_death(self._clock() - self._born_ns)
-        self._given_up.append(process)  # who hangs up may live for another moment, who is killed in a driver for long
+        self._given_up.append(process)  # it may live for a moment, or for long inside a driver
 
     def lingers(self, wait_s: float = 0.0) -> bool:
-        """Whether a child that was given up still lives, after *wait_s* at most."""
+        """Whether an abandoned child still lives, after *wait_s* at most."""
         self._given_up = [process for process in self._given_up if _exit_code(process, wait_s) is None]
         return bool(self._given_up)
 
     def close(self) -> None:
-        """Hang up on the child, which is told what waits to be said and left to itself."""
+        """Hang up on the child, after sending it the buffered output; it is left to itself."""
         if self._channel is not None:
             if self._out:
                 with suppress(OSError):
@@ -181,7 +181,7 @@ class ChildProcess:
         self._ready.close()
 
     def join(self, timeout_s: float = _MOMENT_S) -> None:
-        """Wait until all children are gone, for each of them *timeout_s* at most."""
+        """Wait until all children are gone, at most *timeout_s* for each."""
         for process in filter(None, (*self._given_up, self._process)):
             _exit_code(process, timeout_s)
 
@@ -214,7 +214,7 @@ class ChildProcess:
                 self._out = self._out[self._channel.send(self._out) :]
         except BlockingIOError:
             pass
-        except OSError:  # it is gone, as the next read will tell
+        except OSError:  # it is gone, as the next read will show
             self._out = b""
         if self._watched:
             self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._out else 0))

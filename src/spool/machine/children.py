@@ -1,7 +1,7 @@
-"""The children of this process: how they are started, found and reaped.
+"""The children of this process: starting, finding and reaping them.
 
-As a child subreaper the dispatcher inherits what its wrappers leave behind, so that its list of children proves what
-would otherwise take a walk over all processes.
+As a child subreaper the dispatcher inherits the orphans of its wrappers, so its list of children can replace a walk
+over all processes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 _PR_SET_CHILD_SUBREAPER = 36
-_WNOTHREAD = 0x20000000  # of the children that this thread has started or inherited; see wait(2), __WNOTHREAD
-_MANY = 100  # children: from here on a look at all of them at each end costs more than a descriptor for each
+_WNOTHREAD = 0x20000000  # only children that this thread has started or inherited; see wait(2), __WNOTHREAD
+_MANY = 100  # children; with more, checking all of them at each end costs more than a descriptor for each
 _LOOK_EVERY_NS, _REFUSED_FOR_NS = 1_000_000_000, 60_000_000_000
-_AT_LEAST, _BUDGET_NS = 64, 50_000_000  # what is reaped at a time where children end faster than they can be reaped
+_AT_LEAST, _BUDGET_NS = 64, 50_000_000  # reaped at a time, when children end faster than they can be reaped
 _SECOND_NS = 1_000_000_000
 _KIBIBYTE = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A child that has ended, and what it and the children that it waited for have used."""
+    """A child that has ended, and the resource use of it and of the children that it waited for."""
 
     pid: int
     exit_code: int  # 128+n for signal n
@@ -43,12 +43,12 @@ class Reaped:
 
 
 def become_subreaper(*, on: bool = True) -> bool:
-    """Make this process the parent of every orphan among its descendants, or no longer; False where the kernel cannot.
+    """Make this process inherit all orphans among its descendants, or stop that; False if the kernel cannot.
 
-    With it, a run has left nothing behind if its wrapper's end adds no child to this process: no walk over /proc
-    is needed. See prctl(2), PR_SET_CHILD_SUBREAPER.
+    With it, a run has left nothing behind if its wrapper's end adds no child to this process, so no walk over /proc is
+    needed. See prctl(2), PR_SET_CHILD_SUBREAPER.
     """
-    import ctypes  # here, for commands inherit no orphans
+    import ctypes  # imported here, because commands inherit no orphans
 
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -59,46 +59,46 @@ def become_subreaper(*, on: bool = True) -> bool:
 
 
 class SpawnThread:
-    """A thread that starts children, and does nothing else.
+    """A thread that only starts children.
 
-    The kernel lists children by the thread that started them, and gives orphans to the one that leads the process. So
-    its list is as long as there are orphans, however many children there are.
+    The kernel lists children by the thread that started them, and gives orphans to the main thread. So the main
+    thread's list has only orphans, however many children there are.
     """
 
     def __init__(self) -> None:
-        """Start no thread yet."""
-        from concurrent.futures import ThreadPoolExecutor  # here, for commands start no children
+        """Create it; the thread starts at first use."""
+        from concurrent.futures import ThreadPoolExecutor  # imported here, because commands start no children
 
         self._new_thread = partial(ThreadPoolExecutor, 1, "nursery", initializer=_hear_no_signals)
         self._thread: ThreadPoolExecutor | None = None
 
     def start(self, spawn: Callable[[], int]) -> int:
-        """Return the pid of the child that *spawn* starts. What it raises is raised here."""
+        """Return the pid of the child that *spawn* starts, or raise its exception."""
         if self._thread is None:
             self._thread = self._new_thread()
         try:
             begun = self._thread.submit(spawn)
-        except RuntimeError:  # no room for a thread; a child that this one starts is in the list, and known there
+        except RuntimeError:  # no room for a thread; a child of this one is in its list, and known there
             self.close()
             return spawn()
         return begun.result()
 
     def close(self) -> None:
-        """End the thread; its children become the leader's."""
+        """End the thread; its children pass to the main thread."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
 
 def _hear_no_signals() -> None:
-    """Leave every signal to the main thread, which sleeps until one comes."""
+    """Block every signal in this thread: they go to the main thread, which sleeps until one comes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
-    """Return the pids of this process's children, zombies too; None where the kernel does not list them.
+    """Return the pids of this process's children, zombies included; None if the kernel does not list them.
 
-    They are those of its main thread: all orphans, but no child of a :class:`SpawnThread`.
+    The list is that of the main thread: all orphans, but no child of a :class:`SpawnThread`.
     """
     pid = os.getpid() if proc == PROC else "self"
     try:
@@ -108,30 +108,30 @@ def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
 
 
 class Children:
-    """The children of this process, to be reaped by the thread that leads it when one may have ended.
+    """The children of this process; the main thread reaps them when one may have ended.
 
-    To wait for any child the kernel looks at all of them. Where there are many, each that is :meth:`added` and lives on
-    has a pidfd, so that those that have ended are known by name. Orphans are children of the leading thread alone, and
-    are looked for there. All others are no runs: they are looked for, among all, once a second at most; :attr:`due_ns`
-    says when. Without a descriptor for each child all is as where there are few.
+    To wait for any child, the kernel checks all of them. If there are many, each child that is :meth:`added` and still
+    lives gets a pidfd, so that ended ones are known by pid. Orphans are children of the main thread only, and are
+    checked there. All other children are not runs: they are checked, among all, once a second at most; :attr:`due_ns`
+    says when. If there are not enough descriptors, all children are checked as if they were few.
 
     A tree that forks without end may leave us orphans faster than they can be reaped on a busy machine. So reaping
-    gives way after a while; it is due again at once. The kernel tells of the eldest first, and our own are older.
+    stops after a while, and is due again at once. The kernel reports the oldest first, and our own are older.
     """
 
     def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
         """Begin without children. *clock* is monotonic."""
-        self.stopped: set[int] = set()  # children that were made to stand still, to be taken away by the one who asks
-        self.due_ns: int | None = None  # when the next look at all children is due, though none may have ended since
+        self.stopped: set[int] = set()  # stopped children, for the caller to collect
+        self.due_ns: int | None = None  # when to check all children again, even without a sign that one has ended
         self._clock = clock
-        self._named: dict[int, int | None] = {}  # the pidfd of each that lives, None: it has none
-        self._new: set[int] = set()  # those that have none
-        self._ready: select.epoll | None = None  # what the pidfds are registered in
-        self._pids: dict[int, int] = {}  # by the pidfd
+        self._named: dict[int, int | None] = {}  # the pidfd of each living child, None without one
+        self._new: set[int] = set()  # children without a pidfd
+        self._ready: select.epoll | None = None  # watches the pidfds
+        self._pids: dict[int, int] = {}  # by pidfd
         self._looked_ns = self._refused_ns = -_REFUSED_FOR_NS
 
     def added(self, pid: int) -> None:
-        """Watch this child: a run waits for its end."""
+        """Watch this child, the wrapper of a run."""
         self._forget(pid)  # an earlier child of that pid was reaped elsewhere
         self._named[pid] = None
         self._new.add(pid)
@@ -150,7 +150,7 @@ class Children:
         yield from self._reaped(-1)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         ready, self._ready = self._ready, None
         if ready is not None:
             ready.close()
@@ -166,9 +166,9 @@ class Children:
         return self._clock() - self._refused_ns >= _REFUSED_FOR_NS
 
     def _watch_new(self) -> bool:
-        """Have a pidfd of each child; return whether there is one. Half of the descriptors are left to others."""
+        """Open a pidfd for each new child; return whether there are any. Half of the descriptors stay free."""
         if not self._new:
-            return self._ready is not None  # else all that there were have ended
+            return self._ready is not None  # None if all of them have ended
         try:
             if len(self._named) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -205,7 +205,7 @@ class Children:
             yield from self._reaped(-1)
 
     def _reaped(self, which: int, options: int = 0) -> Iterator[tuple[int, int, resource.struct_rusage]]:
-        """Reap the child *which*, or with -1 all for which there is time."""
+        """Reap the child *which*, or with -1 all children, within the time limit."""
         until_ns = self._clock() + _BUDGET_NS
         for number in count():
             if number >= _AT_LEAST and self._clock() >= until_ns:
@@ -230,15 +230,16 @@ class Children:
         self._new.discard(pid)
         fd = self._named.pop(pid, None)
         if fd is not None and self._ready is not None:
-            self._ready.unregister(fd)  # closing does that only where no fork has a copy of it
+            self._ready.unregister(fd)  # closing it does so only if no fork has a copy
             del self._pids[fd]
             os.close(fd)
 
 
 def reap(pids: Iterable[int]) -> dict[int, Reaped]:
-    """Take away those of these children that have ended, and say how; the others are left alone.
+    """Reap those of these children that have ended, and return how; all others are left alone.
 
-    The pids are named, for this process may have children that others wait for. One that is no child is skipped.
+    The pids are given, because this process may have children that others wait for. A pid that is not a child is
+    skipped.
     """
     ended: dict[int, Reaped] = {}
     for pid in pids:

@@ -1,8 +1,8 @@
-"""Commands of other programs, run for a process that never waits for one.
+"""Running other programs' commands without ever waiting for one.
 
-A helper process runs them, each in a session of its own and with a time limit, several at once. One that ends, or is
-killed, leaves the commands that it has begun to themselves: what a command was in the middle of, it finishes. Nobody
-hears of it then, and :class:`CommandEnd` says so.
+A helper process runs them, each in a session of its own and with a time limit, several at once. If the helper ends or
+is killed, the commands that it has begun run on to their end. Their results are lost then, and :class:`CommandEnd` says
+so.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from spool.core.model import SECOND_NS
 from spool.machine.child_process import ChildProcess
 
 AT_ONCE = 4
-"""How many commands run at once that others may wait for; those that are urgent wait for none of these."""
+"""How many commands that may be delayed run at once; urgent ones do not wait for these."""
 
-_PATIENCE_NS = 30 * SECOND_NS  # with the helper, beyond what a command may take
+_PATIENCE_NS = 30 * SECOND_NS  # waiting time for the helper, beyond the time limit of the command
 _LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. *environment*: None is that of the helper."""
+    """One command. *environment*: None means that of the helper."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] | None = None
@@ -41,9 +41,9 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CommandEnd:
-    """How a command has ended."""
+    """The result of a command."""
 
-    status: int | None  # its exit status; None: nobody knows what it has done, for it or the helper was ended
+    status: int | None  # its exit status; None: unknown, because it or the helper was ended
     out: str = ""
     err: str = ""
 
@@ -57,9 +57,9 @@ class _Order:
 
 
 class CommandRunner:
-    """Has commands run. `fileno` is readable when :meth:`work` has something to do, which is also due at `due_ns`.
+    """Runs commands. `fileno` is readable when :meth:`work` has something to do, which is also due at `due_ns`.
 
-    The process is started for the first command, and anew for the next one after it has ended. *clock* is monotonic.
+    The helper is started for the first command, and again for the next one after it has ended. *clock* is monotonic.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CommandRunner:
         self._child = ChildProcess(("spool.machine.commands",), self._child_environment, answers_on_stdout=True)
         self._orders: dict[int, _Order] = {}
         self._number = 0
-        self._trouble = ""  # why the helper could not be started when that was last tried
+        self._trouble = ""  # why the last start of the helper failed
 
     @property
     def pid(self) -> int | None:
@@ -80,11 +80,11 @@ class CommandRunner:
         return self._child.pid
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when there is something to read; the same for life."""
+        """Return a descriptor that is readable when there is something to read; it never changes."""
         return self._child.fileno()
 
     def due_ns(self) -> int | None:
-        """Return when :meth:`work` has something to do though nothing can be read, on the monotonic clock."""
+        """Return when :meth:`work` has something to do even without input, on the monotonic clock."""
         if not self._orders:
             return None
         if self._child.pid is None:
@@ -94,7 +94,7 @@ class CommandRunner:
         return min(sent, default=None)
 
     def order(self, command: Command) -> int:
-        """Have a command run as soon as possible; return the number of the answer."""
+        """Queue a command; return the number of its answer."""
         self._number += 1
         said = {
             "number": self._number,
@@ -104,7 +104,7 @@ class CommandRunner:
             "urgent": command.urgent,
         }
         line = json.dumps(said, separators=(",", ":")).encode() + b"\n"
-        # Those before it in the helper may each take all the time that they are given.
+        # Each command before it in the helper may take all of its time.
         waits = 1 + len(self._orders) // AT_ONCE
         within_ns = int(command.within_s * 1e9) * waits + _PATIENCE_NS
         self._orders[self._number] = _Order(line, within_ns, command.urgent)
@@ -112,7 +112,7 @@ class CommandRunner:
         return self._number
 
     def work(self) -> Iterator[tuple[int, CommandEnd]]:
-        """Yield the answers that there are, each with its number; see to the helper."""
+        """Yield the available answers with their numbers; restart the helper or give it up as needed."""
         self._child.lingers()
         pid, alive = self._child.pid, self._child.is_alive
         for line in self._child.read():
@@ -124,18 +124,18 @@ class CommandRunner:
         elif self._child.pid is not None and (due := self.due_ns()) is not None and self._clock() >= due:
             yield from self._gone("the process that runs commands did not answer", kill=True)
         self._send()
-        if self._trouble:  # who asks is told; what is only to be done is done later
+        if self._trouble:  # urgent commands get an answer; the others run later
             for number in [number for number, order in self._orders.items() if order.urgent and order.sent_ns is None]:
                 del self._orders[number]
                 yield number, CommandEnd(None, "", self._trouble)
 
     def close(self) -> None:
-        """Let go of the helper, which leaves at once; what it has begun goes on."""
+        """Close the connection to the helper, which exits at once; commands that it has begun go on."""
         self._child.close()
         self._child.join()
 
     def _gone(self, why: str, *, kill: bool = False) -> Iterator[tuple[int, CommandEnd]]:
-        """Know that the helper is gone: what it was sent may have been done or not."""
+        """Record that the helper is gone: the commands that it was sent may have been executed or not."""
         self._child.give_up(kill=kill)
         for number in [number for number, order in self._orders.items() if order.sent_ns is not None]:
             del self._orders[number]
@@ -147,7 +147,7 @@ class CommandRunner:
                 return
             try:
                 self._child.start()
-            except OSError as error:  # it is tried again
+            except OSError as error:  # retried later
                 self._trouble = f"cannot start the process that runs commands: {error.strerror or error}"
                 return
             self._trouble = ""
@@ -157,7 +157,7 @@ class CommandRunner:
                 self._child.send(order.line)
 
     def _child_environment(self) -> Mapping[str, str]:
-        # It must find what this process has found, however that came about.
+        # The helper must import the same modules as this process, however they were found.
         return {**self._environment(), "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
 
 
@@ -173,7 +173,7 @@ def _answer(line: bytes) -> tuple[int, CommandEnd]:
 
 
 def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None]) -> None:
-    """Run one command and say how it ended."""
+    """Run one command and report its result."""
     arguments, environment, within_s = order["arguments"], order["environment"], order["within_s"]
     try:
         process = subprocess.Popen(
@@ -182,7 +182,7 @@ def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # who ends this process, with a signal to its group, does not end the command
+            start_new_session=True,  # a signal to the helper's group does not reach the command
             cwd="/",
         )
     except (OSError, ValueError) as error:
@@ -197,7 +197,7 @@ def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None
             os.killpg(process.pid, signal.SIGKILL)
         try:
             out, err = process.communicate(timeout=_LAST_WORDS_S)
-        except subprocess.TimeoutExpired:  # something else has its output
+        except subprocess.TimeoutExpired:  # another process holds its output open
             out, err = b"", b""
         err += f"ended after {within_s} s without an answer".encode()
     words = {"out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
@@ -205,7 +205,7 @@ def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None
 
 
 def main() -> None:
-    """Run what is ordered on standard input until that ends, and leave at once, whatever is still being run."""
+    """Run the commands on standard input until its end, and exit at once, even if some are still running."""
     speaking = threading.Lock()
 
     def say(answer: Mapping[str, object]) -> None:
@@ -213,7 +213,7 @@ def main() -> None:
             try:
                 sys.stdout.buffer.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
                 sys.stdout.buffer.flush()
-            except OSError:  # nobody listens any more
+            except OSError:  # the other end is closed
                 os._exit(0)
 
     lanes = {urgent: ThreadPoolExecutor(AT_ONCE) for urgent in (False, True)}

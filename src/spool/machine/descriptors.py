@@ -1,7 +1,7 @@
-"""Descriptors: as many as this process may have, and some that are kept for what must not fail for want of one.
+"""Descriptors: the limit of this process, and a reserve for steps that must not fail for lack of one.
 
-A dispatcher that cannot look into /proc can neither end a run nor tell whether one is over. So it holds a few
-descriptors that it gives up for the moment of such a look, however many others it has open or the machine has left.
+A dispatcher that cannot read /proc can neither end a run nor tell whether one is over. So it holds a few descriptors
+that it closes for the moment of such a look, in case there are no others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 _RESERVE = 4  # no step needs more at once
 _reserve: list[int] = []
-_before: list[tuple[int, int]] = []  # the limits that this process was given, once it has changed them
+_before: list[tuple[int, int]] = []  # the original limits of this process, once it has changed them
 
 
 def keep() -> None:
-    """Let no child of this process inherit what it has open beyond the first three descriptors.
+    """Close inherited descriptors beyond the first three on exec, so that no child inherits them.
 
-    Its starter may have left a pipe or a lock open, which would be held as long as any child lives.
+    The starter may have left a pipe or a lock open, which would be held while any child lives.
     """
     try:
         names = os.listdir("/proc/self/fd")
@@ -33,12 +33,12 @@ def keep() -> None:
         return
     for fd in map(int, names):
         if fd > 2:
-            with contextlib.suppress(OSError):  # that of the listing is closed by now
+            with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
                 os.set_inheritable(fd, False)
 
 
 def take_all() -> None:
-    """Allow this process as many as it may have, and put some of them by. Its jobs get the limit that it was given."""
+    """Raise the limit of this process to the maximum, and reserve some descriptors. Jobs get the original limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if not _before:
         _before.append((soft, hard))
@@ -48,19 +48,19 @@ def take_all() -> None:
 
 
 def limit_for_jobs() -> int | None:
-    """Return how many descriptors a job may have, None if that is what this process may have."""
+    """Return the descriptor limit for jobs, None if it is that of this process."""
     return _before[0][0] if _before else None
 
 
 def give_limit_to(pid: int) -> None:
-    """Give a child of this process, which starts programs of others, the limit that this process was given."""
+    """Give a child of this process, which starts foreign programs, the original limit."""
     if _before:
         with contextlib.suppress(OSError, ValueError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _before[0])
 
 
 def certainly(step: Callable[[], T]) -> T:
-    """Do *step*, which opens and closes a few descriptors, also where there are none left but those put by."""
+    """Return *step*(), which opens and closes a few descriptors, using the reserve if no others are left."""
     try:
         return step()
     except OSError as error:
@@ -75,7 +75,7 @@ def certainly(step: Callable[[], T]) -> T:
 
 
 def is_shortage(error: OSError) -> bool:
-    """Tell whether *error* says nothing about what was looked at: this process or the machine has too little."""
+    """Whether *error* means a shortage of this process or the machine, and says nothing about the file."""
     return error.errno in TOO_LITTLE
 
 

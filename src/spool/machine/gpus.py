@@ -1,20 +1,20 @@
-"""The GPUs of the machine as NVML shows them, watched over time, and whose each one's use is.
+"""The GPUs of the machine as NVML shows them, watched over time, and the users of each one.
 
-Nothing that NVML does stops the asker: a process of its own asks (`nvml.py`), a look waits a moment for the
-answer and then goes on with what is known. What is known is never taken for more than it is:
+NVML can never block the caller: a separate process queries it (`nvml.py`), and a look waits a moment for the answer and
+then goes on with the known state. This state is never taken for more than it is:
 
 * no NVML on the machine: there are no GPUs;
 * NVML fails or hangs: the GPUs that were seen stay, each with its `problem`, and the look has one too;
 * a GPU that falls off stays, with its `problem`, its index and its UUID, until it is back;
 * a GPU in MIG mode is not there; its instances are, and one that is taken apart is forgotten.
 
-Two ways to tell whose memory and processes are. Where pids mean here what they mean to NVML, each process is asked for.
-Inside a pid namespace they do not: NVML gives the pids of the host, and the same number may be a process of ours that
-has nothing to do with a GPU. There, and where NVML cannot list processes, the memory alone tells: what is used while
-none of our runs is on the GPU is somebody else's, and what comes on top of that while one is there is ours.
+There are two ways to find the users of memory and processes. If NVML's pids are valid here, each process is looked up.
+Inside a pid namespace they are not: NVML gives the pids of the host, and the same number may be a process of ours that
+has nothing to do with a GPU. There, and if NVML cannot list processes, only the memory counts: memory used while none
+of our runs is on the GPU is foreign, and additional memory while one is there is ours.
 
-Memory that no living process accounts for is somebody's all the same: of another namespace, hidden, or just ended.
-That is judged by one answer of NVML's alone, so that everybody who asks comes to the same result.
+Memory that no living process accounts for is still in use: by a process in another namespace, hidden, or just ended.
+That is judged by a single answer of NVML, so that every caller gets the same result.
 
 `python -m spool.machine.gpus` prints what one look sees, as JSON.
 """
@@ -35,44 +35,44 @@ from spool.machine.child_process import ChildProcess
 from spool.machine.nvml import IDLE_SECONDS, Device, Sample
 
 QUIET_BYTES = 256 << 20
-"""Used memory that no process accounts for is somebody's above this: drivers and displays hold a little always."""
+"""Unaccounted memory above this counts as in use: drivers and displays always hold a little."""
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
 MAX_AGE_NS = 5 * SECOND_NS
-"""How old an answer may be before a look asks again."""
+"""A look asks again if the last answer is older."""
 
 PATIENCE_NS = SECOND_NS // 4
-"""How long looks wait, all together, for one answer, and a start for its own. A driver that is well needs some ms."""
+"""The total waiting time of looks for one answer, and of a start for its own. A healthy driver needs some ms."""
 
 LIMIT_NS = 10 * SECOND_NS
-"""NVML counts as hung after this time without an answer. Starting up eight idle GPUs may take some seconds."""
+"""NVML counts as hung after this time without an answer. Initialising eight idle GPUs may take some seconds."""
 
 NO_ANSWER = "NVML has not answered yet"
 
-_MOMENT_SECONDS = 0.1  # for a helper that was killed to be gone
+_MOMENT_SECONDS = 0.1  # for a killed helper to be gone
 
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """Which processes of others do not count (`gpu.ignore_processes`): any one of the reasons is enough."""
+    """Foreign processes that do not count (`gpu.ignore_processes`): any one of the reasons is enough."""
 
     names: frozenset[str] = frozenset()
     users: frozenset[str] = frozenset()
     below_bytes: int = 0
 
     def covers(self, process: ForeignProcess) -> bool:
-        """Return whether *process* does not count. Unknown memory is not below anything."""
+        """Whether *process* does not count. Unknown memory is not below any limit."""
         small = process.memory_bytes is not None and process.memory_bytes < self.below_bytes
         return small or process.name in self.names or process.user in self.users
 
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """What runs of ours are on the GPUs.
+    """Our runs on the GPUs.
 
-    `job_of` returns the job that a pid belongs to, or None; a process of a run that is just ending belongs to it.
-    `on` is UUID -> job -> bytes granted there, None for a GPU given alone.
+    `job_of` returns the job of a pid, or None; a process of a run that is just ending still belongs to it. `on` is UUID
+    -> job -> bytes granted there, None for a GPU not shared.
     """
 
     job_of: Callable[[int], str | None] = lambda pid: None
@@ -81,7 +81,7 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Who uses one GPU. The fields are those of `spool.core.model.Gpu`."""
+    """The users of one GPU. The fields are those of `spool.core.model.Gpu`."""
 
     foreign: tuple[ForeignProcess, ...] = ()
     taken_bytes: tuple[tuple[str, int], ...] = ()
@@ -90,7 +90,7 @@ class DeviceUse:
 
 
 def in_pid_namespace(*, proc: str = identity.PROC) -> bool:
-    """Return whether this process is in a pid namespace that is not the machine's own. Unknown counts as yes."""
+    """Whether this process is in a pid namespace other than the machine's own. Unknown counts as yes."""
     try:
         return identity.pid_namespace(proc=proc) != _FIRST_PID_NAMESPACE
     except OSError:
@@ -98,12 +98,12 @@ def in_pid_namespace(*, proc: str = identity.PROC) -> bool:
 
 
 def who(pid: int) -> tuple[str, str | None] | None:
-    """Return the name and the user of a process; None if it has ended, as a zombie has. The user may be unknown."""
+    """Return name and user of a process; None if it has ended, zombies included. The user may be unknown."""
     import psutil  # type: ignore[import-untyped]  # 10 ms that most commands need not pay
 
     stat = identity.read_stat(pid)
     if stat is None:
-        # Where /proc is mounted with hidepid, the processes of others are not in it and still exist.
+        # If /proc is mounted with hidepid, processes of other users are not in it, but exist.
         return ("hidden", None) if psutil.pid_exists(pid) else None
     if stat.dead:
         return None
@@ -121,9 +121,9 @@ def who(pid: int) -> tuple[str, str | None] | None:
 
 
 class UseReader:
-    """Tells whose each device's use is. Remembers what one look cannot show.
+    """Attributes the use of each device to runs and to foreign processes. Remembers what one look cannot show.
 
-    `pids_mean_something` False: memory is all there is to go by.
+    If `pids_mean_something` is False, only memory is considered.
     """
 
     def __init__(
@@ -136,20 +136,20 @@ class UseReader:
         self.pids_mean_something = pids_mean_something
         self._ignored = ignore or Ignore()
         self._who = who
-        self._others_bytes: dict[str, int] = {}  # used when none of our runs was there
+        self._others_bytes: dict[str, int] = {}  # memory used while none of our runs was there
 
     def ignoring(self, ignored: Ignore) -> None:
-        """Say which processes do not count from now on."""
+        """Set the foreign processes that do not count from now on."""
         self._ignored = ignored
 
     def read(self, device: Device, ours: Ours, asked: Ours) -> DeviceUse:
-        """Return who uses *device*. *asked* is `Ours` of when NVML was asked, *ours* that of now."""
+        """Return the users of *device*. *asked* is `Ours` at the time of the NVML query, *ours* that of now."""
         now, before = ours.on.get(device.uuid, {}), asked.on.get(device.uuid, {})
         if self.pids_mean_something and device.processes is not None:
             use = self._by_process(device, device.processes, ours, now.keys() | before.keys())
         else:
             use = self._by_memory(device, now, before)
-        # One that came or left since NVML was asked has done an unknown part of it.
+        # A run that came or left since the query has done an unknown part of it.
         return replace(use, work=tuple(each for each in use.work if each.job in now and each.job in before))
 
     def _by_process(
@@ -168,15 +168,15 @@ class UseReader:
                 if used is not None:
                     taken[job] = taken.get(job, 0) + used
             elif found is None:
-                # Commonly a child that was forked with the device open, as data loaders are, and outlived its parent.
+                # Often a child forked with the device open, as data loaders are, that outlived its parent.
                 ended.append(ForeignProcess(pid, "ended, but still holds memory", used))
                 continue
             else:
                 foreign.append(ForeignProcess(pid, found[0], used, found[1], job))
             living.append(used)
-        if not here:  # else what is left over may be a run's of ours, also of one that has just left
+        if not here:  # else the rest may belong to a run of ours, even to one that has just left
             left = _left_over(device, living)
-            if left is None or left > QUIET_BYTES:  # else NVML lists them a moment longer than they lived
+            if left is None or left > QUIET_BYTES:  # below, NVML merely lists them for a moment after their end
                 foreign += ended
             foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
         done = work.by_process(here, ours.job_of, alone=len(here) == 1 and not foreign)
@@ -184,7 +184,7 @@ class UseReader:
 
     def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> DeviceUse:
         used = device.used_bytes
-        if now or asked:  # a run that has just left was still there when NVML was asked
+        if now or asked:  # a run that has just left was still there at the query
             others = self._others_bytes.get(device.uuid, 0)
             ours_bytes = None if used is None else max(0, used - others)
             work = _by_device(device, now.keys() | asked.keys(), ours_bytes, alone=others <= QUIET_BYTES)
@@ -205,20 +205,20 @@ class UseReader:
 
 
 class _Worked:
-    """What our runs do on one GPU whose processes are known."""
+    """The work of our runs on one GPU whose processes are known."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._sizes: dict[str, list[int | None]] = {}
 
     def process(self, job: str, used_bytes: int | None) -> None:
-        """Count a process of *job* that has that much of the memory; None is unknown."""
+        """Add a process of *job* with that much memory; None is unknown."""
         self._sizes.setdefault(job, []).append(used_bytes)
 
     def by_process(
         self, jobs: Iterable[str], job_of: Callable[[int], str | None], *, alone: bool
     ) -> tuple[GpuWork, ...]:
-        """Return what each of *jobs* does. *alone*: nobody else computes there, and the device's figures are its."""
+        """Return the work of each of *jobs*. *alone*: no other process computes there."""
         device = self._device
         percents: dict[str | None, int] = {}
         for pid, share in device.computing or ():
@@ -230,7 +230,7 @@ class _Worked:
             if percent is None and device.computing is not None:
                 percent = min(percents.get(job, 0), 100)
             if percent is None and device.parent is not None and job not in self._sizes:
-                percent = 0  # an instance tells nothing, and computes for its processes alone
+                percent = 0  # an instance reports no utilisation, and computes for its processes only
             found.append(GpuWork(job, percent, self._memory(job, alone=alone)))
         return tuple(found)
 
@@ -246,13 +246,13 @@ class _Worked:
 
 
 def _by_device(device: Device, jobs: Set[str], used_bytes: int | None, *, alone: bool) -> tuple[GpuWork, ...]:
-    """Return what the one of *jobs* does on *device* whose processes cannot be told apart; of several it is unknown."""
+    """Return the work of the only job on *device*, whose processes are unknown; unknown if there are several."""
     percent = device.utilisation_percent if alone else None
     return tuple(GpuWork(job, percent, used_bytes) for job in jobs) if len(jobs) == 1 else ()
 
 
 def _left_over(device: Device, sizes: Iterable[int | None]) -> int | None:
-    """Return how much of the memory in use none of the processes of these *sizes* has; None is unknown."""
+    """Return the used memory that none of the processes with these *sizes* accounts for; None is unknown."""
     known = [device.drawing_bytes, *sizes]
     if device.used_bytes is None or None in known:
         return None
@@ -260,16 +260,16 @@ def _left_over(device: Device, sizes: Iterable[int | None]) -> int | None:
 
 
 def _unseen(device: Device, sizes: Iterable[int | None], name: str) -> list[ForeignProcess]:
-    """Return what stands for the memory in use that nobody accounts for, nothing where it is little or unknown."""
+    """Return a stand-in for unaccounted memory, nothing if it is little or unknown."""
     left = _left_over(device, sizes)
-    # Pid 0 is how the kernel itself writes a process that a pid namespace cannot see.
+    # The kernel, too, shows pid 0 for a process outside the pid namespace.
     return [ForeignProcess(0, name, left)] if left is not None and left > QUIET_BYTES else []
 
 
 def _shared_out(used_bytes: int, granted: Mapping[str, int | None]) -> tuple[tuple[str, int], ...]:
     """Return how much of *used_bytes* each job holds, filling one grant after the other.
 
-    Which job holds what cannot be known; that the grants not yet taken come out right in sum is what matters.
+    The actual shares cannot be known; it only matters that the unused parts of the grants have the right sum.
     """
     taken = []
     for job, grant in sorted(granted.items()):
@@ -289,9 +289,9 @@ class _Known:
 class Roster:
     """Every GPU that was seen and may come back.
 
-    A GPU that is not listed any more stays, with its problem; so its runs keep what they were given, and an index in
-    the configuration or in a reservation does not suddenly mean its neighbour. A GPU that went into MIG mode, and an
-    instance of one that was taken apart, were taken away on purpose: these are forgotten.
+    A GPU that is no longer listed stays, with its problem; so its runs keep their grants, and an index in the
+    configuration or in a reservation does not suddenly mean its neighbour. A GPU that went into MIG mode, or an
+    instance that was destroyed, was removed on purpose and is forgotten.
     """
 
     def __init__(self) -> None:
@@ -299,20 +299,20 @@ class Roster:
         self._absent: set[str] = set()
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return all of them, in PCI bus order."""
+        """Return all GPUs, in PCI bus order."""
         ordered = sorted(self._known.values(), key=lambda known: (known.bus, known.gpu.index))
         return tuple(known.gpu for known in ordered)
 
     def blind(self, problem: str) -> None:
-        """Say of every GPU that nothing is known of it now."""
+        """Mark the state of every GPU as unknown, with that problem."""
         self._known = {uuid: _blind(known, problem) for uuid, known in self._known.items()}
 
     def absent(self) -> bool:
-        """Return whether a GPU that was seen is not listed now."""
+        """Whether a known GPU is not listed now."""
         return bool(self._absent)
 
     def update(self, sample: Sample, use_of: Callable[[Device], DeviceUse]) -> tuple[str, ...]:
-        """Take in what NVML said. Return notes on GPUs that are there but never told their UUID."""
+        """Apply an answer of NVML. Return notes on GPUs that are there but never reported their UUID."""
         listed = {device.uuid for device in sample.devices}
         errors = dict(sample.unreadable)
         for uuid, known in list(self._known.items()):
@@ -347,7 +347,7 @@ class Roster:
         )
 
     def _free_index(self, wanted: int) -> int:
-        """Return *wanted*, or the lowest index that no GPU has: NVML counts anew when one has fallen off."""
+        """Return *wanted*, or the lowest free index: NVML renumbers GPUs when one has fallen off."""
         taken = {known.gpu.index for known in self._known.values()}
         return wanted if wanted not in taken else next(index for index in range(len(taken) + 1) if index not in taken)
 
@@ -359,18 +359,18 @@ def _blind(known: _Known, problem: str) -> _Known:
 
 
 class NvmlHelper:
-    """Asks the helper, one question at a time. It is started by the first question, and again when it is gone.
+    """Queries the helper, one question at a time. The first question starts it, and restarts it when it is gone.
 
-    Nothing here waits for longer than it is told to, whatever the driver does. At most one helper exists at a time:
-    one that was killed inside a driver that hangs goes when the driver lets it, and until then no other is started.
+    No call waits longer than requested, whatever the driver does. At most one helper exists at a time: one that was
+    killed inside a hanging driver ends when the driver returns, and until then no other is started.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
-        """Start nothing yet. *environment* is the helper's; None is this process's own."""
+        """Start nothing yet. *environment* is the helper's; None means this process's own."""
         self._environment = environment
         arguments = ("spool.machine.nvml", str(idle_seconds))
         self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
-        self._again = False  # whether the open question may be asked a second time
+        self._again = False  # whether the open question may be repeated
         self._asking = False
         self._done()
 
@@ -385,7 +385,7 @@ class NvmlHelper:
         return self._child.pid
 
     def fileno(self) -> int:
-        """Return a descriptor that can be polled, the same for life: readable when an answer can be received."""
+        """Return a descriptor for polling, readable when an answer can be received; it never changes."""
         return self._child.fileno()
 
     def ask(self) -> str | None:
@@ -411,7 +411,7 @@ class NvmlHelper:
         return None
 
     def stop(self) -> None:
-        """End the helper and forget the question."""
+        """End the helper and drop the question."""
         self._done()
         self._child.give_up(kill=True)
 
@@ -424,7 +424,7 @@ class NvmlHelper:
     def _ask(self) -> str | None:
         child = self._child
         if not child.is_alive:
-            child.give_up()  # it left because nobody asked
+            child.give_up()  # it left because it was idle
         if child.pid is None:
             if child.lingers(_MOMENT_SECONDS):
                 return "the process that queries NVML hangs in the driver and cannot be killed"
@@ -432,7 +432,7 @@ class NvmlHelper:
                 child.start()
             except OSError as error:
                 return f"cannot start the process that queries NVML: {error.strerror}"
-        child.send(b"\n")  # where it left this moment, the end of its answers will say so
+        child.send(b"\n")  # if it is just leaving, the end of its answers will show that
         child.watch()
         self._asking = True
         return None
@@ -440,7 +440,7 @@ class NvmlHelper:
     def _child_environment(self) -> Mapping[str, str]:
         return {
             **(os.environ if self._environment is None else self._environment),
-            # It must find what this process has found, however that came about.
+            # The helper must import the same modules as this process, however they were found.
             "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
         }
 
@@ -460,34 +460,34 @@ class NvmlHelper:
         self._done()
         code = self._child.exit_code()
         self._child.give_up()
-        if code == 0 and self._again:  # it was just leaving because nobody had asked
+        if code == 0 and self._again:  # it was just leaving because it was idle
             self._again = False
             return self._ask()
         return f"the process that queries NVML ended, {'signal' if (code or 0) < 0 else 'code'} {abs(code or 0)}"
 
     def _done(self) -> None:
         self._asking = False
-        self._child.watch(False)  # that it leaves when nobody asks is of no interest
+        self._child.watch(False)  # its exit when idle does not matter
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLook:
     """The GPUs at one moment, in PCI bus order.
 
-    A GPU whose own `problem` is None can be given; `problem` here says why nothing at all is known of them now.
+    A GPU whose own `problem` is None can be granted; `problem` here says why the state of all GPUs is unknown.
     """
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
-    notes: tuple[str, ...] = ()  # texts: GPUs that never identified themselves
-    seen_at_ns: int | None = None  # when NVML was asked for this; None: it has not answered yet
+    notes: tuple[str, ...] = ()  # about GPUs that never identified themselves
+    seen_at_ns: int | None = None  # time of the NVML query; None: no answer yet
     driver: str | None = None
 
 
 class GpuWatcher:
-    """Looks at the GPUs when asked to, and never otherwise.
+    """Looks at the GPUs on request, and never otherwise.
 
-    A dispatcher may poll `fileno()`; when it is readable, an answer is there and the next look will take it in.
+    A dispatcher may poll `fileno()`; when it is readable, an answer is there, and the next look takes it in.
     """
 
     def __init__(
@@ -498,29 +498,29 @@ class GpuWatcher:
         limit_ns: int = LIMIT_NS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """Ask nothing yet. *environment* is that of the process that asks NVML; None is this process's own."""
+        """Ask nothing yet. *environment* is that of the process that queries NVML; None means this process's own."""
         self._helper = NvmlHelper(environment, idle_seconds)
         self._uses = uses or UseReader(pids_mean_something=not in_pid_namespace())
         self._limit_ns = limit_ns
         self._roster = Roster()
         self._look = GpuLook(problem=NO_ANSWER)
-        self._asked_at_ns: int | None = None  # the last question, answered or not
+        self._asked_at_ns: int | None = None  # time of the last question, answered or not
         self._asked_for = self._answered_for = Ours()
         self.asked = 0  # number of questions
-        self.answered = 0  # the number of the last question that was answered, or failed
+        self.answered = 0  # number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
 
     def ignoring(self, ignored: Ignore) -> None:
-        """Say which processes of others do not count, from the next answer on."""
+        """Set the foreign processes that do not count, from the next answer on."""
         self._uses.ignoring(ignored)
 
     @property
     def helper_pid(self) -> int | None:
-        """The pid of the process that asks NVML, or None while there is none: it is no run's."""
+        """The pid of the process that queries NVML, None if there is none; it belongs to no run."""
         return self._helper.pid
 
     def fileno(self) -> int:
-        """Return a descriptor to poll, the same for life. When it is readable, call `look`."""
+        """Return a descriptor to poll, which never changes. When it is readable, call `look`."""
         return self._helper.fileno()
 
     def look(
@@ -533,8 +533,8 @@ class GpuWatcher:
     ) -> GpuLook:
         """Return the GPUs, asking NVML if the last answer is older than *max_age_ns* or a shared GPU was left since.
 
-        Waits for an answer no longer than *patience_ns*, looks at the same question taken together; without one it
-        returns what was known before, and once the limit is over, that NVML hangs.
+        Waits for an answer at most *patience_ns*, counted over all looks at the same question. Without an answer it
+        returns the known state, or, after the limit, that NVML hangs.
         """
         ours = ours or Ours()
         if self._helper.asking:
@@ -546,24 +546,24 @@ class GpuWatcher:
         return self._look
 
     def was_ours(self, uuid: str) -> bool:
-        """Return whether a run of ours had that GPU when the last answer was asked for, which then cannot clear it."""
+        """Whether a run of ours had that GPU at the last query, whose answer then cannot show it free."""
         return uuid in self._answered_for.on
 
     def doubt(self) -> GpuLook:
-        """Take what is known for unknown, until the open question is answered."""
+        """Treat the known state as unknown, until the open question is answered."""
         self._say(NO_ANSWER)
         return self._look
 
     def close(self) -> None:
-        """End the process that asks. The watcher cannot be used any more."""
+        """End the process that queries NVML. The watcher cannot be used any more."""
         self._helper.close()
 
     def _outdated(self, now_ns: int, ours: Ours, max_age_ns: int) -> bool:
-        # A clock that was set back makes an answer old, not young for ever.
+        # If the clock was set back, the answer is old, not young for ever.
         if self._asked_at_ns is None or not 0 <= now_ns - self._asked_at_ns < max_age_ns:
             return True
         return any(
-            granted is not None and job not in ours.on.get(uuid, {})  # one that had it alone leaves nothing to measure
+            granted is not None and job not in ours.on.get(uuid, {})  # nothing to measure if it had it alone
             for uuid, jobs in self._asked_for.on.items()
             for job, granted in jobs.items()
         )
@@ -593,7 +593,7 @@ class GpuWatcher:
             notes = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
             self._look = GpuLook(self._roster.gpus(), None, notes, self._asked_at_ns, sample.driver)
             if self._roster.absent():
-                self._helper.stop()  # a GPU that comes back is listed only by an NVML that starts after that
+                self._helper.stop()  # only an NVML that starts afterwards lists a GPU that comes back
         elif self._roster.gpus():
             self._fail("NVML: its library is gone")
         else:
@@ -609,7 +609,7 @@ class GpuWatcher:
 
 
 def main() -> int:
-    """Print what is seen as JSON: once with the start of NVML, and once more with NVML awake."""
+    """Print one look as JSON: first with the initialisation of NVML, then without."""
     watcher = GpuWatcher()
     took_ms = []
     try:

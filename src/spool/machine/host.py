@@ -1,7 +1,7 @@
-"""Processors, memory, disk and users: what the machine has, and how much of it this process may use.
+"""Processors, memory, disk and users of the machine, and the part that this process may use.
 
-A dispatcher in a container or under a service manager's limits shares a large machine; what counts is what its jobs
-can really get, so the affinity mask and the limits of the control groups bound what the hardware has.
+A dispatcher in a container or under a service manager's limits shares a large machine. Only the resources that its jobs
+can really get count, so the affinity mask and the limits of the control groups apply.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class HostMemory:
 
 
 def default_reserve_bytes(total_bytes: int) -> int:
-    """Return what is kept back for the system unless the configuration says otherwise: 5 %, at least 512 MiB."""
+    """Return the default reserve for the system: 5 %, at least 512 MiB."""
     return max(total_bytes // 20, MINIMUM_RESERVE_BYTES)
 
 
 def less_reserve(total_bytes: int, reserve_bytes: int | None = None) -> int:
-    """Return what may be given out of *total_bytes*, never below 0. *reserve_bytes* None is the default reserve."""
+    """Return the part of *total_bytes* that may be granted, at least 0. *reserve_bytes*: None is the default."""
     reserve = default_reserve_bytes(total_bytes) if reserve_bytes is None else reserve_bytes
     return max(0, total_bytes - reserve)
 
@@ -56,7 +56,7 @@ def umask() -> int:
 
 
 def disk_free_bytes(directory: Path) -> int | None:
-    """Return the bytes that an ordinary user can still write beside *directory*; None if that cannot be asked."""
+    """Return the bytes that an ordinary user can still write beside *directory*; None if unknown."""
     try:
         at = os.statvfs(directory)
     except OSError:
@@ -65,7 +65,7 @@ def disk_free_bytes(directory: Path) -> int | None:
 
 
 def file_system_of(path: str, mounts: str = "/proc/self/mounts") -> str:
-    """Return the type of the file system that holds *path*, "" if it cannot be told."""
+    """Return the type of the file system that holds *path*, "" if unknown."""
     real = os.path.realpath(path)
     best, kind = "", ""
     try:
@@ -82,17 +82,17 @@ def file_system_of(path: str, mounts: str = "/proc/self/mounts") -> str:
 
 
 def is_shared_between_hosts(file_system: str) -> bool:
-    """Whether changes of files on such a file system may be made by another host, and then raise no event here."""
+    """Whether files on such a file system may be changed by another host, without a file event here."""
     return file_system.startswith(_SHARED)
 
 
 def is_mounted_noexec(path: str) -> bool:
-    """Whether nothing can be executed on the file system of *path*. Raises OSError."""
+    """Whether the file system of *path* is mounted noexec. Raises OSError."""
     return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
 
 
 def local_zone() -> tzinfo:
-    """Return the zone in which people on this machine are told instants; it changes with summer time."""
+    """Return the local time zone of this machine, with its changes between summer and winter time."""
     now = time.localtime()
     return _zone(now.tm_gmtoff, now.tm_zone)
 
@@ -114,7 +114,7 @@ def host_memory(meminfo: str = "/proc/meminfo") -> HostMemory:
         total, available = (said.get(key, []) for key in ("MemTotal", "MemAvailable"))
         if total[1:] == available[1:] == ["kB"] and int(available[0]) <= int(total[0]):
             return HostMemory(int(total[0]) << 10, int(available[0]) << 10)
-    # A kernel before 3.14, or a container that shows another total than it has.
+    # A kernel before 3.14, or a container that shows a false total.
     import psutil  # type: ignore[import-untyped]  # 10 ms that most commands need not pay
 
     memory = psutil.virtual_memory()
@@ -124,8 +124,8 @@ def host_memory(meminfo: str = "/proc/meminfo") -> HostMemory:
 class Host:
     """The processors and the memory around this process.
 
-    Where the control groups are is found once; what they say is read at each question. *root* is put before the
-    path of every file that is read.
+    The control groups are located once; their values are read at each call. *root* is prefixed to the path of every
+    file that is read.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class Host:
         self._memory = memory
 
     def cpus(self) -> int:
-        """Return the whole processors that can be used at once, at least 1: a quota of 2.5 is 2."""
+        """Return the number of whole processors that can be used at once, at least 1: a quota of 2.5 is 2."""
         quota_milli = self._cgroups.cpu_milli()
         cpus = self._affinity()
         return max(1, cpus if quota_milli is None else min(cpus, quota_milli // 1000))
 
     def memory(self) -> HostMemory:
-        """Return the total and what is really available: of the machine or of a control group, whichever is less."""
+        """Return the total and available memory: of the machine or of a control group, whichever is less."""
         host = self._memory()
         limit, room = self._cgroups.memory_limit_bytes(), self._cgroups.memory_available_bytes()
         return HostMemory(
@@ -163,9 +163,10 @@ class Host:
         gpus: tuple[Gpu, ...] = (),
         gpu_problem: str | None = None,
     ) -> Machine:
-        """Return all there is, totals after reserves.
+        """Return the machine's resources, totals after reserves.
 
-        *cpus* is the configuration's number, which stands above what was found; *reserve_bytes* its memory reserve.
+        *cpus* is the configured number, which overrides the detected one; *reserve_bytes* the configured memory
+        reserve.
         """
         memory = self.memory()
         return Machine(
@@ -188,7 +189,7 @@ def user_name(uid: int) -> str:
 
 
 def this_user() -> str:
-    """Return the login name of the user that runs this process."""
+    """Return the login name of this process's user."""
     return user_name(os.getuid())
 
 
@@ -198,9 +199,9 @@ _MOST_SETTINGS = 1 << 16  # no file of settings is larger
 
 
 def login_environment(etc: str = "/etc") -> dict[str, str]:
-    """Return the environment that every job begins with: that of a login, no matter who started this process and how.
+    """Return the initial environment of every job: that of a login, independent of how this process was started.
 
-    PATH and LANG are what the files in *etc* give to a login. HOME is what `~` means to this process.
+    PATH and LANG come from the files in *etc*, as for a login. HOME is the meaning of `~` in this process.
     """
     return {"HOME": os.path.expanduser("~"), **_login(etc, os.getuid())}
 
@@ -208,7 +209,7 @@ def login_environment(etc: str = "/etc") -> dict[str, str]:
 @lru_cache(maxsize=4)
 def _login(etc: str, uid: int) -> dict[str, str]:
     user, shell = user_name(uid), ""
-    with suppress(KeyError):  # a container may run under a number that no account has
+    with suppress(KeyError):  # a container may run under a number without an account
         shell = pwd.getpwuid(uid).pw_shell
     if not shell or os.path.basename(shell) in ("nologin", "false"):
         shell = "/bin/sh"
@@ -225,9 +226,9 @@ def _login(etc: str, uid: int) -> dict[str, str]:
 
 
 def _settings_of(path: str) -> dict[str, str]:
-    """Return the lines `KEY=VALUE` of a file of the system, and those like `ENV_PATH PATH=VALUE`.
+    """Return the lines `KEY=VALUE` of a system file, and those like `ENV_PATH PATH=VALUE`.
 
-    A value may stand in quotes. One that speaks of other variables is left out: nothing expands it.
+    A value may be quoted. A value that refers to other variables is skipped: nothing expands it.
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -248,12 +249,12 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\}|(\$))", re.ASCII)  # as `os.path
 
 
 def expanded(path: str, env: Mapping[str, str]) -> str:
-    """Return *path*, as a job file has it, with `~` and the variables of a job with that *env* in their places."""
+    """Return *path* of a job file, with `~` and the variables of a job with that *env* expanded."""
     return os.path.expanduser(_VARIABLE.sub(lambda found: _value_of(found, env) or "", path))
 
 
 def why_not_expanded(path: str, env: Mapping[str, str]) -> str | None:
-    """Return why *path*, as a job file has it, names no place here: it speaks of a variable or a user there is not.
+    """Return why *path* of a job file cannot be expanded: it refers to an unknown variable or user.
 
     The variables are those of a job with that *env*.
     """

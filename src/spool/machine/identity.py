@@ -1,7 +1,7 @@
-"""Who a process is: its pid, when it started, in which boot, pid namespace and host.
+"""The identity of a process: its pid, start time, boot, pid namespace and host.
 
-A pid alone proves nothing: on a machine with 32,768 of them the same one comes back within a minute. All is read
-from /proc directly; every function takes another root for it, so that tests can show any machine.
+A pid alone proves nothing: on a machine with 32,768 of them the same one is reused within a minute. Everything is read
+from /proc directly; every function accepts another root for it, so that tests can simulate any machine.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from spool.machine import descriptors
 
 PROC = "/proc"
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-"""What the kernel counts starts and CPU time in."""
+"""The kernel's unit for process starts and CPU time."""
 
-_START_TICKS = 19  # its place among the fields after the name
+_START_TICKS = 19  # its index among the fields after the name
 _SIZE, _ENVIRONMENT_END = 20, 48
 _PAGE = 4096
 _LONGEST_ENTRY = 32  # of a list in /proc
@@ -63,7 +63,7 @@ def _read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = os.read(fd, 65536)
-        # /proc gives at most a page or so at a time, and of a list only whole entries: a long answer may not be all.
+        # /proc returns at most a page or so at a time, and only whole entries of a list: a long answer may be partial.
         if len(content) < _PAGE - _LONGEST_ENTRY:
             return content
         parts = [content]
@@ -75,7 +75,7 @@ def _read(path: str) -> bytes:
 
 
 def read_stat(pid: int, *, proc: str = PROC) -> Stat | None:
-    """Return what /proc/PID/stat says, or None if there is no such process. Raises OSError where that is unknown.
+    """Return the content of /proc/PID/stat, or None if there is no such process. Raises OSError if that is unknown.
 
     The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
     """
@@ -98,9 +98,9 @@ def read_stat(pid: int, *, proc: str = PROC) -> Stat | None:
 
 
 def is_between_programs(pid: int, *, proc: str = PROC) -> bool | None:
-    """Tell of a process that shows an empty environment whether it is about to have one: it is executing a program.
+    """Whether a process with an empty environment is executing a program, and about to have one.
 
-    None: it has ended, or is about to, and starts nothing more. False: its environment is empty.
+    None: it has ended, or is about to, and starts nothing more. False: its environment is really empty.
     """
     fields = _stat_fields(pid, proc)
     if fields is None or fields[0] in b"ZXx" or fields[_SIZE] == b"0":
@@ -112,7 +112,7 @@ def is_between_programs(pid: int, *, proc: str = PROC) -> bool | None:
 
 @cache
 def _tells_environments(proc: str) -> bool:
-    """Whether the kernel says where the environment of a process is: that of this one is known to have a place."""
+    """Whether the kernel shows the address of a process's environment: that of this process is known to have one."""
     fields = _stat_fields(os.getpid(), proc) if proc == PROC else None
     return fields is not None and len(fields) > _ENVIRONMENT_END and fields[_ENVIRONMENT_END] != b"0"
 
@@ -130,7 +130,7 @@ def _stat_fields(pid: int, proc: str) -> list[bytes] | None:
 
 
 def boot_id(*, proc: str = PROC) -> str:
-    """Return the id of this boot of the machine. Raises OSError where the kernel shows none."""
+    """Return the id of this boot of the machine. Raises OSError if the kernel shows none."""
     return _boot_id(proc)
 
 
@@ -140,7 +140,7 @@ def _boot_id(proc: str) -> str:
 
 
 def pid_namespace(*, proc: str = PROC) -> str:
-    """Return the name of our pid namespace, as in "pid:[4026531836]". Raises OSError where the kernel shows none."""
+    """Return the name of our pid namespace, as in "pid:[4026531836]". Raises OSError if the kernel shows none."""
     return _pid_namespace(proc)
 
 
@@ -153,8 +153,7 @@ def _pid_namespace(proc: str) -> str:
 def host() -> str:
     """Return the name of this host, without white space.
 
-    A machine that was never given a name would be mistaken for any other of that kind, so it is told apart by
-    /etc/machine-id.
+    A machine without a proper name would be mistaken for any other such machine, so /etc/machine-id is added.
     """
     name = "".join(os.uname().nodename.split())
     if name not in _NAMELESS:
@@ -173,7 +172,7 @@ def start_ticks(pid: int, *, proc: str = PROC) -> int | None:
 
 
 def ticks_now() -> int:
-    """Return the time as processes count their starts: clock ticks since boot."""
+    """Return the current time in the unit of process starts: clock ticks since boot."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // TICK_NS
 
 
@@ -186,12 +185,12 @@ def of_process(pid: int, *, proc: str = PROC) -> Jid | None:
 
 
 def liveness(jid: Jid, *, proc: str = PROC, here: str | None = None) -> Liveness:
-    """Tell what *jid* is to this machine, now; *here* is this host's name, by default `host()`.
+    """Return the state of the process *jid* on this machine; *here* is this host's name, by default `host()`.
 
     In the same boot and pid namespace the host's name does not matter: it may have been changed since.
     """
     if jid.engine is not None:
-        return Liveness.ELSEWHERE  # its engine is asked, even if this is the very node that it is on
+        return Liveness.ELSEWHERE  # its engine is asked, even if it runs on this very node
     if jid.boot_id != boot_id(proc=proc):
         return Liveness.REBOOTED if jid.host == (here or host()) else Liveness.ELSEWHERE
     if jid.pid_namespace != pid_namespace(proc=proc):

@@ -1,11 +1,11 @@
-"""What processes show of the run or the hook that they belong to: the marks in their environment, and their outputs.
+"""Marks of processes: the variables and outputs that show the run or hook of a process.
 
-A hook finds the variables of the run that it is told of, and is none of its processes: `SPOOL_HOOK` says so, and by it
-the hook's own processes are found.
+A hook has the variables of the run that it is about, but does not belong to it: `SPOOL_HOOK` says so, and identifies
+the hook's own processes.
 
-A spool is looked for by its real path. A mark may name it by another, through a symbolic link.
+A spool is identified by its real path. A mark may name it by another path, through a symbolic link.
 
-This is what a process says of itself. Which processes belong to a run, whatever they say, `machine/processes.py` finds.
+Marks are what a process says about itself. `machine/processes.py` finds the processes of a run whatever they say.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from spool.machine.descriptors import is_shortage
 from spool.machine.identity import PROC, read_bytes, read_stat
 
 HOOK_MARK = "SPOOL_HOOK"
-"""In the environment of a hook, which has the facts of a run in there too and is no part of it."""
+"""In the environment of a hook, which also has the variables of a run without being part of it."""
 
 _HOOK_MARK = f"{HOOK_MARK}=".encode()
 _WAITED = b"spool_told"  # among the arguments of a shell that was started ahead of its run
-_COMPILED = b"spool-wrapper"  # whose marks are not shown where they are too long
-_OUTPUTS = (4, 5, 1, 2)  # of a wrapper, and of what it may have become
-_SEEN_FOR_NS = 100_000_000  # how long a walk answers questions about one run after the other
+_COMPILED = b"spool-wrapper"  # its marks are not shown if they are too long
+_OUTPUTS = (4, 5, 1, 2)  # descriptors of a wrapper's outputs, including one that has executed another program
+_SEEN_FOR_NS = 100_000_000  # how long one walk answers questions about further runs
 
 
 class RealPaths(dict[str, str]):
-    """The real path of each path, looked up once; those that are known to be real are put in from the beginning."""
+    """The real path of each path, looked up once; paths known to be real are added at the start."""
 
     def __missing__(self, path: str) -> str:
-        # A relative one would be relative to a directory that is not ours; spool sets none.
+        # A relative path would be relative to a foreign directory; spool sets none.
         self[path] = real = os.path.realpath(path) if os.path.isabs(path) else path
         return real
 
 
 def mark_in(environment: bytes, real: RealPaths) -> tuple[str, str, str] | None:
-    """Return the spool, by its real path, the job and the run that an environment names; a hook is its run 0."""
+    """Return the spool, by its real path, the job and the run in an environment; a hook counts as run 0."""
     if b"SPOOL_RUN=" not in environment and _HOOK_MARK not in environment:
         return None
     values = dict(entry.partition(b"=")[::2] for entry in environment.split(b"\0") if entry.startswith(b"SPOOL_"))
@@ -53,7 +53,7 @@ def mark_in(environment: bytes, real: RealPaths) -> tuple[str, str, str] | None:
 
 
 def hooks_of(spool_dir: str, *, proc: str = PROC) -> list[tuple[int, str]]:
-    """Return the processes that carry the mark of a hook of that spool: each pid and mark."""
+    """Return the pid and the mark of each process with the mark of a hook of that spool."""
     found, real = [], RealPaths({spool_dir: spool_dir})
     for name in os.listdir(proc):
         if name.isdigit():
@@ -68,7 +68,7 @@ def hooks_of(spool_dir: str, *, proc: str = PROC) -> list[tuple[int, str]]:
 
 
 def job_of(pid: int, spool_dir: str, *, proc: str = PROC) -> str | None:
-    """Return the job of that spool whose mark the process *pid* carries, None if it carries none."""
+    """Return the job of that spool in the mark of the process *pid*, None if it has none."""
     try:
         environment = read_bytes(f"{proc}/{pid}/environ")
     except OSError:
@@ -80,15 +80,15 @@ def job_of(pid: int, spool_dir: str, *, proc: str = PROC) -> str | None:
 def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC) -> bool:
     """Whether the process *pid* is, or may be, the wrapper of a run of the spool at that real path.
 
-    A record can name any process; what counts is what the process itself shows. A wrapper has its script among its
+    A record can name any process; only what the process itself shows counts. A wrapper has its script among its
     arguments, the run's marks in its environment, its outputs in the metadir, or a child with the marks. One that was
-    started ahead of its run has none of these at first, but shows that it waited for one. Raises OSError where the
-    machine has too little left to tell.
+    started ahead of its run has none of these at first, but shows that it waited for a run. Raises OSError if the
+    machine lacks the resources for the check.
     """
     metadir = Layout(spool_dir).metadir(job, run)
     arguments = _read_of(pid, "cmdline", proc)
     if arguments is None:
-        return True  # it has just ended; who asks again learns that
+        return True  # it has just ended; the next question will show that
     words = arguments.split(b"\0")
     if os.fsencode(f"{metadir}/{WRAPPER}") in words:
         return True
@@ -109,7 +109,7 @@ def _mark_of(pid: int, spools: RealPaths, proc: str) -> tuple[str, str, str] | N
 
 
 def _has_output_in(pid: int, directory: str, proc: str) -> bool:
-    """Whether one of the descriptors with which a wrapper holds its outputs is of a file in *directory*."""
+    """Whether one of a wrapper's output descriptors refers to a file in *directory*."""
     for number in _OUTPUTS:
         with contextlib.suppress(OSError):
             if os.path.dirname(os.readlink(f"{proc}/{pid}/fd/{number}")) == directory:
@@ -118,7 +118,7 @@ def _has_output_in(pid: int, directory: str, proc: str) -> bool:
 
 
 def _read_of(pid: int, name: str, proc: str) -> bytes | None:
-    """Return what /proc/PID/NAME says; None if the process is gone or does not show it. Raises OSError: a shortage."""
+    """Return the content of /proc/PID/NAME; None if the process is gone or hides it. Raises OSError: a shortage."""
     try:
         return read_bytes(f"{proc}/{pid}/{name}")
     except OSError as error:
@@ -128,9 +128,9 @@ def _read_of(pid: int, name: str, proc: str) -> bytes | None:
 
 
 def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[str, int]]:
-    """Return the runs of the spool at that real path that have processes, as far as mark and output tell.
+    """Return the runs of the spool at that real path that have processes, by mark and output only.
 
-    For who only shows it. Who ends a run asks `scan`, which knows its session and its descendants too.
+    For display only. To end a run, use `scan`, which also follows its session and its descendants.
     """
     found, real = set(), RealPaths({spool_dir: spool_dir})
     runs = f"{Layout(spool_dir).at(JOBS)}/"
@@ -144,7 +144,7 @@ def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[
                 outputs = {os.path.dirname(os.readlink(f"{proc}/{entry}/fd/{number}")) for number in (1, 2)}
                 here = [path.removeprefix(runs).partition("/") for path in outputs if path.startswith(runs)]
                 mark = next(((spool_dir, name, run) for name, _, run in here), None)
-        except OSError:  # somebody else's, gone, or without outputs
+        except OSError:  # another user's process, gone, or without outputs
             continue
         if mark is not None and mark[0] == spool_dir and mark[2].isdecimal() and mark[2] != "0":
             found.add((mark[1], int(mark[2])))
@@ -152,18 +152,18 @@ def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[
 
 
 class MachineProber:
-    """What a look at a spool asks of this machine. *gone_hosts*: those that the user has declared gone."""
+    """Answers a spool's questions about this machine. *gone_hosts*: hosts that the user has declared gone."""
 
     def __init__(self, gone_hosts: frozenset[str] = frozenset()) -> None:
         self._gone_hosts = gone_hosts
-        self._walked: tuple[str, int, frozenset[tuple[str, int]]] | None = None  # the spool, when, what
+        self._walked: tuple[str, int, frozenset[tuple[str, int]]] | None = None  # the spool, the time, the result
 
     def boot_id(self) -> str:
         """Return the id of this boot."""
         return identity.boot_id()
 
     def liveness(self, jid: Jid) -> Liveness:
-        """Return what became of the process *jid*; on a host that is no more, nothing is alive."""
+        """Return the state of the process *jid*; on a host that is gone, every process is."""
         found = identity.liveness(jid)
         if found is Liveness.ELSEWHERE and jid.host in self._gone_hosts:
             return Liveness.REBOOTED
@@ -174,7 +174,7 @@ class MachineProber:
         return is_wrapper(jid.pid, root, name, run)
 
     def has_left_processes(self, root: str, name: str, run: int) -> bool:
-        """Whether there are processes of a run of the spool at *root*; one walk over /proc answers for all runs."""
+        """Whether a run of the spool at *root* has processes; one walk over /proc answers for all runs."""
         if self._walked is None or self._walked[0] != root or time.monotonic_ns() - self._walked[1] > _SEEN_FOR_NS:
             self._walked = root, time.monotonic_ns(), runs_with_processes(root)
         return (name, run) in self._walked[2]

@@ -1,9 +1,9 @@
-"""What NVML says, once: the helper process that asks it, and the values that it answers with.
+"""One query of NVML: the helper process that makes it, and the values of its answer.
 
-A process of its own, because a call into a driver that hangs cannot be broken off. A thread stuck in one would keep
-the dispatcher from ever ending, and the kernel from ever giving its lock back; a child is killed, or waits for the
-driver alone. It answers one line of JSON for each line that it reads, and leaves when nobody asks any more, so that
-an idle spool keeps no GPU awake. It starts in front of somebody who waits, so this module imports little.
+A separate process, because a call into a hanging driver cannot be interrupted. A stuck thread would keep the dispatcher
+from ending, and the kernel from releasing its lock; a child is killed, or waits for the driver alone. It answers one
+line of JSON for each line that it reads, and exits when it is idle, so that an idle spool keeps no GPU awake. A user
+may be waiting for its start, so this module imports little.
 
 `python -m spool.machine.nvml` is the helper; `echo | python -m spool.machine.nvml` shows one answer.
 """
@@ -23,46 +23,46 @@ from typing import Any
 from spool.core.lazyclass import dataclass
 
 IDLE_SECONDS = 60
-"""A helper that is not asked for this long exits."""
+"""The helper exits after this time without a question."""
 
 MIG_INDEX_STEP = 100
 
-_LATELY_US = 5_000_000  # how far back the work of single processes is asked for
+_LATELY_US = 5_000_000  # how far back to ask for the work of single processes
 
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU or MIG instance as NVML describes it. None is what NVML cannot tell."""
+    """One GPU or MIG instance as NVML describes it. None is unknown to NVML."""
 
     uuid: str
-    index: int  # NVML's; of MIG instance j of GPU i: (i + 1) * 100 + j, which stays when other GPUs are split
-    bus: str  # sorts as the PCI bus does; a MIG instance's is its parent's
+    index: int  # NVML's; for MIG instance j of GPU i: (i + 1) * 100 + j, which stays when other GPUs are split
+    bus: str  # sorts in PCI bus order; a MIG instance has its parent's
     name: str = ""
     total_bytes: int | None = None
     free_bytes: int | None = None
-    used_bytes: int | None = None  # without what the driver keeps for itself, where NVML tells these apart
+    used_bytes: int | None = None  # without the driver's own part, if NVML tells these apart
     processes: tuple[tuple[int, int | None], ...] | None = None  # (pid, bytes); None: NVML cannot list them
-    drawing_bytes: int | None = 0  # what processes have that only draw, as a display server's; None: unknown
+    drawing_bytes: int | None = 0  # memory of processes that only draw, such as a display server's; None: unknown
     utilisation_percent: int | None = None
     memory_utilisation_percent: int | None = None
-    computing: tuple[tuple[int, int], ...] | None = None  # (pid, percent) of those that did; None: unknown
-    parent: str | None = None  # UUID of the GPU that a MIG instance is a part of
+    computing: tuple[tuple[int, int], ...] | None = None  # (pid, percent) of the processes that computed; None: unknown
+    parent: str | None = None  # UUID of the GPU that contains the MIG instance
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer. `devices` are those that can be given, in PCI bus order: never a GPU in MIG mode itself."""
+    """One answer. `devices` are those that can be granted, in PCI bus order: never a GPU in MIG mode itself."""
 
     devices: tuple[Device, ...] = ()
     split: tuple[str, ...] = ()  # UUIDs of the GPUs in MIG mode
-    unreadable: tuple[tuple[int, str], ...] = ()  # (NVML's index, why) of GPUs that do not even tell their UUID
+    unreadable: tuple[tuple[int, str], ...] = ()  # (NVML's index, why) of GPUs without a readable UUID
     missing: bool = False  # there is no NVML on this machine
-    failure: str | None = None  # why nothing could be asked
+    failure: str | None = None  # why no query was possible
     driver: str | None = None
-    leaving: bool = False  # the helper leaves after this answer: NVML must be started anew to see what changed
+    leaving: bool = False  # the helper exits after this answer: NVML must be restarted to see a change
 
     def to_json(self) -> str:
         """Return the sample as one line."""
@@ -70,7 +70,7 @@ class Sample:
 
     @staticmethod
     def from_json(line: str) -> Sample:
-        """Read what `to_json` wrote. Raises ValueError, TypeError, KeyError or AttributeError if it did not."""
+        """Return the sample in *line*. Raises ValueError, TypeError, KeyError or AttributeError if there is none."""
         fields = json.loads(line)
         devices = []
         for device in fields.pop("devices"):
@@ -90,13 +90,13 @@ class _Nvml:
         import pynvml
 
         self.py = pynvml
-        # What a card, a driver's age or a container's rights may withhold: then it is unknown, and nothing is wrong.
+        # Errors for values that a card, an old driver or a container may not provide: unknown, but not wrong.
         self._withheld = {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION}
         self._withheld |= {pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
         self._problem: str | None = None
 
     def sample(self) -> Sample:
-        """Ask for everything. Raises pynvml.NVMLError if NVML as a whole refuses."""
+        """Query everything. Raises pynvml.NVMLError if NVML as a whole refuses."""
         py = self.py
         devices: list[Device] = []
         split: list[str] = []
@@ -108,7 +108,7 @@ class _Nvml:
                 handle = py.nvmlDeviceGetHandleByIndex(index)
                 uuid = py.nvmlDeviceGetUUID(handle)
             except py.NVMLError as error:
-                if error.value != py.NVML_ERROR_NO_PERMISSION:  # not ours to use is not broken
+                if error.value != py.NVML_ERROR_NO_PERMISSION:  # a device that is not ours to use is not broken
                     unreadable.append((index, str(error)))
                 continue
             bus = self._bus(handle)
@@ -136,7 +136,7 @@ class _Nvml:
                 handle = self.py.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot)
                 uuid = self.py.nvmlDeviceGetUUID(handle)
             except self.py.NVMLError:
-                continue  # no instance there, or it went away just now
+                continue  # no instance there, or just removed
             yield self._device(handle, uuid, (parent_index + 1) * MIG_INDEX_STEP + slot, bus, parent_uuid)
 
     def _device(self, handle: Any, uuid: str, index: int, bus: str, parent: str | None = None) -> Device:
@@ -162,17 +162,17 @@ class _Nvml:
         )
 
     def _problem_so_far(self) -> str | None:
-        """Return the first error since the last call of this."""
+        """Return the first error since the last call, and clear it."""
         problem, self._problem = self._problem, None
         return problem
 
     def _ask(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Return the answer, or None: because it is withheld, or because of an error, kept for the device's problem."""
+        """Return the answer, or None: if it is not provided, or on an error, which is kept as the device's problem."""
         for attempt in (1, 2, 3):
             try:
                 return function(*arguments)
             except self.py.NVMLError as error:
-                # More processes came between pynvml's questions how many there are and which.
+                # pynvml asks for the number of processes and then for the list, and more came in between.
                 if error.value == self.py.NVML_ERROR_INSUFFICIENT_SIZE and attempt < 3:
                     continue
                 if error.value not in self._withheld and self._problem is None:
@@ -185,18 +185,18 @@ class _Nvml:
         return f"{pci.domain:08x}:{pci.bus:02x}:{pci.device:02x}" if pci is not None else "~"
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, int | None]:
-        """Return (total, free, used), the driver's own part not counted as used where the driver is new enough."""
+        """Return (total, free, used), without the driver's own part in used if the driver is new enough."""
         py = self.py
         try:
             memory = py.nvmlDeviceGetMemoryInfo(handle, version=py.nvmlMemory_v2)
         except py.NVMLError:  # older than 510
             memory = self._ask(py.nvmlDeviceGetMemoryInfo, handle)
-        if memory is None or not _bytes(memory.total):  # some GPUs that share the host's memory say 0
+        if memory is None or not _bytes(memory.total):  # some GPUs that share the host's memory report 0
             return None, None, None
         return _bytes(memory.total), _bytes(memory.free), _bytes(memory.used)
 
     def _processes(self, handle: Any) -> tuple[tuple[int, int | None], ...] | None:
-        """Return the processes that compute, those behind the MPS server included; None if they cannot be listed."""
+        """Return the computing processes, those behind the MPS server included; None if they cannot be listed."""
         py = self.py
         compute = self._ask(py.nvmlDeviceGetComputeRunningProcesses_v3, handle)
         if compute is None and self._problem is None:  # older than 510
@@ -213,17 +213,17 @@ class _Nvml:
         return tuple(sorted(found.items()))
 
     def _drawing(self, handle: Any, computing: Mapping[int, int | None]) -> int | None:
-        """Return what the processes have that draw and do not compute; None if one of them does not tell."""
+        """Return the memory of processes that draw and do not compute; None if one of them does not report it."""
         py, found = self.py, []
         for ask in (py.nvmlDeviceGetGraphicsRunningProcesses_v3, py.nvmlDeviceGetGraphicsRunningProcesses_v2):
-            with suppress(py.NVMLError):  # older than 510; and a MIG instance, which cannot draw, knows neither
+            with suppress(py.NVMLError):  # older than 510; and a MIG instance, which cannot draw, supports neither
                 found = ask(handle)
                 break
         sizes = [_bytes(process.usedGpuMemory) for process in found if process.pid not in computing]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
     def _utilisation(self, handle: Any) -> tuple[int | None, int | None]:
-        """Return in how much of the time it computed, and moved memory, in percent. It is for show: no error counts."""
+        """Return the share of time spent computing and moving memory, in percent. For display: errors do not count."""
         try:
             rates = self.py.nvmlDeviceGetUtilizationRates(handle)
         except self.py.NVMLError:  # a MIG instance has none
@@ -233,7 +233,7 @@ class _Nvml:
     def _computing(
         self, handle: Any, processes: tuple[tuple[int, int | None], ...] | None, percent: int | None
     ) -> tuple[tuple[int, int], ...] | None:
-        """Return which processes computed in how much of the time; NVML is asked only where several may share that."""
+        """Return each process's share of computing time; NVML is asked only if several processes may share it."""
         if processes is None or percent is None:
             return None
         if percent == 0 or not processes:
@@ -257,7 +257,7 @@ def _answer(nvml: _Nvml | None) -> tuple[Sample, _Nvml | None]:
             nvml = _Nvml()
             nvml.py.nvmlInit()
         return nvml.sample(), nvml
-    except Exception as error:  # whatever it is, report it instead of dying with it
+    except Exception as error:  # report any error instead of dying
         if nvml is not None and isinstance(error, nvml.py.NVMLError):
             missing = error.value == nvml.py.NVML_ERROR_LIBRARY_NOT_FOUND
             why = _why_not_loaded() if missing else str(error)
@@ -266,7 +266,7 @@ def _answer(nvml: _Nvml | None) -> tuple[Sample, _Nvml | None]:
 
 
 def _why_not_loaded() -> str | None:
-    """Return what is wrong with the library, or None if there is none: pynvml calls both "not found"."""
+    """Return the problem of the library, or None if there is no library: pynvml calls both "not found"."""
     import ctypes
 
     try:
@@ -281,9 +281,9 @@ def _bytes(value: int | None) -> int | None:
 
 
 def main(idle_seconds: float = IDLE_SECONDS) -> int:
-    """Answer until nobody has asked for *idle_seconds*, the asker is gone, or NVML must be started anew."""
+    """Answer until *idle_seconds* have passed, the other end is closed, or NVML must be restarted."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever the library prints is no answer
+    os.dup2(2, 1)  # output of the library must not mix with the answers
     nvml: _Nvml | None = None
     while select.select([0], [], [], idle_seconds)[0] and os.read(0, 4096):
         sample, nvml = _answer(nvml)

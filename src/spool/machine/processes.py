@@ -1,6 +1,6 @@
 """The processes of runs: which belong to a run, how they are signalled and measured.
 
-A process group is not enough: `setsid` and double forks leave it. To a run belong
+A process group is not enough: `setsid` and double forks leave it. A run consists of
 
 * its wrapper, while that lives, and every process of the wrapper's session;
 * every process that carries the run's mark in its environment (`SPOOL_DIR`, `SPOOL_JOB`, `SPOOL_RUN`);
@@ -12,18 +12,18 @@ A process group is not enough: `setsid` and double forks leave it. To a run belo
   within a job is none of its own;
 * every process of its control group, if it has one.
 
-`machine/marks.py` says what a mark is. A hook has one of its own, and is no process of the run that it is told of.
+`machine/marks.py` defines the marks. A hook has one of its own, and does not belong to the run that it is about.
 
-Once the wrapper is gone, its pid may come back as somebody else's session, so the session counts no more, except
-for our own children: as a subreaper we inherit the orphans of the wrappers that we started, and of no others.
+Once the wrapper is gone, its pid may be reused for a foreign session, so the session no longer counts, except for our
+own children: as a subreaper we inherit the orphans of the wrappers that we started, and no others.
 
-One walk over /proc serves any number of runs. What is read is a moment that never was, as always with /proc: a process
-may fork and end before it is asked. So a walk says whether that may have been; only one that is certain proves that
-nothing of a run is left.
+One walk over /proc serves any number of runs. As always with /proc, the result is not one consistent moment: a process
+may fork and end before it is read. So a walk reports whether that may have happened; only a certain walk proves that no
+process of a run is left.
 
-What processes use is added up. Resident sizes count a page that is shared for every process that has it, so their sum
-is cheap and never too low; proportional sizes count it once in all. A process that has ended by the time it is looked
-at uses nothing.
+Resource use is summed over the processes. Resident sizes count a shared page for every process that has it, so their
+sum is cheap and never too low; proportional sizes count it only once. A process that has ended by then counts as
+nothing.
 """
 
 from __future__ import annotations
@@ -45,57 +45,57 @@ from spool.machine.identity import PROC, TICK_NS, Stat, boot_id, pid_namespace, 
 from spool.machine.marks import RealPaths, mark_in
 
 _FIRST_LISTS, _ENOUGH_LISTS, _MOST_LISTS = 3, 2, 20
-_MOST_PROGRAMS = 4  # which a process may begin, one after the other, while its environment is asked for
-_EVERY, _PARTS = 4, 8  # a census asks at each fourth look an eighth of all again
+_MOST_PROGRAMS = 4  # programs that a process may execute in a row while its environment is read
+_EVERY, _PARTS = 4, 8  # every fourth look checks an eighth of the known processes again
 _INIT = 1
-_KERNEL = 2  # kthreadd, the parent of every thread of the kernel
+_KERNEL = 2  # kthreadd, the parent of every kernel thread
 
 STANDS_STILL = "Tt"
-"""The states of a process that a signal or a tracer has stopped."""
+"""Process states: stopped by a signal or a tracer."""
 
-_SOMEBODY_ELSES = ("", 0)  # the mark says: a run that was not asked for
+_SOMEBODY_ELSES = ("", 0)  # the mark of a run that was not asked for
 _KIBIBYTE = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run whose processes are looked for."""
+    """A run to find the processes of."""
 
     job: str
     run: int
     spool_dir: str  # its real path
     jid: Jid | None = None  # of its wrapper; None if it has none yet
     known: frozenset[Process] = frozenset()  # those found before
-    grouped: frozenset[int] = frozenset()  # the pids in its control group, which nothing can leave by itself
-    halts: bool = False  # whether what carries its mark is stopped as soon as it is seen; its wrapper is not
+    grouped: frozenset[int] = frozenset()  # the pids in its control group, which no process can leave by itself
+    halts: bool = False  # stop its marked processes as soon as they are seen, except for its wrapper
 
     @property
     def key(self) -> tuple[str, int]:
-        """What the answer is sorted by."""
+        """The key of the run in results."""
         return self.job, self.run
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at all processes has found."""
+    """The result of one look at all processes."""
 
     members: dict[tuple[str, int], frozenset[Process]]
-    still: frozenset[Process] = frozenset()  # of these, those that stood still when they were looked at
+    still: frozenset[Process] = frozenset()  # of these, those that were stopped when read
     certain: bool = True  # no process of a run can have been missed
 
 
 def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = None, until_ns: int | None = None) -> Look:
     """Find the processes of each run, by (job, run), in one walk over /proc.
 
-    A process may fork and end before it is known whose it is. So /proc is listed again until two lists in a row have no
-    such process: a run with a living process then has one in the second list, or in the first, where it was asked. If
-    that does not come about after many lists, or by *until_ns* on the monotonic clock, the look is not certain: what it
-    has not found may be there.
+    A process may fork and exit before its run is known, leaving a child that the list misses. So /proc is listed again
+    until two lists in a row have no such process: a run with a living process then has one in the second list, or in
+    the first, where it was read. If that does not happen after many lists, or by *until_ns* on the monotonic clock, the
+    look is not certain: there may be processes that it has not found.
 
-    Only processes of our own user are asked for their environment. Zombies belong to nobody: they hold nothing.
-    Raises OSError where the machine has too little left for a whole look: what was not seen is not gone.
-    *me* is the pid of this process, if not the real one.
+    The environment is read only for processes of our own user. Zombies belong to no run: they hold nothing. Raises
+    OSError if the machine lacks the resources for a complete look: a process that was not seen may still be there. *me*
+    is the pid of this process, if not the real one.
     """
     runs = list(wanted)
     if not runs:
@@ -103,7 +103,7 @@ def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = Non
     walk = _Walk(runs, proc, os.getpid() if me is None else me)
     found = walk.members()
     for _ in range(_MOST_LISTS):
-        # What moves has to be told at once; what is missed meanwhile is found by the look that comes after that.
+        # Running processes must be signalled at once; the next look finds those that are missed.
         if walk.certain or (all(found.values()) and walk.something_moves(found)):
             break
         if until_ns is not None and time.monotonic_ns() >= until_ns:
@@ -116,15 +116,15 @@ def look(wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = Non
 def scan(
     wanted: Iterable[TrackedRun], *, proc: str = PROC, me: int | None = None
 ) -> dict[tuple[str, int], frozenset[Process]]:
-    """Return what :func:`look` finds: for what is shown and measured, where a process more or less does not matter."""
+    """Return the result of :func:`look`, for display and measurement, where a process more or less does not matter."""
     return look(wanted, proc=proc, me=me).members
 
 
 class ProcessCache:
-    """The processes of runs, look after look: asked who they are, which is what takes long, are those that are new.
+    """The processes of runs, from look to look: only new processes are read, because reading takes long.
 
-    And some of the others each time, for a pid may have come back since the last look, or a process be another's by
-    now. Until then what is found is not quite certain: before anything is ended, `scan` has to agree.
+    Some of the others are read again each time, since a pid may have been reused, or a process may have changed its
+    run. Until then the result is not quite certain: before processes are ended, `scan` has to agree.
     """
 
     def __init__(self, *, proc: str = PROC, me: int | None = None) -> None:
@@ -132,20 +132,20 @@ class ProcessCache:
         self._owners: dict[int, tuple[str, int] | None] = {}
         self._members: dict[tuple[str, int], dict[int, Process]] = {}
         self._reapers: set[int] = set()
-        self._round: list[int] = []  # pids that are still to be asked again in this round
+        self._round: list[int] = []  # pids still to be read again in this round
         self._looks = 0
 
     def ask_again(self, pid: int | None = None) -> None:
-        """Have the next look ask that process anew, or all of them."""
+        """Let the next look read that process again, or all of them."""
         if pid is None:
             self._owners.clear()
         else:
             self._owners.pop(pid, None)
 
     def look(self, wanted: Callable[[], Iterable[TrackedRun]]) -> dict[tuple[str, int], dict[int, Process]]:
-        """Return the processes of each run, by pid; *wanted* names the runs, and is called when processes are read.
+        """Return the processes of each run, by pid; *wanted* returns the runs; called only if processes are read.
 
-        Raises OSError where the machine has too little left for that.
+        Raises OSError if the machine lacks the resources for that.
         """
         self._take_turns()
         names = certainly(lambda: os.listdir(self._proc))
@@ -163,11 +163,11 @@ class ProcessCache:
             walk = _Walk(runs, self._proc, os.getpid() if self._me is None else self._me, self._owners, self._reapers)
             found = walk.members()
         except OSError:
-            self._owners.clear()  # not all that are entered have been asked
+            self._owners.clear()  # some entered pids have not been read
             for key, processes in again.items():
                 self._members[key].update((process.pid, process) for process in processes)
             raise
-        self._owners.update(dict.fromkeys(listed - self._owners.keys()))  # zombies, and who has left meanwhile
+        self._owners.update(dict.fromkeys(listed - self._owners.keys()))  # zombies, and processes that just ended
         self._reapers = walk.reapers
         self._members = {
             key: self._members.get(key, {}) | {process.pid: process for process in processes}
@@ -184,7 +184,7 @@ class ProcessCache:
 
 
 class _Walk:
-    """One walk over /proc, and to whom each process belongs."""
+    """One walk over /proc, and the run of each process."""
 
     def __init__(
         self,
@@ -194,16 +194,16 @@ class _Walk:
         asked: dict[int, tuple[str, int] | None] | None = None,
         reapers: Iterable[int] = (),
     ) -> None:
-        """Look at every process but those in *asked*: of them it is known to whom they belong."""
+        """Look at every process not in *asked*, which holds the runs of known processes."""
         self._proc, self._me, self._uid = proc, me, os.getuid()
         self._alive: dict[int, Stat] = {}
         self._marks: dict[int, tuple[str, str, str] | None] = {}
         self._owners = asked if asked is not None else {}
         self._looked_at = set(map(str, self._owners))
-        self._hidden: set[int] = set()  # of the last list: those whose environment was not there to be read
-        self._executing: set[int] = set()  # of these: those that were about to begin a program
+        self._hidden: set[int] = set()  # in the last list: processes whose environment could not be read
+        self._executing: set[int] = set()  # of these: those about to execute a program
         self._lists_without_loss = 0
-        self.reapers = {_INIT, me, *reapers}  # who may inherit an orphan: us, and the parents of earlier dispatchers
+        self.reapers = {_INIT, me, *reapers}  # parents of orphans: us, and those of earlier dispatchers
         self._real = RealPaths({run.spool_dir: run.spool_dir for run in runs})
         self._spools = frozenset(self._real)
         self._marked = {(run.spool_dir, run.job, str(run.run)): run.key for run in runs}
@@ -212,48 +212,48 @@ class _Walk:
         self._known = {process: run.key for run in runs for process in run.known}
         self._grouped = {pid: run.key for run in runs for pid in run.grouped}
         self._wrappers: dict[Process, tuple[str, int]] = {}
-        self._sessions: dict[int, tuple[str, int]] = {}  # of wrappers that live
-        self._orphaned: dict[int, tuple[str, int]] = {}  # of those that do not
+        self._sessions: dict[int, tuple[str, int]] = {}  # of living wrappers
+        self._orphaned: dict[int, tuple[str, int]] = {}  # of wrappers that have ended
         self._keys = [run.key for run in runs]
         self._halting = {run.key: run.jid.pid if run.jid is not None else 0 for run in runs if run.halts}
         for _ in range(_FIRST_LISTS):
             if not self.certain:
                 self.list()
         self._find_wrappers()
-        # A process is entered before its parent is looked at, so that a pid that came back in the middle of the
-        # walk cannot send us round in a circle.
+        # A process is entered before its parent is visited, so that a pid reused during the walk cannot cause an
+        # endless loop.
         self._owners.update({me: None, 0: None, _INIT: None})
         kernel = self._alive.get(_KERNEL)
-        if kernel is None or (kernel.parent == 0 and kernel.rss_pages == 0):  # in a container anybody may be that
+        if kernel is None or (kernel.parent == 0 and kernel.rss_pages == 0):  # may be any process in a container
             self._owners[_KERNEL] = None
 
     @property
     def certain(self) -> bool:
         """Whether no process can have been missed.
 
-        A process that ends while /proc is listed may have had a child that the list has passed already, because pids
-        have begun anew from the lowest: so one list is not enough.
+        A process that ends while /proc is listed may leave a child behind the current position, because pids wrap
+        around to the lowest: so one list is not enough.
         """
         return self._lists_without_loss >= _ENOUGH_LISTS
 
     def list(self) -> None:
-        """List the processes and ask those that are new, the youngest first: they are the first to end."""
+        """List the processes and read the new ones, youngest first, because these end first."""
         names = {name for name in certainly(lambda: os.listdir(self._proc)) if name.isdigit()} - self._looked_at
         self._looked_at |= names
         self._hidden.clear()
         self._executing.clear()
         asked = [self._ask(pid) for pid in sorted(map(int, names), reverse=True)]
         self._find_reapers()
-        # What has parents is known by them.
+        # A process with a parent is attributed by that.
         lost = [pid for pid in self._hidden if self._is_orphan(self._alive[pid])]
-        for pid in self._executing:  # it has an environment by now, or soon
+        for pid in self._executing:  # it has an environment now, or soon
             self._looked_at.discard(str(pid))
             self._owners.pop(pid, None)
             del self._alive[pid]
         self._lists_without_loss = 0 if lost or not all(asked) else self._lists_without_loss + 1
 
     def _ask(self, pid: int) -> bool:
-        """Find out what a process says of itself; False if it has ended before, and may have had a child."""
+        """Read what a process says about itself; False if it has ended already, and may have left a child."""
         stat = read_stat(pid, proc=self._proc)
         if stat is None or stat.dead:
             return False
@@ -264,7 +264,7 @@ class _Walk:
         return True
 
     def _halt(self, stat: Stat, owner: tuple[str, int] | None) -> None:
-        """Stop a process that is to stand still, before it can fork and end: at the end of a walk it may be gone."""
+        """Stop a process that must be stopped before it can fork and exit: at the end of the walk it may be gone."""
         if owner in self._halting and stat.pid != self._halting[owner] and stat.state not in STANDS_STILL:
             with contextlib.suppress(OSError):
                 _send(Process(stat.pid, stat.start_ticks), signal.SIGSTOP)
@@ -289,12 +289,12 @@ class _Walk:
                     self._orphaned[run.jid.pid] = run.key
 
     def still(self, found: Mapping[tuple[str, int], Collection[Process]]) -> frozenset[Process]:
-        """Return which of those found stood still when they were looked at."""
+        """Return the processes found that were stopped when read."""
         each = (process for processes in found.values() for process in processes)
         return frozenset(process for process in each if self._alive[process.pid].state in STANDS_STILL)
 
     def something_moves(self, found: Mapping[tuple[str, int], Collection[Process]]) -> bool:
-        """Whether any process besides the wrappers did not."""
+        """Whether any process besides the wrappers was running."""
         return bool({process for processes in found.values() for process in processes} - self.still(found) -
                     self._wrappers.keys())  # fmt: skip
 
@@ -308,7 +308,7 @@ class _Walk:
         return {key: frozenset(processes) for key, processes in found.items()}
 
     def _owner(self, stat: Stat) -> tuple[str, int] | None:
-        line: list[Stat] = []  # from the process upwards, as far as nothing is decided
+        line: list[Stat] = []  # from the process upwards, as far as undecided
         owner: tuple[str, int] | None = None
         at: Stat | None = stat
         while at is not None:
@@ -324,13 +324,13 @@ class _Walk:
                 owner = self._owners.get(at.parent)
             at = self._alive.get(at.parent)
         for step in reversed(line):
-            # What a process's ancestors do not say, its session may.
+            # If the ancestors of a process do not decide, its session may.
             owner = owner or self._by_session(step)
             self._owners[step.pid] = owner
         return owner
 
     def _own(self, stat: Stat) -> tuple[bool, tuple[str, int] | None]:
-        """Tell what the process itself says: whether that decides, and for which run."""
+        """Return what the process itself shows: whether that decides, and for which run."""
         process = Process(stat.pid, stat.start_ticks)
         if process in self._wrappers:
             return True, self._wrappers[process]
@@ -347,11 +347,11 @@ class _Walk:
         return False, None
 
     def _is_orphan(self, stat: Stat) -> bool:
-        """Whether its parent is nobody's; if it was gone when that was looked at, this one is an orphan by now."""
+        """Whether its parent belongs to no run; a parent that was gone when read makes it an orphan by now."""
         return stat.parent in self.reapers or not (stat.parent in self._alive or stat.parent in self._owners)
 
     def _by_output(self, pid: int) -> tuple[str, int] | None:
-        """Return whose metadir holds the file that the process has as stdout or stderr."""
+        """Return the run in whose metadir the stdout or stderr of the process is."""
         for number in (1, 2):
             try:
                 directory = os.path.dirname(os.readlink(f"{self._proc}/{pid}/fd/{number}"))
@@ -369,11 +369,11 @@ class _Walk:
         leader = self._alive.get(stat.session)
         owner = self._owners.get(stat.session) if leader is None else self._owner(leader)
         if owner is not None:
-            return owner  # one enters a session by birth alone
+            return owner  # a process enters a session only by birth
         return self._orphaned.get(stat.session) if stat.parent == self._me else None
 
     def _mark(self, pid: int) -> tuple[str, str, str] | None:
-        """Return the spool, job and run that the environment of a process names."""
+        """Return the spool, job and run in the environment of a process."""
         try:
             if os.stat(f"{self._proc}/{pid}").st_uid != self._uid:
                 return None
@@ -387,7 +387,7 @@ class _Walk:
                     if executing:
                         self._executing.add(pid)
                     return None
-                environment = read_bytes(f"{self._proc}/{pid}/environ")  # it has begun the next before that was asked
+                environment = read_bytes(f"{self._proc}/{pid}/environ")  # it had already executed the next program
         except OSError as error:
             if is_shortage(error):
                 raise
@@ -398,7 +398,7 @@ class _Walk:
 
 
 class Process(NamedTuple):
-    """One process for as long as it lives: the pid may come back, the pair does not within one boot."""
+    """One process for its lifetime: the pid may be reused, the pair is unique within one boot."""
 
     pid: int
     start_ticks: int
@@ -406,18 +406,18 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a signal."""
+    """The result of sending a signal."""
 
     signalled: frozenset[Process] = frozenset()
-    gone: frozenset[Process] = frozenset()  # ended before
-    refused: frozenset[Process] = frozenset()  # another user's, pid 1, this process; or it could not be told who it is
+    gone: frozenset[Process] = frozenset()  # had ended before
+    refused: frozenset[Process] = frozenset()  # another user's, pid 1, this process; or not identifiable
 
 
 def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = ()) -> Sent:
-    """Send a signal to each process that still is the one it was, parents first, and say what became of it.
+    """Send a signal to each process if its identity still matches, parents first, and return the result.
 
-    The identity is checked while a pidfd holds the process, so that a pid that came back is never signalled.
-    Pid 1, this process and the pids in *spare* are refused.
+    The identity is checked while a pidfd holds the process, so that a reused pid is never signalled. Pid 1, this
+    process and the pids in *spare* are refused.
     """
     signalled: set[Process] = set()
     gone: set[Process] = set()
@@ -430,7 +430,7 @@ def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = 
             found = _send(process, number)
         except ProcessLookupError:
             found = False
-        except OSError:  # also where it is not known who has that pid: for want of memory, and for a moment
+        except OSError:  # also if the identity is unknown for the moment, for lack of memory
             refused.add(process)
             continue
         (signalled if found else gone).add(process)
@@ -438,10 +438,10 @@ def send(processes: Iterable[Process], number: int, *, spare: Collection[int] = 
 
 
 def _parents_first(processes: Iterable[Process]) -> list[Process]:
-    """Return the processes in an order in which nobody comes before its parent.
+    """Return the processes in an order in which each comes after its parent.
 
-    A shell that is told after the program for which it waits may see that end first, and go on to its next command or
-    end without its trap.
+    A shell that is signalled after the program for which it waits may see that end first, and go on to its next command
+    or exit without its trap.
     """
     processes = list(processes)
     parents: dict[int, int] = {}
@@ -454,7 +454,7 @@ def _parents_first(processes: Iterable[Process]) -> list[Process]:
     for pid in parents:
         line = []  # from the process upwards
         while pid in parents and pid not in seen:
-            seen.add(pid)  # pids that came back may make a circle of it
+            seen.add(pid)  # reused pids may form a circle
             line.append(pid)
             pid = parents[pid]
         order += reversed(line)
@@ -463,13 +463,13 @@ def _parents_first(processes: Iterable[Process]) -> list[Process]:
 
 
 def _send(process: Process, number: int) -> bool:
-    """Signal the process; False if it is another one by now. Raises OSError."""
+    """Signal the process; False if its pid belongs to another one by now. Raises OSError."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError as error:
         if error.errno != errno.ENOSYS and not is_shortage(error):
             raise
-        # Without a descriptor there is a moment between the check and the signal; a run that cannot be ended is worse.
+        # Without a descriptor there is a gap between the check and the signal; a run that cannot be ended is worse.
         if not _is(process):
             return False
         os.kill(process.pid, number)
@@ -489,15 +489,15 @@ def _is(process: Process) -> bool:
 
 
 def rss_bytes(pids: Iterable[int], *, proc: str = PROC) -> int:
-    """Return the sum of the resident sizes: an upper bound of what the processes have in memory together."""
+    """Return the sum of the resident sizes: an upper bound of the processes' memory together."""
     return sum(_rss_bytes(pid, proc) for pid in pids)
 
 
 def pss_bytes(pids: Iterable[int], *, proc: str = PROC) -> int:
-    """Return the sum of the proportional sizes, in which a page shared by n processes counts as an n-th for each.
+    """Return the sum of the proportional sizes, in which a page shared by n processes counts as an n-th each time.
 
-    The kernel walks the page tables for it, milliseconds for a process of many gigabytes, so ask only where the
-    resident sizes leave a doubt. A process that does not let itself be asked counts with its resident size.
+    The kernel walks the page tables for it, milliseconds for a process of many gigabytes, so use it only if the
+    resident sizes leave a doubt. A process whose size cannot be read counts with its resident size.
     """
     total = 0
     for pid in pids:
@@ -507,7 +507,7 @@ def pss_bytes(pids: Iterable[int], *, proc: str = PROC) -> int:
 
 
 def peak_rss_bytes(pids: Iterable[int], *, proc: str = PROC) -> int:
-    """Return the sum of the largest resident sizes that each process ever had, not all of them at one moment."""
+    """Return the sum of each process's peak resident size; the peaks need not coincide."""
     return sum(_kibibytes(f"{proc}/{pid}/status", b"VmHWM:") or 0 for pid in pids)
 
 

@@ -1,1 +1,1 @@
-"""What is known of the jobs, runs and arrays of one spool: the model that decides and explains."""
+"""The jobs, runs and arrays of one spool: the model for decisions and explanations."""

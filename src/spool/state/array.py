@@ -1,4 +1,4 @@
-"""An array in progress: which of its tasks have not been issued yet, which are active, and how the others ended.
+"""An array in progress: its unissued tasks, its active ones, and the outcomes of the others.
 
 All of it can be rebuilt from the array's metadir and the files of its tasks.
 """
@@ -23,25 +23,25 @@ class Array:
     tasks: Tasks
     user: str
     inode: int  # of its job file
-    arrived_at_ns: int  # its tasks take their places in the queue from there
+    arrived_at_ns: int  # where its tasks' places in the queue begin
     expanded_at_ns: int
     names: tuple[str, ...] = ()
     unissued: set[str] = field(default_factory=set)
     to_issue: deque[int] = field(default_factory=deque)  # positions
-    taken: dict[str, int] = field(default_factory=dict)  # tasks whose names are taken, and their positions
-    open: set[str] = field(default_factory=set)  # issued, and a job of that name goes on
+    taken: dict[str, int] = field(default_factory=dict)  # tasks whose names are in use, and their positions
+    open: set[str] = field(default_factory=set)  # issued, and a job of that name is active
     ended: dict[str, State] = field(default_factory=dict)
-    unknown: deque[str] = field(default_factory=deque)  # ended before this dispatcher: outcome not read yet
+    unknown: deque[str] = field(default_factory=deque)  # ended before this dispatcher started: outcome not read yet
     to_cancel: deque[str] = field(default_factory=deque)
-    held_since_ns: int | None = None  # its file is in held/: nothing is issued or started
+    held_since_ns: int | None = None  # its file is in held/: no task is issued or started
     seen: tuple[int, int] | None = None  # inode and mtime of its job file when its text was last read
-    max_running: int | None = None  # how many of its tasks may run at once, as its file says now
-    missing_ns: int | None = None  # monotonic: since when its file is nowhere
-    cancelled: str | None = None  # by whom, and why
-    cancelled_by: str = ""  # the first of these
-    unrecorded: Stop | None = None  # the same, while no record says it
-    ended_at_ns: int | None = None  # the last end of a task, or the cancel; None: no such moment is known
-    result: Result | None = None  # set once it is over and reported; only the paperwork is left
+    max_running: int | None = None  # the limit of running tasks in its file now
+    missing_ns: int | None = None  # monotonic: since when its file is missing
+    cancelled: str | None = None  # the user and the reason
+    cancelled_by: str = ""  # the user
+    unrecorded: Stop | None = None  # the same, until a record has it
+    ended_at_ns: int | None = None  # the last end of a task, or the cancellation; None: unknown
+    result: Result | None = None  # set once it is over and reported; only the filing is left
 
     @property
     def held(self) -> bool:
@@ -60,7 +60,7 @@ class Array:
 
     @property
     def outcome(self) -> State:
-        """How it has ended, once it is over."""
+        """The outcome of the array, once it is over."""
         if self.cancelled is not None:
             return State.CANCELLED
         return outcome_of(self.ended.values(), len(self.names))
@@ -73,11 +73,11 @@ class Array:
         self.to_issue = deque(at for at, name in enumerate(self.names) if name in unissued)
 
     def file_seen(self, inode: int) -> None:
-        """Learn where its job file is: one of that inode lies in its place."""
+        """Record its file's inode: the file is in its place."""
         self.inode, self.missing_ns = inode, None
 
     def edited(self, spec: Spec | None, seen: tuple[int, int]) -> bool:
-        """Learn what its job file, which looks like *seen*, says now; return whether its limit is another.
+        """Apply its job file as edited; return whether its limit changed. *seen* identifies that version of the file.
 
         A file that is invalid or not an array changes nothing.
         """
@@ -87,33 +87,33 @@ class Array:
         return self.max_running != before
 
     def file_found(self) -> None:
-        """Learn that its job file is somewhere again."""
+        """Record that its job file exists again."""
         self.missing_ns = None
 
     def file_missing(self, at_ns: int) -> int:
-        """Learn that its job file is nowhere, at *at_ns*, monotonic; return since when it is."""
+        """Record that its job file is missing at *at_ns*, monotonic; return since when."""
         if self.missing_ns is None:
             self.missing_ns = at_ns
         return self.missing_ns
 
     def hold(self, now_ns: int) -> bool:
-        """Issue and start nothing of it from now on; return whether that is new."""
+        """Stop issuing and starting its tasks; return whether that is new."""
         if self.held_since_ns is not None:
             return False
         self.held_since_ns = now_ns
         return True
 
     def release(self) -> int | None:
-        """Go on; return since when it was held, None if it was not."""
+        """Resume; return since when it was held, None if it was not."""
         since_ns, self.held_since_ns = self.held_since_ns, None
         return since_ns
 
     def taken_by_another(self, task: str, position: int) -> None:
-        """Learn that another job has the name of a task, which waits for that."""
+        """Record that another job has the name of a task, which must wait."""
         self.taken[task] = position
 
     def task_ended(self, task: str, outcome: State, at_ns: int | None) -> None:
-        """Take in how a task has ended, and when, if that is known."""
+        """Record the outcome of a task, and its time, if known."""
         self.ended[task] = outcome
         self._went_on_until(at_ns)
 
@@ -122,7 +122,7 @@ class Array:
             self.ended_at_ns = max(at_ns, self.ended_at_ns or 0)
 
     def cancel(self, stop: Stop) -> str:
-        """Issue nothing more, and end every task that goes on; return by whom, and why."""
+        """Stop issuing, and end every active task; return the user and the reason."""
         self.unrecorded, self.cancelled_by = stop, stop.by
         self.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
         self.missing_ns = None
@@ -134,17 +134,17 @@ class Array:
         return self.cancelled
 
     def cancel_recorded(self) -> None:
-        """Learn that a record says that it is cancelled."""
+        """Record that the cancellation is on record."""
         self.unrecorded = None
 
     def conclude(self, result: Result) -> None:
-        """Record how it ended; that has been reported."""
+        """Record its result, which has been reported."""
         self.result = result
 
     # In words.
 
     def counts(self) -> str:
-        """Return how its tasks have ended, in words."""
+        """Return the outcomes of its tasks, in words."""
         return in_words(self.ended.values(), len(self.names))
 
     def progress(self, running: int) -> str:
@@ -158,7 +158,7 @@ class Array:
 
 
 def new_array(spec: Spec, record: ArrayRecord, inode: int, user: str) -> Array:
-    """Return the array that a record is about, without what its tasks are doing."""
+    """Return the array of a record, without the states of its tasks."""
     tasks = Tasks(record.job, spec)
     at_ns = record.expanded_at_ns or 0
     return Array(

@@ -1,4 +1,4 @@
-"""What the name in a dependency stands for: how that job has ended, and which tasks an array has."""
+"""The names in dependencies: the outcomes of jobs, and the tasks of arrays."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
 FEW = 4096
-"""How many names are remembered although no job depends on them."""
+"""How many names are cached although no job depends on them."""
 
 
 class ArrayNames(Mapping[str, tuple[str, ...]]):
-    """The tasks of every array that was expanded. Of one that has ended they are read when a rule first asks.
+    """The tasks of every expanded array. Those of an ended array are read on demand.
 
-    An array that was cancelled stands for itself alone: of the tasks that were never issued nothing is on record.
+    A cancelled array stands for itself alone: its unissued tasks have no records.
     """
 
     def __init__(self, spool: Spool, table: SchedulerState) -> None:
         self._spool = spool
         self._table = table
-        self._known: dict[str, tuple[str, ...]] = {}  # () for what is no array
+        self._known: dict[str, tuple[str, ...]] = {}  # () for a job that is not an array
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
         array = self._table.arrays.get(name)
         if array is not None:
             return array.names
-        if name in self._table.jobs:  # it waits, is held or runs, and is no array in progress
+        if name in self._table.jobs:  # it waits, is held or runs, and is not an array in progress
             raise KeyError(name)
         known = self._known.get(name)
         if known is None:
             if len(self._known) >= FEW + 2 * len(self._table.queue.watch.names()):
-                self._known.clear()  # what still matters is read again
+                self._known.clear()  # names that still matter are read again
             known = self._known[name] = self._read(name)
         if not known:
             raise KeyError(name)
         return known
 
     def __iter__(self) -> Iterator[str]:
-        """Only `get` is asked for by the rules."""
+        """Iterate over the arrays in progress; the rules only call `get`."""
         return iter(self._table.arrays)
 
     def __len__(self) -> int:
         return len(self._table.arrays)
 
     def forget(self, name: str) -> None:
-        """Forget what a name was that has begun again."""
+        """Forget the tasks of a name that has begun again."""
         self._known.pop(name, None)
 
     def _read(self, name: str) -> tuple[str, ...]:
         try:
             return self._recorded(name)
         except OSError:
-            return ()  # its outcome cannot be read either, and that is told
+            return ()  # its outcome cannot be read either, which is reported
 
     def _recorded(self, name: str) -> tuple[str, ...]:
         spool = self._spool
@@ -71,7 +71,7 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
 
 
 class OutcomeIndex(Mapping[str, State]):
-    """The newest outcome of each job that has ended, read from its records when a rule first asks."""
+    """The newest outcome of each ended job, read from its records on demand."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class OutcomeIndex(Mapping[str, State]):
         reading: Callable[[str], AbstractContextManager[object]] = lambda _: suppress(OSError),
         matters: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """*standing* knows of names that have not ended though no queue has them, and what they do.
+        """*standing* returns the state of names that have not ended though no queue has them.
 
-        A record that cannot be read is as one that is not there yet. The records of a job are read inside
-        `with reading(name)`, which ends that work where an error comes up, and may tell of it. *matters* says whether a
-        waiting job depends on a name; what is known of others is not kept for ever.
+        An unreadable record counts as missing for now. The records of a job are read inside `with reading(name)`, which
+        ends that work on an error, and may report it. *matters* tells whether a waiting job depends on a name; outcomes
+        of other names are not kept for ever.
         """
         self._spool = spool
         self._reading = reading
@@ -92,14 +92,14 @@ class OutcomeIndex(Mapping[str, State]):
         self._matters = matters
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
-        self._most = FEW  # names that are kept before those that matter are known
+        self._most = FEW  # names kept before those that matter are known
 
     def __getitem__(self, name: str) -> State:
         if (state := self._standing(name)) is not None:
             return state
         state = self._known.get(name)
         if state is None:
-            # A name that nobody has seen is asked for at every pass; the disk is not.
+            # The rules ask for an unknown name at every pass; the disk is not read as often.
             if self._missing.get(name, 0) > time.monotonic_ns():
                 raise KeyError(name)
             self._forget_some()
@@ -111,20 +111,20 @@ class OutcomeIndex(Mapping[str, State]):
         return state
 
     def __iter__(self):  # type: ignore[no-untyped-def]
-        """Only `get` is asked for by the rules."""
+        """Iterate over the known names; the rules only call `get`."""
         return iter(self._known)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def record(self, name: str, state: State) -> None:
-        """Take in that a job has ended for good."""
+        """Record the final outcome of a job."""
         self._forget_some()
         self._known[name] = state
         self._missing.pop(name, None)
 
     def _forget_some(self) -> None:
-        """Forget the names that no waiting job depends on, once there are many: their records tell the same."""
+        """Forget the names that no waiting job depends on, once there are many: their records have the same."""
         if len(self._known) + len(self._missing) < self._most:
             return
         matters = self._matters
@@ -133,7 +133,7 @@ class OutcomeIndex(Mapping[str, State]):
         self._most = FEW + 2 * (len(self._known) + len(self._missing))
 
     def forget(self, name: str) -> None:
-        """Forget what a job was that waits or runs again."""
+        """Forget the outcome of a job that waits or runs again."""
         self._known.pop(name, None)
 
     def _read(self, name: str) -> State | None:

@@ -1,6 +1,6 @@
-"""What the history teaches, for the planner and for who asks how long a job will run.
+"""Lessons of the history, for the planner and for expected run times.
 
-A dispatcher reads it once there is anything to put in order; a command reads it for every job that it tells of, so that
+A dispatcher reads it once there are jobs to put in order; a command reads it for every job that it shows, so that
 `why`, `plan` and `show` expect the same of a job, however many others wait.
 """
 
@@ -17,8 +17,8 @@ from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
-_MOST = 10_000  # runs that are looked at, the newest
-_HALF_LIVES = 10  # what is older counts less than a thousandth
+_MOST = 10_000  # newest runs that are read
+_HALF_LIVES = 10  # older runs count less than a thousandth
 
 
 class Remembered:
@@ -30,7 +30,7 @@ class Remembered:
         self._made_for: tuple[object, ...] | None = None
 
     def see_to(self, now_ns: int, policy: Policy) -> Past:
-        """Return the past; empty while nothing waits that others could stand before."""
+        """Return the past; empty until there are waiting jobs to put in order."""
         table = self._table
         made_for = (
             policy.half_life_ns,
@@ -45,13 +45,13 @@ class Remembered:
         return table.past
 
     def learn(self, live: ActiveRun) -> None:
-        """Take in a run that is over, and filed."""
+        """Learn from a run that is over and filed."""
         if live.result is not None and self._made_for is not None:
             self._table.past.learn(live.user, live.result)
 
 
 def past_of(spool: Spool, now_ns: int, policy: Policy, asked: Callable[[], Iterable[int]] | None = None) -> Past:
-    """Return what the newest runs in the history teach; *asked* as of a `Past`."""
+    """Return the lessons of the newest runs in the history; *asked* as in `Past`."""
     past = Past(policy, asked)
     known: list[Result] = []
     for line in islice(spool.history(), _MOST):

@@ -1,4 +1,4 @@
-"""What is known of one submission: the version of its file, its place in the queue, how far its tries have come."""
+"""One submission: the version of its file, its place in the queue, its attempts so far."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from spool.core.model import (
 from spool.formats import journal
 from spool.store.spool import Spool
 
-INVALID = "invalid"  # the problem of a file beside which an `.error` file says more
+INVALID = "invalid"  # the problem of a file whose `.error` file says more
 
 
 @dataclass(slots=True)
 class JobFileVersion:
-    """One version of a job file in `queued/` or `held/`, as it was last seen."""
+    """One version of a job file in `queued/` or `held/`, as last seen."""
 
     inode: int
     mtime_ns: int
@@ -29,16 +29,16 @@ class JobFileVersion:
     uid: int
     spec: Spec | None  # None: it must not start, and `problem` says why
     problem: str | None = None
-    unread: bool = False  # it could not be read, so a look opens it again
-    text: bytes | None = None  # what was parsed, where it is kept: several jobs have it, or its owner may change it
+    unread: bool = False  # it could not be read, so the next look opens it again
+    text: bytes | None = None  # the parsed text, if kept: because several jobs share it, or its owner may change it
 
     @property
     def version(self) -> tuple[int, int, int, int]:
-        """Return what tells this version of the file from every other one."""
+        """The identity of this version of the file."""
         return self.inode, self.mtime_ns, self.size, self.uid
 
     def is_same(self, other: JobFileVersion) -> bool:
-        """Whether both are one version of one file."""
+        """Whether both are the same version of the same file."""
         return (self.inode, self.mtime_ns, self.size) == (other.inode, other.mtime_ns, other.size)
 
 
@@ -51,7 +51,7 @@ class QueueTime:
     clock_at_ns: int | None = None
 
     def lying(self, file: JobFileVersion, now_ns: int, *, queued: bool) -> QueueTime:
-        """Return it for a job whose file lies in `queued/`, or else in `held/`, since its last change at the latest."""
+        """Return it for a job whose file is in `queued/`, or else in `held/`, since its last change at the latest."""
         since_ns = min(file.changed_at_ns, now_ns)
         if queued and self.clock_at_ns is None:
             return replace(self, clock_at_ns=since_ns)
@@ -61,20 +61,20 @@ class QueueTime:
         return self
 
     def waited_ns(self, now_ns: int) -> int:
-        """Return how long it has waited by then."""
+        """Return the waiting time until *now_ns*."""
         return self.waited_ns_before + (max(0, now_ns - self.clock_at_ns) if self.clock_at_ns is not None else 0)
 
     def line(self, name: str) -> journal.Waits:
-        """Return what the journal says of it, of the job *name*."""
+        """Return the journal's line for it, of the job *name*."""
         return journal.Waits(name, self.arrived_at_ns, self.waited_ns_before, self.clock_at_ns)
 
     @classmethod
     def of_line(cls, line: journal.Waits) -> QueueTime:
-        """Return what a line of the journal says."""
+        """Return the value of a line of the journal."""
         return cls(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
 
     def without(self, since_ns: int, now_ns: int) -> QueueTime:
-        """Return it when the time since then, as far as the clock ran, does not count: the job could not start."""
+        """Return it with the running time since *since_ns* excluded, because the job could not start."""
         if self.clock_at_ns is None:
             return self
         return replace(self, clock_at_ns=self.clock_at_ns + max(0, now_ns - max(since_ns, self.clock_at_ns)))
@@ -82,7 +82,7 @@ class QueueTime:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """How far a submission has come: retries and requeues so far, and when the next run may start."""
+    """Retries and requeues of a submission so far, and the earliest start of the next run."""
 
     attempt: int = 1
     requeues: int = 0
@@ -97,7 +97,7 @@ LONGEST_PAUSE_NS = 60 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class StartBackoff:
-    """How many times in a row the machine has refused something, why, and until when it is not asked again."""
+    """How often in a row the machine has refused a start, why, and when it is tried again."""
 
     times: int = 0
     why: str = ""
@@ -113,7 +113,7 @@ NO_BACKOFF = StartBackoff()
 
 
 def attempts_after(result: Result, stopped_by: StopKind | None) -> Attempts:
-    """Return how far a submission has come after a run that is not its last."""
+    """Return the attempts of a submission after a run that is not its last."""
     requeued = result.again == "requeue" and stopped_by is None and not result.reason.startswith(PREEMPTED)
     return Attempts(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
 
@@ -126,11 +126,11 @@ def attempts_so_far(
     before: int | None = None,
     settle: Callable[[str, int], bool] | None = None,
 ) -> Attempts:
-    """Return how far the submission that came then has come, of its runs only those *before* one.
+    """Return the attempts of the submission that came at *arrived_at_ns*, counting only the runs *before* one.
 
-    Its newest result says so, if it is of the same submission; where a power cut has taken that, what the run was
-    granted says which attempt is made again. A run that was prepared and never claimed is skipped;
-    *settle* takes it back, or returns that it has begun after all.
+    Its newest result has them, if it is of the same submission; if a power cut destroyed that, the grant has the number
+    of the attempt to repeat. A run that was prepared and never claimed is skipped; *settle* withdraws it, or returns
+    that it has begun after all.
     """
     for run in reversed([run for run in spool.runs(name) if before is None or run < before]):
         result = spool.result(name, run)

@@ -1,4 +1,4 @@
-"""What is known of all jobs, runs and arrays of a spool, and the same facts as the planner wants them.
+"""The jobs, runs and arrays of a spool, and the same facts in the form for the planner.
 
 All of it can be rebuilt: a new dispatcher reads it from the spool again, and so does a command that explains or
 predicts.
@@ -34,7 +34,7 @@ from spool.state.submission import FIRST_ATTEMPT, NO_BACKOFF, Attempts, JobFileV
 
 @dataclass(slots=True, eq=False)
 class JobEntry:
-    """Everything known of one name."""
+    """The state of one name."""
 
     name: str
     queued: JobFileVersion | None = None
@@ -42,13 +42,13 @@ class JobEntry:
     live: ActiveRun | None = None
     wait: QueueTime | None = None
     attempts: Attempts = FIRST_ATTEMPT
-    refused: StartBackoff = NO_BACKOFF  # by the machine, since the last run that began
-    last_inode: int | None = None  # of the file that waited last
-    blocked: str | None = None  # why it could not be started when that was tried
-    asked: str = ""  # what its start waits for, while somebody is asked about it
-    parked: bool = False  # it was held when it was last seen
+    refused: StartBackoff = NO_BACKOFF  # of the machine, since the last run that began
+    last_inode: int | None = None  # of the last file that waited
+    blocked: str | None = None  # why the last start failed
+    asked: str = ""  # what its start waits for, during a review
+    parked: bool = False  # whether it was held when last seen
     hold_reason: str = ""  # why spool itself has held it
-    told_run: int | None = None  # the run whose end was reported, until the paperwork is done
+    told_run: int | None = None  # the run whose end was reported, until it is filed
 
     def file(self, place: str) -> JobFileVersion | None:
         """Return its file in `queued/` or `held/`."""
@@ -57,24 +57,24 @@ class JobEntry:
 
 @dataclass(slots=True)
 class SchedulerState:
-    """The jobs, and the same facts as the planner wants them."""
+    """The jobs, and the same facts in the form for the planner."""
 
     jobs: dict[str, JobEntry] = field(default_factory=dict)
-    with_file: dict[str, set[str]] = field(default_factory=lambda: {QUEUED: set(), HELD: set()})  # those that lie there
+    with_file: dict[str, set[str]] = field(default_factory=lambda: {QUEUED: set(), HELD: set()})  # jobs with files
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], ActiveRun] = field(default_factory=dict)
     executors: Executors = field(default_factory=lambda: Executors(lambda: "process"))
     arrays: dict[str, Array] = field(default_factory=dict)  # in progress
     array_files: set[str] = field(default_factory=set)  # waiting files to expand
-    left: list[str] = field(default_factory=list)  # names that have nothing left, since the last call that asked
+    left: list[str] = field(default_factory=list)  # names without anything left, since the last call of `take_left`
     unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
-    told_blocked: dict[str, str] = field(default_factory=dict)  # the last reasons of jobs that could not be started
-    doubted: set[str] = field(default_factory=set)  # names whose start looks first for what is in its way
-    version: int = 0  # changes with whatever is known
-    decisive: int = 0  # changes whenever a decision might
-    departure: tuple[int, str] = (0, "")  # the last time that a run left its room: `decisive` from then on, and its job
-    runs: Runs = field(default_factory=Runs)  # those that hold what they were granted
+    told_blocked: dict[str, str] = field(default_factory=dict)  # the last reasons of failed starts, as reported
+    doubted: set[str] = field(default_factory=set)  # names whose next start checks for conflicting files first
+    version: int = 0  # changes with every fact
+    decisive: int = 0  # changes with every fact that may alter a decision
+    departure: tuple[int, str] = (0, "")  # the last time a run left its room: `decisive` after it, and its job
+    runs: Runs = field(default_factory=Runs)  # those that hold grants
     past: Past = field(default_factory=lambda: Past(Policy()))
 
     def job(self, name: str) -> JobEntry:
@@ -85,13 +85,13 @@ class SchedulerState:
         return job
 
     def add_run(self, job: JobEntry, live: ActiveRun) -> None:
-        """Take in a run of *job* that is alive."""
+        """Add a live run of *job*."""
         job.live = live
         self.live[live.key] = live
         self.recount(live)
 
     def arrivals(self) -> Iterator[int]:
-        """Yield when the jobs that there are have arrived."""
+        """Yield the arrivals of the present jobs."""
         for job in self.jobs.values():
             if job.wait is not None:
                 yield job.wait.arrived_at_ns
@@ -121,7 +121,7 @@ class SchedulerState:
             self.past.end(counted.user, counted.spec.project, counted.grant, at_ns)
 
     def remember(self, past: Past) -> None:
-        """Plan by another past from now on."""
+        """Plan with that past from now on."""
         self.past = past
         self.runs.learn_from(past.run_times)
         for run in self.runs.values():
@@ -159,7 +159,7 @@ class SchedulerState:
     def place(self, job: JobEntry, now_ns: int) -> bool:
         """Give a job whose file was seen its place in the queue, and its clock; return whether it is a new submission.
 
-        One that a person has moved out of `running/` goes on where its run stands.
+        A job that a user moved out of `running/` keeps the place of its run.
         """
         file, queued = job.queued or job.held, job.queued is not None
         assert file is not None
@@ -174,20 +174,20 @@ class SchedulerState:
         return new
 
     def changed(self) -> None:
-        """Have the next plan made anew: something that decisions depend on has changed."""
+        """Invalidate the plan: a fact that decisions depend on has changed."""
         self.version += 1
         self.decisive += 1
 
-    # A job's file.
+    # The file of a job.
 
     def see_file(self, job: JobEntry, place: str, file: JobFileVersion | None) -> None:
-        """Take in the file of a job in `queued/` or `held/` as it was seen; None: it is not there. Settles nothing."""
+        """Set the file of a job in `queued/` or `held/` as seen; None: it is not there. Settles nothing."""
         if place == QUEUED:
             job.queued = file
         else:
             job.held = file
         self._note_files(job)
-        job.blocked = None  # what was in its way may have been this
+        job.blocked = None  # the file may have been the reason
         if (seen := job.queued or job.held) is not None:
             job.last_inode = seen.inode
 
@@ -206,38 +206,38 @@ class SchedulerState:
             self.settle(job)
 
     def see_why_held(self, job: JobEntry, why: str) -> None:
-        """Take in why spool itself holds a job; "": it does not."""
+        """Set why spool itself holds a job; "": it does not."""
         job.hold_reason = why
 
-    # A job's place in the queue, and its clock.
+    # The place of a job in the queue, and its clock.
 
     def recall_place(self, name: str, line: journal.Waits) -> None:
-        """Give a job the place back that the journal remembers."""
+        """Restore the place of a job from the journal."""
         job = self.job(name)
         job.wait, job.parked = QueueTime.of_line(line), line.clock_at_ns is None
 
     def recall_file(self, job: JobEntry, inode: int) -> None:
-        """Take in which file waited, though it is elsewhere by now."""
+        """Set the inode of the file that waited, though it is elsewhere by now."""
         job.last_inode = inode
 
     def recall_series(self, job: JobEntry, attempts: Attempts) -> None:
-        """Let a job go on from where its earlier runs left it."""
+        """Restore the attempts of a job's submission."""
         job.attempts = attempts
 
     def park(self, job: JobEntry, *, parked: bool) -> bool:
-        """Take in whether a job is held; return whether it was."""
+        """Set whether a job is held; return whether it was."""
         was_parked, job.parked = job.parked, parked
         return was_parked
 
     def issue(self, task: str, array: Array, position: int, now_ns: int) -> JobEntry:
-        """Give a task of an array, which is issued now, its place: that of the array, and by its position."""
+        """Give a task its place as it is issued: that of the array plus its position."""
         job = self.job(task)
         job.wait = QueueTime(array.arrived_at_ns + position, 0, now_ns)
         array.open.add(task)
         return job
 
     def discount(self, job: JobEntry, since_ns: int, now_ns: int) -> bool:
-        """Do not count the time since then as waiting, where somebody looks at that; return whether it is so."""
+        """Exclude the time since then from the job's wait, if it has a scheduling timeout; return whether it has."""
         spec = job.queued.spec if job.queued is not None else None
         if spec is None or spec.scheduling_timeout_ns is None or job.wait is None or job.wait.clock_at_ns is None:
             return False
@@ -246,13 +246,13 @@ class SchedulerState:
         return True
 
     def forget_place(self, job: JobEntry) -> None:
-        """Forget the place of a job: it will not come back as the same submission."""
+        """Forget the place of a job, which will not come back as the same submission."""
         job.wait, job.attempts, job.parked = None, FIRST_ATTEMPT, False
 
-    # What keeps a job from starting.
+    # Obstacles to a start.
 
     def block(self, job: JobEntry, why: str) -> bool:
-        """Keep a job that could not be started from keeping others waiting; return whether it is another reason."""
+        """Take a job that could not be started out of the order; return whether the reason is new."""
         new = self.told_blocked.get(job.name) != why
         job.blocked = self.told_blocked[job.name] = why
         self.doubt(job.name)
@@ -260,29 +260,29 @@ class SchedulerState:
         return new
 
     def doubt(self, name: str) -> None:
-        """Have the next start of *name* look first for what is in its way, before it gives a number away."""
+        """Let the next start of *name* check for conflicting files first, before it uses up a number."""
         self.doubted.add(name)
 
     def unblock(self, job: JobEntry) -> None:
-        """Have the start of a job tried again."""
+        """Let the start of a job be tried again."""
         job.blocked = None
         self.settle(job)
 
     def unblock_all(self) -> None:
-        """Have the start of every job tried again that could not be started."""
+        """Let the start of every blocked job be tried again."""
         for name in list(self.told_blocked):
             job = self.jobs.get(name)
             if job is not None and job.blocked is not None:
                 self.unblock(job)
 
     def await_answer(self, job: JobEntry, what: str) -> None:
-        """Take note of what the start of a job waits for; "": nothing any more."""
+        """Set what the start of a job waits for; "": nothing any more."""
         job.asked = what
 
     # Runs.
 
     def claimed(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
-        """Take in that the file of a job was claimed for a run."""
+        """Record that the file of a job was claimed for a run."""
         job.queued, job.wait, job.attempts, job.refused = None, None, FIRST_ATTEMPT, NO_BACKOFF
         self.add_run(job, live)
         if job.held is not None:  # another file of its name is held
@@ -290,74 +290,74 @@ class SchedulerState:
         self.settle(job)
 
     def began(self, name: str) -> None:
-        """Take in that a job was launched."""
+        """Record that a job was launched."""
         self.told_blocked.pop(name, None)
         self.doubted.discard(name)
 
     def end_run(self, live: ActiveRun) -> None:
-        """Take out a run whose paperwork is done."""
+        """Remove a run that is completely filed."""
         if self.live.pop(live.key, None) is not None:
             self.recount(live)
         job = self.job(live.name)
         job.live, job.told_run = None, None
 
     def told(self, job: JobEntry, run: int) -> bool:
-        """Take note that it is told how a run ended; return whether that is news."""
+        """Record that the end of a run was reported; return whether that is new."""
         news, job.told_run = job.told_run != run, run
         return news
 
     def end_series(self, job: JobEntry, live: ActiveRun) -> None:
-        """Take in that a submission has ended with *live*; another file of its name is another submission."""
+        """Record that a submission has ended with *live*; another file of its name is another submission."""
         if job.queued is None or job.queued.inode == live.inode:
             job.attempts = FIRST_ATTEMPT
 
     def go_on(self, job: JobEntry, attempts: Attempts, wait: QueueTime | None) -> None:
-        """Let a submission go on: *attempts* says how far it has come, *wait* is its place if it has a new one."""
+        """Let a submission continue: *attempts* has its attempts, *wait* its new place, if any."""
         job.attempts, job.wait = attempts, wait or job.wait
 
     def refused(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
-        """Take in that the machine refused what *live* was to be; without words it did not."""
+        """Record why the machine refused the start of *live*; without words it did not."""
         job.refused = live.refused.again(live.refusal, now_ns) if live.refusal else live.refused
 
     def ended_unstarted(self, job: JobEntry) -> None:
-        """Take in that a job has ended and never started."""
+        """Record that a job has ended without a start."""
         job.queued = job.held = job.told_run = None
         self.forget_place(job)
         self.settle(job)
 
     def add_array(self, array: Array) -> None:
-        """Take in an array that is in progress."""
+        """Add an array in progress."""
         self.arrays[array.name] = array
 
     def end_array(self, array: Array) -> None:
-        """Take out an array whose paperwork is done."""
+        """Remove an array that is completely filed."""
         del self.arrays[array.name]
 
     def expanded(self, job: JobEntry, array: Array) -> None:
-        """Take in that the file of an array was claimed, and its tasks are there to be issued."""
+        """Record that the file of an array was claimed, and its tasks can be issued."""
         self.arrays[array.name] = array
         job.queued, job.held, job.wait, job.attempts = None, None, None, FIRST_ATTEMPT
         self.settle(job)
         self.queue.changed(array.name)
 
     def ended(self, name: str, outcome: State, at_ns: int | None) -> None:
-        """Let those that depend on *name* know that it has ended for good, and the array whose task it is."""
+        """Report the final end of *name* to the jobs that depend on it, and to the array of a task."""
         array = self.arrays.get(array_of(name))
         if array is not None and (name in array.open or name in array.ended):
             array.task_ended(name, outcome, at_ns)
         self.decisive += self.queue.changed(name)
 
     def take_left(self) -> list[str]:
-        """Return the names that have lost everything since the last call."""
+        """Return the names without anything left, since the last call."""
         left, self.left = self.left, []
         return left
 
     def unsettle(self, name: str, why: str) -> None:
-        """Start nothing of *name* until what its records say is known; *why* it is not."""
+        """Start nothing of *name* until its records could be read; *why* they could not."""
         self.unsettled[name] = why
 
     def settle(self, job: JobEntry) -> None:
-        """Bring the planner's view of *job* up to date with its files."""
+        """Update the planner's view of *job* from its files."""
         self.version += 1
         self._note_files(job)
         waiting = self._waiting(job, job.queued)
@@ -386,7 +386,7 @@ class SchedulerState:
                 self.left.append(job.name)
 
     def array_state(self, name: str) -> State | None:
-        """Return what *name* does if it is an array that is not over, or a task that was not issued yet."""
+        """Return the state of *name* if it is an array that is not over, or an unissued task."""
         if name in self.array_files:
             return State.QUEUED
         if name in self.arrays:
@@ -400,7 +400,7 @@ class SchedulerState:
         return frozenset(array.name for array in self.arrays.values() if array.held)
 
     def user_of(self, job: JobEntry) -> str:
-        """Return whose job it is: the owner of its file."""
+        """Return the owner of a job, which is the owner of its file."""
         file = job.queued or job.held
         return user_name(file.uid) if file is not None else this_user()
 

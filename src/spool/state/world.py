@@ -1,4 +1,4 @@
-"""The machine and whatever else a decision needs, looked at no more often than it can change."""
+"""The machine and other inputs of a decision, read no more often than they can change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DISK_EVERY_NS = SECOND_NS
 
 
 class MachineMonitor:
-    """Looks at the machine for a dispatcher or for a command that plans."""
+    """Watches the machine for a dispatcher or for a command that plans."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class MachineMonitor:
         with_gpus: bool = False,
         told: Callable[[], GpusTold | None] = lambda: None,
     ) -> None:
-        """Look at nothing yet. *with_gpus*: at the GPUs too, whether a job wants one or not.
+        """Look at nothing yet. *with_gpus*: look at the GPUs even if no job wants one.
 
-        *told* says what a dispatcher has seen of them; then NVML is not asked.
+        *told* are the GPUs as a dispatcher saw them; then NVML is not asked.
         """
         self._with_gpus = with_gpus
         self._told = told
-        self.gpus_at_ns: int | None = None  # when NVML was asked for what is known of them; None: nothing is
-        self.gpus_are_new = False  # NVML has answered since the pass before
-        self._seen_answer = 0  # the number of the last answer that a pass has seen
-        self._needed = 0  # the number of the question that a start waits for
-        self._doubt_at_ns = 0  # monotonic; until then that start keeps the room that it is to have
+        self.gpus_at_ns: int | None = None  # time of the NVML query; None: nothing is known of the GPUs
+        self.gpus_are_new = False  # NVML has answered since the last pass
+        self._seen_answer = 0  # number of the last answer that a pass has seen
+        self._needed = 0  # number of the answer that a start waits for
+        self._doubt_at_ns = 0  # monotonic; until then that start keeps its reserved room
         self._doubts = False
         self._spool_dir = Path(spool.root)
         self._table = table
@@ -61,21 +61,21 @@ class MachineMonitor:
 
     @property
     def gpus(self) -> GpuWatcher | None:
-        """Return what watches the GPUs, None until a job asks for one."""
+        """The watcher of the GPUs, None until a job needs one."""
         return self._gpus
 
     def gpus_matter(self) -> bool:
-        """Whether a job that wants GPUs waits or runs, or somebody asks for them."""
+        """Whether a waiting or running job wants GPUs, or the caller asked for them."""
         return self._with_gpus or bool(self._table.queue.gpu_requests or self._table.runs.with_gpus)
 
     def want_gpus(self, *, wanted: bool) -> None:
-        """Have the GPUs looked at even if no job uses them."""
+        """Look at the GPUs even if no job uses them."""
         self._with_gpus = wanted
 
     def machine(self, now_ns: int, *, patience_ns: int = 0) -> Machine:
         """Return the machine as it is; the same object while nothing has changed.
 
-        *patience_ns* is how long NVML, where it is asked, is waited for.
+        *patience_ns* is the waiting time for NVML, if it is asked.
         """
         self._look(now_ns)
         cpus, memory, _ = self._totals
@@ -108,15 +108,15 @@ class MachineMonitor:
         return self._seen or seen
 
     def why_no_room(self) -> str:
-        """Return why the disk has too little room for anything new; "" if it has enough."""
+        """Return why the disk has too little room for a start; "" if it has enough."""
         short = short_of_disk(disk_free_bytes(self._spool_dir), self._settings.config.policy)
         return short.text if short is not None else ""
 
     def may_start_on(self, grant: Grant) -> bool:
-        """Whether what is known of the GPUs of *grant* is new enough to start a job on them.
+        """Whether the GPUs of *grant* are known well enough to start a job on them.
 
-        It is if NVML has answered since the last pass, and, for GPUs that a job is to have alone, if it was asked
-        after the last run had left them: only then it tells what else is there.
+        They are if NVML has answered since the last pass, and, for GPUs that are not shared, if that query came after
+        the last run had left them: only then it shows other processes.
         """
         if not grant.gpu_uuids:
             return True
@@ -125,19 +125,19 @@ class MachineMonitor:
         return grant.gpu_memory_bytes is not None or not any(map(self._gpus.was_ours, grant.gpu_uuids))
 
     def ask_gpus_again(self, now_ns: int) -> None:
-        """Have NVML asked for a start that waits. If the answer does not come soon, the GPUs are unknown until then."""
+        """Query NVML for a start that waits. If the answer does not come soon, the GPUs are unknown until then."""
         if self._gpus is not None and self._needed <= self._gpus.answered:
-            self._needed = self._gpus.asked + 1  # one that is open already may have been answered in part
+            self._needed = self._gpus.asked + 1  # an open query may have been answered in part
             self._doubt_at_ns, self._doubts = time.monotonic_ns() + PATIENCE_NS, False
             self._look_at_gpus(now_ns, 0)
 
     @property
     def gpus_are_asked(self) -> bool:
-        """Whether jobs wait or run for which NVML has been asked, and it has never answered yet."""
+        """Whether waiting or running jobs need GPUs, and NVML has not answered its first query yet."""
         return self.gpus_matter() and self._gpus is not None and not self._gpus.answered
 
     def due_ns(self) -> int | None:
-        """Return when a pass has to look at the GPUs, on the monotonic clock; None if nobody asks for them."""
+        """Return when a pass must look at the GPUs, on the monotonic clock; None if no job needs them."""
         if not self.gpus_matter():
             return None
         due_ns = time.monotonic_ns() + self._settings.config.gpu.poll_ns
@@ -145,9 +145,9 @@ class MachineMonitor:
         return due_ns if answer_due_ns is None else min(due_ns, answer_due_ns)
 
     def answer_due_ns(self) -> int | None:
-        """Return when a pass has to see an answer of NVML, or that one which a start waits for is late, monotonic.
+        """Return when a pass must read an answer of NVML, or treat one that a start waits for as late, monotonic.
 
-        One that came as soon as it was asked for wakes nobody.
+        An answer that came within the query itself wakes no pass.
         """
         if self._gpus is None or not self.gpus_matter():
             return None
@@ -156,9 +156,9 @@ class MachineMonitor:
         return self._doubt_at_ns if self._needed > self._gpus.answered and not self._doubts else None
 
     def what_counts(self, machine: Machine) -> Machine:
-        """Return *machine* without the numbers that no decision looks at now: they change all the time.
+        """Return *machine* without the numbers that no decision uses now, since they change all the time.
 
-        The memory that is really free counts where a job that waits asks for memory, the disk where it is short.
+        Available memory counts only if a waiting job requests memory, disk space only if it is short.
         """
         unseen: dict[str, Any] = {"utilisation_percent": None, "memory_utilisation_percent": None, "work": ()}
         idle = tuple(replace(gpu, **unseen) for gpu in machine.gpus)
@@ -168,7 +168,7 @@ class MachineMonitor:
         return replace(machine, memory_available_bytes=available, disk_free_bytes=free if short else None, gpus=idle)
 
     def take_gpu_answer(self) -> None:
-        """NVML's answer is there: take it in."""
+        """Read NVML's answer, which is there."""
         if self._gpus is not None:
             self._look_at_gpus(time.time_ns(), 0)
 
@@ -197,7 +197,7 @@ class MachineMonitor:
             self._disk = (disk_free_bytes(self._spool_dir), now_ns)
 
     def configuration_changed(self) -> None:
-        """Look at everything anew."""
+        """Read everything again."""
         self._totals = (0, 0, 0)
 
     def _memory_matters(self) -> bool:
@@ -211,12 +211,12 @@ class MachineMonitor:
         return Ours(self._job_of, on)
 
     def _job_of(self, pid: int) -> str | None:
-        """Return the job whose run the process *pid* carries the mark of."""
+        """Return the job in the mark of the process *pid*."""
         name = marks.job_of(pid, str(self._spool_dir))
         job = self._table.jobs.get(name) if name is not None else None
         return name if job is not None and job.live is not None else None
 
     def close(self) -> None:
-        """End what watches the GPUs."""
+        """End the watcher of the GPUs."""
         if self._gpus is not None:
             self._gpus.close()

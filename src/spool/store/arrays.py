@@ -1,7 +1,7 @@
-"""The changes that expanding an array makes, each of them all or nothing (FORMAT 5).
+"""The changes of the spool for an array, each of them atomic (FORMAT 5).
 
-The tasks are written in the staging directory, appear with the array's metadir by one rename, and are then issued
-one after the other: moved from `jobs/NAME/RUN/tasks/` to `queued/`. What still lies in `tasks/` was not issued.
+The tasks are written in the staging directory, appear with the array's metadir by one rename, and are then issued one
+after the other: moved from `jobs/NAME/RUN/tasks/` to `queued/`. A file still in `tasks/` was not issued.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ArrayStore:
         self._layout = spool.layout
         self._serial = 0
         self._rubbish: list[str] = []
-        self._removing: Iterator[OSError | None] | None = None  # the first of it
+        self._removing: Iterator[OSError | None] | None = None  # removal of the first discarded directory
 
     def begin(self) -> str:
-        """Return a new directory in which an array's metadir is made ready."""
+        """Return a new directory in which to prepare an array's metadir."""
         while True:
             path = self._fresh("array")
-            if self._disk.ensure_directory(path):  # else left behind by an earlier process of this pid
+            if self._disk.ensure_directory(path):  # otherwise left behind by an earlier process of this pid
                 break
         try:
             self._disk.mkdir(f"{path}/{layout.TASKS}")
@@ -58,7 +58,7 @@ class ArrayStore:
         """Make the metadir appear whole, with every task in it."""
         for record, data in files.items():
             self._disk.create(f"{staged}/{record}", data)
-        # The tasks can be made again from this one file.
+        # The tasks can be recreated from this one file.
         self._disk.sync_file(f"{staged}/{layout.SPEC_COPY}")
         self._spool.ensure_runs(name)
         self._disk.rename(staged, self._layout.metadir(name, run))
@@ -69,13 +69,13 @@ class ArrayStore:
         self.drop(name, run)
 
     def abandon(self, staged: str) -> None:
-        """Discard what was being prepared."""
+        """Discard a prepared directory."""
         self._rubbish.append(staged)
 
     def unissued(self, name: str, run: int) -> set[str]:
-        """Return the tasks that were not issued yet, after completing every issue that was cut off half way.
+        """Return the tasks not issued yet, after completing every issue that was interrupted half way.
 
-        A file that has both names is issued; only its old name is left to remove.
+        A file with both names is issued; only its old name needs removal.
         """
         found: set[str] = set()
         self._spool.check_own(name, run)
@@ -112,7 +112,7 @@ class ArrayStore:
         return Issue.ISSUED
 
     def rewrite(self, path: str, text: bytes) -> None:
-        """Write the file of a task anew that a power cut left empty."""
+        """Rewrite the file of a task that a power cut left empty."""
         self._disk.put(path, text)
 
     def drop(self, name: str, run: int) -> None:
@@ -124,7 +124,7 @@ class ArrayStore:
             self._rubbish.append(path)
 
     def archive(self, inode: int, name: str, text: bytes | None) -> None:
-        """Move the file of an array that has ended to `done/`, from wherever it is; made of *text* if it is gone."""
+        """Move the file of an ended array to `done/`, from wherever it is; recreate it from *text* if it is gone."""
         spool = self._spool
         for place in (RUNNING, HELD):
             if spool.holds(inode, name, place):
@@ -135,7 +135,7 @@ class ArrayStore:
 
     @property
     def has_rubbish(self) -> bool:
-        """Whether something discarded is still to remove."""
+        """Whether discarded files remain."""
         return bool(self._rubbish)
 
     def clean(self, until_ns: int) -> bool:
@@ -149,7 +149,7 @@ class ArrayStore:
                     raise error
                 if time.monotonic_ns() >= until_ns:
                     return True
-            self._removing = None  # what could not be removed stays until the next dispatcher sweeps
+            self._removing = None  # the rest stays until the next dispatcher sweeps
             del self._rubbish[0]
         return False
 

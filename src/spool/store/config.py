@@ -1,4 +1,4 @@
-"""The configuration in force: read again when it changes; a broken one is reported and the last good one stays."""
+"""The configuration in force: reloaded when it changes; a broken one is reported, and the last good one stays."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from spool.store.spool import Spool
 
 
 def _warn(text: str) -> None:
-    import logging  # here, because a submission seldom has to warn
+    import logging  # imported here, because a submission seldom has to warn
 
     logging.getLogger(__name__).warning("%s", text)
 
 
 class Settings:
-    """The last good `config.toml` of a spool. `problem` says what is wrong with the one on disk now."""
+    """The last good `config.toml` of a spool. `problem` describes the mistake in the present one."""
 
     def __init__(self, spool: Spool) -> None:
         self._root = spool.root
@@ -32,11 +32,11 @@ class Settings:
         self.reload(force=True)
 
     def reload(self, *, force: bool = False) -> bool:
-        """Read the file if it changed; return whether what is in force changed."""
+        """Read the file if it changed; return whether the configuration in force changed."""
         try:
             status = os.stat(self._path)
             seen: tuple[int, ...] = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
-        except OSError as error:  # not there, or nobody can tell
+        except OSError as error:  # missing, or not readable now
             seen = (error.errno or 0,)
         if seen == self._seen and not force:
             return False
@@ -46,7 +46,7 @@ class Settings:
         except InvalidConfig as error:
             return self._keep(str(error), first=force)
         except OSError as error:
-            self._seen = None  # it may be the moment, not the file: the next look tries again
+            self._seen = None  # the error may be temporary: the next look tries again
             why = error.strerror or str(error)
             text = cannot("read", "the configuration", why, where=self._path, remedy=remedy_for(error))
             return self._keep(text, first=force)
@@ -66,15 +66,15 @@ class Settings:
 
     @property
     def executor(self) -> str:
-        """The executor of jobs that name none."""
+        """The executor of jobs that do not choose one."""
         return self.config.executor
 
     @property
     def prolog(self) -> str | None:
-        """What runs before every job."""
+        """The text that runs before every job."""
         return self.config.prolog
 
     @property
     def epilog(self) -> str | None:
-        """What runs after every job."""
+        """The text that runs after every job."""
         return self.config.epilog

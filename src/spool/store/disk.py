@@ -1,8 +1,8 @@
 """The one module that writes to the disk.
 
-Every change of a spool is one of the primitives of :class:`Disk`, and each primitive either happened or did
-not; that is what lets a test cut the program off before each of them in turn. The composite operations below
-them keep one promise: whatever cuts them off leaves the old text or the new, never half of one.
+Every change of a spool is one of the primitives of :class:`Disk`, and each primitive either happened or did not; so a
+test can interrupt the program before each of them in turn. The composite operations below keep one promise: an
+interruption leaves the old text or the new, never half of one.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _KINDS = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPT
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
-# The kernel (before 3.15), the file system (NFS, some of FUSE) or a filter of system calls does not know it. A filter
-# may say so by EPERM; where nobody may move the file, that will be said of the other way as well.
+# Not supported by the kernel (before 3.15), the file system (NFS, some FUSE ones) or a system call filter. A filter may
+# return EPERM; if the file really must not be moved, the other method fails with that as well.
 _CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
 
 
@@ -53,23 +53,23 @@ class SpoolTrouble(OSError):  # noqa: N818  (like the errors of core/errors.py)
 
 
 class Disk:
-    """The primitives, and what is made of them. *staging* is a directory of the same file system."""
+    """The primitives, and operations composed of them. *staging* is a directory of the same file system."""
 
     def __init__(self, staging: str, *, hidden: bool = False) -> None:
-        """*hidden*: what is staged has a name that begins with a dot, which spool ignores in any directory."""
+        """With *hidden*, staged files have names that begin with a dot, which spool ignores in any directory."""
         self.staging = staging
         self._dot = "." if hidden else ""
         self._serial = 0
         self._pid = os.getpid()
 
-    # Primitives: each is one change that a crash can fall before or after.
+    # Primitives: a crash can fall before or after each of them.
 
     def create(self, path: str, data: bytes, mode: int = 0o600) -> None:
         """Create the file *path* with *data*; FileExistsError if there is one. A crash may leave it short."""
         fd = os.open(path, _CREATE, mode)
         try:
             _write_all(fd, data)
-        except OSError:  # no room for the text, and a name without it would say something else
+        except OSError:  # no room for the text; an empty file would have another meaning
             _forget(path)
             raise
         finally:
@@ -84,7 +84,7 @@ class Disk:
             os.close(fd)
 
     def append(self, fd: int, data: bytes) -> None:
-        """Append *data* to an open log: all of it, or nothing where the disk is full.
+        """Append *data* to an open log: all of it, or nothing if the disk is full.
 
         A crash may leave a last line that is short.
         """
@@ -97,7 +97,7 @@ class Disk:
                 raise
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """Make the file *path* hold *data* in the blocks that it has: no room is asked for. A crash may mix the two."""
+        """Overwrite the file *path* with *data* within its blocks, which needs no space. A crash may mix the two."""
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             _write_all(fd, data)
@@ -106,7 +106,7 @@ class Disk:
             os.close(fd)
 
     def rename(self, old: str, new: str, old_at: int | None = None, new_at: int | None = None) -> None:
-        """Rename *old* to *new*, replacing a file of that name; each as seen from the directory that its `_at` is."""
+        """Rename *old* to *new*, replacing a file of that name; each is relative to the directory in its `_at`."""
         os.rename(old, new, src_dir_fd=old_at, dst_dir_fd=new_at)
 
     def rename_new(self, old: str, new: str) -> bool:
@@ -114,7 +114,7 @@ class Disk:
         return rename_new(old, new)
 
     def exchange(self, one: str, other: str) -> bool:
-        """Have two files swap their names in one step; FileNotFoundError if one is gone. False: it cannot be done."""
+        """Swap the names of two files in one step; FileNotFoundError if one is gone. False: the file system cannot."""
         return exchange(one, other)
 
     def link(self, old: str, new: str) -> None:
@@ -122,7 +122,7 @@ class Disk:
         os.link(old, new, follow_symlinks=False)
 
     def unlink(self, path: str, at: int | None = None) -> None:
-        """Take a name away, as seen from the directory *at*; FileNotFoundError if it is gone already."""
+        """Remove the name *path*, relative to the directory *at*; FileNotFoundError if it is gone already."""
         os.unlink(path, dir_fd=at)
 
     def mkdir(self, path: str, mode: int = 0o700) -> None:
@@ -130,7 +130,7 @@ class Disk:
         os.mkdir(path, mode)
 
     def rmdir(self, path: str, at: int | None = None) -> None:
-        """Remove an empty directory, as seen from the directory *at*."""
+        """Remove an empty directory, relative to the directory *at*."""
         os.rmdir(path, dir_fd=at)
 
     def chmod(self, path: str, mode: int) -> None:
@@ -146,7 +146,7 @@ class Disk:
         _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def sync_log(self, fd: int) -> None:
-        """Wait until what was appended to an open log is on the disk."""
+        """Wait until everything appended to an open log is on the disk."""
         os.fdatasync(fd)
 
     # Composites.
@@ -179,7 +179,7 @@ class Disk:
             return path
 
     def put(self, path: str, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
-        """Make *path* hold *data*: the old content or the new is seen, nothing between."""
+        """Replace the content of *path* by *data* atomically."""
         staged = self.staged(data, durable=durable, mode=mode)
         try:
             self.rename(staged, path)
@@ -190,7 +190,7 @@ class Disk:
             self.sync_directory(os.path.dirname(path))
 
     def put_beside(self, path: str, data: bytes, mode: int) -> None:
-        """Like `put`, for a file outside of the spool that has one writer: staged beside it, readable by *mode*."""
+        """Like `put`, for a file outside of the spool with a single writer: staged beside it, readable by *mode*."""
         directory, name = os.path.split(path)
         staged = f"{directory}/.{name}.new"
         self.discard(staged)
@@ -203,7 +203,7 @@ class Disk:
             raise
 
     def publish(self, path: str, data: bytes, *, durable: bool = False) -> None:
-        """Make *path* appear whole; FileExistsError, and nothing changed, if it exists."""
+        """Create *path* atomically; FileExistsError, and nothing changed, if it exists."""
         staged = self.staged(data, durable=durable)
         try:
             self.link(staged, path)
@@ -215,15 +215,15 @@ class Disk:
     def move(self, old: str, new: str) -> None:
         """Move a file without replacing one; FileExistsError if *new* exists, FileNotFoundError if *old* is gone.
 
-        Where the file system cannot do that in one step it is a link and an unlink. Cut off between the two, the file
-        has both names, which the next dispatcher recognises by the inode.
+        If the file system cannot do that in one step, it is a link and an unlink. If interrupted between the two, the
+        file has both names, and the next dispatcher recognises it by its inode.
         """
         if self.rename_new(old, new):
             return
         try:
             self.link(old, new)
         except PermissionError:
-            # The kernel lets nobody link a file of another user that he may not write (fs.protected_hardlinks).
+            # The kernel does not let a user link another user's file that he may not write (fs.protected_hardlinks).
             if os.path.lexists(new):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
             self.rename(old, new)
@@ -231,9 +231,9 @@ class Disk:
         self.drop(old, new)
 
     def drop(self, path: str, other: str) -> bool:
-        """Take the name *path* away if it is a second one of the file *other*; return whether it was.
+        """Remove the name *path* if it is a second name of the file *other*; return whether it was.
 
-        Whatever somebody puts in its place meanwhile stays: what is moved aside is looked at before it goes.
+        A file that replaces it meanwhile stays: what is moved aside is checked before its removal.
         """
         aside = self._fresh()
         try:
@@ -247,12 +247,12 @@ class Disk:
             return self.discard(aside)
         try:
             self.move(aside, path)
-        except FileExistsError:  # and somebody has put a third one there
+        except FileExistsError:  # and another process has put a third file there
             self.rename(aside, f"{path}.{time.time_ns()}")
         return False
 
     def discard(self, path: str, at: int | None = None) -> bool:
-        """Take a name away if it is there; return whether it was."""
+        """Remove a name if it exists; return whether it did."""
         try:
             self.unlink(path, at)
         except FileNotFoundError:
@@ -268,7 +268,7 @@ class Disk:
         return True
 
     def ensure_twin(self, path: str, of: str) -> None:
-        """Create the directory *path*, unless it exists, for those for whom the directory *of* is."""
+        """Create the directory *path*, unless it exists, with the permissions of the directory *of*."""
         if self.ensure_directory(path):
             os.chmod(path, stat.S_IMODE(os.stat(of).st_mode))  # whatever the umask
 
@@ -279,9 +279,9 @@ class Disk:
         return os.path.isdir(self.staging)
 
     def remove_tree(self, path: str, at: int | None = None) -> None:
-        """Remove *path*, if it is there, with all that is in it; links are removed, never followed.
+        """Remove *path*, if it exists, with its whole content; links are removed, never followed.
 
-        What cannot be removed stays, and the rest goes all the same; then the first error is raised.
+        If something cannot be removed, it stays, the rest goes all the same, and the first error is raised.
         """
         first: OSError | None = None
         for error in self.removing(path, at):
@@ -290,17 +290,17 @@ class Disk:
             raise first
 
     def removing(self, path: str, at: int | None = None) -> Iterator[OSError | None]:
-        """Remove *path* as `remove_tree` does, one change a step: yield None, or why something stays, naming it.
+        """Remove *path* as `remove_tree` does, one change a step: yield None, or the error that keeps a file.
 
-        It may be given up between two steps. Each name is taken away as seen from the open directory that holds it,
-        so nothing outside goes, whatever is swapped for a link meanwhile.
+        It may be stopped between two steps. Each name is removed relative to its open parent directory, so nothing
+        outside is removed, even if a directory is swapped for a link meanwhile.
         """
         found = walk(path, at)
-        stays = 0  # the depth of something that could not be removed, and keeps what it lies in
+        stays = 0  # the depth of an entry that could not be removed, and keeps its parents
         while True:
             try:
                 one = next(found, None)
-            except OSError as error:  # it cannot go on from where it is
+            except OSError as error:  # the walk cannot continue from here
                 yield error
                 return
             if one is None:
@@ -320,7 +320,7 @@ class Disk:
             yield told
 
     def sync_directories(self, paths: Iterable[str]) -> None:
-        """Sync each of *paths*; one that is gone is skipped."""
+        """Sync each of *paths*; missing ones are skipped."""
         for path in paths:
             try:
                 self.sync_directory(path)
@@ -333,40 +333,40 @@ class Disk:
 
 
 class TreeEntry:
-    """Something that `walk` has found. Valid until the next is asked for."""
+    """An entry that `walk` yields. Valid until the next one."""
 
     __slots__ = ("_levels", "at", "depth", "error", "is_directory", "name")
 
     def __init__(self, name: str, at: int, levels: list[_Level], error: OSError | None, *, is_directory: bool) -> None:
         self.name = name
-        self.at = at  # the directory that holds it, open
-        self.depth = len(levels)  # 1 for what was asked for
+        self.at = at  # its parent directory, open
+        self.depth = len(levels)  # 1 for the root of the walk
         self.is_directory = is_directory
-        self.error = error  # why nobody can look into this directory
+        self.error = error  # why this directory cannot be read
         self._levels = levels
 
     @property
     def path(self) -> str:
-        """Where it is, for messages."""
+        """Its path, for messages."""
         return "/".join([*(level.name for level in self._levels[: self.depth]), self.name])
 
 
 class _Level:
-    """A directory on the way down from the one that holds what was asked for."""
+    """A directory on the way down from the parent of the walk's root."""
 
     __slots__ = ("below", "identity", "name")
 
     def __init__(self, name: str, identity: tuple[int, int], below: list[tuple[str, bool]]) -> None:
         self.name = name
         self.identity = identity
-        self.below = below  # what is still to be looked at, and whether it may be a directory
+        self.below = below  # names still to visit, and whether each may be a directory
 
 
 def walk(path: str, at: int | None = None) -> Iterator[TreeEntry]:
-    """Yield *path*, as seen from the directory *at*, and all that is in it; a directory after all that it holds.
+    """Yield *path*, relative to the directory *at*, and everything in it; a directory comes after its content.
 
-    Nothing that is swapped meanwhile leads out of it: links are not followed, other file systems not entered, and the
-    way up must lead where the way down came from, or OSError. Two descriptors are open, however deep it goes.
+    No swap of files leads out of it: links are not followed, other file systems not entered, and the way up must lead
+    where the way down came from, or OSError. At most two descriptors are open, at any depth.
     """
     folder, name = os.path.split(path)
     try:
@@ -394,7 +394,7 @@ def walk(path: str, at: int | None = None) -> Iterator[TreeEntry]:
                 try:
                     fd, names = _looked_into(name, here, level.identity[0])
                 except OSError as failed:
-                    # Where a link or a file has taken its place, that is what is there.
+                    # A link or a file may have replaced it: then that is the entry.
                     enter = failed.errno not in (errno.ENOTDIR, errno.ELOOP)
                     error = failed if enter else None
                 else:
@@ -408,7 +408,7 @@ def walk(path: str, at: int | None = None) -> Iterator[TreeEntry]:
 
 
 def _looked_into(name: str, at: int, device: int) -> tuple[int, list[tuple[str, bool]]]:
-    """Open a directory that can be left again, and list it."""
+    """Open a directory and list it. Raises OSError if it is on another file system, or has no way up."""
     fd = open_directory(name, at)
     try:
         if os.fstat(fd).st_dev != device:
@@ -427,7 +427,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def open_directory(path: str, at: int | None = None) -> int:
-    """Open a directory, as seen from the directory *at*, and return the descriptor; OSError of a link to one."""
+    """Open a directory, relative to *at*, and return the descriptor; OSError for a link to one."""
     return os.open(path, _DIRECTORY, dir_fd=at)
 
 
@@ -449,7 +449,7 @@ class of_the_spool:  # noqa: N801  (used like a function, as in `contextlib`, wh
 
 
 def status_of(path: str) -> os.stat_result | None:
-    """Return the status of what has the name *path*, None if nothing has. Raises OSError if nobody can tell."""
+    """Return the status of *path* itself, None if it does not exist. Raises OSError if that is unknown."""
     try:
         return os.lstat(path)
     except FileNotFoundError:
@@ -457,7 +457,7 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def owner_of(path: str) -> int | None:
-    """Return the user whose directory *path* leads to, None if it leads nowhere."""
+    """Return the owner of the directory that *path* leads to, None if there is none."""
     try:
         return os.stat(path).st_uid
     except (FileNotFoundError, NotADirectoryError):
@@ -465,10 +465,10 @@ def owner_of(path: str) -> int | None:
 
 
 def open_if_there(path: str, opener: Callable[[str], int]) -> int | None:
-    """Return what *opener* makes of *path*, None if nothing has that name.
+    """Return *opener* of *path*, None if it does not exist.
 
-    What somebody else makes after it was found missing is opened, too. Raises FileNotFoundError for a link that leads
-    nowhere, and OSError for what is there and cannot be opened.
+    A file created after it was found missing is opened, too. Raises FileNotFoundError for a link that leads nowhere,
+    and OSError for an existing file that cannot be opened.
     """
     for _ in range(_OPEN_TRIES):
         try:
@@ -485,10 +485,10 @@ def open_if_there(path: str, opener: Callable[[str], int]) -> int | None:
 def read_file(
     path: str, limit: int = 1 << 24, check: Callable[[os.stat_result], str] = lambda status: ""
 ) -> bytes | None:
-    """Return the content of a file, None if it is not there. Never blocks.
+    """Return the content of a file, None if it does not exist. Never blocks.
 
-    Raises OSError for what cannot be read, for what is no regular file, and where *check* returns why a file of such a
-    status must not count. A link is followed.
+    Raises OSError if it cannot be read, is not a regular file, or if *check*, given its status, returns why it must not
+    count. A link is followed.
     """
     fd = open_if_there(path, lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if fd is None:
@@ -500,7 +500,7 @@ def read_file(
         if why := check(status):
             raise PermissionError(errno.EPERM, why)
         parts = []
-        at_once = min(max(status.st_size + 1, 4096), 1 << 26)  # whole, and so without a copy
+        at_once = min(max(status.st_size + 1, 4096), 1 << 26)  # in one read, which avoids a copy
         while limit > 0 and (part := os.read(fd, min(limit, at_once))):
             parts.append(part)
             limit -= len(part)
@@ -513,9 +513,9 @@ def read_file(
 
 
 def read_with_status(path: str, limit: int = 4 << 20) -> tuple[os.stat_result, bytes] | None:
-    """Return the status and the content of a small file by one descriptor, None if it is not there or is no file.
+    """Return status and content of a small file by one descriptor, None if it is missing or not a regular file.
 
-    Never blocks, follows no link. Raises OSError if it is there and cannot be read.
+    Never blocks, follows no link. Raises OSError if it exists and cannot be read.
     """
     try:
         fd = open_if_there(path, lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
@@ -541,18 +541,18 @@ def read_with_status(path: str, limit: int = 4 << 20) -> tuple[os.stat_result, b
 
 
 def remedy_for(error: OSError) -> str:
-    """Return what a person can do about an error of the file system."""
+    """Return what the user can do about an error of the file system."""
     return _REMEDIES.get(error.errno or 0, _IN_THE_WAY if error.errno in _KINDS else "check that file")
 
 
 def same_file(one: str, other: str) -> bool:
-    """Whether two names are of one file. Raises OSError if nobody can tell."""
+    """Whether two names belong to one file. Raises OSError if that is unknown."""
     status = status_of(one)
     return status is not None and is_name_of(status, other)
 
 
 def is_name_of(status: os.stat_result, path: str) -> bool:
-    """Whether *path* is a name of the file that *status* is of. Raises OSError if nobody can tell."""
+    """Whether *path* is a name of the file with *status*. Raises OSError if that is unknown."""
     found = status_of(path)
     return found is not None and os.path.samestat(status, found)
 
@@ -568,8 +568,8 @@ def open_log(path: str) -> int:
 
 
 def disk_is_full(error: OSError) -> bool:
-    """Whether *error* says that there is no room for more."""
-    from spool.core.errors import NO_ROOM  # `spool submit` starts faster without
+    """Whether *error* means that the disk or a quota is full."""
+    from spool.core.errors import NO_ROOM  # imported here, because `spool submit` starts faster without it
 
     return error.errno in NO_ROOM
 
@@ -614,7 +614,7 @@ def rename_new(old: str, new: str) -> bool:
 
 
 def exchange(one: str, other: str) -> bool:
-    """Have two files swap their names in one step. False: it cannot be done here."""
+    """Swap the names of two files in one step. False: it cannot be done here."""
     function = _renameat2()
     if function is None:
         return False
@@ -632,14 +632,14 @@ _renameat2s: list[Callable[[int, bytes, int, bytes, int], int] | None] = []
 
 
 def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
-    """Return renameat2(2), which the standard library does not offer; None where the C library has none."""
+    """Return renameat2(2), which the standard library lacks; None if the C library lacks it, too."""
     if not _renameat2s:
         _renameat2s.append(_look_for_renameat2())
     return _renameat2s[0]
 
 
 def _look_for_renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
-    import ctypes  # not for a submission, which renames nothing
+    import ctypes  # imported here: a submission renames nothing
 
     try:
         function = ctypes.CDLL(None, use_errno=True).renameat2

@@ -1,8 +1,8 @@
-"""`events.jsonl` on the disk, and the cursors of those who read it: its writer's end and its readers' (FORMAT 15).
+"""`events.jsonl` on the disk, and the cursors of its listeners: the writer and the reader (FORMAT 15).
 
-The first line says at which position the rest begins. Positions count bytes and only grow: when what everybody has
-read is cut off, the file begins at a later one, and nobody's cursor changes. A cursor is a small file for each
-listener, made by the dispatcher when somebody begins to listen, and moved on by the listener.
+The first line has the position of the rest. Positions count bytes and only grow: when the part that all listeners have
+read is cut off, the file begins at a later position, and no cursor changes. A cursor is a small file for each listener,
+created by the dispatcher when the listener starts, and advanced by the listener.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spool.formats.events import parse_base, parse_cursor, parse_event, render_b
 from spool.store.disk import Disk, of_the_spool, open_log
 from spool.store.reading import read_bytes, read_record
 
-_MOST = 1 << 30  # of the file that is read at once
+_MOST = 1 << 30  # the most bytes read at once
 LONG_BYTES = 1 << 20  # worth cutting
 MOST_BYTES = 1 << 28  # this much is kept for a listener that does not read: about a million events
 _HEAD = 4096  # the first line is shorter
@@ -28,7 +28,7 @@ _LONGEST = 1 << 26  # of a line; a longer one is not ours
 
 
 class EventWriter:
-    """The writer's end. Nothing is opened before the first event, or before somebody listens."""
+    """Writes the events. It opens nothing before the first event, or before the first listener."""
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._layout = Layout(root)
@@ -48,13 +48,13 @@ class EventWriter:
 
     @property
     def is_long(self) -> bool:
-        """Whether there is enough in it to look whether all has been read."""
+        """Whether the file is long enough to look for a part that all have read."""
         return self._size > LONG_BYTES
 
     def append(self, lines: bytes) -> None:
         """Append whole lines."""
         fd = self._open()
-        if self._torn:  # the last append did not come to its end: this one begins a line of its own
+        if self._torn:  # the last append was incomplete: start a new line
             lines = b"\n" + lines
         self._torn = True
         try:
@@ -70,7 +70,7 @@ class EventWriter:
                 self._disk.sync_log(self._fd)
 
     def begin(self, kind: str) -> bool:
-        """Let listener *kind* hear of everything from now on, unless it listens already; return whether that is new."""
+        """Start the cursor of listener *kind* at the end, unless it has one; return whether it is new."""
         if self.cursor(kind) is not None:
             return False
         self._disk.ensure_directory(self._layout.at(layout.CURSORS))
@@ -78,30 +78,30 @@ class EventWriter:
         return True
 
     def cursor(self, kind: str) -> int | None:
-        """Return how far listener *kind* has come; None if it does not listen."""
+        """Return the position of listener *kind*; None if it has no cursor."""
         found = parse_cursor(read_bytes(self._layout.cursor(kind)))
         return found[0] if found is not None else None
 
     def kinds(self) -> list[str]:
-        """Return who listens, or did when the last dispatcher lived."""
+        """Return the present listeners, and those of the last dispatcher."""
         return cursors(self._layout)
 
     def unread(self) -> bool:
-        """Whether somebody has not heard of everything."""
+        """Whether some listener has unread events."""
         if not os.path.lexists(self._layout.at(layout.EVENTS)):
             return False
         return any((self.cursor(kind) or 0) < self.end for kind in self.kinds())
 
     def cut(self) -> int:
-        """Throw away what everybody has read; return how many bytes were thrown away that somebody has not.
+        """Remove the part that all listeners have read; return the number of unread bytes removed.
 
-        Those are none unless there are more than `MOST_BYTES`: a listener that never reads may not fill the disk.
+        That number is 0 unless more than `MOST_BYTES` are unread: a listener that never reads must not fill the disk.
         """
         positions = [self.cursor(kind) for kind in self.kinds()]
         if not positions or self._fd is None:
             return 0
         end = self.end
-        # Whose cursor cannot be read may have read nothing.
+        # A listener whose cursor is unreadable may have read nothing.
         read = max(self._base, min(self._base if at is None else min(at, end) for at in positions))
         too_much = end - read > MOST_BYTES
         if read - self._base < self._size // 2 and not too_much:
@@ -130,11 +130,11 @@ class EventWriter:
         if self._fd is not None:
             return self._fd
         path = self._layout.at(layout.EVENTS)
-        with of_the_spool(path):  # what cannot be read must not be replaced
+        with of_the_spool(path):  # an unreadable file must not be replaced
             data = read_record(path, _MOST)
         base = parse_base(data) if data else None
         if data is None or base is None:
-            # No position was ever given away that is greater: a file holds fewer bytes than it is nanoseconds old.
+            # Greater than every position used so far: a file has fewer bytes than nanoseconds of age.
             base = time.time_ns()
             data = render_base(base)
             self._disk.put(path, data)
@@ -158,7 +158,7 @@ def cursors(paths: Layout) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """One line: the event (None: it cannot be read), where it stands and where the next begins."""
+    """One line: the event (None: unreadable), its position and that of the next line."""
 
     event: Event | None
     at: int
@@ -166,7 +166,7 @@ class EventLine:
 
 
 class EventReader:
-    """The reader's end, for one listener."""
+    """Reads the events for one listener."""
 
     def __init__(self, root: str, kind: str, disk: Disk) -> None:
         self._root, self._kind = root, kind
@@ -182,15 +182,15 @@ class EventReader:
         self._saved: tuple[int, int] | None = cursor
 
     def another(self) -> EventReader:
-        """Return one that reads the same, for another thread."""
+        """Return a reader of the same file, for another thread."""
         return EventReader(self._root, self._kind, self._disk)
 
     def read(self, position: int) -> list[EventLine]:
-        """Return some of the whole lines that stand at *position* and after it."""
+        """Return some of the whole lines from *position* on."""
         if not self._open():
             return []
         assert self._fd is not None
-        position = max(position, self._base)  # what was before was cut off, or the file is another
+        position = max(position, self._base)  # the part before was cut off, or the file was replaced
         size = _AT_ONCE
         while True:
             data = os.pread(self._fd, size, self._head + position - self._base)
@@ -206,7 +206,7 @@ class EventReader:
         return found
 
     def _here(self, event: Event | None) -> Event | None:
-        """Return *event* with the paths of this spool: it may have been moved since that was told."""
+        """Return *event* with the paths of this spool, which may have been moved since."""
         root = self._layout.root
         if event is None or event.spool_dir == root:
             return event
@@ -216,7 +216,7 @@ class EventReader:
         return replace(event, spool_dir=root, metadir=metadir)
 
     def save(self, position: int, tries: int = 0) -> None:
-        """Write down that all before *position* is done, and how often what stands there was begun."""
+        """Save the position: everything before it is done, and the event there was tried *tries* times."""
         if (position, tries) != self._saved:
             cursor = render_cursor(position, tries)
             try:
@@ -233,7 +233,7 @@ class EventReader:
             self._fd = None
 
     def _open(self) -> bool:
-        """See to it that the file of that name is the one that is open."""
+        """Open the file, or open it again if it was replaced; return whether there is one."""
         try:
             status = os.stat(self._path)
         except OSError:

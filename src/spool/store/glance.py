@@ -1,4 +1,4 @@
-"""What the configuration says, for commands that have to start quickly: it is parsed only if it can matter.
+"""The configuration for commands that must start quickly: it is parsed only if it can matter.
 
 The parser of the configuration, with the libraries that it needs, takes longer to import than a submission takes.
 """
@@ -10,7 +10,7 @@ import os
 from spool.core import layout
 from spool.store.disk import read_file
 
-TYPE_CHECKING = False  # that of `typing`, which takes long to import as well
+TYPE_CHECKING = False  # that of `typing`, which is slow to import as well
 if TYPE_CHECKING:
     from spool.core.model import JobDefaults
     from spool.formats.config import Config
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def read_config(root: str) -> bytes | None:
     """Return the text of the configuration of the spool *root*, None if there is none.
 
-    Raises OSError if it cannot be read, and PermissionError if others than its owner may have written it.
+    Raises OSError if it cannot be read, and PermissionError if another user than its owner may have written it.
     """
     path = f"{root}/{layout.CONFIG}"
 
@@ -32,15 +32,15 @@ def read_config(root: str) -> bytes | None:
 
 
 def config_if(root: str, *words: bytes) -> Config | None:
-    """Return the configuration of the spool *root* if one of *words* stands in it; None also if it cannot be used.
+    """Return the configuration of the spool *root* if it contains one of *words*; None also if it is unusable.
 
-    The dispatcher and `doctor` say what is wrong with it.
+    The dispatcher and `doctor` report its mistakes.
     """
     try:
         text = read_file(f"{root}/{layout.CONFIG}") or b""
         if not any(word in text for word in words):
             return None
-        text = read_config(root) or b""  # only one that matters is worth the question whose it is
+        text = read_config(root) or b""  # the owner is checked only if it matters
     except OSError:
         return None
     from spool.core.errors import InvalidConfig
@@ -53,7 +53,7 @@ def config_if(root: str, *words: bytes) -> Config | None:
 
 
 def defaults_of(root: str) -> JobDefaults:
-    """Return what counts in the spool *root* for jobs that do not say; nothing where its configuration is wrong."""
+    """Return the job defaults of the spool *root*; the built-in ones if its configuration is invalid."""
     said = config_if(root, b"defaults", b"kill_grace")
     if said is not None:
         return said.defaults

@@ -1,7 +1,7 @@
-"""Reading the history from its oldest line on: `history.jsonl`, and the files beside it that were rotated away.
+"""Reading the history from its oldest line on: `history.jsonl`, and the rotated files beside it.
 
-The lines are in the order in which they were written (`told_at_ns`). A run may have ended long before that, while no
-dispatcher was there; none ended after it. So what ended since some moment is in the lines that were written since.
+The lines are in the order of writing (`told_at_ns`). A run may have ended long before, while no dispatcher was running,
+but never after. So runs that ended since some moment are in lines written since then.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from spool.core.accounting import EndedRun
 from spool.core.model import SECOND_NS
 from spool.formats.history import compacted, read_ended_runs, read_told
 
-_SLACK_NS = 3600 * SECOND_NS  # lines are in the order of their writing but for a clock that was set
+_SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
 _STEP = 1 << 20
-_PART = 1 << 16  # fits the processor's cache from when it is read until it is counted
+_PART = 1 << 16  # stays in the processor's cache until it is counted
 _GLANCE = 1 << 14  # several lines
 _PACKED = ".gz"
 
 
 class History:
-    """The ended runs of a spool, one after the other, without having many in memory.
+    """The ended runs of a spool, one by one, with few of them in memory.
 
     Rotated files are `history.jsonl.*` and `history.jsonl-*`, as logrotate calls them, gzipped or not. They are read in
     the order of their first lines.
@@ -35,15 +35,15 @@ class History:
 
     def __init__(self, root: str) -> None:
         self._current = f"{root}/{layout.HISTORY}"
-        self.unreadable = 0  # lines so far that could not be understood
-        self.problems: list[str] = []  # files so far that could not be read to their end
+        self.unreadable = 0  # lines so far that could not be parsed
+        self.problems: list[str] = []  # files so far that could not be read completely
 
     def since(self, since_ns: int | None) -> Iterator[EndedRun]:
-        """Yield the runs that ended from *since_ns* on, and some before, as recorded. Looks no further back."""
+        """Yield the runs that ended from *since_ns* on, and some before, in recorded order. Reads no older part."""
         yield from self._all_of([*self._rotated(), self._current], since_ns)
 
     def rotated_since(self, since_ns: int) -> Iterator[EndedRun]:
-        """Yield such runs of the rotated files alone."""
+        """Yield such runs of the rotated files only."""
         if files := self._rotated():
             yield from self._all_of([*files, self._current], since_ns, skipped=self._current)
 
@@ -54,7 +54,7 @@ class History:
             later = order[place + 1 :]
             follows = firsts[later[0]] if later else None
             if since_ns is not None and follows is not None and follows < since_ns - _SLACK_NS:
-                continue  # what comes next begins before: all of this file is older
+                continue  # the next file is older: this whole file is older than asked for
             if files[at] != skipped:
                 yield from self._read(files[at], since_ns)
 
@@ -94,9 +94,9 @@ class History:
 
 
 class RecentHistory:
-    """The runs that ended within the last *span_ns*, kept in memory: each look reads what was appended since.
+    """The runs that ended within the last *span_ns*, kept in memory: each look reads only the new lines.
 
-    Of more than *most* it keeps those that were recorded last.
+    If there are more than *most*, it keeps those recorded last.
     """
 
     def __init__(self, root: str, span_ns: int, most: int) -> None:
@@ -104,7 +104,7 @@ class RecentHistory:
         self._path = f"{root}/{layout.HISTORY}"
         self._span_ns = span_ns
         self._runs: deque[EndedRun] = deque(maxlen=most)
-        self._inode: int | None = None  # of the file that `_position` is in; 0: there was none
+        self._inode: int | None = None  # of the file of `_position`; 0: there was none
         self._position = 0
 
     def look(self, now_ns: int) -> Collection[EndedRun]:
@@ -113,7 +113,7 @@ class RecentHistory:
         try:
             with _opened(self._path) as file:
                 status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._position:  # rotated away, or put back
+                if status.st_ino != self._inode or status.st_size < self._position:  # rotated away, or restored
                     self._begin(status.st_ino, since_ns)
                     self._position = _place_of(file.fileno(), since_ns - _SLACK_NS)
                 file.seek(self._position)
@@ -139,7 +139,7 @@ def _end(run: EndedRun) -> int:
 
 
 def _texts(file: BufferedIOBase) -> Iterator[bytes]:
-    """Yield the text of a file in parts of whole lines; the last may lack its newline."""
+    """Yield the text of a file in chunks of whole lines; the last may lack its newline."""
     pieces: list[bytes] = []
     while text := file.read1(_PART):
         cut = text.rfind(b"\n") + 1
@@ -152,7 +152,7 @@ def _texts(file: BufferedIOBase) -> Iterator[bytes]:
 
 
 def _opened(path: str) -> BufferedIOBase:
-    """Open a regular file; of anything else, a FIFO or a directory, an empty one. Never blocks."""
+    """Open a regular file; for anything else, a FIFO or a directory, return an empty one. Never blocks."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -162,7 +162,7 @@ def _opened(path: str) -> BufferedIOBase:
 
 
 class _Unpacked(gzip.GzipFile):
-    """A gzipped file that closes the one beneath it."""
+    """A gzipped file that also closes the underlying file."""
 
     def __init__(self, packed: BufferedReader) -> None:
         super().__init__(fileobj=packed, mode="rb")
@@ -174,7 +174,7 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _place_of(fd: int, since_ns: int) -> int:
-    """Return a place in the file before which all was written before *since_ns*: 0, or the begin of a line."""
+    """Return the start of a line (or 0) such that all lines before it were written before *since_ns*."""
     place = os.fstat(fd).st_size
     while place > 0:
         place = max(0, place - _STEP)

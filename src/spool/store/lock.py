@@ -1,11 +1,11 @@
 """One dispatcher for each spool: an flock on `.lock`, held for life; spool never unlinks that file (FORMAT 1.9).
 
-The kernel lets go of it when the process ends, however it ends. The descriptor is closed on exec, so no job
-inherits the lock.
+The kernel releases it when the process ends, however it ends. The descriptor is closed on exec, so no job inherits the
+lock.
 
-Somebody else may delete `.lock`, or replace it. Then a second dispatcher could lock the new file. So the directory of
-the spool is locked too, and first: nobody can put another one in its place unnoticed. Where others may read the
-directory but not write it, it is left unlocked, or any of them could keep every dispatcher away.
+Another process may delete or replace `.lock`, and a second dispatcher could lock the new file. So the directory of the
+spool is locked as well, and first: it cannot be replaced unnoticed. If other users may read the directory but not write
+it, it stays unlocked, because any of them could otherwise lock every dispatcher out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _POLL_S = 0.02
 _PATIENCE_S = 1.0
-_BEING_DELETED_S = 0.5  # how long a deletion of the whole spool may take after `.lock`
+_BEING_DELETED_S = 0.5  # how long the deletion of a whole spool may take after `.lock`
 
 
 def serving(path: str) -> bool | None:
@@ -40,7 +40,7 @@ def serving(path: str) -> bool | None:
         guarded = False
     if not guarded:
         return False
-    # A member of a group whose spool it is may not open the file of another.
+    # A member of a group that owns the spool cannot open another member's file.
     return True if is_locked is None and os.path.isfile(path) else None
 
 
@@ -55,13 +55,13 @@ class Lock:
     def __init__(self, path: str, wait_s: float) -> None:
         self.path = path
         self.held = False
-        self.trouble: OSError | None = None  # why the last try to make `.lock` anew failed
+        self.trouble: OSError | None = None  # why the last attempt to recreate `.lock` failed
         self._missed_at_s: float | None = None
         deadline = time.monotonic() + wait_s
         self._root = os.open(os.path.dirname(path), _DIRECTORY)
         try:
             status = os.fstat(self._root)
-            _check_ours(status, os.path.dirname(path))  # before anything is made there
+            _check_ours(status, os.path.dirname(path))  # checked before any file is created there
             self._guarded = _may_be_guarded(status)
             if self._guarded:
                 _lock(self._root, path, deadline)
@@ -74,11 +74,11 @@ class Lock:
         self.held = True
 
     def keep(self, *, renew: bool = True) -> bool:
-        """Make `.lock` anew if it was deleted or replaced; return whether that was done now.
+        """Recreate `.lock` if it was deleted or replaced; return whether that was done now.
 
-        Raises SpoolUnusable, and the lock is held no longer, if the spool's directory is gone or another one, or if
-        another dispatcher may hold the new file. What cannot be told, or made, now is left to the next call, and
-        `trouble` says why. Without *renew* nothing is made.
+        Raises SpoolUnusable, after releasing the lock, if the spool's directory is gone or replaced, or if another
+        dispatcher may hold the new file. An error that may be temporary is left to the next call, and `trouble`
+        describes it. Without *renew* nothing is created.
         """
         root = os.path.dirname(self.path)
         try:
@@ -130,7 +130,7 @@ class Lock:
         )
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release it."""
         self.held = False
         for fd in (self._file, self._root):
             os.close(fd)
@@ -139,15 +139,15 @@ class Lock:
 def hold(path: str, wait_s: float = _PATIENCE_S) -> Lock:
     """Take the lock for the life of this process and return it.
 
-    A command that checks whether a dispatcher is running holds the lock for a moment, so a little waiting is part of
-    taking it. Raises LockHeld if another dispatcher has it, and OSError if no file can be made there.
+    A command that checks for a dispatcher holds the lock for a moment, so taking it includes a short wait. Raises
+    LockHeld if another dispatcher has it, and OSError if no file can be created there.
     """
     return Lock(path, wait_s)
 
 
 def _locked_file(path: str, deadline: float) -> int:
     while True:
-        # Checked first: opening and closing a FIFO wakes all who watch the directory, this dispatcher too.
+        # Checked first: opening and closing a FIFO wakes every watcher of the directory, this dispatcher included.
         if (found := status_of(path)) is not None:
             _check(found, path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | _FILE, 0o600)
@@ -159,11 +159,11 @@ def _locked_file(path: str, deadline: float) -> int:
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # somebody has deleted or replaced it meanwhile
+        os.close(fd)  # deleted or replaced meanwhile
 
 
 def _check_ours(status: os.stat_result, root: str) -> None:
-    """Raise SpoolUnusable unless the open directory of the spool, of that status, is this user's (FORMAT 16)."""
+    """Raise SpoolUnusable unless this user owns the spool, whose open directory has that *status* (FORMAT 16)."""
     if status.st_uid != os.geteuid():
         from spool.store.ownership import not_ours
 
@@ -195,7 +195,7 @@ def _lock(fd: int, path: str, deadline: float) -> None:
 
 
 def _is_locked(path: str, flags: int) -> bool | None:
-    """Whether somebody holds the lock of *path*; None if that cannot be told."""
+    """Whether a process holds the lock of *path*; None if that is unknown."""
     try:
         fd = os.open(path, flags)
     except OSError:
@@ -210,7 +210,7 @@ def _is_locked(path: str, flags: int) -> bool | None:
 
 
 def _may_be_guarded(root: os.stat_result) -> bool:
-    """Whether all who may read the directory, and so could lock it, may write it too."""
+    """Whether everyone who can read the directory, and so could lock it, can also write it."""
     return all(not root.st_mode & reads or root.st_mode & writes for reads, writes in ((0o40, 0o20), (0o4, 0o2)))
 
 

@@ -1,4 +1,4 @@
-"""A spool as its one dispatcher changes it. Holding the lock is a type: only this class has methods that change."""
+"""A spool as its one dispatcher changes it. Holding the lock is a type: only this class has methods that change it."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 _SPARE_BYTES = 4096  # a block
 _EXECUTED = {layout.WRAPPER, layout.SCRIPT}
-CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and more if the machine is busy
+CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and more on a busy machine
 
-_STAGED = re.compile(  # what a process of that pid stages, or `spool gc` moves aside
+_STAGED = re.compile(  # staged by a process of that pid, or moved aside by `spool gc`
     rf"([1-9][0-9]*)\.(?:(?:run|array|dropped|gc\.{layout.NAME_PATTERN})\.)?[0-9]+"
 )
 
 
 class Staged(NamedTuple):
-    """A metadir that nobody sees yet."""
+    """A metadir that is not visible yet."""
 
-    top: str  # all of it, in the staging directory
+    top: str  # its root in the staging directory
     metadir: str
-    blank: tuple[str, ...]  # records that are there, and empty
+    blank: tuple[str, ...]  # records that exist, but are empty
 
     @property
     def holds_job(self) -> bool:
-        """Whether it lies in what will be the directory of its job."""
+        """Whether it is inside the future directory of its job."""
         return self.top != self.metadir
 
 
@@ -70,24 +70,24 @@ class LockedSpool(Spool):
         self._last_runs_seen: tuple[int, int] | None = None
         self._staged = 0
         self._pid = os.getpid()
-        self._spares: list[str] = []  # files that hold room
+        self._spares: list[str] = []  # files that reserve space
         self._identity: str | None = None
         self._accepted: Callable[[], Sequence[str]] | None = None
-        self._modes: dict[str, int] = {}  # of the directories, as they were seen last
+        self._modes: dict[str, int] = {}  # of the directories, when last seen
 
     def accept(self, accept_from: Callable[[], Sequence[str]]) -> None:
-        """Let *accept_from* say whose job files count from now on: the configuration in force, not the one on disk."""
+        """Set the source of the accepted users: the configuration in force, not the one on disk."""
         self._accepted = accept_from
 
     def _accept_from(self) -> Sequence[str]:
         return self._accepted() if self._accepted is not None else super()._accept_from()
 
     def job_text(self, place: str, name: str) -> bytes | None:
-        """Return the bytes of a job file that counts: what others have written never becomes a file of the owner's."""
+        """Return the bytes of a job file that counts: text of other users never becomes a file of the owner's."""
         return self.order(place, name)
 
     def waiting_text(self, name: str, version: tuple[int, int, int, int]) -> bytes | None:
-        """Return what a file in `queued/` says, None if it is not that *version* any more: inode, time, size, owner."""
+        """Return the text of a file in `queued/`, None if it is no longer that *version*: inode, time, size, owner."""
         found = read_with_status(self.layout.job_file(layout.QUEUED, name))
         if found is None:
             return None
@@ -96,32 +96,32 @@ class LockedSpool(Spool):
         return text if seen == version else None
 
     def release(self) -> None:
-        """Let go of the lock; the object is of no use afterwards."""
+        """Release the lock; the object must not be used afterwards."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     @property
     def is_ours(self) -> bool:
-        """Whether the lock is held: nothing may be changed any more when `keep` has found that it is not."""
+        """Whether the lock is held: after `keep` has lost it, nothing may be changed any more."""
         return self._lock is not None and self._lock.held
 
     def keep(self, *, renew: bool = True) -> bool:
-        """See to it that the lock is held, and return whether `.lock` was made anew. Raises SpoolUnusable: leave.
+        """Keep the lock, and return whether `.lock` was recreated. Raises SpoolUnusable: the dispatcher must leave.
 
-        Without *renew* a `.lock` that is missing is left so.
+        Without *renew* a missing `.lock` stays missing.
         """
         return self._lock is not None and self._lock.keep(renew=renew)
 
     @property
     def lock_trouble(self) -> OSError | None:
-        """Why `.lock` could not be made anew, None if nothing is wrong."""
+        """Why `.lock` could not be recreated, None if nothing is wrong."""
         return self._lock.trouble if self._lock is not None else None
 
     def keep_directories(self) -> bool:
-        """Make the spool's directories that were removed anew, with their modes; return whether there were any.
+        """Recreate removed directories of the spool, with their modes; return whether there were any.
 
-        Anything else that has its name stays there: OSError names it, once all the others are made.
+        Anything else with such a name stays: OSError names it, once all the others are created.
         """
         made, first = False, None
         for name in layout.DIRECTORIES:
@@ -131,7 +131,7 @@ class LockedSpool(Spool):
             except OSError as error:
                 first = first or error
         if self._spares and not os.path.isdir(self.layout.at(layout.ROOM)):
-            self._spares.clear()  # `keep_spares` makes others
+            self._spares.clear()  # `keep_spares` makes new ones
         if first is not None:
             raise first
         return made
@@ -160,10 +160,10 @@ class LockedSpool(Spool):
         return (runs[-1] if runs else self.last_removed_run(name)) + 1
 
     def stage(self, files: dict[str, bytes], *, blank: tuple[str, ...] = (), with_job: bool = False) -> Staged:
-        """Write the first records of a metadir where nobody sees them.
+        """Write the first records of a metadir in the staging directory.
 
-        The records *blank* are there, and empty, until it is published. *with_job*: it is of run 1, and the directory
-        of its job, which may be missing yet, is staged with it.
+        The records *blank* are empty until it is published. *with_job*: it is for run 1, and the directory of its job,
+        which may not exist yet, is staged with it.
         """
         self._staged += 1
         top = f"{self.disk.staging}/{self._pid}.run.{self._staged}"
@@ -171,7 +171,7 @@ class LockedSpool(Spool):
         try:
             self.disk.mkdir(top)
         except OSError as error:
-            if disk_is_full(error):  # for every other start, too
+            if disk_is_full(error):  # every other start would fail as well
                 raise SpoolTrouble(error.errno, error.strerror, top) from error
             raise
         try:
@@ -184,7 +184,7 @@ class LockedSpool(Spool):
         return staged
 
     def publish_metadir(self, name: str, run: int, files: dict[str, bytes], staged: Staged | None = None) -> None:
-        """Step 1: make the metadir of a run appear whole, by one rename. *staged* holds what `stage` was given."""
+        """Step 1: make the metadir of a run visible, by one rename. *staged* holds the files given to `stage`."""
         if staged is None:
             staged = self.stage({})
         try:
@@ -205,7 +205,7 @@ class LockedSpool(Spool):
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
-            return False  # somebody has put something there meanwhile
+            return False  # another process has put something there meanwhile
         return True
 
     def ensure_runs(self, name: str) -> None:
@@ -228,14 +228,14 @@ class LockedSpool(Spool):
                 self.disk.create(path, data, 0o700 if record in _EXECUTED else 0o600)
 
     def unstage(self, staged: Staged) -> None:
-        """Throw away what is staged; what cannot be removed is swept away by the next dispatcher."""
+        """Remove a staged metadir; the next dispatcher sweeps the rest."""
         with contextlib.suppress(OSError):
             self.disk.remove_tree(staged.top)
 
     def is_between(self, name: str) -> bool:
-        """Whether the file in `queued/` is in `held/` as well: somebody is in the middle of holding or releasing it.
+        """Whether the file in `queued/` is in `held/` as well: a hold or release is under way.
 
-        Somebody who was cut off in that, at least a second ago, is helped: the file is held.
+        If that was interrupted, at least a second ago, complete the hold.
         """
         queued = self.layout.job_file(layout.QUEUED, name)
         if not same_file(self.layout.job_file(layout.HELD, name), queued):
@@ -246,10 +246,10 @@ class LockedSpool(Spool):
         return True
 
     def claim(self, name: str, inode: int, mtime_ns: int, size: int, uid: int | None = None) -> bool:
-        """Step 2: move the job file to `running/`. This commits the start.
+        """Step 2: move the job file to `running/`. That commits the start.
 
-        False if the file is no longer the one that was parsed, or a file of that name lies in `running/`; then
-        nothing has changed. A file that is deleted from `running/` in that moment is claimed: that cancels the run.
+        False if the file is no longer the one that was parsed, or `running/` has a file of that name; then nothing has
+        changed. A file that is deleted from `running/` at that moment counts as claimed: the deletion cancels the run.
         """
         queued, running = self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name)
         try:
@@ -263,10 +263,10 @@ class LockedSpool(Spool):
         if status is None:
             return not self.holds(inode, name, layout.QUEUED, layout.HELD, layout.DONE, mtime_ns=mtime_ns)
         changed = (status.st_ino, status.st_mtime_ns, status.st_size) != (inode, mtime_ns, size)
-        changed = changed or uid not in (None, status.st_uid)  # who made it could give it the inode and the time
-        # Of two names one is about to go away, and nobody can tell which.
+        changed = changed or uid not in (None, status.st_uid)  # its author could forge the inode and the time
+        # With two names, one is about to be removed, and it is unknown which.
         if changed or (status.st_nlink > 1 and is_name_of(status, self.layout.job_file(layout.HELD, name))):
-            # It waits on; in held/ if in this very moment another one was put in its place.
+            # Put it back; into held/ if another file has just taken its place in queued/.
             for place in (layout.QUEUED, layout.HELD):
                 with contextlib.suppress(FileExistsError, FileNotFoundError):
                     self.disk.move(running, self.layout.job_file(place, name))
@@ -279,15 +279,15 @@ class LockedSpool(Spool):
         self.take_jid(name, run)
 
     def take_jid(self, name: str, run: int) -> bool:
-        """Settle a run whose wrapper has not spoken: take its `jid`. True: it never started and never will.
+        """Settle a run whose wrapper has not reported: take its `jid`. True: it never started and never will.
 
-        Without its metadir, which somebody removed, no wrapper can create one either. Where another record
-        shows that the run has begun, somebody removed its `jid`, which is not taken then.
+        If its metadir was removed, no wrapper can create a `jid` either. If another record shows that the run has
+        begun, its `jid` was removed, and is not taken.
         """
         if self.has_begun(name, run):
             return False
         try:
-            # By a link, so that it is never there in part: a part of one is a wrapper's.
+            # By a link, so that it is never partial: a partial one is a wrapper's.
             self.disk.publish(self.own_record(name, run, layout.JID), run_records.VOID_JID)
         except FileExistsError:
             _present(self.layout.record(name, run, layout.JID))
@@ -299,49 +299,49 @@ class LockedSpool(Spool):
     # Stopping and ending.
 
     def order_stop(self, name: str, run: int, stop: Stop) -> bool:
-        """Record the order to stop a run; False if somebody has ordered that before."""
+        """Record the order to stop a run; False if there is one already."""
         path, data = self.own_record(name, run, layout.STOP), run_records.render_stop(stop)
         try:
             self.disk.publish(path, data)
         except FileExistsError:
             _present(path)
             return False
-        except FileNotFoundError:  # somebody removed the metadir: it is stopped without a record
+        except FileNotFoundError:  # the metadir was removed: the run is stopped without a record
             return True
         except OSError as error:
             if not disk_is_full(error) or not self._spares or len(data) > _SPARE_BYTES:
                 raise
-            # It takes a name in a directory that has one to spare, and blocks that were kept for this.
+            # It needs a free name in a directory that has one, and blocks that were reserved for this.
             self.disk.overwrite(self._spares[-1], data)
             try:
                 self.disk.link(self._spares[-1], path)
             except FileExistsError:
                 return False
             spare = self._spares.pop()  # first: from now on it is the run's
-            with contextlib.suppress(OSError):  # `keep_spares` sees that it has two names
+            with contextlib.suppress(OSError):  # `keep_spares` notices its two names
                 self.disk.unlink(spare)
         return True
 
     def withdraw_stop(self, name: str, run: int) -> None:
-        """Take an order to stop a run away: it goes on, or is over."""
+        """Remove the order to stop a run: the run goes on, or is over."""
         self.disk.discard(self.own_record(name, run, layout.STOP))
 
     def keep_spares(self, number: int) -> None:
-        """Keep room for the stops of that *number* of runs, so that a full disk does not keep them from being recorded.
+        """Reserve space for the stops of *number* runs, so that they can be recorded on a full disk.
 
-        Raises OSError where there is none.
+        Raises OSError if there is no space.
         """
         if len(self._spares) < number:
             self.disk.ensure_directory(self.layout.at(layout.ROOM))
         while len(self._spares) < number:
             path = f"{self.layout.at(layout.ROOM)}/{len(self._spares)}"
             if not _is_spare(path):
-                self.disk.discard(path)  # the name only: the file may be the stop of a run
+                self.disk.discard(path)  # only the name: the file may be the stop of a run
                 self.disk.create(path, b"\n" * _SPARE_BYTES)
             self._spares.append(path)
 
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
-        """Write one record of a run; it appears whole, in a new metadir if somebody removed the old one."""
+        """Write one record of a run atomically, in a new metadir if the old one was removed."""
         path = self.own_record(name, run, record)
         try:
             self.disk.put(path, data)
@@ -350,20 +350,20 @@ class LockedSpool(Spool):
             self.disk.put(path, data)
 
     def put_note(self, name: str, run: int, record: str, data: bytes) -> None:
-        """Write a record that nothing depends on; nothing is written where somebody removed the metadir."""
+        """Write a record that nothing depends on; skipped if the metadir was removed."""
         with contextlib.suppress(FileNotFoundError):
             self.disk.put(self.own_record(name, run, record), data)
 
     def archive(self, name: str, place: str, text: bytes | None) -> None:
-        """Move the file of an ended job from *place* to `done/`, where it takes the place of an older record.
+        """Move the file of an ended job from *place* to `done/`, replacing an older record.
 
-        If the file is gone (its deletion was what cancelled the job) the record is made from *text*.
+        If the file is gone (its deletion cancelled the job) the record is made from *text*.
         """
         if not self.archive_file(name, place) and text is not None:
             self.disk.put(self.layout.job_file(layout.DONE, name), text)
 
     def archive_file(self, name: str, place: str) -> bool:
-        """Move a file from *place* to `done/`; False if it is not there, or what is there is no file."""
+        """Move a file from *place* to `done/`; False if it is missing or not a file."""
         file, done = self.layout.job_file(place, name), self.layout.job_file(layout.DONE, name)
         status = status_of(file)
         if status is None or not stat.S_ISREG(status.st_mode):
@@ -382,17 +382,17 @@ class LockedSpool(Spool):
         except IsADirectoryError:
             if not os.path.isdir(done):
                 raise
-            # None of ours, and in the way. Left where it is the file would run again, so it is put aside, not lost.
+            # A directory has its name in done/. The job would run again if its file stayed, so it gets another name.
             self.disk.rename(file, f"{done}.{time.time_ns()}")
         else:
-            # Of two names of one file (`ln done/x.toml queued/x.toml`), rename(2) takes away neither.
+            # If both are names of one file (`ln done/x.toml queued/x.toml`), rename(2) removes neither.
             self.disk.drop(file, done)
         return True
 
     def requeue_file(self, name: str, place: str) -> bool:
         """Move a job file from `running/` to *place* without replacing a newer one of that name.
 
-        What is no regular file (a directory, a link, a FIFO) is none of ours and stays.
+        Anything but a regular file (a directory, a link, a FIFO) is ignored and stays.
         """
         running, back = self.layout.job_file(layout.RUNNING, name), self.layout.job_file(place, name)
         try:
@@ -401,13 +401,13 @@ class LockedSpool(Spool):
             self.disk.move(running, back)
         except FileExistsError:
             _present(back)
-            return self.disk.drop(running, back)  # a move that was cut off between its two halves
+            return self.disk.drop(running, back)  # a move that was interrupted half way
         except FileNotFoundError:
             return _absent(running, back)
         return True
 
     def claim_again(self, name: str, place: str) -> None:
-        """Make the claim of a job file in *place* again, after a power cut took it back."""
+        """Repeat the claim of a job file in *place*, after a power cut undid it."""
         file, running = self.layout.job_file(place, name), self.layout.job_file(layout.RUNNING, name)
         try:
             self.disk.move(file, running)
@@ -417,14 +417,14 @@ class LockedSpool(Spool):
             return
 
     def complete_move(self, name: str) -> None:
-        """Complete a move of a job between `queued/` and `running/` that was cut off between its halves.
+        """Complete a move of a job between `queued/` and `running/` that was interrupted half way.
 
-        The file has both names then. It is taken for running, and the evidence of its newest run says the rest.
+        The file has both names then. It counts as running, and the evidence of its newest run decides the rest.
         """
         self.disk.drop(self.layout.job_file(layout.QUEUED, name), self.layout.job_file(layout.RUNNING, name))
 
     def sweep_staging(self) -> None:
-        """Remove what processes that are no more left in the staging directory; what stays waits for the next one."""
+        """Remove leftovers of dead processes from the staging directory; the rest waits for the next dispatcher."""
         staging = open_directory(self.disk.staging)
         try:
             for entry in os.listdir(staging):
@@ -436,21 +436,21 @@ class LockedSpool(Spool):
             os.close(staging)
 
     def pause(self, why: str) -> None:
-        """Have nothing started any more until a person deletes `paused`."""
+        """Pause all starts until a user deletes `paused`."""
         with contextlib.suppress(FileExistsError):
             self.disk.publish(self.layout.at(layout.PAUSED), f"{why}\n".encode())
 
     def order_halt(self, order: Stop) -> None:
-        """Have what waits cancelled and what runs stopped, by the next dispatcher too, until `halted`."""
+        """Order the cancellation of all waiting and running jobs, also by the next dispatcher, until `halted`."""
         with contextlib.suppress(FileExistsError):
             self.disk.publish(self.layout.at(layout.HALT), run_records.render_stop(order), durable=True)
 
     def halted(self) -> None:
-        """Learn that nothing is left to cancel."""
+        """Withdraw that order: nothing is left to cancel."""
         self.disk.discard(self.layout.at(layout.HALT))
 
     def halt(self) -> Stop | None:
-        """Return the order to cancel everything: why, and since when; None without one."""
+        """Return the order to cancel everything, with reason and time; None without one."""
         data = read_record(self.layout.at(layout.HALT))
         try:
             return run_records.parse_stop(data) if data else None
@@ -460,65 +460,65 @@ class LockedSpool(Spool):
     # Engines.
 
     def identity(self) -> str:
-        """Return what tells this spool from every other one, by which engines know its jobs; made when first asked."""
+        """Return the identity of this spool, by which engines know its jobs; created on first use."""
         if self._identity is None:
             path = self.layout.at(layout.IDENTITY)
             text = (read_record(path) or b"").decode("ascii", "replace").strip()
-            if re.fullmatch(r"[0-9a-f]{16}", text) is None:  # none yet, or a power cut has emptied it
+            if re.fullmatch(r"[0-9a-f]{16}", text) is None:  # none yet, or emptied by a power cut
                 text = os.urandom(8).hex()
                 self.disk.put(path, f"{text}\n".encode(), durable=True)
             self._identity = text
         return self._identity
 
-    # Telling users what is wrong with a file.
+    # Reports to users about files.
 
     def hold_because(self, name: str, why: str, place: str = layout.QUEUED) -> bool:
-        """Move a job from *place* to `held/`, and say why there; False if another job of its name lies there."""
+        """Move a job from *place* to `held/` with a reason; False if another job of its name is there."""
         path, target = self.layout.reason_file(name), self.layout.job_file(layout.HELD, name)
         if status_of(target) is not None:
             return False
-        # In this order a crash leaves a reason without a job, which the next scan takes away.
+        # In this order a crash leaves a reason without a job, which the next scan removes.
         self.disk.put(path, f"{why}\n".encode())
         try:
             self.disk.move(self.layout.job_file(place, name), target)
         except FileExistsError:
             self.disk.discard(path)
             return False
-        except FileNotFoundError:  # it was moved or deleted meanwhile
+        except FileNotFoundError:  # moved or deleted meanwhile
             self.disk.discard(path)
         return True
 
     def withdraw_hold_reason(self, name: str) -> None:
-        """Take the reason away: spool itself holds the job no longer."""
+        """Remove the reason: spool itself no longer holds the job."""
         self.disk.discard(self.layout.reason_file(name))
 
     def keep_reservation(self, name: str, created_at_ns: int, text: bytes) -> None:
-        """Keep the text of a reservation whose file was removed, unless it was kept when it was removed."""
+        """Keep the text of a reservation whose file was removed, unless that was done at its removal."""
         self.disk.ensure_twin(self.layout.at(layout.GONE_RESERVATIONS), self.layout.at(layout.RESERVATIONS))
         with contextlib.suppress(FileExistsError):
             self.disk.publish(self.layout.gone_reservation(name, created_at_ns), text)
 
     def withdraw_suspend_order(self, name: str) -> None:
-        """Take the file away that suspends a run: the run is over."""
+        """Remove the file that suspends a run: the run is over."""
         self.disk.discard(self.layout.suspend_file(name))
 
     def complain(self, path: str, text: str, *, to_others: bool = False) -> None:
-        """Write *text* to the `.error` file *path*, unless it says so already. *to_others*: all may read it."""
+        """Write *text* to the `.error` file *path*, unless it has that already. *to_others*: all users may read it."""
         data = text.encode()
         if read_bytes(path) != data:
             self.disk.put(path, data, mode=0o644 if to_others else 0o600)
 
-    # Numbers that outlive the metadirs that `spool gc` removed.
+    # Run numbers that outlive the metadirs that `spool gc` removed.
 
     def last_removed_run(self, name: str) -> int:
-        """Return the highest run of *name* that was removed, 0 if none was. `spool gc` may work while we live."""
+        """Return the highest removed run of *name*, 0 if there is none. `spool gc` may work at the same time."""
         path = self.layout.at(layout.LAST_RUNS)
         status = status_of(path)
         if status is None:
             return 0
         seen = (status.st_ino, status.st_mtime_ns)
         if seen != self._last_runs_seen:
-            with of_the_spool(path):  # without it a number could be given away twice
+            with of_the_spool(path):  # without it a number could be used twice
                 data = read_record(path, 1 << 28)
             try:
                 self._last_runs = msgspec.json.decode(data, type=dict[str, int]) if data else {}
@@ -529,7 +529,7 @@ class LockedSpool(Spool):
 
 
 def _is_spare(path: str) -> bool:
-    """Whether an earlier dispatcher has made the spare file *path*, whole, and has given it no other name."""
+    """Whether *path* is a complete spare file of an earlier dispatcher, with no other name."""
     status = status_of(path)
     if status is None or not stat.S_ISREG(status.st_mode):
         return False
@@ -537,13 +537,13 @@ def _is_spare(path: str) -> bool:
 
 
 def _present(path: str) -> None:
-    """Raise OSError if *path*, which is said to exist, does not."""
+    """Raise OSError if *path*, which is reported to exist, does not."""
     if status_of(path) is None:
         raise OSError(errno.ESTALE, "it does not exist and cannot be created", path)
 
 
 def _absent(path: str, target: str) -> bool:
-    """Return False for a path that was not found; raise OSError if it is there and cannot be moved to *target*."""
+    """Return False if *path* does not exist; raise OSError if it does and cannot be moved to *target*."""
     if status_of(path) is not None:
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):

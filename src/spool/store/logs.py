@@ -1,8 +1,8 @@
-"""The logs of a dispatcher, `.journal`, `history.jsonl` and `events.jsonl`, and when what they say is on the disk.
+"""The logs of a dispatcher, `.journal`, `history.jsonl` and `events.jsonl`, and the syncs of their lines.
 
-Appending puts a line out of reach of a crash of the dispatcher; only a sync puts it out of reach of a power cut.
-By default syncs are grouped: a thread of this module's own makes them, so that none stands in the way of the next
-start, and no line waits for longer than GROUP_S. What must be on the disk first asks for :meth:`Logs.sync`.
+An appended line survives a crash of the dispatcher; only a synced line survives a power cut. By default syncs are
+grouped: a thread of this module makes them, so that they do not delay the next start, and no line waits longer than
+GROUP_S. Use :meth:`Logs.sync` before any step that needs the lines on the disk.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _COMPACT_LINES = 20_000
 
 
 class Logs:
-    """Appends to the logs of a locked spool. Call from one thread. What fails raises SpoolTrouble."""
+    """Appends to the logs of a locked spool. For use from one thread. Failures raise SpoolTrouble."""
 
     def __init__(self, spool: LockedSpool, *, strict: bool = False) -> None:
         self._spool = spool
         self._disk = spool.disk
-        self.strict = strict  # whether every line is on the disk once it is written
-        self.events = EventWriter(spool.root, spool.disk)  # opened when somebody listens
+        self.strict = strict  # sync each line as it is written
+        self.events = EventWriter(spool.root, spool.disk)  # opened for the first listener
         self._paths = {name: spool.layout.at(name) for name in (layout.HISTORY, layout.JOURNAL)}
         opened: list[int] = []
         try:
@@ -44,16 +44,16 @@ class Logs:
             raise
         self._history, self._journal = opened
         self._lines = 0
-        self._replaced = False  # the journal that is open is no longer the one on the disk
+        self._replaced = False  # the open journal is no longer the one on the disk
         self._dirty = threading.Event()
         self._closing = threading.Event()
-        self._torn: set[int] = set()  # logs whose last append did not come to its end
+        self._torn: set[int] = set()  # logs whose last append was incomplete
         self._mutex = threading.Lock()  # the journal's descriptor changes when it is compacted
         self._thread: threading.Thread | None = None
-        self.problem: OSError | None = None  # why the last grouped sync failed; it is tried again
+        self.problem: OSError | None = None  # why the last grouped sync failed; it is retried
 
     def read_journal(self) -> list[journal.Line]:
-        """Return all that the journal says."""
+        """Return all lines of the journal."""
         path = self._paths[layout.JOURNAL]
         with of_the_spool(path):
             lines = list(journal.parse(read_record(path, 1 << 31) or b""))
@@ -79,7 +79,7 @@ class Logs:
             self._changed()
 
     def tell(self, lines: bytes) -> None:
-        """Append whole lines to what the listeners are told."""
+        """Append whole lines to the events for the listeners."""
         with of_the_spool(self._spool.layout.at(layout.EVENTS)):
             self.events.append(lines)
         self._changed()
@@ -92,7 +92,7 @@ class Logs:
         """Wait until every line is on the disk."""
         with of_the_spool(self._paths[layout.JOURNAL]), self._mutex:
             self.events.sync()
-            self._disk.sync_log(self._history)  # first: the journal forgets a run whose line is there
+            self._disk.sync_log(self._history)  # first: the journal forgets a run once the history has its line
             self._disk.sync_log(self._journal)
             self.problem = None
 
@@ -102,9 +102,9 @@ class Logs:
         return self._lines > _COMPACT_LINES
 
     def compact(self, lines: list[journal.Line]) -> None:
-        """Replace the journal by *lines*, what is still worth remembering.
+        """Replace the journal by *lines*, the part worth remembering.
 
-        What is forgotten must be on the disk in another form first: the names in the state directories.
+        Everything left out must be on the disk in another form first: as names in the state directories.
         """
         places = [self._spool.layout.at(place) for place in (*layout.PLACES, layout.JOBS)]
         path = self._paths[layout.JOURNAL]
@@ -113,12 +113,12 @@ class Logs:
             self._disk.sync_directories(places)
             self._disk.put(path, journal.render(lines), durable=True)
         self._replaced = True
-        # Twice what is live may gather before the next time: the cost stays in proportion to the work.
+        # It may grow by twice the live lines before the next compaction: the cost stays in proportion to the work.
         self._lines = -len(lines)
         self._open_again()
 
     def _open_again(self) -> None:
-        """Go over to the journal that has replaced the one that is open. Until then nothing can be remembered."""
+        """Open the journal that has replaced the open one. Until then nothing can be appended."""
         new = open_log(self._paths[layout.JOURNAL])
         with self._mutex:
             os.close(self._journal)
@@ -139,7 +139,7 @@ class Logs:
             self.events.close()
 
     def _append(self, fd: int, data: bytes) -> None:
-        """Append whole lines; after an append that failed half way the next begins a line of its own."""
+        """Append whole lines; after an incomplete append, start a new line."""
         if fd in self._torn:
             data = b"\n" + data
         self._torn.add(fd)
@@ -169,7 +169,7 @@ class Logs:
                 self._dirty.set()
 
     def _mend(self, fd: int) -> None:
-        """End a last line that a power cut or a full disk left short, so that the next one begins a line."""
+        """Complete a last line that a power cut or a full disk cut short, so that the next one starts a line."""
         size = os.fstat(fd).st_size
         if size:
             path = f"/proc/self/fd/{fd}"

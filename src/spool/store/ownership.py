@@ -1,8 +1,8 @@
-"""Whose a spool is, and whose files count in it (FORMAT 16).
+"""The owner of a spool, and the users whose files count in it (FORMAT 16).
 
-A dispatcher runs what it reads as its own user, so it serves the spools of that user alone, and a file is an order only
-if that user has written it, or a user whom the configuration names. What a file says of itself is taken from its open
-descriptor, never from its name: the name may stand for another file a moment later.
+A dispatcher executes files as its own user, so it serves only that user's spools, and a file is an order only if that
+user, or a user in the configuration, has written it. The owner of a file is read from its open descriptor, never by its
+name, which may belong to another file a moment later.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def name_of(uid: int) -> str:
 
 
 def check_owner(root: str) -> None:
-    """Raise SpoolUnusable if there is a spool at *root*, and it is another user's: only its owner changes it."""
+    """Raise SpoolUnusable if there is a spool at *root* of another user: only its owner may change it."""
     uid = owner_of(root)
     if uid is not None and uid != os.geteuid():
         raise not_ours(root, uid)
 
 
 def not_ours(root: str, uid: int, why: str = "") -> SpoolUnusable:
-    """Return the error for a spool of the user *uid*, which is not this one. *why*: more of the reason."""
+    """Return the error for a spool of another user, *uid*. *why*: more of the reason."""
     who = name_of(uid)
     user = f"'#{uid}'" if who == str(uid) else who
     reason = why or f"it belongs to {who}, and so only {who} can change it"
@@ -53,7 +53,7 @@ def check_accepted(root: str, configuration: Callable[[], bytes]) -> None:
     uid, me = owner_of(root), os.geteuid()
     if uid is None or uid == me:
         return
-    from spool.formats import config  # a user of one spool does without
+    from spool.formats import config  # imported here: a user of his own spool does not need it
 
     whose = f"it belongs to {name_of(uid)}"
     try:
@@ -66,12 +66,12 @@ def check_accepted(root: str, configuration: Callable[[], bytes]) -> None:
 
 
 def mode_for(uid: int | None, gid: int) -> int:
-    """Return the least permissions of a file of the group *gid* with which the user *uid* can read it."""
+    """Return the least permissions with which the user *uid* can read a file of the group *gid*."""
     return 0o640 if uid is not None and gid in groups_of(uid) else 0o644
 
 
 def is_accepted(uid: int, accept_from: Sequence[str]) -> bool:
-    """Whether *accept_from*, of user names and `@group`, names the user *uid*."""
+    """Whether *accept_from*, a list of user names and `@group`, includes the user *uid*."""
     name = name_of(uid)
     if name in accept_from or str(uid) in accept_from:
         return True
@@ -80,7 +80,7 @@ def is_accepted(uid: int, accept_from: Sequence[str]) -> bool:
 
 
 def groups_of(uid: int) -> frozenset[int]:
-    """Return the groups that the user *uid* is in; of a number without an account none is known."""
+    """Return the groups of the user *uid*; none for a number without an account."""
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
@@ -89,7 +89,7 @@ def groups_of(uid: int) -> frozenset[int]:
 
 
 def unknown_in(accept_from: Sequence[str]) -> list[str]:
-    """Return a line for each user or group of *accept_from* that this machine does not know."""
+    """Return a message for each user or group of *accept_from* that this machine does not know."""
     found = []
     for word in accept_from:
         if word.startswith("@"):
@@ -112,7 +112,7 @@ def _gid_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What an open file says of where it comes from. `inode` tells it from another one of its name."""
+    """The origin of an open file. `inode` tells it from another file of its name."""
 
     uid: int
     gid: int
@@ -122,12 +122,12 @@ class Origin:
 
     @classmethod
     def of(cls, status: os.stat_result) -> Origin:
-        """Return the origin of a file by its status, which is that of a descriptor."""
+        """Return the origin of a file, given its descriptor's status."""
         return cls(status.st_uid, status.st_gid, status.st_mode, status.st_nlink, status.st_ino)
 
 
 class Ownership:
-    """Whose files count in the spool at *root*: its owner's, and those of users whom *accept_from* names."""
+    """The users whose files count in the spool at *root*: its owner, and those in *accept_from*."""
 
     def __init__(self, root: str, accept_from: Callable[[], Sequence[str]]) -> None:
         self._root = root
@@ -136,19 +136,19 @@ class Ownership:
 
     @property
     def owner(self) -> int | None:
-        """Return whose the spool is, None if there is none."""
+        """The owner of the spool, None if there is none."""
         if self._owner is None:
             self._owner = owner_of(self._root)
         return self._owner
 
     def why_not(self, file: Origin, place: str, filename: str) -> str:
-        """Return why the open *file*, which has a name in the directory *place*, is no order; "" if it is one.
+        """Return why the open *file*, named in the directory *place*, is not an order; "" if it is one.
 
-        An order is a file that only the owner of the spool, or a user whom the configuration names, can have written.
+        An order is a file that only the owner of the spool, or a user in the configuration, can have written.
         """
         owner = self.owner
         if owner is None:
-            return ""  # what follows says that there is no spool
+            return ""  # the following check reports a missing spool
         if file.uid == owner and file.links == 1 and not file.mode & _OTHERS_WRITE:
             return ""
         if file.uid != owner and not is_accepted(file.uid, self._accept_from()):
@@ -158,7 +158,7 @@ class Ownership:
         return self._why_not_alone(file, place, filename)
 
     def _why_not_alone(self, file: Origin, place: str, filename: str) -> str:
-        """Return why others than the owner of *file* may have written it, or may have put it there; "" if not."""
+        """Return why another user than the owner of *file* may have written it or put it there; "" if none may."""
         where = _Place(self._root, place, filename)
         if file.mode & _OTHERS_WRITE and where.is_open:
             if file.mode & stat.S_IWOTH:
@@ -174,9 +174,9 @@ class Ownership:
 
 
 def why_not_obeyed(root: str, status: os.stat_result) -> str:
-    """Return why the configuration or a hook does not count, by the *status* of its descriptor; "" if it does.
+    """Return why the configuration or a hook does not count, given its descriptor's *status*; "" if it does.
 
-    Only the owner of the spool and root decide what a dispatcher is told and executes, as with `StrictModes` of sshd.
+    Only the owner of the spool and root may configure a dispatcher and its hooks, as with `StrictModes` of sshd.
     """
     owner = owner_of(root)
     if owner is None:
@@ -191,12 +191,12 @@ def why_not_obeyed(root: str, status: os.stat_result) -> str:
 
 
 def others_write(root: str, place: str = "") -> bool:
-    """Whether others than the owner of the spool at *root*, and root, can put files into its directory *place*."""
+    """Whether users other than root and the owner of the spool at *root* can put files into its directory *place*."""
     return _Place(root, place, "").others_write
 
 
 def why_replaceable(root: str) -> str:
-    """Return which directory above the spool lets others put another one in its place, and how; "" if none does."""
+    """Return which directory above the spool lets other users replace the spool, and how; "" if none does."""
     owner, path = owner_of(root), os.path.dirname(os.path.realpath(root))
     while owner is not None:
         status = os.stat(path)
@@ -211,13 +211,13 @@ def why_replaceable(root: str) -> str:
 
 
 def mover(root: str, place: str) -> str:
-    """Return who has moved or deleted a file in *place*: the owner of the spool, if no other could."""
+    """Return the possible mover of a file in *place*: the owner of the spool, if no other user could."""
     owner = owner_of(root)
     return f"{SOMEONE_WHO}{place}/" if owner is None or others_write(root, place) else name_of(owner)
 
 
 def is_private(gid: int, uid: int) -> bool:
-    """Whether the group *gid* is the user's own: it has the name of the user *uid*, and no other member."""
+    """Whether the group *gid* is private: it has the name of the user *uid*, and no other member."""
     try:
         group = getgrgid(gid)
     except KeyError:
@@ -233,18 +233,18 @@ def _group(gid: int) -> str:
 
 
 def _is_open(root: str) -> bool:
-    """Whether others can enter the directory of the spool."""
+    """Whether other users can enter the directory of the spool."""
     return bool(os.stat(root).st_mode & _OTHERS_ENTER)
 
 
 class _Place:
-    """A directory of a spool as one look at its descriptor shows it, and which file has a name there."""
+    """A directory of a spool as seen by one look at its descriptor, and the file with a given name there."""
 
     __slots__ = ("inode", "is_open", "others_write")
 
     def __init__(self, root: str, place: str, filename: str) -> None:
         self.inode: int | None = None
-        self.is_open = self.others_write = True  # where nobody can tell
+        self.is_open = self.others_write = True  # assumed if it cannot be read
         with suppress(OSError):
             fd = open_directory(f"{root}/{place}" if place else root)
             try:

@@ -1,4 +1,4 @@
-"""Read small files of a spool that a job can have replaced: to a limit, without blocking, through no link."""
+"""Safe reading of small files that a job may have replaced: up to a limit, without blocking or following links."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from spool.formats.freetext import MOST_READ
 from spool.formats.toml import MAX_BYTES
 from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, status_of
 
-_MAX_RECORD = MAX_BYTES + 1  # one more than a file of TOML may have: then it is known to be too long
+_MAX_RECORD = MAX_BYTES + 1  # one more than a TOML file may have, which proves it too long
 _BLOCK = 65536
 _OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
 
 
 def refuse_link(path: str) -> None:
-    """Raise OSError if *path*, the directory of a job or of a run, is a link: what lies there is not of that run."""
+    """Raise OSError if *path*, the directory of a job or of a run, is a link: its files belong to another run."""
     try:
         status = status_of(path)
     except OSError:
-        return  # the step that follows fails as well, and names its own file
+        return  # the next step fails as well, and names its own file
     if status is not None and stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "it is a link, and what lies there belongs to another run", path)
 
@@ -33,22 +33,22 @@ def open_record(path: str) -> int:
 
 
 def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
-    """Return the content of a small file, None if it is not there, b"" if it is something else than a file.
+    """Return the content of a small file, None if it does not exist, b"" if it is not a regular file.
 
-    Reads no more than *limit* bytes, however long it is or becomes meanwhile. Never blocks, follows no link. Raises
-    OSError if it is there and cannot be read.
+    Reads at most *limit* bytes, even if the file is or becomes longer. Never blocks, follows no link. Raises OSError if
+    it exists and cannot be read.
     """
     found = _read_record(path, limit, dated=False)
     return None if found is None else found[0]
 
 
 def read_dated_record(path: str) -> tuple[bytes, int] | None:
-    """Return what `read_record` does, and when the file was changed last."""
+    """Return the result of `read_record`, and when the file was last changed."""
     return _read_record(path, MOST_READ, dated=True)
 
 
 def _read_record(path: str, limit: int, *, dated: bool) -> tuple[bytes, int] | None:
-    """Return the content of a small file, and if it is *dated* its time, of one and the same file; else 0."""
+    """Return the content of a small file and, if *dated*, its time, from one and the same file; else 0."""
     try:
         fd = open_if_there(path, open_record)
     except OSError as error:
@@ -73,7 +73,7 @@ def _read_record(path: str, limit: int, *, dated: bool) -> tuple[bytes, int] | N
 
 
 def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
-    """Return the status and the content of a small file by one look; None where it takes another to say what is there.
+    """Return status and content of a small file, by one look; None if that look does not suffice.
 
     Never blocks, follows no link.
     """
@@ -96,7 +96,7 @@ def _is_regular(path: str) -> bool:
 
 
 def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
-    """Return the content of a small file, None if it is not there or not a file. Never blocks."""
+    """Return the content of a small file, None if it is missing or not a regular file. Never blocks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -111,7 +111,7 @@ def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
 
 
 def _read(fd: int, limit: int) -> bytes:
-    """Return what can be read of an open file, at most *limit* bytes: one call for all but the longest."""
+    """Return at most *limit* bytes of an open file: one call for all but the longest."""
     data = os.read(fd, min(limit, _BLOCK))
     if len(data) < _BLOCK:
         return data
@@ -123,7 +123,7 @@ def _read(fd: int, limit: int) -> bytes:
 
 
 def end_of_file(path: str) -> bytes:
-    """Return the last bytes of a file, b"" if it is not there or something else than a file. Never blocks."""
+    """Return the last bytes of a file, b"" if it is missing or not a regular file. Never blocks."""
     try:
         fd = open_if_there(path, open_record)
     except OSError as error:
@@ -140,7 +140,7 @@ def end_of_file(path: str) -> bytes:
 
 
 def is_too_long(text: bytes | None) -> bool:
-    """Whether *text* is the beginning of a job file that is longer than a job file may be (FORMAT 3.1)."""
+    """Whether *text* is the beginning of a job file that is too long (FORMAT 3.1)."""
     return text is not None and len(text) > MAX_BYTES
 
 

@@ -1,4 +1,4 @@
-"""A spool as anybody may read it. Nothing here changes anything, and nothing here needs a dispatcher."""
+"""Read access to a spool. Nothing here changes a spool or needs a dispatcher."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ _LINES = frozenset(
     }
 )
 _SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
-_SIGNS = (  # of life: what a run and its wrapper write
+_SIGNS = (  # signs of life: files that a run and its wrapper write
     layout.JID, layout.STATUS, layout.JOB_LOG, layout.JOB_STDERR, layout.PROGRESS, layout.SIGNAL, layout.FAILURE,
     layout.USAGE,
 )  # fmt: skip
-_MOST_LINES = 1_000  # of the history, the newest, are looked through for a record that is damaged
-_UNTOLD = "the system did not let its command start"  # and the disk had no room for the reason
+_MOST_LINES = 1_000  # newest lines of the history to search in place of a damaged record
+_UNTOLD = "the system did not let its command start"  # used if the disk had no room for the reason
 _RUN = re.compile(r"[1-9][0-9]{0,8}")
-_HISTORY_SLACK_NS = 3600 * SECOND_NS  # lines are in the order of their writing but for a clock that was set
-_CLOCKS_AGREE_NS = 5 * SECOND_NS  # about: a start takes a moment too
+_HISTORY_SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
+_CLOCKS_AGREE_NS = 5 * SECOND_NS  # tolerance: a start takes a moment too
 
 
 class Service(Enum):
@@ -83,14 +83,14 @@ class Service(Enum):
 
 
 class Spool:
-    """The look at a spool. Every read takes the disk as it is at that moment; what is missing is None.
+    """A view of a spool. Every read takes the disk as it is at that moment; missing files give None.
 
-    What is there and cannot be read raises OSError: nothing may be concluded from it. A record that is something else
-    than a file (a directory, a link, a FIFO) says as little as an empty one.
+    An existing file that cannot be read raises OSError: nothing may be concluded from it. A record that is not a
+    regular file (a directory, a link, a FIFO) counts as empty.
     """
 
     def __init__(self, root: str) -> None:
-        self.layout = Layout(os.path.realpath(root))  # one spool, one mark on its processes, whatever it was called
+        self.layout = Layout(os.path.realpath(root))  # so that processes have one mark, whatever path was given
         self.root = self.layout.root
         self._ownership: Ownership | None = None
 
@@ -104,11 +104,11 @@ class Spool:
     # Job files.
 
     def names(self, place: str) -> list[str]:
-        """Return the jobs whose files lie in the state directory *place*, unsorted."""
+        """Return the jobs with files in the state directory *place*, unsorted."""
         return self.names_and_others(place)[0]
 
     def names_and_others(self, place: str) -> tuple[list[str], list[str]]:
-        """Return what `names` does, and the names of all other files that lie there."""
+        """Return the result of `names`, and the names of all other files there."""
         try:
             listed = os.listdir(self.layout.at(place))
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class Spool:
         return [place for place in layout.PLACES if status_of(self.layout.job_file(place, name)) is not None]
 
     def no_such_job(self, verb: str, thing: str, name: str) -> NoSuchJob:
-        """Return the error for a *name* that no job has: cannot *verb* *thing*, and which name was probably meant."""
+        """Return the error for an unknown job *name*: cannot *verb* *thing*, with a suggestion."""
         from difflib import get_close_matches
 
         known = {*self.jobs_with_runs(), *(each for place in layout.PLACES for each in self.names(place))}
@@ -132,9 +132,9 @@ class Spool:
         return NoSuchJob(cannot(verb, thing, "the spool has no job of that name", remedy=remedy))
 
     def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
-        """Whether the file of that inode lies under job *name* in one of *places*.
+        """Whether the file of that inode is that of job *name* in one of *places*.
 
-        With *mtime_ns* it is told from a new file that was given the inode of a deleted one, as happens at once.
+        *mtime_ns* distinguishes it from a new file that reuses the inode of a deleted one, as happens at once.
         """
         for place in places:
             status = status_of(self.layout.job_file(place, name))
@@ -143,40 +143,40 @@ class Spool:
         return False
 
     def untouched(self, inode: int, name: str, place: str, since_ns: int) -> bool:
-        """Whether the file of that inode lies under job *name* in *place* and was last moved or changed before."""
+        """Whether job *name* has the file of that inode in *place*, last moved or changed before *since_ns*."""
         status = status_of(self.layout.job_file(place, name))
         return status is not None and status.st_ino == inode and status.st_ctime_ns <= since_ns
 
     def job_text(self, place: str, name: str) -> bytes | None:
-        """Return the bytes of a job file, None if it is not there; of one that `is_too_long` only so many."""
+        """Return the bytes of a job file, None if there is none; only the beginning if it `is_too_long`."""
         return read_record(self.layout.job_file(place, name))
 
     @property
     def ownership(self) -> Ownership:
-        """Return what says whose job files count."""
+        """The rules for whose job files count."""
         if self._ownership is None:
-            from spool.store.ownership import Ownership  # a list of what waits does without
+            from spool.store.ownership import Ownership  # not needed to list waiting jobs
 
             self._ownership = Ownership(self.root, self._accept_from)
         return self._ownership
 
     def _accept_from(self) -> Sequence[str]:
-        """Return whose job files the configuration accepts, besides those of the owner; none if it is broken."""
+        """Return the users whose job files the configuration accepts besides the owner; none if it is broken."""
         from spool.store.glance import config_if
 
         said = config_if(self.root, b"accept_from")
         return said.accept_from if said is not None else ()
 
     def order(self, place: str, name: str) -> bytes | None:
-        """Return the bytes of a job file that counts; None if it is not there, or not one of the owner's (FORMAT 16).
+        """Return the bytes of a job file that counts; None if it is missing or not accepted (FORMAT 16).
 
-        By one descriptor: nothing that takes the place of the file meanwhile is read for it.
+        It uses one descriptor: a file that replaces it meanwhile is not read instead.
         """
         found = read_with_status(self.layout.job_file(place, name))
         return None if found is None or self.why_not(found[0], place, name) else found[1]
 
     def why_no_order(self, place: str, name: str) -> str:
-        """Return why a job file does not count, "" if it does or is not there."""
+        """Return why a job file does not count, "" if it does or does not exist."""
         path = self.layout.job_file(place, name)
         try:
             found = read_with_status(path, 0)
@@ -186,17 +186,17 @@ class Spool:
         return self.why_not(found[0], place, name) if found is not None else ""
 
     def why_not(self, status: os.stat_result, place: str, name: str) -> str:
-        """Return why a job file of that *status*, by its descriptor, does not count; "" if it does."""
+        """Return why a job file of that *status*, from its descriptor, does not count; "" if it does."""
         from spool.store.ownership import Origin
 
         return self.ownership.why_not(Origin.of(status), place, layout.file_of(name))
 
     def job_spec(self, place: str, name: str, defaults: JobDefaults | None = None) -> Spec | None:
-        """Return what a job file says, with *defaults* for the rest; None if it is not there or not valid."""
+        """Return the spec in a job file, completed by *defaults*; None if it is missing or invalid."""
         return spec_of(self.job_text(place, name), name, defaults)
 
     def problem_text(self, name: str) -> str | None:
-        """Return what `NAME.toml.error` says of a bad job file."""
+        """Return the content of `NAME.toml.error` for a bad job file."""
         for place in (layout.QUEUED, layout.HELD):
             if (data := read_bytes(self.layout.error_file(place, name))) is not None:
                 return data.decode("utf-8", "replace")
@@ -214,13 +214,13 @@ class Spool:
         return found
 
     def check_own_runs(self, name: str) -> None:
-        """Raise OSError if a link stands for the directory of a job's runs."""
+        """Raise OSError if the directory of a job's runs is a link."""
         refuse_link(self.layout.runs(name))
 
     def check_own(self, name: str, run: int) -> None:
-        """Raise OSError if a link stands for the directory of a run, or of its job: what lies there is another's.
+        """Raise OSError if the directory of a run, or of its job, is a link: it is another run's.
 
-        Every record is read and written behind this look, so a record counts only for the run in whose directory it is.
+        Every record is read and written after this check, so a record counts only for the run of its directory.
         """
         self.check_own_runs(name)
         refuse_link(self.layout.metadir(name, run))
@@ -231,14 +231,14 @@ class Spool:
         return self.layout.record(name, run, record)
 
     def jobs_with_runs(self) -> list[str]:
-        """Return every name that was ever started here, but for what `spool gc` removed."""
+        """Return every name that was ever started here, except those that `spool gc` removed."""
         try:
             return os.listdir(self.layout.at(layout.JOBS))
         except FileNotFoundError:
             return []
 
     def jobs_with_runs_if_few(self, most: int) -> frozenset[str] | None:
-        """Return what `jobs_with_runs` does if that is at most *most* names; None if it is more, or cannot be read."""
+        """Return the result of `jobs_with_runs`, or None if it has more than *most* names or cannot be read."""
         try:
             with os.scandir(self.layout.at(layout.JOBS)) as entries:
                 found = frozenset(entry.name for entry in islice(entries, most + 1))
@@ -247,54 +247,54 @@ class Spool:
         return found if len(found) <= most else None
 
     def latest_run(self, name: str) -> int | None:
-        """Return the newest run of job *name* that was not taken back before it began."""
+        """Return the newest run of job *name* that was not withdrawn before it began."""
         for run in reversed(self.runs(name)):
             if self.record(name, run, layout.JID) != run_records.VOID_JID:
                 return run
         return None
 
     def is_stopping(self, name: str) -> bool:
-        """Whether the newest run of job *name* was ordered to stop or left its exit code, and no end is recorded."""
+        """Whether the newest run of job *name* was ordered to stop or left its exit code, without a recorded end."""
         run = self.latest_run(name)
         if run is None or self.result(name, run) is not None:
             return False
         return self.stop(name, run) is not None or self.exit(name, run) is not None
 
     def merely_goes_on(self, name: str, run: int) -> bool:
-        """Whether *run* is the newest of job *name*, no order to stop it is there, and nothing of its end."""
+        """Whether *run* is the newest of job *name*, without an order to stop it or any sign of its end."""
         traces = (layout.STOP, layout.RC, layout.RESULT)
         return self.latest_run(name) == run and all(self.record(name, run, each) is None for each in traces)
 
     def record(self, name: str, run: int, record: str) -> bytes | None:
-        """Return the content of one record of a run, None if there is none."""
+        """Return the content of one record of a run, None if it does not exist."""
         path = self.layout.record(name, run, record)
-        if record in _SELDOM and status_of(path) is None:  # one look, where a missing file takes two
+        if record in _SELDOM and status_of(path) is None:  # one system call, where a failing open takes two
             return None
         self.check_own(name, run)
         if record in _LINES:
             return read_record(path, MOST_READ)
         data = read_record(path)
-        # The copy of a job file that is longer than a job file is none.
+        # A copy of a job file that is too long counts as empty.
         return b"" if record == layout.SPEC_COPY and is_too_long(data) else data
 
     def record_end(self, name: str, run: int, record: str) -> bytes:
-        """Return the end of a record that grows, b"" if there is none. Raises OSError."""
+        """Return the end of a growing record, b"" if it does not exist. Raises OSError."""
         return end_of_file(self.own_record(name, run, record))
 
     def dated_record(self, name: str, run: int, record: str) -> tuple[bytes, int] | None:
-        """Return what `record` does, and when the file was changed last."""
+        """Return the result of `record`, and when the file was last changed."""
         return read_dated_record(self.own_record(name, run, record))
 
     def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
-        """Return what a run's copy of its job file says, with the defaults it began with; None if that was lost.
+        """Return the spec in a run's copy of its job file, with the defaults of its start; None if it was lost.
 
-        *kill_grace_ns* is the default of today.
+        *kill_grace_ns* is today's default.
         """
         text = self.record(name, run, layout.SPEC_COPY)
         return spec_of(text, name, self.defaults(name, run, kill_grace_ns)) if text else None
 
     def defaults(self, name: str, run: int, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> JobDefaults:
-        """Return the defaults that a run began with."""
+        """Return the defaults in force at the start of a run."""
         text = self.record(name, run, layout.DEFAULTS)
         if not text:
             return JobDefaults(kill_grace_ns)
@@ -303,7 +303,7 @@ class Spool:
         return jobfile.recorded_defaults(text, kill_grace_ns)
 
     def spec_in_force(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
-        """Return what a live run's copy of its job file says, with what may be changed as the file says it now."""
+        """Return the spec of a live run, with the changeable keys from its present job file."""
         copy, defaults = self.record(name, run, layout.SPEC_COPY), self.defaults(name, run, kill_grace_ns)
         spec, text = spec_of(copy, name, defaults), self.order(layout.RUNNING, name)
         if spec is None or text is None or text == copy:
@@ -312,13 +312,13 @@ class Spool:
         return spec if edited is None else in_force(spec, edited)
 
     def result(self, name: str, run: int) -> Result | None:
-        """Return how a run ended, as the dispatcher recorded it."""
+        """Return the recorded result of a run."""
         return self._own(name, run, layout.RESULT, parse_result)
 
     def known_end(self, name: str, run: int) -> Result | InvalidRecord | None:
-        """Return how a run ended; None: no end is recorded.
+        """Return the end of a run; None: no end is recorded.
 
-        Where its record cannot be understood the history's line counts, and without that line what is wrong with it.
+        If its record cannot be parsed, the history's line counts; without that line, return the error.
         """
         try:
             data = self.record(name, run, layout.RESULT)
@@ -331,20 +331,20 @@ class Spool:
             return next((each for each in known if (each.job, each.run) == (name, run)), error)
 
     def stop(self, name: str, run: int) -> Stop | None:
-        """Return why and by whom a run is being stopped."""
+        """Return the order to stop a run."""
         return self._parsed(name, run, layout.STOP, run_records.parse_stop)
 
     def grant(self, name: str, run: int) -> run_records.GrantRecord | None:
-        """Return what a run was given."""
+        """Return the grant of a run."""
         return self._own(name, run, layout.GRANT, run_records.parse_grant)
 
     def array(self, name: str, run: int) -> ArrayRecord | None:
-        """Return what was expanded, if the metadir is an array's and no run's: a run has a grant instead."""
+        """Return the record of an expansion, if the metadir is an array's; a run has a grant instead."""
         found = self._own(name, run, layout.ARRAY, parse_array)
         return None if found is None or self.record(name, run, layout.GRANT) is not None else found
 
     def exit(self, name: str, run: int) -> Exit | None:
-        """Return the exit code that the wrapper left, and when, by the clock of the file system."""
+        """Return the exit code that the wrapper left, and its time by the clock of the file system."""
         found = self.dated_record(name, run, layout.RC)
         try:
             code = run_records.parse_rc(found[0]) if found is not None and found[0] else None
@@ -353,7 +353,7 @@ class Spool:
         return Exit(code, found[1]) if found is not None and code is not None else None
 
     def usage(self, name: str, run: int) -> WrittenUsage:
-        """Return what the wrapper says that a run has used."""
+        """Return the resource use of a run, as the wrapper recorded it."""
         return run_records.parse_usage(self.record(name, run, layout.USAGE) or b"")
 
     def failure(self, name: str, run: int) -> str | None:
@@ -361,7 +361,7 @@ class Spool:
         return one_line(self.record(name, run, layout.FAILURE) or b"") or None
 
     def last_words(self, name: str, run: int) -> bytes:
-        """Return the end of what a run has written, b"" where it has files of its own for that; at most 256 bytes."""
+        """Return the end of a run's log, b"" if it writes to files of its own; at most 256 bytes."""
         for record in (layout.JOB_STDERR, layout.JOB_LOG):
             with suppress(OSError):
                 fd = open_record(self.own_record(name, run, record))
@@ -373,20 +373,20 @@ class Spool:
         return b""
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
-        """Return what a run has done with its GPUs so far, as a dispatcher wrote it down last."""
+        """Return the GPU use of a run, as a dispatcher last recorded it."""
         return self._parsed(name, run, layout.GPUS, run_records.parse_gpus)
 
     def refusal(self, name: str, run: int) -> str | None:
-        """Return why the machine did not let the command of a run begin; a full disk may have cut it off."""
+        """Return why the machine did not let the command of a run begin; a full disk may have truncated it."""
         data = self.record(name, run, layout.REFUSED)
         return None if data is None else one_line(data) or _UNTOLD
 
     def cancel_denial(self, name: str, run: int) -> str:
-        """Return why a run was not cancelled, "" if nobody said so."""
+        """Return why a run was not cancelled, "" if there is no such record."""
         return one_line(self.record(name, run, layout.KEPT) or b"")
 
     def hold_reason(self, name: str, mtime_ns: int) -> str:
-        """Return why spool itself has held the file of a job as it was last changed at *mtime_ns*, "" if it has not."""
+        """Return why spool itself held a job, whose file was last changed at *mtime_ns*; "" if it did not."""
         path = self.layout.reason_file(name)
         try:
             if os.stat(path).st_mtime_ns < mtime_ns:  # edited since
@@ -396,13 +396,13 @@ class Spool:
         return one_line(read_bytes(path, MOST_READ) or b"")
 
     def suspension(self, name: str, run: int) -> Suspension:
-        """Return how long a run has been suspended, as the dispatcher recorded it."""
+        """Return the suspensions of a run, as the dispatcher recorded them."""
         return self._parsed(name, run, layout.SUSPENDED, run_records.parse_suspended) or Suspension()
 
     def suspend_order(self, name: str) -> str | None:
-        """Return who suspends the run of a job and why, as `NAME.toml.suspended` says it; None if nobody does.
+        """Return the user and reason in `NAME.toml.suspended`; None if the run is not suspended.
 
-        What is no regular file suspends nothing.
+        Anything but a regular file suspends nothing.
         """
         path = self.layout.suspend_file(name)
         status = status_of(path)
@@ -411,11 +411,11 @@ class Spool:
         return one_line(read_record(path, MOST_READ) or b"")
 
     def suspend_orders(self) -> list[str]:
-        """Return the jobs in `running/` whose run somebody suspends."""
+        """Return the jobs in `running/` that a user suspends."""
         return self.running_files()[1]
 
     def mark_of(self, place: str) -> tuple[int, int] | None:
-        """Return what changes whenever a file comes to a state directory or goes; None if there is no directory."""
+        """Return a value that changes when a file enters or leaves a state directory; None if there is no directory."""
         try:
             status = os.stat(self.layout.at(place))
         except FileNotFoundError:
@@ -423,7 +423,7 @@ class Spool:
         return status.st_ino, status.st_mtime_ns
 
     def running_files(self) -> tuple[dict[str, int], list[str]]:
-        """Return the inode of each job file in `running/`, as its directory names it, and which runs are suspended."""
+        """Return the inode of each job file in `running/`, as listed, and the jobs whose runs are suspended."""
         files, suspended = dict[str, int](), list[str]()
         try:
             with os.scandir(self.layout.at(layout.RUNNING)) as listed:
@@ -437,17 +437,17 @@ class Spool:
         return files, suspended
 
     def is_void(self, name: str, run: int) -> bool:
-        """Whether a dispatcher took the jid of a run, which therefore never starts."""
+        """Whether a dispatcher took the jid of a run, so that it never starts."""
         return self.jid(name, run) is Liveness.VOID
 
     def has_begun(self, name: str, run: int) -> bool:
-        """Whether a record shows that a run has begun, whatever became of its jid."""
+        """Whether a record shows that a run has begun, whether its jid exists or not."""
         traces = (layout.STATUS, layout.JOB_LOG, layout.FAILURE, layout.RC)
         self.check_own(name, run)
         return any(status_of(self.layout.record(name, run, trace)) is not None for trace in traces)
 
     def _parsed(self, name: str, run: int, record: str, parse: Callable[[bytes], T | None]) -> T | None:
-        """Return a record's value. One that a power cut left empty or senseless says as little as none at all."""
+        """Return a record's value. A record that a power cut left empty or damaged counts as missing."""
         data = self.record(name, run, record)
         try:
             return parse(data) if data else None
@@ -455,12 +455,12 @@ class Spool:
             return None
 
     def _own(self, name: str, run: int, record: str, parse: Callable[[bytes], _Named | None]) -> _Named | None:
-        """Return the value of a record that names its run. One that names another run is damaged: it says nothing."""
+        """Return the value of a record that names its run. One of another run is damaged and counts as missing."""
         found = self._parsed(name, run, record, parse)
         return found if found is not None and (found.job, found.run) == (name, run) else None
 
     def damaged(self, name: str, run: int) -> list[str]:
-        """Return which records of a run are there and say nothing that could be true of it, sorted."""
+        """Return the records of a run that exist and cannot be true, sorted."""
         found = []
         for record, read in (
             (layout.ARRAY, self.array),
@@ -485,10 +485,10 @@ class Spool:
         return Liveness.ABSENT if jid is None else jid
 
     def spoke_at_ns(self, name: str, run: int, granted_at_ns: int | None = None) -> int | None:
-        """Return when the wrapper of a run said who it is; None if it has not.
+        """Return when the wrapper of a run wrote its identity; None if it has not.
 
-        The file system says that by its own clock. If that is another than ours, what counts is how long it was after
-        the grant at *granted_at_ns*.
+        The time comes from the clock of the file system. If that differs from ours, the time since the grant at
+        *granted_at_ns* counts.
         """
         spoke = status_of(self.own_record(name, run, layout.JID))
         if spoke is None or spoke.st_size <= len(run_records.VOID_JID):
@@ -496,10 +496,9 @@ class Spool:
         return spoke.st_mtime_ns - self._ahead_ns(name, run, granted_at_ns)
 
     def end(self, name: str, run: int, signs: LastSigns, now_ns: int) -> RunEnd:
-        """Return when a run that is over ended. Asks the files for what *signs* leaves open.
+        """Return when a run that is over ended. Reads the files for anything missing in *signs*.
 
-        An exit code that was written a moment ago needs no second look: the clocks agree. An error of reading costs
-        precision alone.
+        A recent exit code needs no second look: the clocks agree. A reading error only costs precision.
         """
         exit_ns, wrote_ns = signs.exit_at_ns, None
         with suppress(OSError):
@@ -510,41 +509,41 @@ class Spool:
         return end_of(signs, now_ns, exit_ns=exit_ns, wrote_ns=wrote_ns)
 
     def served_until_ns(self) -> int | None:
-        """Return when the last dispatcher was at work; None if that cannot be seen."""
+        """Return when the last dispatcher was last at work; None if unknown."""
         with suppress(OSError):
             if (state := status_of(self.layout.at(layout.STATE))) is not None:
                 return state.st_mtime_ns
         return None
 
     def _wrote_ns(self, name: str, run: int, granted_at_ns: int) -> int | None:
-        """Return when a run or its wrapper wrote anything into the metadir last, by our clock; None: it never did."""
+        """Return when a run or its wrapper last wrote into the metadir, by our clock; None: it never did."""
         self.check_own(name, run)
         signs = [status_of(self.layout.record(name, run, record)) for record in _SIGNS]
         moments = [status.st_mtime_ns for status in signs if status is not None]
         return max(moments) - self._ahead_ns(name, run, granted_at_ns) if moments else None
 
     def _ahead_ns(self, name: str, run: int, granted_at_ns: int | None) -> int:
-        """Return how far the clock of the file system is ahead of ours, which the grant was dated by; 0: they agree."""
+        """Return how far the file system's clock is ahead of ours, by which the grant was dated; 0: they agree."""
         granted = status_of(self.layout.record(name, run, layout.GRANT)) if granted_at_ns is not None else None
         ahead_ns = granted.st_mtime_ns - (granted_at_ns or 0) if granted is not None else 0
         return ahead_ns if abs(ahead_ns) > _CLOCKS_AGREE_NS else 0
 
     def engine(self, name: str, run: int) -> tuple[str, str, str] | None:
-        """Return which engine has a run, on which cluster and under which id there; None while nobody knows."""
+        """Return the engine of a run, its cluster and its id there; None if not known yet."""
         return self._parsed(name, run, layout.ENGINE, run_records.parse_engine)
 
     def ran_from_ns(self, record: GrantRecord) -> int | None:
-        """Return when a run began: it was started here, or its wrapper has spoken elsewhere; None if it has not."""
+        """Return when a run began, at its start here or when its wrapper reported elsewhere; None if it has not."""
         if record.executor in LOCAL_EXECUTORS:
             return record.granted_at_ns
         return self.spoke_at_ns(record.job, record.run, record.granted_at_ns)
 
     def is_submitted(self, record: GrantRecord | None) -> bool:
-        """Whether a run waits where it was handed to: it was not started here, and has not begun."""
+        """Whether a run waits on its engine: it was not started here, and has not begun."""
         return record is not None and record.executor not in LOCAL_EXECUTORS and self.ran_from_ns(record) is None
 
     def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
-        """Gather the evidence of one run, in the order that does not lie: jid, alive?, rc."""
+        """Gather the evidence of one run in the only safe order: jid, process, rc."""
         jid = self.jid(name, run)
         if isinstance(jid, Liveness):
             liveness = jid
@@ -552,23 +551,23 @@ class Spool:
                 grant = self.grant(name, run)
                 host = grant.host if grant is not None else None
                 if grant is not None and grant.executor not in LOCAL_EXECUTORS:
-                    pass  # it may wait there for days, whatever is restarted here meanwhile
+                    pass  # it may wait there for days, through restarts of this machine
                 elif grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
-                    if self.has_begun(name, run):  # somebody has removed the jid
+                    if self.has_begun(name, run):  # the jid was removed
                         liveness = Liveness.GONE
                 elif host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", host)) is Liveness.REBOOTED:
                     liveness = Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
         else:
             liveness = prober.liveness(jid)
             if liveness is Liveness.ALIVE and not prober.is_wrapper(jid, self.root, name, run):
-                liveness = Liveness.GONE  # that process is not of this run: the jid proves nothing
+                liveness = Liveness.GONE  # that process is not the run's wrapper: the jid proves nothing
             elif liveness in (Liveness.ELSEWHERE, Liveness.REBOOTED):
                 grant = self.grant(name, run)
                 if grant is not None and grant.boot_id == prober.boot_id() and not is_plausible(jid, grant):
                     liveness = Liveness.GONE
         left = self.exit(name, run)
         stop = self.stop(name, run)
-        # A result is written once nothing of the run is left: beside a living wrapper it is not the dispatcher's.
+        # A result is written after the last process ended: beside a living wrapper it is not the dispatcher's.
         result = self.result(name, run) if liveness is not Liveness.ALIVE else None
         return Evidence(
             liveness=liveness,
@@ -581,47 +580,47 @@ class Spool:
         )
 
     def prove(self, name: str, run: int, prober: Prober) -> Proof:
-        """Return what the evidence of a run proves now, the processes that outlived its wrapper among it."""
+        """Return what the evidence of a run proves now, including processes that outlived its wrapper."""
         evidence = self.evidence(name, run, prober)
         if evidence.liveness is Liveness.GONE and evidence.recorded is None:
             evidence = replace(evidence, leftovers=prober.has_left_processes(self.root, name, run))
         return prove(evidence)
 
     def accounted(self, result: Result) -> bool:
-        """Whether the history has the line of *result* already."""
+        """Whether the history already has the line of *result*."""
         return self.account_of(result.job, result.run, result.ended_at_ns) is not None
 
     def account_of(self, job: str, run: int, since_ns: int | None) -> Result | None:
-        """Return what the history says of a run that ended after *since_ns*. Looks no further back than that."""
+        """Return the result in the history of a run that ended after *since_ns*. Reads no older lines."""
         return next((known for known in self.accounts_since(since_ns) if (known.job, known.run) == (job, run)), None)
 
     def accounts_since(self, since_ns: int | None) -> Iterator[Result]:
-        """Yield what the history says of the runs that ended after *since_ns*, and of some before, newest line first.
+        """Yield the results in the history of runs that ended after *since_ns*, and of some before, newest line first.
 
-        A line may be far younger than the end that it tells of, and never older.
+        A line may be far younger than the end of its run, and never older.
         """
         for line in self.history():
             try:
                 known = parse_history_line(line)
             except InvalidRecord:
                 continue
-            told_at_ns = known.told_at_ns  # a power cut may have cut it off
+            told_at_ns = known.told_at_ns  # a power cut may have truncated it
             if told_at_ns is not None and told_at_ns < (since_ns or 0) - _HISTORY_SLACK_NS:
                 return
             yield known
 
-    # What belongs to the spool as a whole.
+    # The spool as a whole.
 
     @property
     def strict(self) -> Spool:
-        """The same spool as one that raises every error."""
+        """The same spool, raising every error."""
         return self
 
     def note(self, error: OSError, where: str) -> None:
-        """Take note of an error with *where* that its reader has made the best of."""
+        """Record an error that the reader has worked around; *where* names the place."""
 
     def file(self, name: str, limit: int = 1 << 31) -> bytes | None:
-        """Return the content of a file of the spool itself, None if it is not there."""
+        """Return the content of a file of the spool itself, None if it does not exist."""
         return read_file(self.layout.at(name), limit)
 
     def history(self) -> Iterator[bytes]:
@@ -631,7 +630,7 @@ class Spool:
     # The dispatcher.
 
     def service(self) -> Service:
-        """Return whether a dispatcher serves this spool now, and whether something has become of its lock."""
+        """Return whether a dispatcher serves this spool now, and whether its lock was lost."""
         is_served = serving(self.layout.at(layout.LOCK))
         return Service.ASTRAY if is_served is None else Service.SERVED if is_served else Service.NONE
 
@@ -641,12 +640,12 @@ class Spool:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is to start."""
+        """Whether starts are paused."""
         return os.path.lexists(self.layout.at(layout.PAUSED))
 
     @property
     def paused_at_ns(self) -> int | None:
-        """Since when nothing is to start; None if it may."""
+        """When starts were paused; None if they are not."""
         try:
             return os.lstat(self.layout.at(layout.PAUSED)).st_ctime_ns
         except OSError:
@@ -654,31 +653,31 @@ class Spool:
 
 
 class Prober(Protocol):
-    """What a look needs to know of the machine; `spool.machine.identity` has the real one."""
+    """The questions about the machine that a look needs; `spool.machine.identity` answers them."""
 
     def boot_id(self) -> str:
         """Return the id of this boot."""
 
     def liveness(self, jid: Jid) -> Liveness:
-        """Return what became of the process *jid*."""
+        """Return the state of the process *jid*."""
 
     def is_wrapper(self, jid: Jid, root: str, name: str, run: int) -> bool:
         """Whether the living process *jid* is the wrapper of that run of the spool at *root*."""
 
     def has_left_processes(self, root: str, name: str, run: int) -> bool:
-        """Whether there are processes of a run of the spool at *root* whose wrapper is gone."""
+        """Whether a run of the spool at *root* still has processes after its wrapper has gone."""
 
 
 def is_plausible(jid: Jid, grant: GrantRecord) -> bool:
-    """Whether *jid* can be of a wrapper that was started with *grant*: on this machine it is of the same boot."""
+    """Whether *jid* can belong to a wrapper started with *grant*: on this machine it is from the same boot."""
     if grant.executor not in LOCAL_EXECUTORS:
-        return True  # any node may have it
+        return True  # any node may run it
     return jid.engine is None and grant.boot_id in (None, jid.boot_id)
 
 
 def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) -> Spec | None:
-    """Return what the text of a job file says, with *defaults* for the rest; None if it is not there or not valid."""
-    from spool.formats import jobfile  # what most commands need not load
+    """Return the spec in the text of a job file, completed by *defaults*; None if it is missing or invalid."""
+    from spool.formats import jobfile  # imported here, because most commands do not need it
 
     try:
         return jobfile.parse(text, name=name, defaults=defaults or JobDefaults()) if text else None

@@ -1,8 +1,8 @@
 """Reading a job file only when it is whole (FORMAT 2.4).
 
-A file whose writer still has it open may be cut anywhere, and a cut at the end of a line is valid TOML. The
-kernel knows: a read lease is refused while anybody has the file open for writing. Where the file system has no
-leases, or the file is another user's, a file that has not changed for a short time counts as whole.
+A file whose writer still has it open may be cut anywhere, and a cut at the end of a line is valid TOML. The kernel
+knows: a read lease is refused while any process has the file open for writing. If the file system has no leases, or the
+file is another user's, a file that has not changed for a short time counts as whole.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from spool.store.ownership import Origin
 
 MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
 QUIET_NS = 300_000_000
-_LEASE_LASTS_NS = 1_000_000_000  # for certain; the kernel breaks one after /proc/sys/fs/lease-break-time, 45 s
+_LEASE_LASTS_NS = 1_000_000_000  # at least; the kernel breaks a lease after /proc/sys/fs/lease-break-time, 45 s
 _OTHER_KINDS = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a link, a socket, a device
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class ReadFailure(Enum):
-    """Why a file of the right name was not read."""
+    """Why a file with a valid name was not read."""
 
     GONE = "gone"
-    NOT_OURS = "not a regular file"  # a link, a directory, a FIFO, a socket: none of spool's business
+    NOT_OURS = "not a regular file"  # a link, a directory, a FIFO, a socket: ignored
     WRITING = "being written"
     TOO_LARGE = "larger than 1 MiB"
     UNREADABLE = "not readable"
@@ -39,7 +39,7 @@ class ReadFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """A job file as it was read: its identity, so that a later change is recognised, and its bytes."""
+    """A job file as read: its identity, to recognise later changes, and its bytes."""
 
     inode: int
     mtime_ns: int
@@ -50,21 +50,21 @@ class FileText:
 
     @property
     def uid(self) -> int:
-        """Return whose it is."""
+        """Its owner."""
         return self.origin.uid
 
 
 def read_stable(path: str) -> FileText | ReadFailure:
-    """Return the file *path* if it is a regular file that nobody is writing, else why not. Never blocks.
+    """Return the file *path* if it is regular and not open for writing, else why not. Never blocks.
 
-    Raises OSError where that cannot be told now (the disk, the network file system): what was seen before still counts.
+    Raises OSError if that is unknown for now (the disk, the network file system): the last known version still counts.
     """
     try:
         fd = open_if_there(path, _open)
     except FileNotFoundError:  # a link that leads nowhere
         return ReadFailure.NOT_OURS
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM):  # somebody else's business until it is made readable
+        if error.errno in (errno.EACCES, errno.EPERM):  # ignored until it is made readable
             return ReadFailure.UNREADABLE
         if error.errno in _OTHER_KINDS and not _is_regular(path):
             return ReadFailure.NOT_OURS
@@ -73,7 +73,7 @@ def read_stable(path: str) -> FileText | ReadFailure:
         return ReadFailure.GONE
     try:
         begun = time.monotonic_ns()
-        keeps_out = _keep_writers_out(fd)  # first: what is seen after it stays as it is
+        keeps_out = _keep_writers_out(fd)  # first: from here on the content does not change
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return ReadFailure.NOT_OURS
@@ -84,7 +84,7 @@ def read_stable(path: str) -> FileText | ReadFailure:
         data = os.read(fd, status.st_size + 1)
         while len(data) < status.st_size and (more := os.read(fd, status.st_size + 1)):
             data += more
-        # The kernel lets writers wait for a lease, but not for ever.
+        # The kernel delays writers by a lease, but not for ever.
         if len(data) != status.st_size or not keeps_out or time.monotonic_ns() - begun > _LEASE_LASTS_NS:
             after = os.fstat(fd)
             if (after.st_mtime_ns, after.st_size) != (status.st_mtime_ns, len(data)):
@@ -100,9 +100,9 @@ def read_stable(path: str) -> FileText | ReadFailure:
 
 
 def is_open_in_editor(directory: str, name: str, marks: set[str] | None = None) -> bool:
-    """Whether an editor's file in *directory* says that the file of job *name* is open (FORMAT 2.4).
+    """Whether an editor's file in *directory* shows that the file of job *name* is open (FORMAT 2.4).
 
-    *marks* are all files there that may be an editor's, where they are known.
+    *marks* are all possible editors' files there, if known.
     """
     if marks is None:
         return any(os.path.lexists(f"{directory}/{mark}") for mark in layout.editor_marks(name))
@@ -110,7 +110,7 @@ def is_open_in_editor(directory: str, name: str, marks: set[str] | None = None) 
 
 
 def in_order_of_making(directory: str) -> list[str]:
-    """Return the names in a directory by inode: about as they came, and as they lie on the disk. Raises OSError."""
+    """Return the names in a directory by inode: roughly in order of creation and of place on disk. Raises OSError."""
     with os.scandir(directory) as entries:
         return [name for _, name in sorted((entry.inode(), entry.name) for entry in entries)]
 
@@ -122,22 +122,22 @@ def _is_regular(path: str) -> bool:
 
 def _open(path: str) -> int:
     try:
-        # That the time of the last access need not be written saves a fifth of reading a file for the first time.
+        # Not updating the access time saves a fifth of the first read of a file.
         return os.open(path, _OPEN | os.O_NOATIME)
     except FileNotFoundError:
         raise
-    except OSError:  # it is another user's, or the file system does not know how; or it is not to be read at all
+    except OSError:  # another user's file, or not supported by the file system; or the file is unreadable
         return os.open(path, _OPEN)
 
 
 def _keep_writers_out(fd: int) -> bool:
-    """Have every writer wait until the file is closed; False if nobody can. Raises BlockingIOError if one is there."""
+    """Delay every writer until the file is closed; False if impossible. Raises BlockingIOError if there is a writer."""
     try:
-        # If the file is opened in the meantime, the kernel tells us; by default that would end this process.
+        # The kernel sends a signal if the file is opened in the meantime; the default one would end this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
         raise
-    except OSError:  # no leases here, or the file is another user's, or it is no file
+    except OSError:  # no leases here, or another user's file, or not a file
         return False
     return True

@@ -1,7 +1,7 @@
-"""A batch system in forty lines of shell, and how spool speaks to it: what another engine needs, and no more.
+"""A batch system in forty lines of shell, and its interface for spool: the minimum for another engine.
 
-Its jobs are processes of this machine, in a directory that `SPOOL_BATCH` names. It has no limits and no queue; a file
-`away` there makes it answer nothing, and a file `full` keeps what is submitted waiting.
+Its jobs are processes of this machine, in the directory `SPOOL_BATCH`. It has no limits and no queue; a file `away`
+there stops its answers, and a file `full` keeps submitted jobs waiting.
 """
 
 from __future__ import annotations
@@ -71,76 +71,76 @@ def _sighting(job: str, mark: str, state: str) -> Sighting:
 
 
 class BatchLanguage:
-    """What the batch system is told and says."""
+    """The commands and answers of the batch system."""
 
     name = "batch"
     title = "the batch system"
     surroundings = EngineSurroundings("batch", "BATCH_NODE", "BATCH_ID")
 
     def policy(self) -> EnginePolicy:
-        """Ask it often, and hand over as much as there is."""
+        """Return a policy of frequent looks and unlimited submissions."""
         return EnginePolicy(poll_ns=100_000_000, per_second=1000, most=200)
 
     def missing(self) -> str | None:
-        """Return that its directory is not known."""
+        """Return that its directory is unknown."""
         return None if DIRECTORY in os.environ else f"{DIRECTORY} is not set"
 
     def identify(self) -> Command:
-        """Ask for its name."""
+        """Return the command for its name."""
         return self._command("who")
 
     def cluster(self, done: CommandEnd) -> str | None:
-        """Return the first word of it."""
+        """Return the first word of its name."""
         return done.out.split()[0] if done.status == 0 else None
 
     def submit(self, launch: Launch, mark: str) -> Command:
-        """Hand the wrapper over."""
+        """Return the command that submits the wrapper."""
         environment = {**launch.inherited(), DIRECTORY: os.environ[DIRECTORY]}
         return self._command("submit", mark, launch.script, f"{launch.metadir}/engine.log", environment=environment)
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id, or why it refuses."""
+        """Return the id, or the refusal."""
         if done.status == 1:
             return SpoolError(done.err.strip())
         return done.out.strip() if done.status == 0 else None
 
     def look(self) -> Command:
-        """Ask for all jobs."""
+        """Return the command that lists all jobs."""
         return self._command("look")
 
     def seen(self, done: CommandEnd) -> list[Sighting] | None:
-        """Return them."""
+        """Return the listed jobs."""
         return [_sighting(*line.split()) for line in done.out.splitlines()] if done.status == 0 else None
 
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
-        """End jobs, or tell their wrappers."""
+        """Return the command that cancels jobs, or signals their wrappers."""
         return self._command("cancel", signal or "KILL", "yes" if only_waiting else "", *ids)
 
     def is_silence(self, done: CommandEnd) -> bool:
-        """Whether it was away."""
+        """Whether the batch system was away."""
         return done.status in (None, 9)
 
     def nodes(self, names: Collection[str]) -> Command:
-        """Ask nothing: its node is this machine."""
+        """Return a command without effect: its node is this machine."""
         return self._command("who")
 
     def nodes_back(self, done: CommandEnd) -> frozenset[str]:
-        """Return that it is there."""
+        """Return that the node is there."""
         return frozenset({"toy"})
 
     def nodes_given_up(self) -> frozenset[str]:
-        """Return none."""
+        """Return no nodes."""
         return frozenset()
 
     def last_words(self, log: str) -> None:
-        """Say nothing: it writes no log of its own."""
+        """Return None: it writes no log of its own."""
 
     def _command(self, *words: str, environment: dict[str, str] | None = None) -> Command:
         return Command(("/bin/sh", "-c", _BATCH, "batch", *words), environment, urgent=environment is None)
 
 
 class BatchExecutor(ClusterExecutor):
-    """Hands wrappers over to the batch system."""
+    """Submits wrappers to the batch system."""
 
     def __init__(
         self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None

@@ -1,7 +1,7 @@
 """Values for tests, with sensible defaults for everything that a test does not set.
 
 Sizes and durations are written as in a job file (`"16G"`, `"2h"`) or given as integers of bytes and nanoseconds. GPU
-number i has the UUID `GPU-i`, and a run that asks for GPUs has the first ones unless told which.
+number i has the UUID `GPU-i`, and a run that requests GPUs has the first ones by default.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def a_request(
     gpu_type: str | None = None,
     resources: Mapping[str, int] | None = None,
 ) -> Request:
-    """Make a request: one processor and nothing else."""
+    """Return a request: by default one processor and nothing else."""
     named = tuple(sorted((resources or {}).items()))
     return Request(cpus, _size(memory), gpus, _size(gpu_memory), gpu_type, named)
 
@@ -66,7 +66,7 @@ def a_spec(
     project: str | None = None,
     tags: tuple[str, ...] = (),
 ) -> Spec:
-    """Make what a job file says: a command that does nothing."""
+    """Return a spec: by default a command that does nothing."""
     if depends_on is not None and not isinstance(depends_on, Dependencies):
         depends_on = Dependencies(all=tuple(depends_on))
     return Spec(
@@ -106,9 +106,9 @@ def a_job(
     attempt: int = 1,
     not_before_ns: int | None = None,
 ) -> Waiting:
-    """Make a job that waits, its clock running since it arrived.
+    """Return a waiting job whose clock runs since its arrival.
 
-    *spec*, if given, replaces everything that a file says.
+    *spec*, if given, replaces everything from the file.
     """
     if spec is None:
         spec = a_spec(
@@ -132,7 +132,7 @@ def a_job(
 
 
 def a_grant(request: Request | None = None, *, on: Iterable[int] | None = None) -> Grant:
-    """Make the grant of exactly what *request* asks for, on the GPUs *on*: by default the first ones."""
+    """Return the grant of exactly *request*, on the GPUs *on*: by default the first ones."""
     request = request or Request()
     indices = tuple(range(request.gpus) if on is None else on)
     return Grant(
@@ -165,7 +165,7 @@ def a_run(
     started_at_ns: int = NOW_NS,
     stopping: bool = False,
 ) -> Running:
-    """Make a run that is alive, granted what it asks for on the GPUs *on*, by default the first ones."""
+    """Return a live run with its request granted on the GPUs *on*, by default the first ones."""
     indices = None if on is None else tuple(on)
     if spec is None:
         wanted = gpus if indices is None else len(indices)
@@ -199,9 +199,9 @@ def a_gpu(
     taken: Iterable[tuple[str, str | int]] = (),
     problem: str | None = None,
 ) -> Gpu:
-    """Make an idle GPU.
+    """Return an idle GPU.
 
-    *used* is what is not free any more, no matter who has it; *taken* is how much of it each job has.
+    *used* is the memory in use, by any process; *taken* each job's part of it.
     """
     total = _size(memory)
     return Gpu(
@@ -225,7 +225,7 @@ def a_machine(
     gpu_problem: str | None = None,
     disk_free: str | int | None = "100G",
 ) -> Machine:
-    """Make a machine with nothing in use: that number of idle GPUs, or the given ones.
+    """Return an idle machine with that number of idle GPUs, or the given ones.
 
     *available* None: all of *memory*.
     """
@@ -254,7 +254,7 @@ def a_result(
     project: str | None = None,
     request: Request | None = None,
 ) -> Result:
-    """Make the end of a run that waited and ran for the given times. A finished one has exit code 0, a failed one 1."""
+    """Return the result of a run with the given waiting and run times. Exit code 0 if finished, 1 if failed."""
     started_at_ns = submitted_at_ns + (_duration(waited) or 0)
     if exit_code is None:
         exit_code = {State.FINISHED: 0, State.FAILED: 1}.get(outcome)

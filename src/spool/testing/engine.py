@@ -1,4 +1,4 @@
-"""A fake engine: runs elsewhere that begin, end and stop when a test says so."""
+"""A fake engine: its runs elsewhere begin, end and stop under control of a test."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ HOST = "elsewhere"
 
 @dataclass(eq=False)
 class FakeRun:
-    """A run of the fake engine. It waits there until it begins, and goes on until it ends."""
+    """A run of the fake engine. It waits there until `begin`, and goes on until `end`."""
 
     engine: FakeEngine
     key: tuple[str, int]
     metadir: str
     jid: Jid | None = None
-    obeys: bool = True  # it ends when it is asked to
+    obeys: bool = True  # it ends on request
     gone: bool = False
-    absent: bool = False  # the engine says that it never had it
-    asked: list[str] = field(default_factory=list)  # which signals it was sent
+    absent: bool = False  # the engine reports that it never had it
+    asked: list[str] = field(default_factory=list)  # the signals sent to it
     used: Usage = field(default_factory=Usage)
     exit_status: None = None
     waits: str | None = None
     halted: str | None = None
     alive_at_ns: int | None = None
-    said: EngineEnd | None = None  # how the engine calls its end
+    said: EngineEnd | None = None  # how the engine reports its end
     refusal: str | None = None
     resists: str = ""
     is_child: bool = False
     holds_memory: bool = True
 
     def begin(self) -> None:
-        """Write what its wrapper would, on a host of its own."""
+        """Write the records of its wrapper, on a host of its own."""
         self.jid = Jid(4711, 1, "there", "-", HOST, f"{self.engine.name}:4711")
         self._write(layout.JID, run_records.render_jid(self.jid))
 
@@ -63,11 +63,11 @@ class FakeRun:
 
     @property
     def ending(self) -> EngineEnd | None:
-        """Say how it ended: as the test says, or that there is no more to say than what it left."""
+        """The end as the test set it; None: the run's records suffice."""
         return (self.said or EngineEnd(EngineWord.FORGOTTEN, "it is gone")) if self.gone else None
 
     def liveness(self) -> Liveness:
-        """Return that it is alive, whether it has begun or waits there."""
+        """Return ALIVE, whether it has begun or waits."""
         return Liveness.ABSENT if self.absent else Liveness.GONE if self.gone else Liveness.ALIVE
 
     def watch(self) -> None:
@@ -81,21 +81,21 @@ class FakeRun:
         return False
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
-        """Take a signal, and go on."""
+        """Record a signal, and go on."""
         self.asked.append(signal_name)
         return 1
 
     def usage(self) -> Usage:
-        """Return what the test says that it used."""
+        """Return the resource use that the test set."""
         return self.used
 
     def close(self) -> None:
-        """Forget it."""
+        """Do nothing."""
         self.engine.runs.pop(self.key, None)
 
 
 class FakeEngine:
-    """Executor and engine in one. What it runs outlives the dispatcher, so the table is one for all."""
+    """Executor and engine in one. Its runs outlive the dispatcher, so there is one table for all instances."""
 
     name = "fake"
     runs: ClassVar[dict[tuple[str, int], FakeRun]] = {}
@@ -105,9 +105,9 @@ class FakeEngine:
     tells = silent = False
 
     def __init__(self, *made_with: object) -> None:
-        """Use nothing of this machine, the configuration or the spool."""
+        """Ignore the machine, the configuration and the spool."""
 
-    # What an executor does.
+    # The executor.
 
     @property
     def engine(self) -> FakeEngine:
@@ -115,15 +115,15 @@ class FakeEngine:
         return self
 
     def unavailable(self) -> str | None:
-        """Return what the test says."""
+        """Return the problem that the test set."""
         return self.problem
 
     def surroundings(self) -> Surroundings:
-        """Return what a wrapper's text needs; nobody runs it."""
+        """Return empty surroundings: the wrapper is never executed."""
         return Surroundings(identity.pid_namespace(), identity.host(), identity.boot_id())
 
     def start(self, launch: Launch) -> FakeRun:
-        """Take a run in; it waits."""
+        """Add a run, which waits."""
         made = self.runs[launch.job, launch.run] = FakeRun(self, (launch.job, launch.run), launch.metadir)
         return made
 
@@ -135,23 +135,23 @@ class FakeEngine:
         """Release nothing."""
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Raise SpoolError: nothing here has a terminal."""
+        """Raise SpoolError: there are no terminals."""
         raise SpoolError(cannot("attach to", f"job {job}", "it runs elsewhere"))
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
-    # What an engine does.
+    # The engine.
 
     def machine(self) -> Machine:
-        """Return what it has for all its runs."""
+        """Return the machine for all its runs."""
         return self.has
 
     def fileno(self) -> None:
-        """Have none."""
+        """Return None."""
 
     def due_ns(self) -> None:
-        """Have nothing to do by itself."""
+        """Return None."""
 
     def work(self) -> tuple[FakeRun, ...]:
         """Do nothing: each run is asked."""
@@ -164,7 +164,7 @@ class FakeEngine:
         return known
 
     def terminate(self, runs: Mapping[FakeRun, bool]) -> Collection[FakeRun]:
-        """Ask each to end once, and force it then."""
+        """Ask each run to end once, then force it."""
         for run, kill in runs.items():
             if kill or "TERM" not in run.asked:
                 run.asked.append("KILL" if kill else "TERM")
@@ -173,7 +173,7 @@ class FakeEngine:
         return [run for run in runs if run.gone]
 
     def suspend(self, runs: Mapping[FakeRun, bool]) -> Collection[FakeRun]:
-        """Take note of it."""
+        """Record the suspension."""
         for run, on in runs.items():
             run.asked.append("STOP" if on else "CONT")
         return list(runs)

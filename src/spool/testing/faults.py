@@ -1,12 +1,12 @@
-"""A disk that loses its power, or its room, before a chosen change.
+"""A disk that loses power, or runs out of space, before a chosen change.
 
 :class:`FaultyDisk` is a :class:`spool.store.disk.Disk` that performs every change for real and counts them. Run a piece
-of the program over it once to count its changes, then once for each of them with the power cut there: what then lies on
-the disk is what a successor would find. :func:`every_cut` does this.
+of the program over it once to count its changes, then once for each of them with the power cut there: the disk is then
+as a successor would find it. :func:`every_cut` does this.
 
-A cut stands for the sudden end of the process (`kill -9`, a reset): what was done before it has happened. That
-written data may be lost too when the machine itself loses power is what `recorded` is for: it shows whether
-the syncs stand where they must.
+A cut stands for the sudden end of the process (`kill -9`, a reset): earlier changes have happened. When the machine
+itself loses power, written data may be lost as well; for that, `recorded` shows whether the syncs are in the right
+places.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from spool.store.disk import Disk
 
 
 class PowerCut(BaseException):
-    """The process is gone. Not an Exception, so that nothing in the program under test can live on."""
+    """The process is gone. Not an Exception, so that the program under test cannot catch it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change of the disk: the primitive's name, and the paths it was about (of a log: its path)."""
+    """One change of the disk: the primitive's name, and its paths (for a log: its path)."""
 
     name: str
     paths: tuple[str, ...]
@@ -36,12 +36,12 @@ class Operation:
 class FaultyDisk(Disk):
     """A disk that fails at a chosen change.
 
-    *cut_at*: the number, counted from 1, of the change before which the power goes; that change and all after it
-    raise :class:`PowerCut`. *fail_at*: the number of the change that raises OSError with *error* instead of
-    happening, and with *fail_for* that many from there on; with *only*, those of these names. *torn*: where the change
-    that is hit writes data, half of it is written first.
+    *cut_at*: the number, counted from 1, of the change before which the power fails; that change and all later ones
+    raise :class:`PowerCut`. *fail_at*: the number of the change that raises OSError with *error* instead of happening,
+    *fail_for* how many changes do so from there on; *only* restricts this to some names. *torn*: if that change writes
+    data, half of it is written first.
 
-    Only the thread that made the disk is counted: what a background thread syncs depends on timing, and a cut must not.
+    Only the thread that made the disk is counted: syncs of a background thread depend on timing, and a cut must not.
     After a cut a background thread's changes are silently ignored, since its process is dead.
     """
 
@@ -73,7 +73,7 @@ class FaultyDisk(Disk):
         return self.cut_at is not None and self.count >= self.cut_at
 
     def names(self, *, background: bool = False) -> list[str]:
-        """Return the names of the primitives that were called, in order: the owner's, or the background's."""
+        """Return the names of the primitives called, in order: by the owner, or in the background."""
         return [operation.name for operation in self.recorded if operation.background is background]
 
     def create(self, path: str, data: bytes, mode: int = 0o600) -> None:
@@ -173,9 +173,9 @@ class FaultyDisk(Disk):
 def every_cut(scenario: Callable[[int], FaultyDisk], limit: int = 1000) -> Iterator[FaultyDisk]:
     """Run *scenario* with its power cut before its first change, its second, and so on; yield each disk.
 
-    *scenario* takes the number to cut at, does its work on a new FaultyDisk, lets PowerCut through or catches it
-    at its end, and returns that disk. The last disk that is yielded is the one whose power lasted to the end.
-    AssertionError after *limit* cuts: a scenario that never ends.
+    *scenario* takes the number to cut at, does its work on a new FaultyDisk, lets PowerCut through or catches it at its
+    end, and returns that disk. The last disk that is yielded is the one whose power never failed. AssertionError after
+    *limit* cuts: a scenario that never ends.
     """
     for number in range(1, limit + 1):
         disk = scenario(number)
@@ -195,7 +195,7 @@ def cut_off(action: Callable[[], object]) -> bool:
 
 
 def path_at(path: str, at: int | None) -> str:
-    """Return where *path* is, as seen from the open directory *at*."""
+    """Return the absolute form of *path*, which is relative to the open directory *at*."""
     return path if at is None else f"{_path_of(at)}/{path}"
 
 
@@ -206,16 +206,16 @@ def _half(data: bytes) -> bytes:
 def _path_of(fd: int) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # longer than any path may be
+    except OSError:  # longer than a path may be
         return f"(descriptor {fd})"
 
 
 class PathFaults:
-    """Fails the operations of :mod:`os` on the paths of one thing, reading ones too, as a broken file system does.
+    """Makes operations of :mod:`os` on some paths fail, reading included, as on a broken file system.
 
     While it is `active`, every operation on a path that *concerns* returns true for is recorded in `met`, as its name
-    and the path, and those that `choose` named fail. `renameat2` counts as "rename", and what is done to a
-    descriptor as done to its path.
+    and the path, and those chosen by `choose` fail. `renameat2` counts as "rename", and an operation on a descriptor as
+    one on its path.
     """
 
     READING = ("open", "read", "lstat", "stat", "listdir", "scandir")
@@ -233,19 +233,19 @@ class PathFaults:
         self._saved: dict[str, Callable[..., object]] = {}
 
     def choose(self, operation: str, path: str, error: int, *, times: int) -> None:
-        """Have *operation* on *path* fail with the errno *error*, that many *times* from `begin` on."""
+        """Let *operation* on *path* fail with the errno *error*, that many *times* after `begin`."""
         self._chosen, self._error, self._times = (operation, path), error, times
 
     def begin(self) -> None:
-        """Have what was chosen fail from now on."""
+        """Activate the chosen failures."""
         self._begun = True
 
     def heal(self) -> None:
-        """Have nothing fail any more."""
+        """Deactivate all failures."""
         self._begun = False
 
     def __enter__(self) -> PathFaults:
-        """Begin to listen to every operation."""
+        """Intercept every operation."""
         from spool.store import disk
 
         for name in (*self.READING, *self.CHANGING):
@@ -256,7 +256,7 @@ class PathFaults:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the operations back."""
+        """Restore the operations."""
         from spool.store import disk
 
         disk.rename_new = self._saved.pop("renameat2")  # type: ignore[assignment]
