@@ -49,20 +49,6 @@ NO_JID = 73
 REFUSED = 75
 """The wrapper's exit code when the machine refused a process before the command had begun; `refused` says which."""
 
-OWN_VARIABLES = (
-    "SPOOL_DIR",
-    "SPOOL_JOB",
-    "SPOOL_RUN",
-    "SPOOL_ATTEMPT",
-    "SPOOL_METADIR",
-    "SPOOL_CPUS",
-    "SPOOL_MEMORY_MB",
-    "SPOOL_GPUS",
-    "SPOOL_ARRAY_INDEX",
-    "SPOOL_EXIT_CODE",
-)
-"""Every `SPOOL_*` variable that a job may find. The wrapper forgets those that it inherited."""
-
 TOLD = "told"
 """The argument by which the wrapper learns that a line `PID START_TICKS` may be on its standard input."""
 
@@ -74,11 +60,12 @@ TEXT_FD = 8
 
 _HOLE = b"# --- assignments ---\n"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# What a shell gives a meaning of its own, refuses to assign or assigns itself: env sets those.
+# Variables to which a shell gives a meaning, which it assigns itself or refuses to assign: env sets those. The tests
+# compare the list in wrapper.c with this one.
 _SPECIAL = re.compile(
     r"IFS|PWD|OLDPWD|OPTIND|OPTARG|OPTERR|PPID|_|LINENO|PS[0-9]|ENV|FUNCNEST|POSIXLY_CORRECT|"
-    r"E?UID|SHLVL|GROUPS|BASH.*|SHELLOPTS|FUNCNAME|DIRSTACK|S?RANDOM|SECONDS|EPOCH.*|PIPESTATUS|HISTCMD|COMP_.*|"
-    r"spool_.*"
+    r"EUID|UID|SHLVL|GROUPS|BASH.*|SHELLOPTS|FUNCNAME|DIRSTACK|RANDOM|SRANDOM|SECONDS|EPOCH.*|PIPESTATUS|HISTCMD|"
+    r"COMP_.*|spool_.*"
 )
 _MEBIBYTE = 1 << 20
 _LONGEST_BYTES = (128 << 10) - 1  # MAX_ARG_STRLEN of Linux, less the NUL byte at its end: execve(2)
