@@ -151,16 +151,13 @@ def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
     assert not [entry for entry in found if entry.startswith("SPOOL_")]
 
 
-@pytest.mark.parametrize("prespawned", [False, True])
 def test_a_job_begins_with_the_environment_of_a_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str, *, prespawned: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str
 ) -> None:
-    """Nothing that this process was started with goes on to a job, whether its shell is up already or not."""
+    """Nothing that this process was started with goes on to a job."""
     for name in ("SECRET_TOKEN", "VIRTUAL_ENV", "LC_ALL", "PYTHONPATH", "USER", "LANG", "PATH"):
         monkeypatch.setenv(name, "of-the-starter")
     executor = ProcessExecutor(config=lambda: Config(wrapper=wrapper))
-    if prespawned:
-        executor.get_ready()
     (tmp_path / "1").mkdir()
     text = render(Assignments(str(tmp_path / "1"), ("/usr/bin/env",), executor.surroundings()))
     (tmp_path / "run.sh").write_bytes(text)

@@ -201,17 +201,15 @@ class Launcher:
         return "its file is in held/ too: remove one of the two" if self._spool.is_between(name) else ""
 
     def foresee(self, start: Start | None, now_ns: int) -> None:
-        """Make the next starts shorter, and that of *start* most of all."""
-        chosen, text = None, None
+        """Make *start* shorter, which is probably the next."""
+        is_ready = False
         with suppress(OSError, SpoolError, ImportError):  # the start itself will say what is wrong
             if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
                 live = self._imagined(job, job.queued, start.grant, now_ns)
                 if live is not None:
-                    chosen = self._executors[live.executor]
-                    text = self._ahead.prepare(live, job.queued, chosen)
-        if text is None:
+                    is_ready = self._ahead.prepare(live, job.queued, self._executors[live.executor])
+        if not is_ready:
             self._ahead.drop()
-        self._executors.get_ready(chosen, text)
 
     def _imagined(self, job: JobEntry, file: JobFileVersion, grant: Grant, now_ns: int) -> ActiveRun | None:
         """Return the run that would begin; None if its script names a control group, which is made when the run is."""
@@ -363,8 +361,8 @@ class Preparation:
         self._scripts = scripts
         self._ready: PreparedStart | None = None
 
-    def prepare(self, live: ActiveRun, file: JobFileVersion, executor: Executor) -> bytes | None:
-        """Make the start of *live*, which is no run yet, ready; return its script. None: its file has changed.
+    def prepare(self, live: ActiveRun, file: JobFileVersion, executor: Executor) -> bool:
+        """Make the start of *live*, which is no run yet, ready; return False if its file has changed.
 
         Raises OSError, and SpoolError for what no process can be given.
         """
@@ -373,12 +371,12 @@ class Preparation:
         if self._ready is None:
             text = file.text if file.text is not None else self._spool.waiting_text(live.name, file.version)
             if text is None:
-                return None
+                return False
             script = self._scripts.render(live, executor)
             staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,), with_job=live.run == 1)
             changed_ns = os.lstat(staged.metadir).st_mtime_ns
             self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, changed_ns, script)
-        return self._ready.script
+        return True
 
     def take(self, live: ActiveRun, file: JobFileVersion) -> PreparedStart | None:
         """Return what is ready for the start of *live*, which is the caller's from now on."""

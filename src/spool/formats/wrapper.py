@@ -52,12 +52,6 @@ REFUSED = 75
 TOLD = "told"
 """The argument by which the wrapper learns that a line `PID START_TICKS` may be on its standard input."""
 
-READY = "ready"
-"""The same, and the wrapper waits for that line before it does anything; without one it leaves with `NO_JID`."""
-
-TEXT_FD = 8
-"""The descriptor that such a wrapper closes then: its text came from there."""
-
 _HOLE = b"# --- assignments ---\n"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # Variables to which a shell gives a meaning, which it assigns itself or refuses to assign: env sets those. The tests
@@ -75,8 +69,6 @@ _SLACK_BYTES = 4 << 10  # for what every job begins with, and the wrapper and en
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
-_TEXT = re.compile(rb"^spool_(?:init|prolog|prep|end|epilog)='(?!'$)", re.MULTILINE)
-_END_OF_TEXTS = b"\nspool_environment() {\n"
 _ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 
@@ -169,15 +161,6 @@ def render(assignments: Assignments) -> bytes:
     """
     before, after = _script()
     return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
-
-
-def has_texts(script: bytes) -> bool:
-    """Whether anything is run before or after the command of *script*, which takes a shell.
-
-    It is only good for a guess: who edits a script can make it say anything.
-    """
-    start = len(_script()[0])
-    return _TEXT.search(script, start, max(start, script.find(_END_OF_TEXTS, start))) is not None
 
 
 def load() -> None:
