@@ -283,7 +283,7 @@ class Shop:
         metadir.mkdir()
         text = render(Assignments(str(metadir), command, self.executor.surroundings(), **values))
         (metadir / "run.sh").write_bytes(text)
-        return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"), text)
+        return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"))
 
     def finish(self, started: LocalRun) -> int:
         """Wait for the wrapper's end; return its exit code."""

@@ -41,7 +41,7 @@ class Starter:
         script = metadir / "run.sh"
         text = render(Assignments(str(metadir), command, self.executor.surroundings()))
         script.write_bytes(text)
-        launch = Launch("job", 3, self.root, metadir, script, text, dict(os.environ) | environment)
+        launch = Launch("job", 3, self.root, metadir, script, dict(os.environ) | environment)
         self.started.append(self.executor.start(launch))
         return self.started[-1]
 
@@ -161,7 +161,7 @@ def test_a_job_begins_with_the_environment_of_a_login(
     (tmp_path / "1").mkdir()
     text = render(Assignments(str(tmp_path / "1"), ("/usr/bin/env",), executor.surroundings()))
     (tmp_path / "run.sh").write_bytes(text)
-    run = executor.start(Launch("job", 1, str(tmp_path), str(tmp_path / "1"), str(tmp_path / "run.sh"), text))
+    run = executor.start(Launch("job", 1, str(tmp_path), str(tmp_path / "1"), str(tmp_path / "run.sh")))
     assert run.pid is not None
     os.waitpid(run.pid, 0)
     executor.close()

@@ -195,7 +195,7 @@ def test_what_a_request_has_no_room_for_is_started_as_ever(shop: Shop) -> None:
     """An environment of a megabyte is none of the server's."""
     launch = shop.launch('test ${#A} = 100000 && test "$KEPT" = x && exit 6')
     large = {"KEPT": "x"} | dict.fromkeys("ABCDEFGHIJ", "y" * 100000)
-    long = Launch(launch.job, launch.run, launch.spool_dir, launch.metadir, launch.script, launch.text, large)
+    long = Launch(launch.job, launch.run, launch.spool_dir, launch.metadir, launch.script, large)
     assert shop.finish(shop.executor.start(long)) == 6
 
 

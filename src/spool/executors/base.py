@@ -29,7 +29,6 @@ class Launch:
     spool_dir: str
     metadir: str
     script: str
-    text: bytes  # of the script
     environment: Mapping[str, str] | None = None
     """What the wrapper inherits; None is the defined environment of every job."""
 
