@@ -718,6 +718,15 @@ def test_both_wrappers_know_the_same_special_variables() -> None:
     assert patterns | {"PS[0-9]"} == set(wrapper._SPECIAL.pattern.split("|"))
 
 
+def test_the_compiled_wrapper_knows_every_assignment() -> None:
+    """One that it did not know would make it leave every run to the shell; with `spool_odd` it does so on purpose."""
+    source = Path(compiled.SOURCE).read_text()
+    assign = source[source.index("static int assign(") : source.index("/* Read the assignments")]
+    known = set(re.findall(r'(?:\{|same\(name, )"(\w+)"', assign))
+    before = SCRIPT.read_text().partition("# --- assignments ---")[0]
+    assert set(re.findall(r"\bspool_(\w+)=", before)) - {"told"} == known | {"odd"}
+
+
 def _array_in_c(name: str) -> list[str]:
     """Return the strings of an array in the source of the compiled wrapper."""
     found = re.search(rf"\*const {name}\[\] = \{{([^}}]*)\}};", Path(compiled.SOURCE).read_text())
