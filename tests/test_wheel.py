@@ -16,12 +16,10 @@ import pytest
 
 from spool.executors import compiled
 from support import ROOT
+from wrapper_runs import needs_compiler
 
 pytest.importorskip("hatchling")
 needs_source = pytest.mark.skipif(not os.path.exists(compiled.SOURCE), reason="nothing to compile")
-needs_compiler = pytest.mark.skipif(
-    shutil.which("cc") is None or not os.path.exists(compiled.SOURCE), reason="no C compiler, or nothing to compile"
-)
 _PROGRAM = f"spool/executors/{compiled.NAME}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -48,17 +49,39 @@ WRAPPERS = ["dash", "bash", "busybox", COMPILED]
 
 @cache
 def compiled_wrapper() -> str | None:
-    """Build the compiled wrapper of this source once, and return its path; None if that cannot be done here.
+    """Build the compiled wrapper of this source once, and return its path; None where there is no compiler.
 
-    With `WRAPPER_LIBC` in the environment it has the C library, as on processors that the source does not know.
+    A source that does not compile fails the test. With `WRAPPER_LIBC` in the environment it has the C library, as on
+    processors that the source does not know.
     """
     folder = tempfile.mkdtemp(prefix="spool-compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.chmod(folder, 0o755)  # for a user who has nothing
     try:
         return compiled.build(folder, alone=False if os.environ.get("WRAPPER_LIBC") else None).path
-    except compiled.NotBuiltError:
-        return None
+    except compiled.NotBuiltError as error:
+        if not has_compiler():
+            return None
+        pytest.fail(f"the compiled wrapper cannot be built: {error}")
+
+
+def has_compiler() -> bool:
+    """Whether there is a compiler, and a source to compile."""
+    words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    return shutil.which(words[0]) is not None and os.path.exists(compiled.SOURCE)
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C compiler, or nothing to compile")
+
+
+def installed_wrapper() -> str:
+    """Return the compiled wrapper beside its source; skip the test where there is none, fail it for a broken one."""
+    found = compiled.find()
+    if found.broken:
+        pytest.fail(found.why)
+    if found.path is None:
+        pytest.skip(found.why)
+    return found.path
 
 
 def use_compiled(monkeypatch: pytest.MonkeyPatch) -> str:
@@ -260,7 +283,7 @@ class Shop:
         metadir.mkdir()
         text = render(Assignments(str(metadir), command, self.executor.surroundings(), **values))
         (metadir / "run.sh").write_bytes(text)
-        return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"), text)
+        return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"))
 
     def finish(self, started: LocalRun) -> int:
         """Wait for the wrapper's end; return its exit code."""

@@ -106,9 +106,6 @@ class World:
         self.launched.append(launch)
         return self.engine.no_child(launch.job, launch.run, None)
 
-    def get_ready(self, text: bytes | None = None) -> int | None:
-        """Have nothing ready."""
-
     def close(self) -> None:
         """Release nothing."""
 

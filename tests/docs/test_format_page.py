@@ -9,10 +9,10 @@ import pytest
 
 from spool.core import errors, layout
 from spool.core.model import OUTCOMES, State, StopKind
-from spool.formats import journal, schema, wrapper
+from spool.formats import journal, schema
 from spool.formats.history import HistoryLine
 from spool.formats.state import JobView, StateView
-from spool.formats.values import SET_BY_SPOOL, WARNING_SIGNALS
+from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
 from spool.machine.host import login_environment
 from support import ROOT
 
@@ -102,7 +102,7 @@ def test_the_environment_is_the_page_s() -> None:
     cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", clause("7"), re.MULTILINE)
     rows = set(re.findall(r"\w+", " ".join(cells)))
     first = login_environment().keys()
-    assert rows == {*wrapper.OWN_VARIABLES, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *first}
+    assert rows == {*OWN_VARIABLES, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *first}
     assert rows >= SET_BY_SPOOL
 
 

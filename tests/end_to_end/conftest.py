@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from served import Served
-from spool.executors import compiled
+from wrapper_runs import installed_wrapper
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -30,9 +30,15 @@ def executor(request: pytest.FixtureRequest) -> str | None:
     name: str | None = getattr(request, "param", None)
     if name == "tmux" and shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
-    if name == "sh" and compiled.find().path is None:
-        pytest.skip("there is no compiled wrapper beside its source, so `process` is under sh")
+    if name == "sh":
+        installed_wrapper()  # without it `process` is under sh
     return name
+
+
+@pytest.fixture
+def installed() -> str:
+    """Give the compiled wrapper that dispatchers use."""
+    return installed_wrapper()
 
 
 @pytest.fixture

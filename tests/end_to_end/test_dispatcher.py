@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, overlap, pids_in
-from spool.executors import compiled
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, ROOT, wait_for
 
@@ -187,8 +186,7 @@ def test_a_changed_configuration_counts_without_being_asked(served: Served) -> N
     served.wait_done("wide")
 
 
-@pytest.mark.skipif(compiled.find().path is None, reason="the compiled wrapper is not beside its source")
-def test_the_wrapper_that_is_configured_carries_out_the_next_start(served: Served) -> None:
+def test_the_wrapper_that_is_configured_carries_out_the_next_start(served: Served, installed: str) -> None:
     """A dispatcher that is running changes over, there and back, and one of either kind ends as it should."""
     served.start()
     for at, (text, expected) in enumerate([("", True), ('wrapper = "sh"\n', False), ('wrapper = "auto"\n', True)]):
@@ -197,7 +195,7 @@ def test_the_wrapper_that_is_configured_carries_out_the_next_start(served: Serve
         served.drop(f"job-{at}", f"readlink /proc/$PPID/exe > {at}; exit {at}")
         served.wait_done(f"job-{at}")
         ran = (served.root.parent / str(at)).read_text().rstrip("\n")
-        assert (ran == compiled.PROGRAM) == expected, ran
+        assert (ran == installed) == expected, ran
     codes = {line["job"]: line["exit_code"] for line in served.history()}
     assert [codes[f"job-{at}"] for at in range(3)] == [0, 1, 2]
 

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from served import Served
-from spool.executors import compiled
 from spool.machine import identity
 from support import wait_for
 
 JOBS = 60
 
 
-@pytest.mark.skipif(compiled.find().path is None, reason="there is no compiled wrapper beside its source")
+@pytest.mark.usefixtures("installed")
 def test_jobs_run_once_however_often_the_server_is_killed(served: Served, tmp_path: Path) -> None:
     """A request that it has not taken goes to the next one; for one that it may have carried out the jid decides."""
     (served.root / "config.toml").write_text("cpus = 4\n")
@@ -52,7 +51,7 @@ def _servers(served: Served) -> list[int]:
     return found
 
 
-@pytest.mark.skipif(compiled.find().path is None, reason="there is no compiled wrapper beside its source")
+@pytest.mark.usefixtures("installed")
 def test_a_dispatcher_that_leaves_takes_its_server_along(served: Served) -> None:
     """Killed or told to leave; a run that goes on has nothing of it."""
     for number in (signal.SIGTERM, signal.SIGKILL):

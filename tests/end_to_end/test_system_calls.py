@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from served import Served
-from spool.executors import compiled
 from support import wait_for
 
 JOBS = 200
@@ -61,9 +60,10 @@ EXPECTED = {
     # At times.
     "newfstatat .lock": (1, 0, "somebody may have taken the spool away: every 50 ms"),
 }
-# On no file of the spool: spawning, waiting, events, signals, and locks between threads; with the compiled wrapper, and
-# with shells.
-OTHERS = {True: 22.0, False: 35.0}
+# On no file of the spool: spawning, waiting, events, signals, and locks between threads.
+OTHERS = 22.0
+
+pytestmark = pytest.mark.usefixtures("installed")  # a shell's run has other records
 
 
 def test_each_call_for_a_job_has_its_reason(served: Served) -> None:
@@ -73,10 +73,9 @@ def test_each_call_for_a_job_has_its_reason(served: Served) -> None:
     assert unexpected == {}
     missing = [call for call, (_, least, _) in EXPECTED.items() if found[call] < least - SLACK]
     assert missing == []
-    assert sum(others.values()) <= OTHERS[compiled.find().path is not None], others
+    assert sum(others.values()) <= OTHERS, others
 
 
-@pytest.mark.skipif(compiled.find().path is None, reason="what is ready for the next job may be a shell's")
 def test_a_job_costs_what_it_does_beside_few_however_many_run(served: Served) -> None:
     """No child is looked at for the end of another but once a second, though one call would look at all of them."""
     begun = time.monotonic()
@@ -84,7 +83,7 @@ def test_a_job_costs_what_it_does_beside_few_however_many_run(served: Served) ->
     lasted_s = time.monotonic() - begun
     unexpected = {call: share for call, share in found.items() if share > SLACK + EXPECTED.get(call, (0, 0, ""))[0]}
     assert unexpected == {}
-    assert sum(others.values()) <= OTHERS[True] + 2 + 6 * 150 / JOBS  # a descriptor for each that runs on, once
+    assert sum(others.values()) <= OTHERS + 2 + 6 * 150 / JOBS  # a descriptor for each that runs on, once
     looks = re.findall(
         r"^wait4\(-1, .*, WNOHANG\|WSTOPPED, ", (served.root.parent / "strace").read_text(), re.MULTILINE
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,7 @@ from typing import Any
 import pytest
 
 from spool.executors import compiled
-
-needs_compiler = pytest.mark.skipif(
-    shutil.which("cc") is None or not os.path.exists(compiled.SOURCE), reason="no C compiler, or nothing to compile"
-)
+from wrapper_runs import needs_compiler
 
 
 def _script(path: Path, text: str, mode: int = 0o755) -> str:

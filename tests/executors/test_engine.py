@@ -116,7 +116,7 @@ class Bench:
     def start(self, name: str = "a", spec: Spec | None = None) -> ClusterRun:
         self.folder.path(name, 1, "").mkdir(parents=True, exist_ok=True)
         metadir = str(self.folder.path(name, 1, "")).rstrip("/")
-        launch = Launch(name, 1, self.folder.root, metadir, f"{metadir}/run.sh", b"", spec=spec or Spec("true"))
+        launch = Launch(name, 1, self.folder.root, metadir, f"{metadir}/run.sh", spec=spec or Spec("true"))
         return self.engine.start(launch)
 
     def work(self, later_s: float = 0) -> set[str]:

@@ -41,7 +41,7 @@ class Starter:
         script = metadir / "run.sh"
         text = render(Assignments(str(metadir), command, self.executor.surroundings()))
         script.write_bytes(text)
-        launch = Launch("job", 3, self.root, metadir, script, text, dict(os.environ) | environment)
+        launch = Launch("job", 3, self.root, metadir, script, dict(os.environ) | environment)
         self.started.append(self.executor.start(launch))
         return self.started[-1]
 
@@ -151,20 +151,17 @@ def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter) -> None:
     assert not [entry for entry in found if entry.startswith("SPOOL_")]
 
 
-@pytest.mark.parametrize("prespawned", [False, True])
 def test_a_job_begins_with_the_environment_of_a_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str, *, prespawned: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str
 ) -> None:
-    """Nothing that this process was started with goes on to a job, whether its shell is up already or not."""
+    """Nothing that this process was started with goes on to a job."""
     for name in ("SECRET_TOKEN", "VIRTUAL_ENV", "LC_ALL", "PYTHONPATH", "USER", "LANG", "PATH"):
         monkeypatch.setenv(name, "of-the-starter")
     executor = ProcessExecutor(config=lambda: Config(wrapper=wrapper))
-    if prespawned:
-        executor.get_ready()
     (tmp_path / "1").mkdir()
     text = render(Assignments(str(tmp_path / "1"), ("/usr/bin/env",), executor.surroundings()))
     (tmp_path / "run.sh").write_bytes(text)
-    run = executor.start(Launch("job", 1, str(tmp_path), str(tmp_path / "1"), str(tmp_path / "run.sh"), text))
+    run = executor.start(Launch("job", 1, str(tmp_path), str(tmp_path / "1"), str(tmp_path / "run.sh")))
     assert run.pid is not None
     os.waitpid(run.pid, 0)
     executor.close()

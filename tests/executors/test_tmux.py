@@ -42,7 +42,7 @@ def _install(directory: Path, says: str) -> str:
 def _launch(directory: Path) -> Launch:
     """Return a start of a script in *directory*."""
     (directory / "run.sh").write_text("true\n")
-    return Launch("train", 1, str(directory), str(directory), str(directory / "run.sh"), b"")
+    return Launch("train", 1, str(directory), str(directory), str(directory / "run.sh"))
 
 
 @given(st.lists(st.tuples(_NAMES, st.integers(1, 10_000)), unique=True, max_size=8))
@@ -148,7 +148,7 @@ def test_a_job_waits_for_a_place_for_the_socket(tmp_path: Path, monkeypatch: pyt
     place.chmod(0o777)
     executor = TmuxExecutor()
     assert executor.unavailable() is None
-    launch = Launch("a", 1, f"/home/{'x' * 120}", str(tmp_path), str(tmp_path / "run.sh"), b"")
+    launch = Launch("a", 1, f"/home/{'x' * 120}", str(tmp_path), str(tmp_path / "run.sh"))
     assert executor.start(launch) is None
     assert "not accessible only to you" in (executor.unavailable() or "")
     place.chmod(0o700)
@@ -274,7 +274,7 @@ def test_a_tmux_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytes
     os.mkfifo(gate)
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", f'[ "$1" = -V ] && exec echo tmux 3.3\nread x < {gate}'))
     (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
     executor = TmuxExecutor()
     assert executor.unavailable() is None
     started = [executor.start(launch) for _ in range(20)]
@@ -297,7 +297,7 @@ def test_a_tmux_that_is_slow_is_not_asked_for_ever(tmp_path: Path, monkeypatch: 
     says = f"[ $1 = -V ] && exec echo tmux 3.3\necho x >> {tmp_path}/asked\nsleep 0.3; echo 1 1"
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", says))
     (tmp_path / "run.sh").write_text("true\n")
-    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"), b"")
+    launch = Launch("train", 1, str(tmp_path), str(tmp_path), str(tmp_path / "run.sh"))
     executor = TmuxExecutor()
     started = [executor.start(launch) for _ in range(20)]
     assert (tmp_path / "asked").read_text().count("x") <= 2
@@ -345,7 +345,7 @@ def test_a_wrapper_becomes_the_first_process_of_a_session(tmp_path: Path) -> Non
             metadir.mkdir(parents=True)
             command = 'read -r x; echo "$x $SPOOL_RUN"; exit 3'
             (metadir / "run.sh").write_bytes(render(Assignments(str(metadir), command, executor.surroundings())))
-            started = executor.start(Launch("a.b", run, spool, str(metadir), str(metadir / "run.sh"), b"", keep=True))
+            started = executor.start(Launch("a.b", run, spool, str(metadir), str(metadir / "run.sh"), keep=True))
             assert started is not None
             jid = wait_for(lambda metadir=metadir: _whole(metadir / "jid"))
             assert parse_jid(jid) == started.jid

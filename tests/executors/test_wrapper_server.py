@@ -33,10 +33,30 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         yield made
 
 
+@pytest.fixture(params=["auto", "sh"])
+def either(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """Give an executor that has the compiled wrapper, and one that has a shell."""
+    use_compiled(monkeypatch)
+    with Shop(tmp_path, request.param) as made:
+        yield made
+
+
 def _server(shop: Shop) -> int:
-    pid = shop.executor.get_ready()
-    assert pid is not None
-    return pid
+    """Have a run started, and return the server that has started it."""
+    assert shop.finish(shop.executor.start(shop.launch("true"))) == 0
+    [server] = _servers()
+    return server
+
+
+def _servers() -> list[int]:
+    """Return the children of this process that are servers."""
+    found = []
+    for about in Path("/proc").glob("[0-9]*"):
+        stat = identity.read_stat(int(about.name))
+        if stat is not None and stat.parent == os.getpid() and not stat.dead:
+            words = (about / "cmdline").read_bytes().split(b"\0")
+            found += [stat.pid] if words[1:2] == [b"serve"] else []
+    return found
 
 
 def test_a_wrapper_is_a_child_of_ours_in_a_session_of_its_own(shop: Shop) -> None:
@@ -88,13 +108,11 @@ def test_a_run_does_not_see_who_has_started_it(shop: Shop, tmp_path: Path, texts
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_a_server_that_somebody_ended_is_made_good(shop: Shop, number: signal.Signals) -> None:
+def test_a_server_that_was_killed_is_replaced(shop: Shop, number: signal.Signals) -> None:
     """The next run has another, also where the first one only stands still; and it runs once."""
     server = _server(shop)
     os.kill(server, number)
     os.waitpid(server, os.WUNTRACED)
-    if number != signal.SIGSTOP:
-        assert shop.executor.get_ready() is None
     launch = shop.launch("echo once; exit 4")
     started = shop.executor.start(launch)
     assert shop.finish(started) == 4
@@ -158,26 +176,26 @@ def test_a_machine_without_room_refuses_a_start(shop: Shop) -> None:
         assert os.listdir(launches[0].metadir) == ["run.sh"]
 
 
-def test_a_run_that_was_settled_meanwhile_is_not_run(shop: Shop) -> None:
+def test_a_run_that_was_settled_meanwhile_is_not_run(either: Shop) -> None:
     """Where a jid is, it leaves as any wrapper does."""
-    launch = shop.launch("echo no")
+    launch = either.launch("echo no")
     (Path(launch.metadir) / "jid").write_bytes(run_records.VOID_JID)
-    assert shop.finish(shop.executor.start(launch)) == ALREADY_STARTED
+    assert either.finish(either.executor.start(launch)) == ALREADY_STARTED
     assert not (Path(launch.metadir) / "log").exists()
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "long" * 60, "-n", "caf\udce9"])
 @pytest.mark.parametrize("texts", [{}, {"prolog": "true"}])
-def test_any_path_of_a_metadir_will_do(shop: Shop, name: str, texts: dict[str, str]) -> None:
+def test_any_path_of_a_metadir_will_do(either: Shop, name: str, texts: dict[str, str]) -> None:
     """The path goes through as bytes."""
-    assert shop.finish(shop.executor.start(shop.launch("exit 5", name, **texts))) == 5
+    assert either.finish(either.executor.start(either.launch("exit 5", name, **texts))) == 5
 
 
 def test_what_a_request_has_no_room_for_is_started_as_ever(shop: Shop) -> None:
     """An environment of a megabyte is none of the server's."""
     launch = shop.launch('test ${#A} = 100000 && test "$KEPT" = x && exit 6')
     large = {"KEPT": "x"} | dict.fromkeys("ABCDEFGHIJ", "y" * 100000)
-    long = Launch(launch.job, launch.run, launch.spool_dir, launch.metadir, launch.script, launch.text, large)
+    long = Launch(launch.job, launch.run, launch.spool_dir, launch.metadir, launch.script, large)
     assert shop.finish(shop.executor.start(long)) == 6
 
 
@@ -198,45 +216,23 @@ def test_a_program_that_was_removed_serves_as_long_as_it_runs(
 
 
 def test_sh_in_the_configuration_counts_from_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server ends, and comes back when it is wanted again."""
+    """The server ends with the first start of a shell, and comes back when it is wanted again."""
     use_compiled(monkeypatch)
     wanted = ["auto"]
     with Shop(tmp_path, "auto") as shop:
         shop.executor = ProcessExecutor(config=lambda: Config(wrapper=wanted[0]))
         server = _server(shop)
         wanted[0] = "sh"
-        waiting = _server(shop)
-        assert waiting != server
+        assert shop.finish(shop.executor.start(shop.launch("exit 7"))) == 7
         assert identity.read_stat(server) is None
-        started = shop.executor.start(shop.launch("exit 7"))
-        assert started.pid == waiting
-        assert shop.finish(started) == 7
+        assert not _servers()
         wanted[0] = "auto"
-        started = shop.executor.start(shop.launch("exit 8"))
-        assert shop.finish(started) == 8
-        assert identity.read_stat(_server(shop)) is not None
+        assert shop.finish(shop.executor.start(shop.launch("exit 8"))) == 8
+        assert _servers()
 
 
-@pytest.mark.parametrize("text", ["init", "prolog", "prep", "end", "epilog"])
-def test_a_job_with_texts_has_a_shell_that_waits(shop: Shop, text: str) -> None:
-    """It comes up as early as without a server; a job without any that starts before does not take it."""
-    server = _server(shop)
-    launch, plain = shop.launch("exit 3", **{text: "echo 'text'"}), shop.launch("exit 4", epilog="")
-    waiting = shop.executor.get_ready(launch.text)
-    assert waiting not in (None, server)
-    assert shop.executor.get_ready(launch.text) == waiting
-    started = shop.executor.start(plain)
-    assert started.pid != waiting
-    assert shop.finish(started) == 4
-    started = shop.executor.start(launch)
-    assert started.pid == waiting
-    assert shop.finish(started) == 3
-    assert record_of(launch, "log") == b"text\n"
-    assert shop.executor.get_ready(plain.text) == server
-
-
-def test_nothing_waits_once_the_executor_is_closed(shop: Shop) -> None:
-    """The server is gone, and reaped."""
+def test_the_server_is_gone_once_the_executor_is_closed(shop: Shop) -> None:
+    """It is ended, and reaped."""
     server = _server(shop)
     shop.executor.close()
     assert identity.read_stat(server) is None
@@ -255,12 +251,12 @@ def test_the_server_leaves_with_whoever_started_it(shop: Shop, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("texts", [{}, {"prolog": "true"}])
-def test_a_run_goes_on_when_who_started_it_is_killed_at_once(shop: Shop, texts: dict[str, str]) -> None:
+def test_a_run_goes_on_when_its_starter_is_killed_at_once(either: Shop, texts: dict[str, str]) -> None:
     """Killed right after the answer: the run has its jid and comes to its end."""
-    launch = shop.launch("exit 7", **texts)
+    launch = either.launch("exit 7", **texts)
 
     def child() -> None:
-        shop.executor.start(launch)
+        either.executor.start(launch)
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(child) == -signal.SIGKILL
@@ -302,7 +298,7 @@ def _wrappers_of(launch: Launch) -> list[str]:
 
 
 def test_no_descriptor_is_left_whatever_becomes_of_the_server(shop: Shop) -> None:
-    """Ended by somebody, dismissed, or never there."""
+    """Killed, dismissed, or never there."""
     before = os.listdir("/proc/self/fd")
     for number in (None, signal.SIGKILL):
         server = _server(shop)
@@ -320,45 +316,45 @@ def test_no_descriptor_is_left_whatever_becomes_of_the_server(shop: Shop) -> Non
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_run_reads_nothing_from_what_its_starter_reads(shop: Shop) -> None:
-    """The server does not pass its own stdin on."""
+def test_a_run_reads_nothing_from_what_its_starter_reads(either: Shop) -> None:
+    """Neither the server nor a shell passes on the stdin of its starter."""
     reading, writing = os.pipe()
     os.write(writing, b"of the dispatcher\n")
-    launch = shop.launch("read x; echo got $x; readlink /proc/$PPID/fd/0 /proc/self/fd/0; exit 3")
+    launch = either.launch("read x; echo got $x; readlink /proc/self/fd/0; exit 3")
 
     def child() -> None:
         os.dup2(reading, 0)
-        shop.finish(shop.executor.start(launch))
+        either.finish(either.executor.start(launch))
 
     assert in_child(child) == 0
     os.close(reading)
     os.close(writing)
-    assert record_of(launch, "log") == b"got\n/dev/null\n/dev/null\n"
+    assert record_of(launch, "log") == b"got\n/dev/null\n"
 
 
-def test_a_run_has_nothing_that_its_starter_left_open(shop: Shop) -> None:
+def test_a_run_has_nothing_that_its_starter_left_open(either: Shop) -> None:
     """A library may open a file that every child inherits: a run.sh closes 3 to 7, and so does the server."""
-    launch = shop.launch("for fd in 3 4 5 6 7; do readlink /proc/self/fd/$fd; done")
+    launch = either.launch("for fd in 3 4 5 6 7; do readlink /proc/self/fd/$fd; done")
 
     def child() -> None:
         for fd in range(3, 8):
             os.dup2(os.open(os.devnull, os.O_RDONLY), fd)
-        shop.finish(shop.executor.start(launch))
+        either.finish(either.executor.start(launch))
 
     assert in_child(child) == 0
     assert (record_of(launch, "rc"), record_of(launch, "log")) == (b"1\n", b"")
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])
-def test_a_process_without_the_first_descriptors_starts_runs_as_any(shop: Shop, closed: tuple[int, ...]) -> None:
-    """The socket to the server may be one of them."""
-    launches = [shop.launch("read x; echo got $x; exit 3") for _ in range(2)]
+def test_a_process_without_the_first_descriptors_starts_runs_as_any(either: Shop, closed: tuple[int, ...]) -> None:
+    """The socket to the server may be one of them, or the file with the identity of the wrapper."""
+    launches = [either.launch("read x; echo got $x; exit 3") for _ in range(2)]
 
     def child() -> None:
         for fd in closed:
             os.close(fd)
         for launch in launches:
-            shop.finish(shop.executor.start(launch))
+            either.finish(either.executor.start(launch))
 
     assert in_child(child) == 0
     assert [(record_of(launch, "rc"), record_of(launch, "log")) for launch in launches] == [(b"3\n", b"got\n")] * 2

@@ -23,8 +23,10 @@ from spool.core import layout
 from spool.core.errors import InvalidValue
 from spool.core.lifecycle import Liveness
 from spool.core.model import ArrayTask, Grant, Spec
+from spool.executors import compiled
 from spool.formats import wrapper
 from spool.formats.run_records import parse_usage
+from spool.formats.values import OWN_VARIABLES
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
@@ -698,15 +700,38 @@ def test_a_run_without_gpus_sees_none_and_keeps_its_own_thread_count() -> None:
     found = job_environment(spec, Grant(cpus=8), spool_dir="/s", job="j", run=1, attempt=1, metadir="/m")
     assert (found["CUDA_VISIBLE_DEVICES"], found["SPOOL_GPUS"], found["OMP_NUM_THREADS"]) == ("", "0", "1")
     assert "SPOOL_MEMORY_MB" not in found
-    assert set(found) - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} <= set(wrapper.OWN_VARIABLES)
+    assert set(found) - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} <= set(OWN_VARIABLES)
 
 
-def test_the_script_forgets_every_variable_of_its_own() -> None:
-    """The list of the module and the list of the script, without what shells set, are the same."""
+def test_both_wrappers_forget_every_variable_of_spool() -> None:
+    """The lists of the script and of the compiled wrapper are those of the module."""
     forgotten = [
         word for line in SCRIPT.read_text().splitlines() if line.startswith("unset SPOOL") for word in line.split()[1:]
     ]
-    assert tuple(forgotten) == wrapper.OWN_VARIABLES
+    assert tuple(forgotten) == OWN_VARIABLES
+    assert tuple(_array_in_c("own")) == tuple(f"{name}=" for name in OWN_VARIABLES)
+
+
+def test_both_wrappers_know_the_same_special_variables() -> None:
+    """The list of the compiled wrapper is that of the module; prompts, which it tells by their digit, stand apart."""
+    patterns = {name.removesuffix("=") if name.endswith("=") else f"{name}.*" for name in _array_in_c("names")}
+    assert patterns | {"PS[0-9]"} == set(wrapper._SPECIAL.pattern.split("|"))
+
+
+def test_the_compiled_wrapper_knows_every_assignment() -> None:
+    """One that it did not know would make it leave every run to the shell; with `spool_odd` it does so on purpose."""
+    source = Path(compiled.SOURCE).read_text()
+    assign = source[source.index("static int assign(") : source.index("/* Read the assignments")]
+    known = set(re.findall(r'(?:\{|same\(name, )"(\w+)"', assign))
+    before = SCRIPT.read_text().partition("# --- assignments ---")[0]
+    assert set(re.findall(r"\bspool_(\w+)=", before)) - {"told"} == known | {"odd"}
+
+
+def _array_in_c(name: str) -> list[str]:
+    """Return the strings of an array in the source of the compiled wrapper."""
+    found = re.search(rf"\*const {name}\[\] = \{{([^}}]*)\}};", Path(compiled.SOURCE).read_text())
+    assert found is not None, name
+    return re.findall(r'"([^"]*)"', found[1])
 
 
 def test_the_wrapper_enters_its_cgroup_before_anything_runs(dash_runs: Runs) -> None:

@@ -58,15 +58,18 @@ def test_a_process_without_any_trace_of_the_run_is_not_its_wrapper(tmp_path: Pat
 def test_a_wrapper_without_marks_is_known_by_its_script_its_output_or_its_child(
     tmp_path: Path, started: _Started
 ) -> None:
-    """One that was run by hand names the script or holds the log; one that waited for its run has a child of it."""
+    """One that was run by hand names the script or holds the log; one of an earlier version says that it waited."""
     root = os.path.realpath(tmp_path)
     metadir = Path(root, "jobs", "a", "1")
     metadir.mkdir(parents=True)
     (metadir / "run.sh").write_text("read -r line\n")
     assert is_wrapper(started("sh", f"{metadir}/run.sh"), root, "a", 1)
     assert is_wrapper(started("cat", output=metadir / "log"), root, "a", 1)
-    waits = "read -r spool_told; exit"
-    pid = started("sh", "-c", waits)
+    waited = "read -r spool_told && . /proc/self/fd/8"
+    assert is_wrapper(started("sh", "-c", waited, "sh", "ready"), root, "a", 1)
+    with_child = ": spool_told; SPOOL_DIR=$1 SPOOL_JOB=a SPOOL_RUN=1 cat; :"
+    pid = started("sh", "-c", with_child, "sh", root)
+    wait_for(lambda: not is_wrapper(pid, root, "a", 2), what="the child, which has the marks of another run than that")
     assert is_wrapper(pid, root, "a", 1)
 
 

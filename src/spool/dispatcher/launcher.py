@@ -54,19 +54,6 @@ class Blocked:
     told: bool = False  # it is in the log
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What a wrapper says, and the control group that it enters."""
-
-    script: bytes
-    group: RunGroup | None = None
-
-    def drop(self) -> None:
-        """Remove what nobody enters."""
-        if self.group is not None:
-            self.group.remove()
-
-
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
@@ -122,7 +109,7 @@ class Launcher:
         it was looked at is skipped: the next look sees why. Where the spool as a whole fails, that is returned
         too, and the caller takes the runs back.
         """
-        prepared: dict[ActiveRun, _Prepared] = {}
+        prepared: dict[ActiveRun, RunGroup | None] = {}
         blocked: list[Blocked] = []
         try:
             trouble = self._start_all(starts, now_ns, prepared, blocked)
@@ -137,7 +124,7 @@ class Launcher:
         self,
         starts: Sequence[tuple[Start, Answer | None]],
         now_ns: int,
-        prepared: dict[ActiveRun, _Prepared],
+        prepared: dict[ActiveRun, RunGroup | None],
         blocked: list[Blocked],
     ) -> SpoolTrouble | None:
         """Do what :meth:`start` says on the disk; add each job that was claimed to *prepared*."""
@@ -145,16 +132,16 @@ class Launcher:
             self._prepare_all(starts, now_ns, prepared, blocked)
             self._remember(prepared, now_ns)
         except SpoolTrouble as trouble:
-            for live, ready in prepared.items():
+            for live, group in prepared.items():
                 live.taken_back()
-                ready.drop()
+                _remove(group)
             return trouble
         refused = False  # then it would be to all the others, too
-        for live, ready in prepared.items():
+        for live, group in prepared.items():
             if not refused:
-                refused = self._launch(live, ready, now_ns)
+                refused = self._launch(live, group, now_ns)
             if live.handle is None:
-                ready.drop()
+                _remove(group)
                 if live.failure is None:
                     live.taken_back()
         return None
@@ -163,7 +150,7 @@ class Launcher:
         self,
         starts: Sequence[tuple[Start, Answer | None]],
         now_ns: int,
-        prepared: dict[ActiveRun, _Prepared],
+        prepared: dict[ActiveRun, RunGroup | None],
         blocked: list[Blocked],
     ) -> None:
         """Claim the jobs of *starts* for runs, as far as nothing is in the way."""
@@ -201,17 +188,15 @@ class Launcher:
         return "its file is in held/ too: remove one of the two" if self._spool.is_between(name) else ""
 
     def foresee(self, start: Start | None, now_ns: int) -> None:
-        """Make the next starts shorter, and that of *start* most of all."""
-        chosen, text = None, None
+        """Make *start* shorter, which is probably the next."""
+        is_ready = False
         with suppress(OSError, SpoolError, ImportError):  # the start itself will say what is wrong
             if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
                 live = self._imagined(job, job.queued, start.grant, now_ns)
                 if live is not None:
-                    chosen = self._executors[live.executor]
-                    text = self._ahead.prepare(live, job.queued, chosen)
-        if text is None:
+                    is_ready = self._ahead.prepare(live, job.queued, self._executors[live.executor])
+        if not is_ready:
             self._ahead.drop()
-        self._executors.get_ready(chosen, text)
 
     def _imagined(self, job: JobEntry, file: JobFileVersion, grant: Grant, now_ns: int) -> ActiveRun | None:
         """Return the run that would begin; None if its script names a control group, which is made when the run is."""
@@ -227,7 +212,8 @@ class Launcher:
 
     def _prepare(
         self, job: JobEntry, file: JobFileVersion, grant: Grant, texts: Answer | None, now_ns: int
-    ) -> dict[ActiveRun, _Prepared]:
+    ) -> dict[ActiveRun, RunGroup | None]:
+        """Claim a job for a run; return that with the control group that it enters, or nothing if the claim failed."""
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, grant, now_ns)
@@ -247,40 +233,37 @@ class Launcher:
             host=identity.host(),
             waited_ns=live.wait.waited_ns(now_ns) if live.elsewhere is not None else 0,
         )
-        files = {layout.GRANT: run_records.render_grant(record)}
-        if ready is not None:
-            staged, made = ready.staged, _Prepared(ready.script)
-        else:
+        files, group = {layout.GRANT: run_records.render_grant(record)}, None
+        if ready is None:
             # The claim sees to it that this is still what the file says, and it is what was found to be an order.
             text = file.text if file.text is not None else spool.waiting_text(name, file.version)
             if text is None:
                 return {}
-            made = self._write(live, texts)
-            staged = None
-            files |= _texts(live, text, made.script)
-        spool.publish_metadir(name, run, files, staged)
+            script, group = self._write(live, texts)
+            files |= _texts(live, text, script)
+        spool.publish_metadir(name, run, files, ready.staged if ready is not None else None)
         try:
             claimed = spool.claim(name, *file.version)
         except OSError:
             spool.withdraw(name, run)
-            made.drop()
+            _remove(group)
             raise
         if not claimed:
             spool.withdraw(name, run)
-            made.drop()
+            _remove(group)
             return {}
-        return {live: made}
+        return {live: group}
 
-    def _write(self, live: ActiveRun, texts: Answer | None) -> _Prepared:
+    def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
         """Write the wrapper of a run, and make the control group that holds it to its memory, if there can be one."""
         groups, group = self._executors.groups(live.executor), None
         if groups is not None and live.grant.memory_bytes is not None:
             group = groups.create(live.name, live.run, live.grant.memory_bytes)
         try:
-            return _Prepared(self._scripts.render(live, self._executors[live.executor], texts, group), group)
+            return self._scripts.render(live, self._executors[live.executor], texts, group), group
         except SpoolError as error:
             live.failed_to_launch(str(error))
-            return _Prepared(b"#!/bin/sh\n", group)
+            return b"#!/bin/sh\n", group
 
     def _live(self, job: JobEntry, file: JobFileVersion, run: int, grant: Grant, now_ns: int) -> ActiveRun:
         assert file.spec is not None
@@ -302,7 +285,7 @@ class Launcher:
             unregistered_until_ns=time.monotonic_ns() + SILENT_NS,
         )
 
-    def _launch(self, live: ActiveRun, ready: _Prepared, now_ns: int) -> bool:
+    def _launch(self, live: ActiveRun, group: RunGroup | None, now_ns: int) -> bool:
         """Start the wrapper of a run, and tell whether the machine refuses to."""
         if live.failure is not None:
             return False
@@ -313,9 +296,8 @@ class Launcher:
             spool_dir=self._spool.root,
             metadir=metadir,
             script=f"{metadir}/{layout.WRAPPER}",
-            text=ready.script,
             keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
-            group=ready.group,
+            group=group,
             spec=live.spec,
         )
         try:
@@ -334,6 +316,12 @@ class Launcher:
         return False
 
 
+def _remove(group: RunGroup | None) -> None:
+    """Remove a control group that nothing has entered."""
+    if group is not None:
+        group.remove()
+
+
 def is_on_its_way(live: ActiveRun) -> bool:
     """Whether something was started for it, as far as its executor can tell."""
     return live.handle is not None and live.handle.liveness() is not Liveness.ABSENT
@@ -347,7 +335,6 @@ class PreparedStart:
     config: Config
     staged: Staged
     changed_ns: int  # when a record came or went last
-    script: bytes
 
     def serves(self, live: ActiveRun, file: JobFileVersion, config: Config) -> bool:
         """Whether it is what would be made for *live* now."""
@@ -363,8 +350,8 @@ class Preparation:
         self._scripts = scripts
         self._ready: PreparedStart | None = None
 
-    def prepare(self, live: ActiveRun, file: JobFileVersion, executor: Executor) -> bytes | None:
-        """Make the start of *live*, which is no run yet, ready; return its script. None: its file has changed.
+    def prepare(self, live: ActiveRun, file: JobFileVersion, executor: Executor) -> bool:
+        """Make the start of *live*, which is no run yet, ready; return False if its file has changed.
 
         Raises OSError, and SpoolError for what no process can be given.
         """
@@ -373,12 +360,12 @@ class Preparation:
         if self._ready is None:
             text = file.text if file.text is not None else self._spool.waiting_text(live.name, file.version)
             if text is None:
-                return None
+                return False
             script = self._scripts.render(live, executor)
             staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,), with_job=live.run == 1)
             changed_ns = os.lstat(staged.metadir).st_mtime_ns
-            self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, changed_ns, script)
-        return self._ready.script
+            self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, changed_ns)
+        return True
 
     def take(self, live: ActiveRun, file: JobFileVersion) -> PreparedStart | None:
         """Return what is ready for the start of *live*, which is the caller's from now on."""

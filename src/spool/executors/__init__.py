@@ -182,13 +182,8 @@ class Executors:
         """Return where the control groups of runs can be made that the executor *name* starts; None: nowhere."""
         return self.local.groups if name in LOCAL_EXECUTORS else None
 
-    def get_ready(self, chosen: Executor | None, text: bytes | None) -> None:
-        """Do what makes the next starts shorter, and most of all that of the script *text* by *chosen*."""
-        ready = [executor.get_ready(text if executor is chosen else None) for executor in self._made.values()]
-        self.local.waits_to_be_a_run(pid for pid in ready if pid is not None)
-
     def close(self) -> None:
-        """Let go of what was made ready, and of the orphans."""
+        """Let go of what the starts share, and of the orphans."""
         for executor in self._made.values():
             executor.close()
         self.local.close()

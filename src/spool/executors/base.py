@@ -29,7 +29,6 @@ class Launch:
     spool_dir: str
     metadir: str
     script: str
-    text: bytes  # of the script
     environment: Mapping[str, str] | None = None
     """What the wrapper inherits; None is the defined environment of every job."""
 
@@ -269,14 +268,8 @@ class Executor(Protocol):
         returns a handle whose `liveness` is ABSENT: the wrapper's `jid`, or its absence, settles it.
         """
 
-    def get_ready(self, text: bytes | None = None) -> int | None:
-        """Do what makes the next start shorter; return the pid of a child that waits for that, and is no run's.
-
-        *text* is the script that will probably be started, where that is known.
-        """
-
     def close(self) -> None:
-        """Let go of what was made ready."""
+        """Let go of what the starts share."""
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Return the command that puts a person before the terminal of a run. Raises SpoolError if it has none."""

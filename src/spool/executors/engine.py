@@ -730,9 +730,6 @@ class ClusterExecutor:
         """Have the wrapper handed over when its turn comes."""
         return self.engine.start(launch)
 
-    def get_ready(self, text: bytes | None = None) -> None:
-        """Have nothing ready."""
-
     def close(self) -> None:
         """Let go of the helper."""
         self.engine.close()

@@ -337,7 +337,6 @@ class LocalProcesses:
         self._children: dict[int, LocalRun] = {}  # by the pid of the wrapper
         self._processes = Children()
         self._unrelated: set[int] = set()  # children that are no run's
-        self._ready: frozenset[int] = frozenset()  # those that wait to become one's
         self._inherits = False
         self._inherited: frozenset[int] | None = None  # our children after the last that were reaped, once asked for
         self._ended: set[LocalRun] = set()  # wrappers that have ended, and nobody has looked for what they left behind
@@ -380,7 +379,7 @@ class LocalProcesses:
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
         self._processes.added(pid)
         self._unrelated.discard(pid)
-        self._census.ask_again(pid)  # it was a shell of nobody's
+        self._census.ask_again(pid)  # its pid may have been a stranger's
         return made
 
     def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:
@@ -410,10 +409,6 @@ class LocalProcesses:
         self._unheard.discard(run)
         if run.pid is not None:
             self._children.pop(run.pid, None)
-
-    def waits_to_be_a_run(self, pids: Iterable[int]) -> None:
-        """Know these children, and no others, for processes of our own."""
-        self._ready = frozenset(pids)
 
     def reap(self) -> Iterator[LocalRun]:
         """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used.
@@ -469,7 +464,7 @@ class LocalProcesses:
         inherited = self._inherited
         if inherited is None:
             return None
-        return {pid for pid in inherited if pid not in self._children} - self._unrelated - self._ready
+        return {pid for pid in inherited if pid not in self._children} - self._unrelated
 
     def _look_back(self, run: LocalRun, orphans: set[int]) -> None:
         """Look for what the wrappers of *run* and of all others that are known to have ended left behind."""

@@ -1,8 +1,7 @@
 """The plain way: the wrapper is a child of the dispatcher, in a session of its own.
 
-Where there is the compiled wrapper, it runs as a server, and makes a child of this process for each run. Elsewhere, and
-for what is run before and after a command, the wrapper is a shell. That takes about as long to come up as all that it
-does before its command, so the next job's is started while there is nothing else to do.
+Where there is the compiled wrapper, it runs as a server, and makes a child of this process for each run. Elsewhere the
+wrapper is a shell.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from spool.executors import compiled
 from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.config import Config
-from spool.formats.wrapper import READY, TEXT_FD, TOLD, Surroundings, has_texts
+from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import descriptors, identity
 from spool.machine.children import SpawnThread
-from spool.machine.host import login_environment
 
 SHELL = "/bin/sh"
 
@@ -39,9 +37,6 @@ _NULL_DEVICE = [
     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
     (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
 ]
-
-# The text is in a file without a name: that of the run is nowhere yet when this may be read. (Not all have /dev/fd.)
-_BECOME = f"read -r spool_told && . /proc/self/fd/{TEXT_FD}"
 
 Spawn = Callable[[list[str], Mapping[int, int], Mapping[str, str]], int]
 """Start these words, with descriptors (the child's number: ours) and an environment; return the pid."""
@@ -63,7 +58,6 @@ class ProcessExecutor:
         self._config = config
         self._server: WrapperServer | None = None
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
-        self._prespawned: PrespawnedShell | None = None
         self._nursery = SpawnThread()
 
     def unavailable(self) -> str | None:
@@ -96,11 +90,9 @@ class ProcessExecutor:
         Raises StartRefused if the machine has no room for another process.
         """
         program = self._program()
-        if launch.environment is None and (program is None or has_texts(launch.text)):
-            shell, self._prespawned = self._prespawned, None
-            if shell is not None and shell.become(launch.text):
-                return self.engine.child(launch.job, launch.run, shell.pid, launch.group)
-        if program is not None and (served := self._start_by_server(program, launch)) is not None:
+        if program is None:
+            self._dismiss_server()
+        elif (served := self._start_by_server(program, launch)) is not None:
             return served
         identity_fd = None
         try:
@@ -116,44 +108,22 @@ class ProcessExecutor:
                 os.close(identity_fd)
         return self.engine.child(launch.job, launch.run, pid, launch.group)
 
-    def get_ready(self, text: bytes | None = None) -> int | None:
-        """Have the server, or a shell, wait for the next job; return its pid.
-
-        The shell has read *text* then, and no other. What was ended by somebody is made good by the next start: it
-        might be ended again as soon as it is there.
-        """
-        program = self._program()
-        if program is None:
-            self._dismiss_server()
-        elif self._has_server(program) and not (text is not None and has_texts(text)):
-            self._dismiss_prespawned()
-            return self._server.pid if self._server is not None and not self._server.gone else None
-        shell = self._prespawned
-        if shell is not None and not shell.gone and not shell.reads(text):
-            self._dismiss_prespawned()
-        if self._prespawned is None:
-            with contextlib.suppress(OSError):  # the next start will say what is wrong
-                self._prespawned = PrespawnedShell(self._spawn, login_environment())
-                self._prespawned.reads(text)
-        return self._prespawned.pid if self._prespawned is not None and not self._prespawned.gone else None
-
     def close(self) -> None:
-        """End what waits."""
+        """End the server."""
         self._dismiss_server()
-        self._dismiss_prespawned()
         self._nursery.close()
 
     def _program(self) -> str | None:
         return compiled.find(self._config().wrapper).path
 
-    def _has_server(self, program: str) -> bool:
-        """Have a server of *program*, and say whether there is one: one that somebody has ended is there for now."""
+    def _server_of(self, program: str) -> WrapperServer | None:
+        """Return a server of *program*, which may have been killed since; None if none can be started."""
         if self._server is not None and self._server.program != program:
             self._dismiss_server()
         if self._server is None:
-            with contextlib.suppress(OSError):  # the next start will say what is wrong
+            with contextlib.suppress(OSError):  # the start of a shell will say what is wrong
                 self._server = WrapperServer(self._spawn, program)
-        return self._server is not None
+        return self._server
 
     def _start_by_server(self, program: str, launch: Launch) -> LocalRun | None:
         """Start the wrapper; None: a shell has to, because this run, or this server, is not as others are.
@@ -161,11 +131,11 @@ class ProcessExecutor:
         Raises StartRefused.
         """
         request = os.fsencode("\0".join((os.fspath(launch.script), *_pairs(launch.inherited()), "")))
-        for _ in range(2):  # a server that somebody has ended, and then a new one
-            if not self._has_server(program) or self._server is None:
+        for _ in range(2):  # a server that was killed, and then a new one
+            if (server := self._server_of(program)) is None:
                 return None
             try:
-                pid = self._server.start(request)
+                pid = server.start(request)
             except BrokenPipeError:
                 self._dismiss_server()
                 continue
@@ -185,11 +155,6 @@ class ProcessExecutor:
         if self._server is not None:
             self._server.dismiss()
             self._server = None
-
-    def _dismiss_prespawned(self) -> None:
-        if self._prespawned is not None:
-            self._prespawned.dismiss()
-            self._prespawned = None
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Raise SpoolError: nothing here has a terminal."""
@@ -296,94 +261,15 @@ class WrapperServer:
             raise OSError(-pid, os.strerror(-pid))
         return int(pid)
 
-    @property
-    def gone(self) -> bool:
-        """Whether somebody has ended it; its pid may be another's by now."""
-        other_end = select.poll()
-        other_end.register(self._socket, 0)
-        return bool(other_end.poll(0))
-
     def dismiss(self) -> None:
         """End it."""
         self._end()
         self._socket.close()
 
     def _end(self) -> None:
-        if not self.gone:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-
-
-class PrespawnedShell:
-    """A shell that is up and waits to be told which wrapper to be: a child of this process, which leaves with it.
-
-    Where the next job is known already it reads the wrapper's text as well, and waits where the wrapper would find out
-    who it is. It has no mark of any run until it becomes one's wrapper.
-    """
-
-    def __init__(self, spawn: Spawn, environment: Mapping[str, str]) -> None:
-        """Start it. Raises OSError."""
-        self._text: bytes | None = None  # what it has read
-        theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
-        self._file = -1
-        try:
-            self._file = os.memfd_create("wrapper")
-            self.pid = spawn([SHELL, "-c", _BECOME, "sh", READY], {0: theirs, TEXT_FD: self._file}, environment)
-        except OSError:
-            self._close()
-            raise
-        finally:
-            os.close(theirs)
-        self._ticks: int | None = None  # it looks for itself then
-        with contextlib.suppress(OSError):
-            self._ticks = identity.start_ticks(self.pid)
-
-    def reads(self, text: bytes | None) -> bool:
-        """Have it read the wrapper *text*, unless it has read one; return whether it has read that, and no other."""
-        if self._text is None and text is not None and self._write(text) and self._tell("\n"):
-            self._text = text
-        return self._text == text
-
-    def become(self, text: bytes) -> bool:
-        """Have it be the wrapper *text*. False: it is gone, or has read another; nothing was started."""
-        if not self.reads(text) or not self._tell(f"{self.pid} {self._ticks or ''}\n"):
-            self.dismiss()
-            return False
-        self._close()
-        os.sched_yield()  # a pipe wakes its reader on this processor, though another may be idle
-        return True
-
-    def _write(self, text: bytes) -> bool:
-        try:
-            os.ftruncate(self._file, 0)
-            return os.pwrite(self._file, text, 0) == len(text)
-        except OSError:  # no memory for it
-            return False
-
-    def _tell(self, line: str) -> bool:
-        try:
-            os.write(self._pipe, line.encode())
-        except BrokenPipeError:
-            return False
-        return True
-
-    @property
-    def gone(self) -> bool:
-        """Whether somebody has ended it; its pid may be another's by now."""
         other_end = select.poll()
-        other_end.register(self._pipe, 0)  # an error is reported all the same: nobody holds it
-        return bool(other_end.poll(0))
-
-    def dismiss(self) -> None:
-        """End it."""
-        if not self.gone:
+        other_end.register(self._socket, 0)
+        if not other_end.poll(0):  # else it is gone, and its pid may be another's by now
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-        self._close()
-
-    def _close(self) -> None:
-        os.close(self._pipe)
-        if self._file >= 0:
-            os.close(self._file)

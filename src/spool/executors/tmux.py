@@ -163,10 +163,6 @@ class TmuxExecutor:
                 return answer
             time.sleep(0.005)
 
-    def get_ready(self, text: bytes | None = None) -> int | None:
-        """Do nothing: tmux starts its own processes."""
-        return None
-
     def close(self) -> None:
         """Do nothing: the server lives as long as its sessions."""
 

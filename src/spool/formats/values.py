@@ -46,22 +46,22 @@ DEFAULT_WARNING_NS = 60_000_000_000
 RETRY_OUTCOMES = ("failed", "timeout", "out_of_memory")
 NOTIFY_EVENTS = JOB_WORDS
 
-SET_BY_SPOOL = frozenset(
-    {
-        "SPOOL_DIR",
-        "SPOOL_JOB",
-        "SPOOL_RUN",
-        "SPOOL_ATTEMPT",
-        "SPOOL_METADIR",
-        "SPOOL_CPUS",
-        "SPOOL_MEMORY_MB",
-        "SPOOL_GPUS",
-        "SPOOL_ARRAY_INDEX",
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-    }
+OWN_VARIABLES = (
+    "SPOOL_DIR",
+    "SPOOL_JOB",
+    "SPOOL_RUN",
+    "SPOOL_ATTEMPT",
+    "SPOOL_METADIR",
+    "SPOOL_CPUS",
+    "SPOOL_MEMORY_MB",
+    "SPOOL_GPUS",
+    "SPOOL_ARRAY_INDEX",
+    "SPOOL_EXIT_CODE",
 )
-"""Variables that spool sets for a job, which the job may not set itself; nor may it set those of its resources."""
+"""Every `SPOOL_*` variable that a job may find, but for those of its resources. The wrapper forgets inherited ones."""
+
+SET_BY_SPOOL = frozenset({*OWN_VARIABLES, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} - {"SPOOL_EXIT_CODE"})
+"""Variables that a job finds in its environment and may not set itself, nor those of its resources."""
 
 RESOURCE_PREFIX = "SPOOL_RESOURCE_"
 

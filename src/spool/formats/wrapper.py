@@ -49,36 +49,17 @@ NO_JID = 73
 REFUSED = 75
 """The wrapper's exit code when the machine refused a process before the command had begun; `refused` says which."""
 
-OWN_VARIABLES = (
-    "SPOOL_DIR",
-    "SPOOL_JOB",
-    "SPOOL_RUN",
-    "SPOOL_ATTEMPT",
-    "SPOOL_METADIR",
-    "SPOOL_CPUS",
-    "SPOOL_MEMORY_MB",
-    "SPOOL_GPUS",
-    "SPOOL_ARRAY_INDEX",
-    "SPOOL_EXIT_CODE",
-)
-"""Every `SPOOL_*` variable that a job may find. The wrapper forgets those that it inherited."""
-
 TOLD = "told"
 """The argument by which the wrapper learns that a line `PID START_TICKS` may be on its standard input."""
 
-READY = "ready"
-"""The same, and the wrapper waits for that line before it does anything; without one it leaves with `NO_JID`."""
-
-TEXT_FD = 8
-"""The descriptor that such a wrapper closes then: its text came from there."""
-
 _HOLE = b"# --- assignments ---\n"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# Names with a special meaning in some shell, or that a shell refuses to assign or assigns itself: env sets those.
+# Variables to which a shell gives a meaning, which it assigns itself or refuses to assign: env sets those. The tests
+# compare the list in wrapper.c with this one.
 _SPECIAL = re.compile(
     r"IFS|PWD|OLDPWD|OPTIND|OPTARG|OPTERR|PPID|_|LINENO|PS[0-9]|ENV|FUNCNEST|POSIXLY_CORRECT|"
-    r"E?UID|SHLVL|GROUPS|BASH.*|SHELLOPTS|FUNCNAME|DIRSTACK|S?RANDOM|SECONDS|EPOCH.*|PIPESTATUS|HISTCMD|COMP_.*|"
-    r"spool_.*"
+    r"EUID|UID|SHLVL|GROUPS|BASH.*|SHELLOPTS|FUNCNAME|DIRSTACK|RANDOM|SRANDOM|SECONDS|EPOCH.*|PIPESTATUS|HISTCMD|"
+    r"COMP_.*|spool_.*"
 )
 _MEBIBYTE = 1 << 20
 _LONGEST_BYTES = (128 << 10) - 1  # MAX_ARG_STRLEN of Linux, less the NUL byte at its end: execve(2)
@@ -88,8 +69,6 @@ _SLACK_BYTES = 4 << 10  # for the environment of every job, and for additions by
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
-_TEXT = re.compile(rb"^spool_(?:init|prolog|prep|end|epilog)='(?!'$)", re.MULTILINE)
-_END_OF_TEXTS = b"\nspool_environment() {\n"
 _ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 
@@ -182,15 +161,6 @@ def render(assignments: Assignments) -> bytes:
     """
     before, after = _script()
     return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
-
-
-def has_texts(script: bytes) -> bool:
-    """Whether *script* has texts to run before or after its command, which takes a shell.
-
-    It is only a guess, since an edited script can say anything.
-    """
-    start = len(_script()[0])
-    return _TEXT.search(script, start, max(start, script.find(_END_OF_TEXTS, start))) is not None
 
 
 def load() -> None:

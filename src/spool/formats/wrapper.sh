@@ -10,7 +10,7 @@ unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL
 unset SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE
 unset SHLVL _ # which tell of who started this, and through how many shells
 
-spool_told=${1-} # told: who this process is comes on stdin; ready: the same, and nothing begins before
+spool_told=${1-} # told: who this process is comes on stdin
 spool_metadir='' # the directory of this run, absolute, as are all paths here
 spool_boot='' spool_pid_namespace='' spool_host='' # of the dispatcher, for the jid
 spool_engine='' # of a run on a cluster: its engine, and the variables that say which node this is and which id it has
@@ -90,30 +90,15 @@ spool_signal() {
     fi
 }
 
-# spool_listen: pass signals on from now on.
-spool_listen() {
-    trap 'spool_signal HUP 129' HUP
-    trap 'spool_signal INT 130' INT
-    trap 'spool_signal QUIT 131' QUIT
-    trap 'spool_signal TERM 143' TERM
-    trap 'spool_signal USR1 0' USR1
-    trap 'spool_signal USR2 0' USR2
-}
-
 # spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST [ENGINE:ID]". A shell reads
 # /proc byte by byte, which takes longer than its own start; so the process that started this one may have sent
 # "PID START_TICKS".
 spool_identify() {
     spool_pid='' spool_ticks=''
     # What is cut off before the end of its line may be the beginning of another number.
-    case $spool_told in
-    told) read -r spool_pid spool_ticks || spool_ticks='' ;;
-    ready)
-        read -r spool_pid spool_ticks || exit 73 # the process that gives the signal is gone
-        exec 8<&-                                # where this text came from
-        spool_listen                             # before, a signal ended this shell, and nothing was lost
-        ;;
-    esac
+    if [ "$spool_told" = told ]; then
+        read -r spool_pid spool_ticks || spool_ticks=''
+    fi
     case $spool_ticks in
     '' | *[!0-9]*) spool_pid='' ;;
     esac
@@ -510,7 +495,12 @@ spool_finish() {
 # What the shell has to say of a failed step is said better by the records; the children get stderr as 5.
 exec 5>&2 2> /dev/null
 
-if [ "$spool_told" != ready ]; then spool_listen; fi
+trap 'spool_signal HUP 129' HUP
+trap 'spool_signal INT 130' INT
+trap 'spool_signal QUIT 131' QUIT
+trap 'spool_signal TERM 143' TERM
+trap 'spool_signal USR1 0' USR1
+trap 'spool_signal USR2 0' USR2
 
 # The wrapper that creates the jid has the run; a later one exits at once: 17, or 73 if none could create it.
 spool_identify || exit 73

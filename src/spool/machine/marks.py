@@ -25,10 +25,12 @@ HOOK_MARK = "SPOOL_HOOK"
 """In the environment of a hook, which also has the variables of a run without being part of it."""
 
 _HOOK_MARK = f"{HOOK_MARK}=".encode()
-_WAITED = b"spool_told"  # among the arguments of a shell that was started ahead of its run
-_COMPILED = b"spool-wrapper"  # its marks are not shown if they are too long
-_OUTPUTS = (4, 5, 1, 2)  # descriptors of a wrapper's outputs, including one that has executed another program
-_SEEN_FOR_NS = 100_000_000  # how long one walk answers questions about further runs
+# Earlier versions started a shell ahead of its run, without its marks and with this among its arguments. A run that was
+# started so is still a run for the dispatcher of this version that takes over.
+_WAITED = b"spool_told"
+_COMPILED = b"spool-wrapper"  # whose marks are not shown where they are too long
+_OUTPUTS = (4, 5, 1, 2)  # of a wrapper, and of what it may have become
+_SEEN_FOR_NS = 100_000_000  # how long a walk answers questions about one run after the other
 
 
 class RealPaths(dict[str, str]):
@@ -80,10 +82,10 @@ def job_of(pid: int, spool_dir: str, *, proc: str = PROC) -> str | None:
 def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC) -> bool:
     """Whether the process *pid* is, or may be, the wrapper of a run of the spool at that real path.
 
-    A record can name any process; only what the process itself shows counts. A wrapper has its script among its
-    arguments, the run's marks in its environment, its outputs in the metadir, or a child with the marks. One that was
-    started ahead of its run has none of these at first, but shows that it waited for a run. Raises OSError if the
-    machine lacks the resources for the check.
+    A record can name any process; what counts is what the process itself shows. A wrapper has its script among its
+    arguments, the run's marks in its environment, its outputs in the metadir, or a child with the marks. One that an
+    earlier version started ahead of its run may have none of these, but shows that it waited for one. Raises OSError
+    where the machine has too little left to tell.
     """
     metadir = Layout(spool_dir).metadir(job, run)
     arguments = _read_of(pid, "cmdline", proc)

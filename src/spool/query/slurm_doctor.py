@@ -187,7 +187,7 @@ def _probed(subject: Subject, directory: str, nonce: str) -> Findings:
     language = SlurmLanguage(lambda: subject.config)
     mark = f"spool:doctor:{_PROBE}:{os.getpid()}"
     spec = jobfile.parse(b'command = "true"\nmemory = "64M"\ntime_limit = "1m"\n', name=_PROBE)
-    launch = Launch(_PROBE, 1, subject.root, directory, f"{directory}/script", _script(directory), spec=spec)
+    launch = Launch(_PROBE, 1, subject.root, directory, f"{directory}/script", spec=spec)
     begun_ns = time.time_ns()
     done = _run(language.submit(launch, mark))
     answer = language.submitted(done)

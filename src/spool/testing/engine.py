@@ -127,10 +127,6 @@ class FakeEngine:
         made = self.runs[launch.job, launch.run] = FakeRun(self, (launch.job, launch.run), launch.metadir)
         return made
 
-    def get_ready(self, text: bytes | None = None) -> int | None:
-        """Have nothing ready."""
-        return None
-
     def close(self) -> None:
         """Release nothing."""
 
