@@ -137,10 +137,9 @@ class Arrays:
     # Issuing.
 
     def _issue_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
-        for task, position in list(array.taken.items()):
+        for task in list(array.taken):
             if task not in self._state.jobs and task not in self._state.arrays:
-                del array.taken[task]
-                array.to_issue.appendleft(position)
+                array.name_freed(task)
         while array.to_issue:
             if time.monotonic_ns() >= until_ns:
                 return True

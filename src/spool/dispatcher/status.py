@@ -67,6 +67,7 @@ class StatusWriter:
         self._beat_ns = 0
         self._problems: tuple[str, ...] = ()
         self._running: dict[ActiveRun, tuple[Spec, JobView]] = {}  # what was said of those that merely run
+        self._spoken: set[tuple[str, int]] = set()  # runs whose jid was seen, though their handle does not know it
 
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
@@ -124,6 +125,8 @@ class StatusWriter:
         steady = not self._confinement.troubled
         if not steady or len(self._running) > 2 * len(self._state.live):
             self._running = {}  # those that are over are in it, too
+        if len(self._spoken) > 2 * len(self._state.live):
+            self._spoken &= self._state.live.keys()
         before = self._running
         for job in self._state.jobs.values():
             if (live := job.live) is not None:
@@ -197,7 +200,7 @@ class StatusWriter:
     def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
         """Return what is said of a run; *steady*: that may be said again as long as it merely runs."""
         view = self._view_of(live)
-        if steady and live.merely_runs:
+        if steady and live.merely_runs and (live.jid is not None or live.key in self._spoken):
             view = rendered(view)
             self._running[live] = live.spec, view
         return view
@@ -250,18 +253,21 @@ class StatusWriter:
             return live.proof
         if live.submitted is not None:  # its supervisor tells when that is over
             return Proof(Verdict.STOPPING if live.stop is not None else Verdict.STARTING)
-        registered = live.elsewhere is not None or live.jid is not None or live.registered or self._has_spoken(live)
+        registered = live.elsewhere is not None or live.jid is not None or self._has_spoken(live)
         self._awaits_word |= not registered
         liveness = Liveness.GONE if live.leftovers else Liveness.ALIVE if registered else Liveness.ABSENT
         return prove(Evidence(liveness, stop=live.stop_kind, leftovers=live.leftovers, grace=True))
 
     def _has_spoken(self, live: ActiveRun) -> bool:
+        if live.key in self._spoken:
+            return True
         try:
             jid = self._spool.jid(live.name, live.run)
-            live.note_registered(registered=isinstance(jid, Jid))
-            return jid is not Liveness.ABSENT
         except OSError:  # told of where the run is looked at
             return True
+        if isinstance(jid, Jid):
+            self._spoken.add(live.key)
+        return jid is not Liveness.ABSENT
 
     def _machine(self, machine: Machine) -> MachineView:
         runs = self._state.runs

@@ -112,6 +112,10 @@ class Array:
         """Learn that another job has the name of a task, which waits for that."""
         self.taken[task] = position
 
+    def name_freed(self, task: str) -> None:
+        """Issue a task next whose name another job had."""
+        self.to_issue.appendleft(self.taken.pop(task))
+
     def task_ended(self, task: str, outcome: State, at_ns: int | None) -> None:
         """Take in how a task has ended, and when, if that is known."""
         self.ended[task] = outcome
@@ -132,6 +136,10 @@ class Array:
         self.taken.clear()
         self.to_cancel.extend(name for name in self.names if name in self.open)
         return self.cancelled
+
+    def withdrawn(self) -> None:
+        """Mark it as cancelled because its job file waits nowhere: by whom, its file does not say."""
+        self.cancelled = "cancelled"
 
     def cancel_recorded(self) -> None:
         """Learn that a record says that it is cancelled."""

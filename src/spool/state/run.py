@@ -50,7 +50,6 @@ class ActiveRun:
     started_boot_ns: int  # on the clock since boot, which cannot be set
     executor: str
     handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
-    registered: bool = False  # its jid was seen, even if nobody had to read it
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     unregistered_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
@@ -164,7 +163,6 @@ class ActiveRun:
         """Whether it runs on this machine, and there is nothing else to say of it."""
         return (
             self.executor in LOCAL_EXECUTORS
-            and (self.registered or self.jid is not None)
             and self.proof is None
             and self.stop is None
             and self.gpu_watch is None
@@ -269,10 +267,6 @@ class ActiveRun:
         """Learn that they have answered. *kept* says why it is not cancelled."""
         self.asking = False
         self.kept = kept or self.kept
-
-    def note_registered(self, *, registered: bool) -> None:
-        """Learn whether its jid is there, even if nobody has to read it."""
-        self.registered = registered
 
     def was_alive(self, at_ns: int) -> None:
         """Take over that an earlier dispatcher, which watched it, was at work at *at_ns*."""

@@ -224,6 +224,11 @@ class SchedulerState:
         """Let a job go on from where its earlier runs left it."""
         job.attempts = attempts
 
+    def recall_refusal(self, job: JobEntry, refused: StartBackoff) -> None:
+        """Let a job wait that the machine has refused, as the dispatcher says."""
+        job.refused = refused
+        self.settle(job)
+
     def park(self, job: JobEntry, *, parked: bool) -> bool:
         """Take in whether a job is held; return whether it was."""
         was_parked, job.parked = job.parked, parked
