@@ -418,7 +418,7 @@ def test_what_the_state_owns_is_changed_in_the_state() -> None:
         for field in made.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     }
-    assert {"queued", "held_since_ns", "attempts", "unsettled", "stop"} <= fields
+    assert {"queued", "held_since_ns", "attempts", "unsettled", "phase"} <= fields
     found = [
         f"{module.layer}: {ast.unparse(part)}"
         for module in modules()

@@ -259,7 +259,7 @@ class Arrays:
         if not self._is_task(array, name):
             array.open.discard(name)  # another job has taken its name
         elif job.live is not None:
-            if job.live.stop is None and job.live.proof is None:
+            if job.live.stop is None and not job.live.is_over:
                 self._stops.order(job.live, Stop(StopKind.CANCEL, array.cancelled_by, now_ns, reason))
         elif job.queued is not None or job.held is not None:
             place = QUEUED if job.queued is not None else HELD

@@ -8,10 +8,24 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from typing import assert_never
 
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
+from spool.core.phases import (
+    Active,
+    Claimed,
+    Ended,
+    Filed,
+    Gone,
+    Outlived,
+    Recorded,
+    TakenBack,
+    Unread,
+    Unstartable,
+    Void,
+)
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Context
@@ -206,13 +220,11 @@ class StatusWriter:
         return view
 
     def _view_of(self, live: ActiveRun) -> JobView:
-        state, reason = shown(self._proof(live), filed=False, stop=live.stop, submitted=live.submitted)
-        if live.proof is None and live.gone:  # how it ended cannot be read yet
-            state, reason = State.STOPPING, "has ended"
+        state, reason = self._state_of(live)
         request, watch = live.spec.request, live.gpu_watch
         idle = watch.words(live.spec) if watch is not None else ""
         return JobView(
-            state=state or State.STARTING,
+            state=state,
             beside=self._beside(live),
             reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
             problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
@@ -247,16 +259,33 @@ class StatusWriter:
             return State.INVALID
         return State.QUEUED if job.queued is not None else State.HELD
 
+    def _state_of(self, live: ActiveRun) -> tuple[State, str]:
+        """Return the state of a run, and the reason, as every view tells them."""
+        phase = live.phase
+        match phase:
+            case Unread(empty=True) | Gone():  # how it ended cannot be read yet
+                return State.STOPPING, "has ended"
+            case Void():
+                proof = Proof(Verdict.VOID)
+            case Ended():
+                proof = Proof(Verdict.ENDED, phase.outcome, phase.reason)
+            case Recorded() | Filed():
+                proof = Proof(Verdict.ENDED, phase.ended.outcome, phase.ended.reason)
+            case Unread() | Claimed() | Unstartable() | TakenBack() | Active() | Outlived():
+                proof = self._proof(live)
+            case _:  # pragma: no cover
+                assert_never(phase)
+        state, reason = shown(proof, filed=False, stop=live.stop, submitted=live.submitted)
+        return state or State.STARTING, reason
+
     def _proof(self, live: ActiveRun) -> Proof:
-        """Return what is known of a run without asking the disk or the machine more than needed."""
-        if live.proof is not None:
-            return live.proof
+        """Return what is known of a run that may be alive, asking the disk and the machine no more than needed."""
         if live.submitted is not None:  # its supervisor tells when that is over
             return Proof(Verdict.STOPPING if live.stop is not None else Verdict.STARTING)
         registered = live.elsewhere is not None or live.jid is not None or self._has_spoken(live)
         self._awaits_word |= not registered
-        liveness = Liveness.GONE if live.leftovers else Liveness.ALIVE if registered else Liveness.ABSENT
-        return prove(Evidence(liveness, stop=live.stop_kind, leftovers=live.leftovers, grace=True))
+        liveness = Liveness.GONE if live.is_outlived else Liveness.ALIVE if registered else Liveness.ABSENT
+        return prove(Evidence(liveness, stop=live.stop_kind, leftovers=live.is_outlived, grace=True))
 
     def _has_spoken(self, live: ActiveRun) -> bool:
         if live.key in self._spoken:

@@ -17,6 +17,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Machine, Policy
+from spool.core.phases import Outlived
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal
@@ -178,7 +179,7 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, config:
     live.suspends(spool.suspension(name, run))
     if proof.verdict is Verdict.STOPPING:
         left = spool.exit(name, run)
-        live.outlived(left.at_ns if left is not None else None)
+        live.see(Outlived(left.at_ns if left is not None else None))
     return live
 
 

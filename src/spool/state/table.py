@@ -320,9 +320,9 @@ class SchedulerState:
         """Let a submission go on: *attempts* says how far it has come, *wait* is its place if it has a new one."""
         job.attempts, job.wait = attempts, wait or job.wait
 
-    def refused(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
-        """Take in that the machine refused what *live* was to be; without words it did not."""
-        job.refused = live.refused.again(live.refusal, now_ns) if live.refusal else live.refused
+    def refused(self, job: JobEntry, live: ActiveRun, why: str | None, now_ns: int) -> None:
+        """Take in that the machine refused what *live* was to be; without words (*why*) it did not."""
+        job.refused = live.refused.again(why, now_ns) if why else live.refused
 
     def ended_unstarted(self, job: JobEntry) -> None:
         """Take in that a job has ended and never started."""
