@@ -128,6 +128,9 @@ SAME_NAMES: dict[str, str] = {}
 # A circle is named by its first module.
 CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {}
+OF_OTHERS: dict[str, str] = {
+    "dispatcher: memory.open": "what the journal remembers, which recovery completes before there is a state",
+}
 CHILDREN_WITH_MAKERS: dict[str, str] = {
     "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",
     "FakeRun takes FakeEngine": "as the handles that it stands for",
@@ -402,6 +405,31 @@ def test_state_is_changed_by_its_owner() -> None:
         if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Attribute)
     ]
     assert _unlisted(deep, DEEP_ASSIGNMENTS) == []
+
+
+def test_what_the_state_owns_is_changed_in_the_state() -> None:
+    """No module outside `state/` assigns to a field of a job, a run, an array or the table, or to an entry of one."""
+    fields = {
+        field.target.id
+        for module in modules()
+        if module.layer == "state"
+        for made in ast.walk(module.tree)
+        if isinstance(made, ast.ClassDef)
+        for field in made.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    assert {"queued", "held_since_ns", "attempts", "unsettled", "phase"} <= fields
+    found = [
+        f"{module.layer}: {ast.unparse(part)}"
+        for module in modules()
+        if module.layer != "state" and any(name.startswith("spool.state.") for name, _ in module.imports())
+        for node in ast.walk(module.tree)
+        for target in _targets(node)
+        for part in [target.value if isinstance(target, ast.Subscript) else target]
+        if isinstance(part, ast.Attribute) and part.attr in fields
+        if not (isinstance(part.value, ast.Name) and part.value.id == "self")
+    ]
+    assert _unlisted(found, OF_OTHERS) == []
 
 
 def _targets(node: ast.AST) -> Iterator[ast.expr]:

@@ -81,7 +81,7 @@ def compare_kept(now: Dispatcher) -> None:
     """Assert that what the dispatcher keeps of its runs is what a look at all of them would find."""
     runs = now.state.live
     assert now.supervisor._polled == {key: live for key, live in runs.items() if now.supervisor._unwatched(live)}
-    missing = {key for key, live in runs.items() if live.file_missing_ns is not None and live.proof is None}
+    missing = {key for key, live in runs.items() if live.file_missing_ns is not None and not live.is_over}
     assert {key for key, live in now.filemoves._missing.items() if runs.get(key) is live} >= missing
     holding = {live.name: live.running for live in runs.values() if live.holds_room}
     assert dict(now.state.runs) == holding

@@ -19,6 +19,7 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
+from spool.core.phases import ACTIVE
 from spool.dispatcher import launcher, recovery, supervisor
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
@@ -102,7 +103,7 @@ def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> 
 def test_its_executor_says_how_a_run_goes_on_and_ends(session: Session) -> None:
     """Its liveness is the engine's word, its exit code that of its records, and what it used the engine's sum."""
     run, live = running(session)
-    assert (live.proof, live.jid is not None) == (None, True)
+    assert (live.is_over, live.jid is not None) == (False, True)
     run.used = Usage(cpu_time_ns=7_000_000, peak_memory_bytes=1 << 20)
     run.end(3)
     session.settle()
@@ -169,7 +170,7 @@ def test_a_cancel_asks_the_engine_and_forces_it_after_the_grace(session: Session
     run.obeys = False
     session.users.cancel("x")
     session.turns(3)
-    assert (run.asked, live.proof) == (["TERM"], None)
+    assert (run.asked, live.is_over) == (["TERM"], False)
     assert live.key in now(session).state.live
     terminating = now(session).terminator._runs[live.key]
     terminating.kill_at_ns = terminating.look_at_ns = time.monotonic_ns()
@@ -643,7 +644,7 @@ def test_a_run_whose_grant_a_power_cut_has_emptied_is_still_its_engine_s(session
     (session.world.root / "jobs" / "x" / "1" / "jid").write_bytes(b"4711 1 there - elsewhere slurm:7\n")
     session.turns(3)
     live = now(session).state.live["x", 1]
-    assert (live.executor, live.handle, live.proof) == ("slurm", FakeEngine.runs["x", 1], None)
+    assert (live.executor, live.handle, live.is_over) == ("slurm", FakeEngine.runs["x", 1], False)
 
 
 def test_a_run_that_cannot_be_read_is_watched_where_it_is(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -667,7 +668,7 @@ def test_a_run_that_cannot_be_read_is_watched_where_it_is(session: Session, monk
     now(session).confinement.forget(Thing.of_job("x"))
     session.turns(3)
     live = now(session).state.live["x", 1]
-    assert (live.executor, live.handle, live.unread) == ("slurm", FakeEngine.runs["x", 1], False)
+    assert (live.executor, live.handle, live.phase) == ("slurm", FakeEngine.runs["x", 1], ACTIVE)
     assert history(session.world.root) == []
 
 

@@ -92,7 +92,8 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     text = jid.read_bytes()
     jid.unlink()  # it has not spoken yet
     live.launched(session.world.engine.no_child(*live.key, None))
-    live.registered = False
+    now.status._running.clear()  # what was said of it before
+    now.status._spoken.clear()
     write = partial(StatusWriter.write, now.status, None, None, paused=False)
     write(force=True)
     now.status._next_ns, now.status._refresh_ns = 0, 1 << 62
@@ -208,7 +209,7 @@ def test_a_run_that_has_spoken_meanwhile_is_rendered_once(session: Session, monk
     """Nobody had to read its jid before, and what is said of it then is what is said from then on."""
     now = running(session, 10, monkeypatch)
     for live in now.state.live.values():
-        live.registered = False
+        now.status._spoken.clear()
         assert live.handle is not None
         live.launched(session.world.engine.no_child(*live.key, None))
     now.status._running.clear()

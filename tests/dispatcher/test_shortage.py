@@ -17,8 +17,9 @@ import pytest
 from crash.world import Session, World, check, ends_of, world_at
 from spool.core import layout
 from spool.core.errors import StartRefused
-from spool.core.lifecycle import Proof, Verdict
+from spool.core.lifecycle import RunEnd
 from spool.core.model import SECOND_NS, State
+from spool.core.phases import Ended, Void
 from spool.dispatcher import recovery
 from spool.dispatcher.planner import Shortage
 from spool.dispatcher.timers import Timer
@@ -143,13 +144,13 @@ def test_the_end_of_a_shortage_is_its_first_run_that_begins(tmp_path: Path) -> N
     shortage = Shortage(spool, timer)
     one, two, three = (_live(name, at) for name, at in (("one", 10), ("two", 20), ("three", 30)))
     assert shortage.most() is None
-    shortage.refused(one, 11)
+    shortage.refused(one, "no process", 11)
     assert (shortage.most(), shortage.words(12)) == (1, "")
     shortage.tries(two)
     assert (shortage.most(), shortage.words(21)) == (0, "no process; job two is tried first")
     assert timer.at_ns is not None
     assert timer.at_ns > 21
-    shortage.refused(two, 22)
+    shortage.refused(two, "no process", 22)
     assert shortage.words(23).startswith("no process; tried again at ")
     assert timer.at_ns == 22 + SECOND_NS
     later = 2 * SECOND_NS
@@ -166,9 +167,9 @@ def test_a_first_job_whose_status_does_not_say_running_keeps_nobody_waiting(age_
     """Whatever its wrapper wrote is a beginning, and so is a life of two seconds where the job removed the record."""
     spool: Any = SimpleNamespace(record=lambda *_: status)
     shortage = Shortage(spool, Timer())
-    shortage.refused(_live("one", 10), 11)
+    shortage.refused(_live("one", 10), "no process", 11)
     first = _live("two", 20)
-    first.proof, first.started_boot_ns = None, first.started_boot_ns - (3600 * SECOND_NS + age_ns if age_ns else 0)
+    first.is_over, first.started_boot_ns = False, first.started_boot_ns - (3600 * SECOND_NS + age_ns if age_ns else 0)
     shortage.tries(first)
     assert (shortage.words(21), shortage.most()) == ("", None)
 
@@ -183,16 +184,14 @@ def test_runs_that_were_refused_together_count_once(tmp_path: Path) -> None:
 
 
 def _live(name: str, at_ns: int) -> Any:
-    proof = Proof(Verdict.VOID)
     return SimpleNamespace(
         name=name,
         run=1,
         started_at_ns=at_ns,
         started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 3600 * SECOND_NS,  # it grows old in no test
-        refusal="no process",
         elsewhere=None,
-        proof=proof,
-        exit_code=None,
+        phase=Void(RunEnd(at_ns), "no process"),
+        is_over=True,
         exit_status=None,
     )
 
@@ -292,27 +291,18 @@ _LAUNCHED = [layout.SPEC_COPY, layout.GRANT, layout.WRAPPER]
 def test_a_job_that_removes_its_own_jid_has_begun(session: Session, status: int, leftovers: list[str]) -> None:
     """Whatever a run leaves but its jid proves that it began, and nothing says later that it never did."""
     live = _without_jid(session, status, leftovers)
-    assert live.proof is not None
-    assert live.proof.outcome in (State.LOST, State.FAILED)
+    assert live.ended is not None
+    assert live.ended.outcome in (State.LOST, State.FAILED)
     assert Spool(str(session.world.root)).record("x", 1, layout.JID) != run_records.VOID_JID
 
 
 @pytest.mark.parametrize(
-    ("status", "verdict"),
-    [
-        (NO_JID << 8, Verdict.VOID),
-        (REFUSED << 8, Verdict.VOID),
-        (signal.SIGKILL, Verdict.ENDED),
-        (1 << 8, Verdict.ENDED),
-    ],
+    ("status", "phase"), [(NO_JID << 8, Void), (REFUSED << 8, Void), (signal.SIGKILL, Ended), (1 << 8, Ended)]
 )
-def test_a_wrapper_without_a_trace_is_refused_only_if_it_says_so(
-    session: Session, status: int, verdict: Verdict
-) -> None:
+def test_a_wrapper_without_a_trace_is_refused_only_if_it_says_so(session: Session, status: int, phase: type) -> None:
     """The exit codes 73 and 75 mean that the machine refused something; any other end without a jid is a failure."""
     live = _without_jid(session, status, _LAUNCHED)
-    assert live.proof is not None
-    assert live.proof.verdict is verdict
+    assert isinstance(live.phase, phase)
 
 
 def test_a_silent_run_that_has_left_a_trace_is_not_taken_back(

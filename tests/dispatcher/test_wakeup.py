@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from spool.core.model import Grant, Spec
+from spool.core.phases import Outlived
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors.local import LocalProcesses
 from spool.machine import children, identity
@@ -52,7 +53,7 @@ def test_a_wrapper_that_is_gone_before_it_is_watched_has_ended(wakes: Wakeup, mo
     wakes.watch_run(live)
     assert _slept_for(wakes, monkeypatch) == 0
     assert wakes.ended_runs() == {live.key}
-    live.outlived(None)
+    live.see(Outlived())
     wakes.watch_run(live)
     assert _slept_for(wakes, monkeypatch) is None
     assert wakes.ended_runs() == set()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, assert_never
 
 from spool.core.errors import shown
 from spool.core.lazyclass import dataclass, names_of
@@ -27,27 +27,30 @@ _BAR = 20  # cells of a bar
 _REDRAWN_NS = 100_000_000  # how often at most
 _NARROW = 5  # cells: no column becomes narrower than this
 
-STATE_STYLES = {
-    State.RUNNING: "green",
-    State.STARTING: "green",
-    State.STOPPING: "yellow",
-    State.SUBMITTED: "blue",
-    State.QUEUED: "",
-    State.HELD: "cyan",
-    State.INVALID: "bold red",
-    State.FINISHED: "dim",
-    State.FAILED: "red",
-    State.TIMEOUT: "red",
-    State.OUT_OF_MEMORY: "red",
-    State.LOST: "red",
-    State.UNSCHEDULABLE: "red",
-    State.CANCELLED: "dim yellow",
-}
-
 
 def style_of(state: State) -> str:
-    """Return how a job in that state is drawn; a state without a style is plain text."""
-    return STATE_STYLES.get(state, "")
+    """Return how a job in that state is drawn."""
+    match state:
+        case State.RUNNING | State.STARTING:
+            return "green"
+        case State.STOPPING:
+            return "yellow"
+        case State.SUBMITTED:
+            return "blue"
+        case State.QUEUED:
+            return ""
+        case State.HELD:
+            return "cyan"
+        case State.INVALID:
+            return "bold red"
+        case State.FINISHED:
+            return "dim"
+        case State.FAILED | State.TIMEOUT | State.OUT_OF_MEMORY | State.LOST | State.UNSCHEDULABLE:
+            return "red"
+        case State.CANCELLED:
+            return "dim yellow"
+        case _:  # pragma: no cover
+            assert_never(state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import click
 
@@ -34,22 +34,30 @@ _BAR_AFTER_NS = 500_000_000  # no bar for what ends at once
 _BAR_EVERY_NS = 1_000_000_000
 TIMED_OUT = 124  # as coreutils' timeout
 
-CODES = {
-    State.FINISHED: 0,
-    State.TIMEOUT: TIMED_OUT,
-    State.LOST: 125,
-    State.CANCELLED: 130,
-    State.OUT_OF_MEMORY: 137,
-    State.UNSCHEDULABLE: 75,
-    State.INVALID: int(ExitCode.INVALID_FILE),
-}
-
 
 def code_of(outcome: State, exit_code: int | None) -> int:
     """Return the exit code for a job that ended with *outcome*; a failed one's is its own."""
-    if outcome is State.FAILED:
-        return exit_code or 1
-    return CODES.get(outcome, int(ExitCode.FAILED))
+    match outcome:
+        case State.FINISHED:
+            return 0
+        case State.FAILED:
+            return exit_code or 1
+        case State.TIMEOUT:
+            return TIMED_OUT
+        case State.LOST:
+            return 125
+        case State.CANCELLED:
+            return 130
+        case State.OUT_OF_MEMORY:
+            return 137
+        case State.UNSCHEDULABLE:
+            return 75
+        case State.INVALID:
+            return int(ExitCode.INVALID_FILE)
+        case State.QUEUED | State.HELD | State.SUBMITTED | State.STARTING | State.RUNNING | State.STOPPING:
+            return int(ExitCode.FAILED)  # no end
+        case _:  # pragma: no cover
+            assert_never(outcome)
 
 
 def told(end: End) -> str:

@@ -260,14 +260,6 @@ def _outcome(evidence: Evidence) -> tuple[State, str]:
     return State.LOST, "its processes are gone and left no exit code"
 
 
-_SHOWN = {
-    Verdict.STARTING: State.STARTING,
-    Verdict.SILENT: State.STARTING,
-    Verdict.RUNNING: State.RUNNING,
-    Verdict.STOPPING: State.STOPPING,
-}
-
-
 def shown(
     proof: Proof,
     *,
@@ -282,6 +274,7 @@ def shown(
     waits on its engine; None if it has begun, or was started here. *elsewhere* is what is known of a run on an engine;
     None for a run on this machine.
     """
+    ordered = f"{stop.kind} by {stop.by}" if stop is not None else ""
     match proof.verdict:
         case Verdict.VOID:
             return None, "withdrawn before it started"
@@ -293,12 +286,16 @@ def shown(
             return State.RUNNING, "on another host, not visible from here" if elsewhere is None else elsewhere
         case Verdict.STOPPING if stop is None:
             return State.STOPPING, _LEFTOVERS
-        case _ if submitted is not None and stop is None:
-            return State.SUBMITTED, submitted
-        case _ if stop is not None and (submitted is not None or proof.verdict is Verdict.UNREACHABLE):
-            return State.STOPPING, f"{stop.kind} by {stop.by}"
-        case _:
-            return _SHOWN[proof.verdict], f"{stop.kind} by {stop.by}" if stop is not None else ""
+        case Verdict.UNREACHABLE | Verdict.STOPPING:
+            return State.STOPPING, ordered
+        case Verdict.STARTING | Verdict.SILENT | Verdict.RUNNING if submitted is not None:
+            return (State.STOPPING, ordered) if ordered else (State.SUBMITTED, submitted)
+        case Verdict.STARTING | Verdict.SILENT:
+            return State.STARTING, ordered
+        case Verdict.RUNNING:
+            return State.RUNNING, ordered
+        case _:  # pragma: no cover
+            assert_never(proof.verdict)
 
 
 def handed_to(engine: str) -> str:

@@ -137,10 +137,9 @@ class Arrays:
     # Issuing.
 
     def _issue_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
-        for task, position in list(array.taken.items()):
+        for task in list(array.taken):
             if task not in self._state.jobs and task not in self._state.arrays:
-                del array.taken[task]
-                array.to_issue.appendleft(position)
+                array.name_freed(task)
         while array.to_issue:
             if time.monotonic_ns() >= until_ns:
                 return True
@@ -260,7 +259,7 @@ class Arrays:
         if not self._is_task(array, name):
             array.open.discard(name)  # another job has taken its name
         elif job.live is not None:
-            if job.live.stop is None and job.live.proof is None:
+            if job.live.stop is None and not job.live.is_over:
                 self._stops.order(job.live, Stop(StopKind.CANCEL, array.cancelled_by, now_ns, reason))
         elif job.queued is not None or job.held is not None:
             place = QUEUED if job.queued is not None else HELD

@@ -74,7 +74,7 @@ class FileMoves:
         for name in self._changes.runs.take():
             job = self._state.jobs.get(name)
             live = job.live if job is not None else None
-            if live is None or live.proof is not None:
+            if live is None or live.is_over:
                 continue
             if self._confinement.pauses(Thing.of_run(live.key), "read the file of"):
                 self._changes.runs.add(name)
@@ -94,7 +94,7 @@ class FileMoves:
             return
         self._timer.set(None)
         for key, live in list(self._missing.items()):
-            if live.file_missing_ns is None or live.proof is not None or self._state.live.get(key) is not live:
+            if live.file_missing_ns is None or live.is_over or self._state.live.get(key) is not live:
                 del self._missing[key]
             elif live.stop is None and not live.asking:
                 self._try_missing(live)

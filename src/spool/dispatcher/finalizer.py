@@ -14,8 +14,9 @@ from spool.core import layout
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass, replace
-from spool.core.lifecycle import PREEMPTED, EndedAttempt, RunEnd, continuation
+from spool.core.lifecycle import PREEMPTED, EndedAttempt, continuation
 from spool.core.model import Jid, Result, Spec, State, StopKind
+from spool.core.phases import Ended, Filed, Recorded, Void
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.scanner import Scanner
@@ -86,7 +87,8 @@ class Finalizer:
         told = [live for live in ready if live in lines]
         self._journal.account(b"".join(lines[live] for live in told))
         for live in told:
-            live.is_accounted(accounted=True)
+            if isinstance(live.phase, Recorded):
+                live.see(replace(live.phase, accounted=True))
         for live in ready:
             if live.result is not None:
                 self._tell(self._state.job(live.name), live.result, live.spec)
@@ -96,7 +98,7 @@ class Finalizer:
 
     def _accounts(self, over: list[ActiveRun]) -> dict[tuple[str, int], Result]:
         """Return what the history says of those that an earlier dispatcher may have written down, in one reading."""
-        asked = {live.key: live.started_at_ns for live in over if live.adopted and not live.met_alive}
+        asked = {live.key: live.started_at_ns for live in over if live.may_be_recorded}
         found: dict[tuple[str, int], Result] = {}
         for known in self._spool.accounts_since(min(asked.values())) if asked else ():  # newest first
             key = known.job, known.run
@@ -118,42 +120,36 @@ class Finalizer:
         now_ns: int,
     ) -> None:
         """Write down how a run ended, and add its line of the history to *lines* if *accounts* has none."""
-        proof = live.proof
-        assert proof is not None
-        if proof.outcome is None or (live.result is not None and live.accounted):
-            return
-        # Beside a wrapper that has lived since, a result is none of an earlier dispatcher.
-        recorded = self._spool.result(live.name, live.run) if live.adopted and not live.met_alive else None
-        known = recorded or live.result
-        if live.adopted and known is None:
+        if isinstance(live.phase, Ended):
+            # Beside a wrapper that has lived since, a result is none of an earlier dispatcher.
+            recorded = self._spool.result(live.name, live.run) if live.may_be_recorded else None
             # A power cut may have emptied the result and spared the line of the history, which is synced.
-            known = accounts.get(live.key)
-            live.is_accounted(accounted=known is not None)
-        elif recorded is not None and live.result is None:
-            live.is_accounted(accounted=live.key in accounts)
-        result = known or self._result(self._state.job(live.name), live, proof.outcome, proof.reason, now_ns)
-        if recorded is None and live.result is None:
-            self._write(live, result)
-        live.has_result(result)
-        if not live.accounted:
-            lines[live] = render_history(result, now_ns)
+            result = recorded or accounts.get(live.key) or self._result(live, live.phase)
+            if recorded is None:
+                self._write(live, live.phase, result)
+            live.see(Recorded(live.phase, result, accounted=live.key in accounts))
+        if isinstance(live.phase, Recorded) and not live.phase.accounted:
+            lines[live] = render_history(live.phase.result, now_ns)
 
     def _file_away(self, live: ActiveRun, now_ns: int) -> None:
-        job = self._state.job(live.name)
-        if live.result is not None:
-            self._move(job, live, live.result)
-        else:
-            self._void(job, live, now_ns)
+        job, phase = self._state.job(live.name), live.phase
+        match phase:
+            case Recorded() | Filed():
+                self._move(job, live, phase.ended, phase.result)
+            case Void():
+                self._void(job, live, phase, now_ns)
+            case _:
+                raise AssertionError(f"run {live.run} of job {live.name} is not over: {phase}")
 
-    def _write(self, live: ActiveRun, result: Result) -> None:
-        if result.outcome not in (State.FINISHED, State.FAILED) or live.failure is not None:
+    def _write(self, live: ActiveRun, ended: Ended, result: Result) -> None:
+        if result.outcome not in (State.FINISHED, State.FAILED) or ended.unstarted:
             # In all other cases the wrapper has written the word. It comes first: a result says that all is written.
             self._spool.put_record(live.name, live.run, layout.STATUS, run_records.render_status(result.outcome))
-        if live.failure is not None:  # no wrapper has said it
+        if ended.unstarted:  # no wrapper has said it
             self._spool.put_record(live.name, live.run, layout.JOB_LOG, _said(result.reason))
         self._spool.put_record(live.name, live.run, layout.RESULT, render_result(result))
 
-    def _move(self, job: JobEntry, live: ActiveRun, result: Result) -> None:
+    def _move(self, job: JobEntry, live: ActiveRun, ended: Ended, result: Result) -> None:
         """Put the job's file where it belongs after *result*, and the job where it stands."""
         spool, name = self._spool, live.name
         final = result.again is None
@@ -164,7 +160,7 @@ class Finalizer:
         if final and not spool.archive_file(name, RUNNING) and not self._moved_away(live):
             spool.archive(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
         over = journal.Over(name, live.run, final, result.outcome)
-        live.filed(final=final)
+        live.see(Filed(ended, result, final))
         if final:
             self._journal.note(over)
             self._state.end_series(job, live)
@@ -204,14 +200,14 @@ class Finalizer:
         """Whether a person has moved the file of a run to where it waits."""
         return self._spool.holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns)
 
-    def _void(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
+    def _void(self, job: JobEntry, live: ActiveRun, void: Void, now_ns: int) -> None:
         """Put the job of a run whose command has not begun and never will back; nothing is counted."""
         if isinstance(self._spool.jid(live.name, live.run), Jid):
             # Its wrapper is gone, and has said that the machine refused it a process: its number is not used again.
             self._spool.put_record(live.name, live.run, layout.JID, run_records.VOID_JID)
-        self._state.refused(job, live, now_ns)
-        if live.held_because and self._spool.hold_because(live.name, live.held_because, RUNNING):
-            log.warning("job %s is held: %s", live.name, live.held_because)
+        self._state.refused(job, live, void.refusal, now_ns)
+        if void.held_because and self._spool.hold_because(live.name, void.held_because, RUNNING):
+            log.warning("job %s is held: %s", live.name, void.held_because)
             self._state.go_on(job, live.attempts, live.waits_on(now_ns))
         elif self._spool.requeue_file(live.name, QUEUED):
             self._state.go_on(job, live.attempts, live.waits_on(now_ns))
@@ -271,8 +267,8 @@ class Finalizer:
         self._tell(job, result, spec)
         self._events.flush()
 
-    def _result(self, job: JobEntry, live: ActiveRun, outcome: State, reason: str, now_ns: int) -> Result:
-        end = live.end or RunEnd(now_ns)
+    def _result(self, live: ActiveRun, ended: Ended) -> Result:
+        outcome, reason, end = ended.outcome, ended.reason, ended.end
         result = Result(
             job=live.name,
             run=live.run,
@@ -283,7 +279,7 @@ class Finalizer:
             started_at_ns=live.ran_from_ns,
             ended_at_ns=end.at_ns,
             end_is_bound=end.is_bound,
-            exit_code=live.exit_code,
+            exit_code=ended.exit_code,
             peak_memory_bytes=live.peak_memory_bytes,
             cpu_time_ns=live.cpu_time_ns,
             requeues=live.attempts.requeues,
@@ -302,7 +298,7 @@ class Finalizer:
         if kind in (StopKind.REQUEUE, StopKind.HOLD):
             if set(self._spool.places(live.name)) <= {DONE}:  # somebody has thought better of that
                 return replace(result, reason=f"{reason}, and cancelled")
-        elif self._superseded(job, live):
+        elif self._superseded(self._state.job(live.name), live):
             return result
         attempt = EndedAttempt(
             outcome,

@@ -19,6 +19,7 @@ from spool.core.events import Answer
 from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Grant, Spec
+from spool.core.phases import Unstartable
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -103,7 +104,7 @@ class Launcher:
     def start(
         self, starts: Sequence[tuple[Start, Answer | None]], now_ns: int
     ) -> tuple[list[ActiveRun], list[Blocked], SpoolTrouble | None]:
-        """Start each of *starts*; return the runs (one with `failure` set was not launched) and what stays behind.
+        """Start each of *starts*; return the runs (an `Unstartable` one was not launched) and what stays behind.
 
         Each start comes with what hooks want its wrapper to say. A job whose file was changed, moved or deleted since
         it was looked at is skipped: the next look sees why. Where the spool as a whole fails, that is returned
@@ -116,7 +117,7 @@ class Launcher:
         finally:  # what is kept in memory can wait until the wrappers are on their way
             for live in prepared:
                 self._state.claimed(self._state.job(live.name), live, now_ns)
-        if trouble is None and any(live.failure is None and not is_on_its_way(live) for live in prepared):
+        if trouble is None and any(not is_unstartable(live) and not is_on_its_way(live) for live in prepared):
             self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
         return list(prepared), blocked, trouble
 
@@ -142,8 +143,7 @@ class Launcher:
                 refused = self._launch(live, group, now_ns)
             if live.handle is None:
                 _remove(group)
-                if live.failure is None:
-                    live.taken_back()
+                live.taken_back()
         return None
 
     def _prepare_all(
@@ -262,7 +262,7 @@ class Launcher:
         try:
             return self._scripts.render(live, self._executors[live.executor], texts, group), group
         except SpoolError as error:
-            live.failed_to_launch(str(error))
+            live.see(Unstartable(str(error)))
             return b"#!/bin/sh\n", group
 
     def _live(self, job: JobEntry, file: JobFileVersion, run: int, grant: Grant, now_ns: int) -> ActiveRun:
@@ -287,7 +287,7 @@ class Launcher:
 
     def _launch(self, live: ActiveRun, group: RunGroup | None, now_ns: int) -> bool:
         """Start the wrapper of a run, and tell whether the machine refuses to."""
-        if live.failure is not None:
+        if is_unstartable(live):
             return False
         metadir = self._spool.layout.metadir(live.name, live.run)
         launch = Launch(
@@ -304,10 +304,10 @@ class Launcher:
             handle = self._executors[live.executor].start(launch)
         except StartRefused as error:
             live.taken_back(str(error))
-            self._shortage.refused(live, now_ns)
+            self._shortage.refused(live, str(error), now_ns)
             return True
         except SpoolError as error:
-            live.failed_to_launch(str(error))
+            live.see(Unstartable(str(error)))
             return False
         if handle is not None:  # else the job waits for its executor
             live.launched(handle)
@@ -320,6 +320,11 @@ def _remove(group: RunGroup | None) -> None:
     """Remove a control group that nothing has entered."""
     if group is not None:
         group.remove()
+
+
+def is_unstartable(live: ActiveRun) -> bool:
+    """Whether it could not be started, and never will be."""
+    return isinstance(live.phase, Unstartable)
 
 
 def is_on_its_way(live: ActiveRun) -> bool:

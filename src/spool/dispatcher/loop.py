@@ -15,6 +15,7 @@ from typing import TypeVar
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import SECOND_NS, State
+from spool.core.phases import Filed, TakenBack, Unstartable
 from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
@@ -467,13 +468,13 @@ class Dispatcher:
                 log.error("cannot start job %s: %s", one.name, one.why)
         if trouble is not None:
             raise trouble
-        return sum(live.failure is None and is_on_its_way(live) for live in runs)
+        return sum(is_on_its_way(live) for live in runs)
 
     def _watch(self, live: ActiveRun) -> None:
         """Watch a run from now on: its end, its limits, orders to stop it."""
         level, what = (logging.INFO, "adopted") if live.adopted else (logging.DEBUG, "started")
         log.log(level, "job %s run %d: %s", live.name, live.run, what)
-        if live.failure is not None or live.processes_gone:  # nothing was started
+        if isinstance(live.phase, Unstartable | TakenBack):  # nothing was started
             self.supervisor.watch(live)
             self.supervisor.suspect(live)
             return
@@ -519,13 +520,13 @@ class Dispatcher:
         return self.finalizer.file(self._unfiled, self.clock())
 
     def _after(self, live: ActiveRun) -> None:
-        proof = live.proof
-        if proof is None or proof.outcome is None:
-            return
+        if not isinstance(live.phase, Filed):
+            return  # it never began
+        ended = live.phase.ended
         self.planner.learn(live)
-        log.info("job %s run %d: %s (%s)", live.name, live.run, proof.outcome, proof.reason)
-        if live.final and proof.outcome not in (State.FINISHED, State.CANCELLED):
+        log.info("job %s run %d: %s (%s)", live.name, live.run, ended.outcome, ended.reason)
+        if live.phase.final and ended.outcome not in (State.FINISHED, State.CANCELLED):
             with self.confinement.service("pause", "the spool"):
-                self.pause.failed(live.name, f"{proof.outcome}: {proof.reason}")
+                self.pause.failed(live.name, f"{ended.outcome}: {ended.reason}")
             with self.confinement.service("halt", "the spool"):
-                self.halt.failed(live.name, f"{proof.outcome}: {proof.reason}")
+                self.halt.failed(live.name, f"{ended.outcome}: {ended.reason}")

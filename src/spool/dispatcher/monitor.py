@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 from spool.core.eventnames import EventName
 from spool.core.gpus import stranger
-from spool.core.lifecycle import Liveness, Verdict
+from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Gpu, Jid, Machine, Running, Stop, StopKind
+from spool.core.phases import Ended
 from spool.core.reservations import is_active
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -157,15 +158,15 @@ class Monitor:
         if not self._silent and not self._told:
             return
         for live in lives:
-            void = live.proof is not None and live.proof.verdict is Verdict.VOID  # its wrapper may have begun
-            if self._silent.pop(live.key, None) is not None and not void and self._has_begun(live):
+            silent = self._silent.pop(live.key, None) is not None
+            if silent and live.ended is not None and self._has_begun(live, live.ended):  # a void one may have begun
                 self._events.run(EventName.STARTED, live, self._clock())
         for live in lives:
             for name in _OF_RUNS:
                 self._forget(_key(live, name))
 
-    def _has_begun(self, live: ActiveRun) -> bool:
-        if live.jid is not None or live.exit_code is not None:
+    def _has_begun(self, live: ActiveRun, ended: Ended) -> bool:
+        if live.jid is not None or ended.exit_code is not None:
             return True
         return isinstance(self._jid(live), Jid)
 

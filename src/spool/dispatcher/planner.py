@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from spool.core import layout
 from spool.core.backfill import Holding
 from spool.core.lazyclass import dataclass, replace
-from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Machine, State
+from spool.core.phases import Void
 from spool.core.reasons import show_instant
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.context import Context
@@ -215,25 +215,25 @@ class Shortage:
             self._first, self._look_in_ns = live, _FIRST_LOOK_NS
             self._timer.set(time.time_ns() + _FIRST_LOOK_NS)
 
-    def refused(self, live: ActiveRun, now_ns: int) -> None:
-        """Know that the machine has refused *live* what `live.refusal` says."""
+    def refused(self, live: ActiveRun, why: str | None, now_ns: int) -> None:
+        """Count that the machine has refused *live* what *why* says; None: nothing."""
         if live is self._first:
             self._first = None
-        if live.refusal is None or live.started_at_ns <= self._known_ns:
+        if why is None or live.started_at_ns <= self._known_ns:
             return  # they were on their way together
         self._known_ns = now_ns
         if self._job not in (None, live.name):
-            self._refusal = self._refusal.again(live.refusal, now_ns)
-        self._job, self._why = live.name, live.refusal
+            self._refusal = self._refusal.again(why, now_ns)
+        self._job, self._why = live.name, why
 
     def ended(self, lives: Iterable[ActiveRun], now_ns: int) -> None:
         """Know of runs that are over."""
         for live in lives:
             if live.elsewhere is not None:
                 continue  # that says nothing about this machine
-            if live.proof is not None and live.proof.verdict is Verdict.VOID:
-                self.refused(live, now_ns)
-            elif live.started_at_ns > self._known_ns and live.exit_code is not None:
+            if isinstance(live.phase, Void):
+                self.refused(live, live.phase.refusal, now_ns)
+            elif live.started_at_ns > self._known_ns and live.ended is not None and live.ended.exit_code is not None:
                 self._is_over()
             elif live is self._first:
                 self._first = None
@@ -256,7 +256,7 @@ class Shortage:
     def _has_begun(self, live: ActiveRun) -> bool:
         """Whether the wrapper says so, or lives for so long that nothing seems to be refused to it."""
         if time.clock_gettime_ns(time.CLOCK_BOOTTIME) - live.started_boot_ns >= _BEGUN_AFTER_NS:
-            return live.proof is None and live.exit_status is None
+            return not live.is_over and live.exit_status is None
         try:
             return self._spool.record(live.name, live.run, layout.STATUS) not in (None, _GONE_BACK)
         except OSError:  # who but its job keeps us from reading it?

@@ -222,7 +222,7 @@ class Recovery:
         if live is not None and not live.spec.is_array:
             live.began(_started_boot_ns(None, live.started_at_ns))
             with suppress(OSError):  # an engine elsewhere knows it by records that cannot be read
-                live.launched(self._executors.adopt(live.executor, name, live.run, None))
+                live.adopted_as(self._executors.adopt(live.executor, name, live.run, None))
             self._state.add_run(job, live)
 
     def _finish_cut_off(self, name: str) -> None:
@@ -410,7 +410,7 @@ class Recovery:
         )
         if isinstance(found, Jid) and live.may_be(found):
             handle.identified(found)
-        live.launched(handle)
+        live.adopted_as(handle)
         live.suspends(spool.suspension(name, run), spool.suspend_order(name) or "")
         if stop is not None:
             live.stop_on_record(stop)

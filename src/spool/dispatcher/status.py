@@ -8,10 +8,24 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from typing import assert_never
 
 from spool.core import layout
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
+from spool.core.phases import (
+    Active,
+    Claimed,
+    Ended,
+    Filed,
+    Gone,
+    Outlived,
+    Recorded,
+    TakenBack,
+    Unread,
+    Unstartable,
+    Void,
+)
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Context
@@ -67,6 +81,7 @@ class StatusWriter:
         self._beat_ns = 0
         self._problems: tuple[str, ...] = ()
         self._running: dict[ActiveRun, tuple[Spec, JobView]] = {}  # what was said of those that merely run
+        self._spoken: set[tuple[str, int]] = set()  # runs whose jid was seen, though their handle does not know it
 
     def changed(self) -> None:
         """Take note that what the file says is no longer so."""
@@ -124,6 +139,8 @@ class StatusWriter:
         steady = not self._confinement.troubled
         if not steady or len(self._running) > 2 * len(self._state.live):
             self._running = {}  # those that are over are in it, too
+        if len(self._spoken) > 2 * len(self._state.live):
+            self._spoken &= self._state.live.keys()
         before = self._running
         for job in self._state.jobs.values():
             if (live := job.live) is not None:
@@ -197,19 +214,17 @@ class StatusWriter:
     def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
         """Return what is said of a run; *steady*: that may be said again as long as it merely runs."""
         view = self._view_of(live)
-        if steady and live.merely_runs:
+        if steady and live.merely_runs and (live.jid is not None or live.key in self._spoken):
             view = rendered(view)
             self._running[live] = live.spec, view
         return view
 
     def _view_of(self, live: ActiveRun) -> JobView:
-        state, reason = shown(self._proof(live), filed=False, stop=live.stop, submitted=live.submitted)
-        if live.proof is None and live.gone:  # how it ended cannot be read yet
-            state, reason = State.STOPPING, "has ended"
+        state, reason = self._state_of(live)
         request, watch = live.spec.request, live.gpu_watch
         idle = watch.words(live.spec) if watch is not None else ""
         return JobView(
-            state=state or State.STARTING,
+            state=state,
             beside=self._beside(live),
             reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
             problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
@@ -244,24 +259,44 @@ class StatusWriter:
             return State.INVALID
         return State.QUEUED if job.queued is not None else State.HELD
 
+    def _state_of(self, live: ActiveRun) -> tuple[State, str]:
+        """Return the state of a run, and the reason, as every view tells them."""
+        phase = live.phase
+        match phase:
+            case Unread(empty=True) | Gone():  # how it ended cannot be read yet
+                return State.STOPPING, "has ended"
+            case Void():
+                proof = Proof(Verdict.VOID)
+            case Ended():
+                proof = Proof(Verdict.ENDED, phase.outcome, phase.reason)
+            case Recorded() | Filed():
+                proof = Proof(Verdict.ENDED, phase.ended.outcome, phase.ended.reason)
+            case Unread() | Claimed() | Unstartable() | TakenBack() | Active() | Outlived():
+                proof = self._proof(live)
+            case _:  # pragma: no cover
+                assert_never(phase)
+        state, reason = shown(proof, filed=False, stop=live.stop, submitted=live.submitted)
+        return state or State.STARTING, reason
+
     def _proof(self, live: ActiveRun) -> Proof:
-        """Return what is known of a run without asking the disk or the machine more than needed."""
-        if live.proof is not None:
-            return live.proof
+        """Return what is known of a run that may be alive, asking the disk and the machine no more than needed."""
         if live.submitted is not None:  # its supervisor tells when that is over
             return Proof(Verdict.STOPPING if live.stop is not None else Verdict.STARTING)
-        registered = live.elsewhere is not None or live.jid is not None or live.registered or self._has_spoken(live)
+        registered = live.elsewhere is not None or live.jid is not None or self._has_spoken(live)
         self._awaits_word |= not registered
-        liveness = Liveness.GONE if live.leftovers else Liveness.ALIVE if registered else Liveness.ABSENT
-        return prove(Evidence(liveness, stop=live.stop_kind, leftovers=live.leftovers, grace=True))
+        liveness = Liveness.GONE if live.is_outlived else Liveness.ALIVE if registered else Liveness.ABSENT
+        return prove(Evidence(liveness, stop=live.stop_kind, leftovers=live.is_outlived, grace=True))
 
     def _has_spoken(self, live: ActiveRun) -> bool:
+        if live.key in self._spoken:
+            return True
         try:
             jid = self._spool.jid(live.name, live.run)
-            live.note_registered(registered=isinstance(jid, Jid))
-            return jid is not Liveness.ABSENT
         except OSError:  # told of where the run is looked at
             return True
+        if isinstance(jid, Jid):
+            self._spoken.add(live.key)
+        return jid is not Liveness.ABSENT
 
     def _machine(self, machine: Machine) -> MachineView:
         runs = self._state.runs

@@ -29,6 +29,7 @@ from spool.core.lifecycle import (
     prove,
 )
 from spool.core.model import SECOND_NS, GpuWork, Jid, Machine, State, Stop, StopKind
+from spool.core.phases import GONE, Active, Ended, Gone, Outlived, TakenBack, Unread, Unstartable, Void
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -47,6 +48,7 @@ from spool.store.spool import Prober
 POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the files
 
 
+_MOST_FAILURES = 3  # of an engine to start a job, in a row
 _FIND_OUT = "find out the end of"
 _NOT_BY_CHANCE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})  # that a run has ended before it began
 COULD_NOT_START = "could not start: "
@@ -144,9 +146,10 @@ class Supervisor:
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)
-        if run is None or run.proof is not None or run.unread:
-            if run is None or run.proof is not None:
-                self._polled.pop(key, None)
+        if run is None or run.is_over:
+            self._polled.pop(key, None)
+            return
+        if isinstance(run.phase, Unread):
             return
         held_room, over = run.holds_room, False
         try:
@@ -167,21 +170,19 @@ class Supervisor:
 
     def _unwatched(self, live: ActiveRun) -> bool:
         """Whether no event tells of the end of a run."""
-        return live.proof is None and not self._wakeup.watches(live)
+        return not live.is_over and not self._wakeup.watches(live)
 
     def _nothing_left(self, live: ActiveRun) -> None:
         """Free the grant of a run that has nothing left: the next one can have it."""
-        live.nothing_left()
+        live.see(GONE)
         self._state.recount(live)
 
     def _over(self, live: ActiveRun) -> bool:
         """Whether nothing of the run is left; what outlived its wrapper is told to end."""
         handle = live.handle
-        if handle is not None and live.failure is None and not live.processes_gone:
+        if handle is not None and isinstance(live.phase, Active | Outlived):
             found = self._liveness(live, handle)
-            if (
-                found is Liveness.ALIVE and live.elsewhere is None
-            ):  # elsewhere that is what is thought until it is known
+            if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only thought to be
                 live.seen_alive()
             if live.elsewhere is not None:
                 self._note_begin(live)
@@ -192,20 +193,20 @@ class Supervisor:
                 if found is Liveness.ALIVE:
                     return self.concluder.was_recorded(live)  # however long it waits there before it says who it is
                 if found is Liveness.ABSENT:
-                    live.nothing_left()  # its engine has answered that it does not have it
+                    live.see(GONE)  # its engine has answered that it does not have it
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
                 return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
             # One that never identified itself: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
                 if live in self._terminator or handle.left_behind():
-                    if not live.leftovers:
-                        live.outlived(self.concluder.wrapper_end_ns(live))
+                    if not live.is_outlived:
+                        live.see(Outlived(self.concluder.wrapper_end_ns(live)))
                         self._state.recount(live)  # when it ends is known better now
                     self._terminator.hurry(live)
                     return False
-                live.nothing_left()
-        if live.processes_gone and handle is not None:
+                live.see(GONE)
+        if isinstance(live.phase, Gone) and handle is not None:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
 
@@ -238,10 +239,10 @@ class Concluder:
         self._clock = clock
 
     def conclude(self, live: ActiveRun) -> bool:
-        """Look at the evidence of *live* and return whether it is over; `live.proof` and `live.end` then say how."""
-        if not self._conclude(live):
+        """Look at the evidence of *live* and return whether it is over; its phase then says how, and when."""
+        if (found := self._conclude(live)) is None:
             return False
-        live.dated(self._end_of(live))
+        live.see(found)
         if live.adopted or None in (live.cpu_time_ns, live.peak_memory_bytes):
             with suppress(OSError):  # nothing depends on it
                 live.used(self._spool.usage(live.name, live.run))
@@ -252,23 +253,31 @@ class Concluder:
         left = self._spool.exit(live.name, live.run)
         return left.at_ns if left is not None else self._clock()
 
-    def _end_of(self, live: ActiveRun) -> RunEnd:
+    def _ended(self, live: ActiveRun, proof: Proof, code: int | None = None, at_ns: int | None = None) -> Ended:
+        """Return how a run ended, as *proof* says; its wrapper has written the exit code *code* down *at_ns*."""
+        assert proof.outcome is not None
+        return Ended(proof.outcome, self._reason(live, proof, code), self._end_of(live, at_ns), code)
+
+    def _unstarted(self, live: ActiveRun, why: str) -> Ended:
+        """Return the end of a run that could not be started."""
+        return Ended(State.FAILED, f"{COULD_NOT_START}{why}", self._end_of(live), unstarted=True)
+
+    def _end_of(self, live: ActiveRun, exit_at_ns: int | None = None) -> RunEnd:
         """Return when a run ended."""
         here, seen_ns = live.elsewhere is None, live.handle.alive_at_ns if live.handle is not None else None
         signs = LastSigns(
             live.started_at_ns,
             live.ran_from_ns,
-            exit_at_ns=live.exit_at_ns,
+            exit_at_ns=exit_at_ns,
             outlived_ns=seen_ns if here else None,
             served_ns=live.known_alive_ns if here else seen_ns,
-            watched=here and (not live.adopted or live.met_alive),
+            watched=here and not live.may_be_recorded,
         )
         return self._spool.end(live.name, live.run, signs, self._clock())
 
-    def _conclude(self, live: ActiveRun) -> bool:
-        if live.failure is not None:
-            live.resolved(Proof(Verdict.ENDED, State.FAILED, f"{COULD_NOT_START}{live.failure}"))
-            return True
+    def _conclude(self, live: ActiveRun) -> Ended | Void | None:
+        if isinstance(live.phase, Unstartable):
+            return self._unstarted(live, live.phase.why)
         if not live.adopted and live.exit_status is not None and live.stop is None:
             # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
             left = self._spool.exit(live.name, live.run)
@@ -276,10 +285,8 @@ class Concluder:
             if stop is not None:  # ordered by a person this very moment
                 live.stop_on_record(stop)
             if left is not None:
-                live.exited(left.code, left.at_ns)
                 ended = Evidence(Liveness.GONE, rc=left.code, stop=live.stop_kind, oom_killed=live.oom_killed)
-                live.resolved(self._explained(live, prove(ended)))
-                return True
+                return self._ended(live, prove(ended), left.code, left.at_ns)
         if live.elsewhere is not None and live.handle is not None:
             return self._conclude_elsewhere(live, live.handle)
         evidence = self._spool.evidence(live.name, live.run, self._prober)
@@ -294,14 +301,13 @@ class Concluder:
             return self._never_spoke(live, "the wrapper ended before it could identify itself")
         # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
         evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
-        live.exited(evidence.rc, evidence.rc_at_ns)
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
             self._identify(live)
         proof = prove(
             replace(
                 evidence,
                 grace=time.monotonic_ns() < live.unregistered_until_ns,
-                leftovers=live.leftovers,
+                leftovers=live.is_outlived,
                 oom_killed=live.oom_killed,
             )
         )
@@ -310,24 +316,22 @@ class Concluder:
                 return self._conclude(live)  # the wrapper has spoken in this very moment
             # The record was removed, or it was cut short and says nothing; its writer has had enough time.
             liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
-            proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.leftovers))
+            proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.is_outlived))
         elif proof.verdict is Verdict.SILENT:
             proof = Proof(Verdict.VOID)
         if proof.verdict is Verdict.VOID:
-            live.refused_by_machine(live.refusal or self._spool.refusal(live.name, live.run))
-            return True
+            known = live.phase.refusal if isinstance(live.phase, TakenBack) else None
+            return Void(self._end_of(live), known or self._spool.refusal(live.name, live.run))
         if proof.verdict is not Verdict.ENDED:
-            return False
-        live.resolved(self._explained(live, proof))
-        return True
+            return None
+        return self._ended(live, proof, evidence.rc, evidence.rc_at_ns)
 
-    def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> bool:
+    def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> Ended | Void | None:
         """Look at the evidence of a run whose processes its engine alone sees: the engine's word stands for them."""
         if self.was_given_up(live):
-            live.taken_back_by_engine(None)
-            return True
+            return Void(self._end_of(live))
         if handle.liveness() is Liveness.ALIVE:
-            return False
+            return None
         end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
         stop = None if live.asking else evidence.stop or live.stop_kind
         spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
@@ -339,12 +343,10 @@ class Concluder:
                 return self._conclude_elsewhere(live, handle)
             if spoke and end is None and stop is None:
                 raise OSError(errno.ESTALE, "its jid is there and says nothing yet")
-        live.exited(evidence.rc, evidence.rc_at_ns)
         if spoke:
             self._identify(live)
         if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
-            live.taken_back_by_engine(handle.refusal)
-            return True
+            return Void(self._end_of(live), held_because=_refused_for_good(live, handle.refusal))
         proof = prove(
             replace(
                 evidence,
@@ -356,16 +358,16 @@ class Concluder:
             )
         )
         if proof.verdict is Verdict.VOID:
-            live.not_begun_elsewhere(end.said if end is not None and end.word in _NOT_BY_CHANCE else "")
-            return True
-        live.resolved(self._explained(live, proof))
-        return True
+            failure = end.said if end is not None and end.word in _NOT_BY_CHANCE else ""
+            return Void(self._end_of(live), failure or None, _failed_too_often(live, failure))
+        return self._ended(live, proof, evidence.rc, evidence.rc_at_ns)
 
     def was_recorded(self, live: ActiveRun) -> bool:
         """Whether an earlier dispatcher has recorded how a run ended, and was killed before its file was moved."""
         result = self._spool.result(live.name, live.run) if live.adopted else None
         if result is not None:
-            live.resolved(prove(Evidence(Liveness.GONE, recorded=result.outcome)))
+            proof = prove(Evidence(Liveness.GONE, recorded=result.outcome))
+            live.see(Ended(result.outcome, proof.reason, RunEnd(self._clock()), result.exit_code))
         return result is not None
 
     def was_given_up(self, live: ActiveRun) -> bool:
@@ -382,7 +384,7 @@ class Concluder:
         """Return when the wrapper of a run said who it is; None if it has not."""
         return self._spool.spoke_at_ns(live.name, live.run, live.started_at_ns)
 
-    def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> bool:
+    def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> Ended | Void:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
 
         *refused*: the wrapper says by its exit code that the machine refused it something. A job that removes its own
@@ -391,18 +393,14 @@ class Concluder:
         if self._has_begun(live):
             stop = None if live.asking else live.stop_kind
             ended = Evidence(Liveness.GONE, stop=stop, oom_killed=live.oom_killed)
-            live.resolved(self._explained(live, prove(ended)))
-            return True
+            return self._ended(live, prove(ended))
         self._spool.take_jid(live.name, live.run)
         if live.stop is not None and not live.asking:
-            live.resolved(self._explained(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind))))
-            return True
+            return self._ended(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind)))
         refusal = self._spool.refusal(live.name, live.run) or (why if refused else None)
         if refusal is not None:
-            live.refused_by_machine(refusal)
-            return True
-        live.failed_to_launch(why)
-        return self._conclude(live)
+            return Void(self._end_of(live), refusal)
+        return self._unstarted(live, why)
 
     def jid(self, live: ActiveRun) -> Jid | None:
         """Return who the wrapper says it is; None while it has not, or where that cannot be."""
@@ -433,23 +431,37 @@ class Concluder:
         found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
         return Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
 
-    def _explained(self, live: ActiveRun, proof: Proof) -> Proof:
+    def _reason(self, live: ActiveRun, proof: Proof, code: int | None) -> str:
+        """Return why a run ended so, with what its records and the order to stop it add to *proof*."""
         stop = live.stop
         if proof.outcome is State.FAILED:
             failure = self._spool.failure(live.name, live.run)
             if failure:
-                return replace(proof, reason=f"{COULD_NOT_START}{failure}")
-            if live.exit_code in _NO_FORK and _CANNOT_FORK.search(self._spool.last_words(live.name, live.run)):
+                return f"{COULD_NOT_START}{failure}"
+            if code in _NO_FORK and _CANNOT_FORK.search(self._spool.last_words(live.name, live.run)):
                 # It may have done anything before, so it has failed; whether it may run again its `retry` says.
-                return replace(proof, reason=f"{proof.reason}: its shell says that the machine refused it a process")
+                return f"{proof.reason}: its shell says that the machine refused it a process"
         elif proof.outcome is State.LOST:
             if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
-                return replace(proof, reason="its processes are gone, and rc does not contain an exit code")
+                return "its processes are gone, and rc does not contain an exit code"
         elif stop is not None:
             why = f": {stop.reason}" if stop.reason else ""
             by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
-            return replace(proof, reason=f"{proof.reason}{by}{why}")
-        return proof
+            return f"{proof.reason}{by}{why}"
+        return proof.reason
+
+
+def _refused_for_good(live: ActiveRun, refusal: str | None) -> str:
+    """Return why a job is held whose engine never had it and refuses it; "" if it does not."""
+    return f"{refusal}; `spool edit {live.name}`, then `spool release {live.name}`" if refusal else ""
+
+
+def _failed_too_often(live: ActiveRun, failure: str) -> str:
+    """Return why a job is held that never began where it was handed to; *failure* is "" where that was by chance."""
+    if not failure or live.refused.times + 1 < _MOST_FAILURES:
+        return ""
+    again = f"`spool release {live.name}` tries again"
+    return f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
 
 
 def _words(code: int) -> str:
@@ -609,7 +621,7 @@ class GpuUseRecorder:
 
     def _take_in(self, live: ActiveRun, at_ns: int, work: list[GpuWork | None]) -> None:
         before = live.gpu_watch or GpuWatch.since(live.started_at_ns, len(live.grant.gpu_uuids))
-        if live.stop is not None or live.leftovers:
+        if live.stop is not None or live.is_outlived:
             return  # what it does while it is being ended says nothing of it
         if live.suspension.since_ns is not None:
             live.gpus_watched(before.passed_over(at_ns))

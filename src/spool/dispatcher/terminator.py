@@ -14,6 +14,7 @@ from spool.core import layout
 from spool.core.layout import QUEUED
 from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
+from spool.core.phases import Unread
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -88,7 +89,7 @@ class Halt:
             if array.cancelled is None and array.result is None and not array.held:
                 self._cancel(array, order)
         for live in list(state.live.values()):
-            if live.stop is None and live.proof is None and not live.asking and live.key not in self._stopped:
+            if live.stop is None and not live.is_over and not live.asking and live.key not in self._stopped:
                 self._stopped.add(live.key)
                 self._stops.order(live, order)
         left = False
@@ -319,7 +320,7 @@ class Suspender:
         self._spool.withdraw_suspend_order(name)
 
     def _see(self, live: ActiveRun) -> None:
-        if live.unread or live.stop is not None or not live.holds_room or live.leftovers:
+        if isinstance(live.phase, Unread) or live.stop is not None or not live.holds_room or live.is_outlived:
             return  # what ends needs no clock, and has to move
         by = self._spool.suspend_order(live.name)
         if live.elsewhere is not None:
@@ -363,7 +364,7 @@ class Suspender:
         due: dict[Engine, list[_Changing]] = {}
         for key, one in list(self._changing.items()):
             live = one.live
-            if live.handle is None or live.stop is not None or not live.holds_room or live.leftovers:
+            if live.handle is None or live.stop is not None or not live.holds_room or live.is_outlived:
                 del self._changing[key]
             elif one.look_at_ns <= now:
                 due.setdefault(live.handle.engine, []).append(one)

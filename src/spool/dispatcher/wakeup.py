@@ -92,7 +92,7 @@ class Wakeup:
         try:
             fd = live.handle.watch()
         except ProcessLookupError:
-            if not live.leftovers and not live.processes_gone:  # once the end is seen to, it is no news
+            if live.holds_room and not live.is_outlived:  # once the end is seen to, it is no news
                 self._ended.add(live.key)
             return
         if fd is None:

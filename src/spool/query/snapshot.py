@@ -17,6 +17,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Machine, Policy
+from spool.core.phases import Outlived
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal
@@ -33,7 +34,7 @@ from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.past import past_of
 from spool.state.run import ActiveRun, presumed_executor, presumed_grant
-from spool.state.submission import INVALID, JobFileVersion, QueueTime, StartBackoff, attempts_so_far
+from spool.state.submission import INVALID, JobFileVersion, StartBackoff, attempts_so_far
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
@@ -111,10 +112,11 @@ def _load_arrays(spool: Spool, table: SchedulerState, memory: Memory, now_ns: in
             continue
         if array is not None:
             array.edited(spool.job_spec(RUNNING if name in running else HELD, name), (0, 0))
-            array.held_since_ns = now_ns if name in held and name not in running else None
+            if name in held and name not in running:
+                array.hold(now_ns)
             if name not in running | held:
-                array.cancelled = "cancelled"  # and its tasks have not all ended
-            table.arrays[name] = array
+                array.withdrawn()  # and its tasks have not all ended
+            table.add_array(array)
 
 
 def _array(spool: Spool, name: str) -> Array | None:
@@ -147,7 +149,7 @@ def _load_runs(spool: Spool, table: SchedulerState, memory: Memory, prober: Mach
 def _unsettled(spool: Spool, table: SchedulerState, name: str, error: OSError) -> None:
     """Leave out a job whose records cannot be read: nothing may be concluded of it."""
     where = spool.layout.runs(name)
-    table.unsettled[name] = unreadable(error, where)
+    table.unsettle(name, unreadable(error, where))
     spool.note(error, where)
 
 
@@ -177,7 +179,7 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, config:
     live.suspends(spool.suspension(name, run))
     if proof.verdict is Verdict.STOPPING:
         left = spool.exit(name, run)
-        live.outlived(left.at_ns if left is not None else None)
+        live.see(Outlived(left.at_ns if left is not None else None))
     return live
 
 
@@ -204,18 +206,15 @@ def _load_files(spool: Spool, table: SchedulerState, memory: Memory, settings: S
             if file.spec is None:
                 left_out[name] = file.problem or INVALID
             job = table.job(name)
-            if place == QUEUED:
-                job.queued = file
-            else:
-                job.held = file
+            table.see_file(job, place, file)
             line = memory.waits.get(name)
             if line is not None and job.wait is None:
-                job.wait = QueueTime(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
+                table.recall_place(name, line)
                 if job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
-                    job.attempts = job.live.attempts
+                    table.recall_series(job, job.live.attempts)
                 elif name in ran_before and job.live is None:
                     try:
-                        job.attempts = attempts_so_far(spool.strict, name, line.arrived_at_ns)
+                        table.recall_series(job, attempts_so_far(spool.strict, name, line.arrived_at_ns))
                     except OSError as error:
                         _unsettled(spool, table, name, error)
             table.place(job, now_ns)
@@ -236,8 +235,7 @@ def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
     for name, refused in said.refused.items():
         job = table.jobs.get(name)
         if job is not None:
-            job.refused = StartBackoff(1, refused.why, refused.until_ns)
-            table.settle(job)
+            table.recall_refusal(job, StartBackoff(1, refused.why, refused.until_ns))
     return said.machine.refusal if said.machine is not None else ""
 
 

@@ -112,6 +112,10 @@ class Array:
         """Record that another job has the name of a task, which must wait."""
         self.taken[task] = position
 
+    def name_freed(self, task: str) -> None:
+        """Issue a task next whose name another job had."""
+        self.to_issue.appendleft(self.taken.pop(task))
+
     def task_ended(self, task: str, outcome: State, at_ns: int | None) -> None:
         """Record the outcome of a task, and its time, if known."""
         self.ended[task] = outcome
@@ -132,6 +136,10 @@ class Array:
         self.taken.clear()
         self.to_cancel.extend(name for name in self.names if name in self.open)
         return self.cancelled
+
+    def withdrawn(self) -> None:
+        """Mark it as cancelled because its job file waits nowhere: by whom, its file does not say."""
+        self.cancelled = "cancelled"
 
     def cancel_recorded(self) -> None:
         """Record that the cancellation is on record."""

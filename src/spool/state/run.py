@@ -9,7 +9,7 @@ from dataclasses import fields
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import RUNNING
 from spool.core.lazyclass import dataclass, field, replace
-from spool.core.lifecycle import Proof, RunEnd, Verdict, handed_to
+from spool.core.lifecycle import RunEnd, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,
     Grant,
@@ -23,6 +23,23 @@ from spool.core.model import (
     in_force,
 )
 from spool.core.names import LOCAL_EXECUTORS, engine_title
+from spool.core.phases import (
+    ACTIVE,
+    CLAIMED,
+    UNREAD,
+    Ended,
+    Filed,
+    Outlived,
+    Phase,
+    Recorded,
+    TakenBack,
+    Unread,
+    Void,
+    after,
+    holds_room,
+    is_over,
+    known_end,
+)
 from spool.executors import RunHandle, Usage
 from spool.formats.config import Config
 from spool.formats.journal import Started
@@ -30,8 +47,6 @@ from spool.formats.run_records import GrantRecord, WrittenUsage
 from spool.machine.host import this_user
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.spool import Spool
-
-_MOST_FAILURES = 3  # of an engine to start a job, in a row
 
 
 @dataclass(slots=True, eq=False)
@@ -49,40 +64,25 @@ class ActiveRun:
     started_at_ns: int
     started_boot_ns: int  # on the clock since boot, which cannot be set
     executor: str
+    phase: Phase = CLAIMED
     handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
-    registered: bool = False  # its jid was seen, even if nobody had to read it
     boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     unregistered_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     stop: Stop | None = None
     stop_recorded: bool = False  # the record `stop` says it
-    unread: bool = False  # adopted, and its records could not be read yet: nothing is concluded of it
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     known_alive_ns: int | None = None  # by the dispatcher before this one
-    exit_at_ns: int | None = None  # when its wrapper wrote the exit code down, as the file system says
-    end: RunEnd | None = None  # when it ended, once that is known
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
     claim_told: bool = False  # an event has told of the move of its file to running/, or a look has
-    exit_code: int | None = None  # as the wrapper wrote it down
-    failure: str | None = None  # why it could not be started
-    refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
     refused: StartBackoff = NO_BACKOFF  # how many times in a row it has refused this job
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None
     gpu_watch: GpuWatch | None = None  # what it does with its GPUs, once that was looked at
-    proof: Proof | None = None  # set once it has ended
-    result: Result | None = None  # set once that is recorded
-    accounted: bool = False  # the history has its line
-    leftovers: bool = False  # the wrapper is gone, processes of the run may not be
-    outlived_at_ns: int | None = None  # since when, if that is known: their grace counts from then
     oom_killed: bool = False
     adopted: bool = False  # started by an earlier dispatcher
     met_alive: bool = False  # by this one, so that no other has written down its end
-    processes_gone: bool = False  # verified: nothing outlived the wrapper
-    gone: bool = False  # no process of it is left: its room is free, whether its end can be read and filed or not
-    final: bool = False  # its job has ended with it
     begun_at_ns: int | None = None  # when its wrapper spoke, on another machine
     told: str = ""  # what kept it waiting there when that was last heard
-    held_because: str = ""  # why its job must be held: its engine refuses it
     asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
@@ -96,7 +96,38 @@ class ActiveRun:
     @property
     def holds_room(self) -> bool:
         """Whether what it was granted is not free."""
-        return not self.gone and self.proof is None
+        return holds_room(self.phase)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known how it ended, or that it never began."""
+        return is_over(self.phase)
+
+    @property
+    def ended(self) -> Ended | None:
+        """Return how it ended; None: that is not known yet, or it never began."""
+        return known_end(self.phase)
+
+    @property
+    def end(self) -> RunEnd | None:
+        """Return when it ended, or was found never to begin; None: that is not known yet."""
+        over = self.phase if isinstance(self.phase, Void) else self.ended
+        return over.end if over is not None else None
+
+    @property
+    def result(self) -> Result | None:
+        """Return its result once that is recorded."""
+        return self.phase.result if isinstance(self.phase, Recorded | Filed) else None
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether an earlier dispatcher may have written down how it ended: this one has not met its wrapper alive."""
+        return self.adopted and not self.met_alive
+
+    @property
+    def is_outlived(self) -> bool:
+        """Whether its wrapper has ended, and processes of it may be left."""
+        return isinstance(self.phase, Outlived)
 
     @property
     def suspended(self) -> bool:
@@ -163,12 +194,11 @@ class ActiveRun:
     def merely_runs(self) -> bool:
         """Whether it runs on this machine, and there is nothing else to say of it."""
         return (
-            self.executor in LOCAL_EXECUTORS
-            and (self.registered or self.jid is not None)
-            and self.proof is None
+            self.phase is ACTIVE
+            and self.executor in LOCAL_EXECUTORS
             and self.stop is None
             and self.gpu_watch is None
-            and not (self.gone or self.leftovers or self.kept or self.suspended_by)
+            and not (self.kept or self.suspended_by)
             and self.suspension.since_ns is None
             and not self.suspension.before_ns
         )
@@ -180,8 +210,14 @@ class ActiveRun:
 
     # Transitions: what becomes of it.
 
+    def see(self, phase: Phase) -> None:
+        """Enter *phase*, in which it was seen, if that follows from the one it is in."""
+        self.phase = after(self.phase, phase)
+
     def become(self, read: ActiveRun) -> None:
-        """Learn that its records can be read now: it is *read*, and a stop that was ordered meanwhile stays ordered."""
+        """Take over its records, now that they can be read: it is *read*, and an order to stop it stays one."""
+        if not isinstance(self.phase, Unread):
+            return
         stop, recorded, handle = self.stop, self.stop_recorded, self.handle
         for each in fields(ActiveRun):
             setattr(self, each.name, getattr(read, each.name))
@@ -240,17 +276,18 @@ class ActiveRun:
         self.file_missing_ns = None
 
     def launched(self, handle: RunHandle) -> None:
-        """Learn that its wrapper is on its way, or was started by an earlier dispatcher."""
+        """Put its wrapper, which is on its way, in the care of *handle*."""
+        self.adopted_as(handle)
+        self.see(ACTIVE)
+
+    def adopted_as(self, handle: RunHandle) -> None:
+        """Put it, which an earlier dispatcher has started, in the care of *handle*."""
         self.handle = handle
 
-    def failed_to_launch(self, why: str) -> None:
-        """Learn that it was not started, and never will be."""
-        self.failure = why
-
     def taken_back(self, refusal: str | None = None) -> None:
-        """Learn that it was not started: its missing jid proves that at once. *refusal* is what the machine says."""
-        self.refusal = refusal or self.refusal
-        self.unregistered_until_ns, self.processes_gone = 0, True
+        """Let its missing jid prove at once that it was not started. *refusal* is what the machine says."""
+        self.unregistered_until_ns = 0
+        self.see(TakenBack(refusal))
 
     def stop_ordered(self, stop: Stop) -> None:
         """Stop it from now on."""
@@ -270,29 +307,9 @@ class ActiveRun:
         self.asking = False
         self.kept = kept or self.kept
 
-    def note_registered(self, *, registered: bool) -> None:
-        """Learn whether its jid is there, even if nobody has to read it."""
-        self.registered = registered
-
     def was_alive(self, at_ns: int) -> None:
         """Take over that an earlier dispatcher, which watched it, was at work at *at_ns*."""
         self.known_alive_ns = at_ns
-
-    def dated(self, end: RunEnd) -> None:
-        """Set when it ended."""
-        self.end = end
-
-    def has_result(self, result: Result) -> None:
-        """Learn that its result is recorded."""
-        self.result = result
-
-    def is_accounted(self, *, accounted: bool) -> None:
-        """Learn whether the history has its line."""
-        self.accounted = accounted
-
-    def filed(self, *, final: bool) -> None:
-        """Learn that its paperwork is done. *final*: its job has ended with it."""
-        self.final = final
 
     def suspends(self, suspension: Suspension, by: str = "") -> None:
         """Learn how long it has been suspended, and whether it is now; *by* whom and why."""
@@ -317,14 +334,6 @@ class ActiveRun:
         """Learn that its wrapper lives."""
         self.met_alive = True
 
-    def outlived(self, at_ns: int | None) -> None:
-        """Record that processes of it have outlived its wrapper, which ended *at_ns*, if that is known."""
-        self.leftovers, self.outlived_at_ns = True, at_ns
-
-    def nothing_left(self) -> None:
-        """Learn that nothing of it is left, so that its room is free."""
-        self.leftovers, self.processes_gone, self.gone = False, True, True
-
     def measured(self, usage: Usage) -> None:
         """Learn what it has used in all."""
         self.oom_killed = usage.oom_killed
@@ -342,36 +351,10 @@ class ActiveRun:
         if written.peak_bytes is not None:
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, written.peak_bytes)
 
-    def exited(self, code: int | None, at_ns: int | None) -> None:
-        """Set which exit code its wrapper has written down, and when; None: none yet."""
-        self.exit_code, self.exit_at_ns = code, at_ns
-
-    def resolved(self, proof: Proof) -> None:
-        """Learn that it is over, and how."""
-        self.proof, self.gone = proof, True
-
-    def refused_by_machine(self, why: str | None) -> None:
-        """Learn that it is over without having begun; *why*: the reason the machine did not let it, if known."""
-        self.refusal = self.refusal or why
-        self.resolved(Proof(Verdict.VOID))
-
-    def taken_back_by_engine(self, refusal: str | None) -> None:
-        """Learn that its engine never had it; *refusal*: and refuses it, so its job must be held."""
-        if refusal:
-            self.held_because = f"{refusal}; `spool edit {self.name}`, then `spool release {self.name}`"
-        self.resolved(Proof(Verdict.VOID))
-
-    def not_begun_elsewhere(self, failure: str) -> None:
-        """Learn that its engine had it and it never began; *failure* is what went wrong, where it was not by chance."""
-        if failure and self.refused.times + 1 >= _MOST_FAILURES:
-            again = f"`spool release {self.name}` tries again"
-            self.held_because = f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
-        self.refused_by_machine(failure or None)
-
     @property
     def running(self) -> Running:
         """Return the run as the planner sees it; what outlived its command is being stopped as well."""
-        stopping = self.stop is not None or self.leftovers
+        outlived_at_ns = self.phase.since_ns if isinstance(self.phase, Outlived) else None
         return Running(
             self.name,
             self.run,
@@ -380,11 +363,11 @@ class ActiveRun:
             self.grant,
             self.ran_from_ns or self.started_at_ns,
             self.attempts.attempt,
-            stopping,
+            stopping=self.stop is not None or self.is_outlived,
             elsewhere=self.elsewhere,
             submitted=self.submitted is not None,
             suspension=self.suspension,
-            stop_at_ns=self.stop.at_ns if self.stop is not None else self.outlived_at_ns,
+            stop_at_ns=self.stop.at_ns if self.stop is not None else outlived_at_ns,
             arrived_at_ns=self.wait.arrived_at_ns,
         )
 
@@ -415,6 +398,7 @@ class ActiveRun:
             started_at_ns=granted_at_ns,
             started_boot_ns=boot_ns,
             executor=record.executor,
+            phase=ACTIVE,
             boot_id=record.boot_id,
             stop=stop,
             adopted=True,
@@ -454,7 +438,7 @@ class ActiveRun:
             stop=stopping.get((name, run)),
             inode=started.inode,
         )
-        live.unread = True
+        live.phase = UNREAD
         return live
 
 

@@ -224,6 +224,11 @@ class SchedulerState:
         """Restore the attempts of a job's submission."""
         job.attempts = attempts
 
+    def recall_refusal(self, job: JobEntry, refused: StartBackoff) -> None:
+        """Let a job wait that the machine has refused, as the dispatcher says."""
+        job.refused = refused
+        self.settle(job)
+
     def park(self, job: JobEntry, *, parked: bool) -> bool:
         """Set whether a job is held; return whether it was."""
         was_parked, job.parked = job.parked, parked
@@ -315,9 +320,9 @@ class SchedulerState:
         """Let a submission continue: *attempts* has its attempts, *wait* its new place, if any."""
         job.attempts, job.wait = attempts, wait or job.wait
 
-    def refused(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
-        """Record why the machine refused the start of *live*; without words it did not."""
-        job.refused = live.refused.again(live.refusal, now_ns) if live.refusal else live.refused
+    def refused(self, job: JobEntry, live: ActiveRun, why: str | None, now_ns: int) -> None:
+        """Record why the machine refused the start of *live*; without words (*why*) it did not."""
+        job.refused = live.refused.again(why, now_ns) if why else live.refused
 
     def ended_unstarted(self, job: JobEntry) -> None:
         """Record that a job has ended without a start."""

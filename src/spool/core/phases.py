@@ -1,0 +1,165 @@
+"""The phases of a run, from the claim of its job file until its paperwork is done, and which leads to which.
+
+Each phase is a value that has only what is known in it. What is so in more than one phase, such as an order to stop the
+run or its suspension, is no phase and stands beside it. docs/ARCHITECTURE.md has the same table.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, assert_never
+
+from spool.core.lazyclass import dataclass
+from spool.core.lifecycle import RunEnd
+from spool.core.model import Result, State
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """An earlier dispatcher started it, and its records cannot be read yet: nothing is concluded from them."""
+
+    empty: bool = False  # no process of it is left
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Its job file was claimed for it, and nothing was started yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unstartable:
+    """It could not be started, and never will be."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """It was not started this time, so that its job waits on."""
+
+    refusal: str | None = None  # what the machine says
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """Its wrapper is on its way or at work, here or on another machine, where it may wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlived:
+    """Its wrapper has ended, and processes of the run may be left."""
+
+    since_ns: int | None = None  # their grace counts from then, if that is known
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """No process of it is left, and how it ended is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Its command has not begun and never will; nothing counts."""
+
+    end: RunEnd
+    refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
+    held_because: str = ""  # why its job must be held: its engine refuses it
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It is over, and it is known how."""
+
+    outcome: State
+    reason: str
+    end: RunEnd
+    exit_code: int | None = None  # as its wrapper wrote it down
+    unstarted: bool = False  # no wrapper was there to write anything down
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Its result is written."""
+
+    ended: Ended
+    result: Result
+    accounted: bool = False  # the history has its line
+
+
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """Its job file is where it belongs after the result."""
+
+    ended: Ended
+    result: Result
+    final: bool  # its job has ended with it
+
+
+Phase: TypeAlias = (
+    Unread | Claimed | Unstartable | TakenBack | Active | Outlived | Gone | Void | Ended | Recorded | Filed
+)
+
+UNREAD, CLAIMED, ACTIVE, GONE = Unread(), Claimed(), Active(), Gone()
+
+
+def after(phase: Phase, seen: Phase) -> Phase:
+    """Return the phase of a run that was in *phase* and was seen to be in *seen*.
+
+    Total: what does not follow from *phase*, as an observation that comes late or twice, leaves the run where it is.
+    """
+    match phase:
+        case Unread():
+            follows = isinstance(seen, Active)
+            if isinstance(seen, Gone):
+                return Unread(empty=True)
+        case Claimed():
+            follows = isinstance(seen, Unstartable | TakenBack | Active | Void | Ended)
+        case Unstartable():
+            follows = isinstance(seen, Ended)
+        case TakenBack():
+            follows = isinstance(seen, Void | Ended)
+        case Active():
+            follows = isinstance(seen, Outlived | Gone | Void | Ended)
+        case Outlived():
+            follows = isinstance(seen, Gone | Void | Ended)
+        case Gone():
+            follows = isinstance(seen, Void | Ended)
+        case Void():
+            follows = False
+        case Ended():
+            follows = isinstance(seen, Recorded)
+        case Recorded() | Filed():  # the line of the history is written, or the file is moved once more after an error
+            follows = isinstance(seen, Filed) or (isinstance(phase, Recorded) and isinstance(seen, Recorded))
+        case _:  # pragma: no cover
+            assert_never(phase)
+    return seen if follows else phase
+
+
+def is_over(phase: Phase) -> bool:
+    """Whether it is known how a run ended, or that it never began."""
+    return isinstance(phase, Void | Ended | Recorded | Filed)
+
+
+def holds_room(phase: Phase) -> bool:
+    """Whether what a run was granted is not free: something of it may be left."""
+    match phase:
+        case Unread():
+            return not phase.empty
+        case Claimed() | Unstartable() | TakenBack() | Active() | Outlived():
+            return True
+        case Gone() | Void() | Ended() | Recorded() | Filed():
+            return False
+        case _:  # pragma: no cover
+            assert_never(phase)
+
+
+def known_end(phase: Phase) -> Ended | None:
+    """Return how a run ended; None: that is not known yet, or it never began."""
+    match phase:
+        case Ended():
+            return phase
+        case Recorded() | Filed():
+            return phase.ended
+        case Unread() | Claimed() | Unstartable() | TakenBack() | Active() | Outlived() | Gone() | Void():
+            return None
+        case _:  # pragma: no cover
+            assert_never(phase)
