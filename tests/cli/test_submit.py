@@ -842,10 +842,24 @@ def test_braces_of_what_is_taken_mean_nothing_to_an_array(
     plain = spool_root.parent / "b.toml"
     plain.write_text('command = "true {lr}"\n[matrix]\nlr = [7, 8]\n')
     assert spool("submit", "-f", plain, "--export", "TZ,MINE={lr}").code == 0
-    for name in ("a", "b"):
+    Client(spool_root).submit("true {lr}", name="c", matrix={"lr": [7, 8]}, env={"MINE": "{lr}"})
+    for name in ("a", "b", "c"):
         data = (spool_root / "queued" / f"{name}.toml").read_bytes()
         task = jobfile.parse(jobfile.TaskFiles(name, data, jobfile.parse(data, name=name)).text(0), name=f"{name}_0")
-        assert dict(task.env) == {"TZ": "{lr}-${lr}-{{lr}}-{index}-{array}", "MINE": "7"}
+        env = {key: value for key, value in task.env if key in ("TZ", "MINE")}
+        assert env == {"TZ": "{lr}-${lr}-{{lr}}-{index}-{array}", "MINE": "7"}
+
+
+def test_a_program_and_the_command_line_write_the_same_file(spool: Command, spool_root: Path) -> None:
+    """`Client.submit` fills the draft that `spool submit` fills."""
+    assert (
+        spool("submit", "-n", "a", "-g", 1, "-t", "2h", "-e", "B=1", "-d", "x,y", "--", "echo", "two words").code == 0
+    )
+    keys = {"gpus": 1, "time_limit": "2h", "depends_on": ["x", "y"], "env": {"B": "1"}}
+    Client(spool_root).submit(["echo", "two words"], name="b", **keys)
+    files = [(spool_root / "queued" / f"{name}.toml").read_text().splitlines() for name in ("a", "b")]
+    assert sorted(files[0]) == sorted(files[1])
+    assert files[1][0] == 'command = ["echo", "two words"]'
 
 
 def test_a_job_file_stays_as_it_is_unless_export_is_given(
