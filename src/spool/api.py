@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from spool.client import autostart
-from spool.client.exports import exports
+from spool.client.draft import Draft, exports, job_keys
 from spool.client.output import read_output, run_of
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
-from spool.client.submit import check_submitter, default_root, ensure_spool, literal, submit, where_taken
+from spool.client.submit import check_submitter, default_root, ensure_spool, submit, where_taken
 from spool.client.waiting import Awaited, End
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.names import why_not_name
@@ -72,17 +72,16 @@ class Client:
         if why_not is not None:
             raise InvalidValue(cannot("name", f"a job {name!r}", why_not))
         program = command if isinstance(command, str) else list(command)
-        variables = keys.get("env", {})
-        if isinstance(variables, Mapping) and (exported := exports(self.root).taken):
-            keys["env"] = {**exported, **variables}
+        if isinstance(env := keys.get("env"), Mapping):
+            keys["env"] = dict(env)
         check_submitter(self.root)
-        text = jobfile.dump({"command": program, "workdir": literal(os.getcwd()), **keys})
-        jobfile.parse(text, name=name, defaults=defaults_of(self.root))
+        draft = Draft(name, job_keys(program, keys, exports(self.root)), held=held)
+        draft.check(self.root)
         taken = where_taken(self.root, name)
         if taken is not None and not replace:
             raise SpoolError(cannot("submit", f"job {name}", f"a job of that name is in {taken}/"))
         try:
-            submit(self.root, [(name, text)], held=held, replace=replace)
+            submit(self.root, [(name, draft.text())], held=held, replace=replace)
         except FileExistsError:
             raise SpoolError(cannot("submit", f"job {name}", "a job of that name has just been submitted")) from None
         if not held:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ import pytest
 from calling import Command, put_job
 from spool.cli import fastsubmit
 from spool.executors import slurm
-from spool.formats.state import GpuView, MachineView, StateView, render_state
+from spool.machine.identity import boot_id
+from spool.store.glance import machine_line
 from support import ROOT
 
 _STATVFS = os.statvfs
@@ -158,17 +158,16 @@ def test_what_cannot_be_read_keeps_nobody_from_submitting(spool: Command, spool_
 
 
 def test_the_quick_way_is_for_what_the_machine_surely_has(spool_root: Path) -> None:
-    """What `state.json` shows to be there goes the quick way; for all else the full one looks, and warns."""
+    """What `.machine` says to be there goes the quick way; for all else the full one looks, and warns."""
     quick = ["--spool", str(spool_root), "submit", "--name"]
     (spool_root / "config.toml").write_text("autostart = false\n")
     assert fastsubmit.submit([*quick, "a", "--", "true"]) == 0
     assert fastsubmit.submit([*quick, "b", "--cpus", "2", "--", "true"]) is None
-    cards = tuple(GpuView(uuid=f"GPU-{index}", index=index) for index in range(2))
-    machine = MachineView(cpus=4, cpus_free=0, memory_bytes=8 << 30, memory_free_bytes=0, gpus_at_ns=1, gpus=cards)
-    view = StateView(version=1, at_ns=time.time_ns(), pid=1, host="h" * 64, boot_id="b" * 36, machine=machine)
-    (spool_root / "state.json").write_bytes(render_state(view))
+    line = machine_line(boot_id(), 4, 8 << 30, 2)
+    (spool_root / ".machine").write_bytes(line)
     assert fastsubmit.submit([*quick, "b", "--cpus", "4", "--memory", "8G", "-g", "2", "--", "true"]) == 0
     for words in (("--cpus", "5"), ("--memory", "9G"), ("--memory", "8193M"), ("--gpus", "3"), ("--executor", "tmux")):
         assert fastsubmit.submit([*quick, "c", *words, "--", "true"]) is None
-    (spool_root / "state.json").write_bytes(b'{"machine":{"cpus":many')
-    assert fastsubmit.submit([*quick, "c", "--cpus", "2", "--", "true"]) is None
+    for stale in (b"0" * 36 + line[36:], b"", b"\n", line[:36], line[:36] + b" many 1 1", line + b" 1"):
+        (spool_root / ".machine").write_bytes(stale)
+        assert fastsubmit.submit([*quick, "c", "--cpus", "2", "--", "true"]) is None

@@ -20,15 +20,17 @@ from hypothesis import strategies as st
 
 from calling import Command, put_job
 from spool import Client
-from spool.cli import fastsubmit, joboptions, main, scripts, submission, submit
+from spool.cli import fastsubmit, joboptions, main, scripts, submit
 from spool.cli.fastsubmit import UnclearError
 from spool.cli.joboptions import OPTIONS
-from spool.client.exports import exports
+from spool.client.draft import Draft, Exports, exports, fresh_name, stem_of
 from spool.core import layout
-from spool.core.errors import UsageError
+from spool.core.errors import InvalidValue, UsageError
 from spool.formats import jobfile
 from spool.formats.schema import schema
 from spool.machine.host import expanded, why_not_expanded
+from spool.machine.identity import boot_id
+from spool.store.glance import machine_line
 from support import ROOT
 
 
@@ -73,16 +75,17 @@ def test_a_job_without_a_name_is_called_after_what_it_runs(spool: Command) -> No
 @given(st.lists(st.text(min_size=1), min_size=1) | st.text())
 def test_every_command_gives_a_valid_name(command: list[str] | str) -> None:
     """Whatever runs, the name made of it is one that a job can have."""
-    assert layout.valid_name(fastsubmit.fresh_name(fastsubmit.stem_of(command), lambda name: False))
+    assert layout.valid_name(fresh_name("/nonexistent", stem_of(command)))
 
 
-def test_a_fresh_name_is_never_one_in_use() -> None:
-    """A name that is taken is not given again."""
-    used: set[str] = set()
-    for _ in range(200):
-        name = fastsubmit.fresh_name("a", used.__contains__)
-        assert name not in used
-        used.add(name)
+def test_a_fresh_name_is_never_one_in_use(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is taken is not given again: the next one has a longer suffix."""
+    monkeypatch.setattr(os, "urandom", bytes)
+    names = []
+    for _ in range(3):
+        names.append(fresh_name(str(spool_root), "a"))
+        put_job(spool_root, names[-1], place="done")
+    assert names == ["a-2222", "a-22222", "a-222222"]
 
 
 def test_every_key_has_an_option_and_every_option_a_key() -> None:
@@ -429,8 +432,10 @@ def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[
     except UnclearError:
         return
     command = fastsubmit.command_of(words)
-    text = fastsubmit.job_text(command, values, {"PATH": "/bin"})
-    if text is None:
+    exported = Exports()
+    exported.take(["PATH"], {"PATH": "/bin"})
+    draft = fastsubmit.drafted("a", command, values, exported)
+    if draft is None or (text := draft.plain_text()) is None:
         return
     spec = jobfile.parse(text.encode(), name="a")
     keys = {"command": command, "workdir": os.getcwd(), **joboptions.keys_of(values)}
@@ -438,6 +443,20 @@ def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[
     assert isinstance(own, dict)
     keys["env"] = {"PATH": "/bin", **own}
     assert spec == jobfile.parse(jobfile.dump(keys), name="a")
+
+
+VALUES = st.text(max_size=8) | st.booleans() | st.integers() | st.floats(allow_nan=False)
+
+
+@given(st.dictionaries(st.text(max_size=4), VALUES | st.lists(VALUES) | st.dictionaries(st.text(max_size=3), VALUES)))
+@example({"a b": {"c.d": "x"}, "e": "'''\n", "f": "one\ntwo'", "g": ["\n"]})
+def test_a_draft_is_read_as_it_was_filled(keys: dict[str, object]) -> None:
+    """Whatever its keys and values are, its file has these, or is refused for what UTF-8 cannot hold."""
+    try:
+        text = Draft("a", keys).text()
+    except InvalidValue:
+        return
+    assert tomllib.loads(text.decode()) == keys
 
 
 @pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
@@ -467,8 +486,7 @@ def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
 def imported_by(words: list[str], spool_root: Path) -> set[str]:
     """Submit a job and return the modules that were imported for it, without those that every program has."""
     (spool_root / "config.toml").write_text("")
-    machine = '"machine":{"cpus":1,"memory_bytes":1,"gpus":[{"uuid":"GPU-1"}]},"passes":null'
-    (spool_root / "state.json").write_text(f"{{{machine}}}")
+    (spool_root / ".machine").write_bytes(machine_line(boot_id(), 1, 1, 1))
     (spool_root / ".tmp" / "dispatcher.start").write_text(f"{os.getpid()}\n")  # so that none is started here
     code = (
         "import os, sys; before = set(sys.modules); from spool.cli.main import run;"
@@ -491,7 +509,7 @@ def test_the_plain_case_imports_next_to_nothing(spool_root: Path) -> None:
     ours = {name for name in found if name.partition(".")[0] == "spool"}
     assert found - ours <= {"__future__", "errno", "fcntl", "gc", "time"}
     assert {name for name in ours if name.count(".") == 2} == {
-        "spool.cli.main", "spool.cli.fastsubmit", "spool.client.submit", "spool.client.exports",
+        "spool.cli.main", "spool.cli.fastsubmit", "spool.client.submit", "spool.client.draft",
         "spool.client.autostart", "spool.core.layout", "spool.core.names", "spool.store.disk", "spool.store.glance",
         "spool.store.lock",
     }  # fmt: skip
@@ -505,69 +523,62 @@ def test_plain_options_need_the_table_of_keys_and_no_library(spool_root: Path) -
     assert len(found) <= 24
 
 
-def test_the_way_without_click_has_the_options_of_click() -> None:
-    """`submission` knows each option of `spool submit` by each of its spellings, but for help, and no other."""
+def test_the_table_of_options_is_that_of_click() -> None:
+    """What the fast path and `#SPOOL` lines know is an option of `spool submit`, with a value where that has one."""
     options = [parameter for parameter in submit.command.params if isinstance(parameter, click.Option)]
     spelled = {
         flag: option.is_flag
         for option in options
         for flag in (*option.opts, *option.secondary_opts, *getattr(option, "also", ()))
     }
-    known = joboptions.FLAGS | submission.OPTIONS
-    assert {flag: bool(stands_for) for flag, (_, stands_for) in known.items()} == spelled
+    known = {flag: bool(stands_for) for flag, (_, stands_for) in (joboptions.FLAGS | fastsubmit.OF_A_JOB).items()}
+    assert known.items() < spelled.items()
 
 
-FULL = [
-    ["--array", "0-3", "--name", "a", "--", "echo", "{index}"],
-    ["-n", "x", "-n", "a", "--start-after", "2030-01-01T00:00:00Z", "-c", "echo hi"],
-    ["-Ja", "--wrap=echo hi", "-H", "--requeue", "--no-requeue", "--tag", "x,y", "--tags=z"],
-    ["--name", "a", "--notify", "me", "--notify-on", "failed", "-e", "A=1", "-e", "B=2", "--export", "NONE", "-c", "x"],
-    ["--name", "a", "--matrix", "k=1,2", "--matrix", "l=3", "-g1", "-t", "2h", "--", "t", "{k}", "{l}"],
-    ["--name", "a", "--capture", "--no-capture", "job.sh", "--", "x", "--name", "b"],
-    ["--name", "a", "job.sh", "1"],
-    ["--dry-run", "--name", "a", "--prolog", "x", "job.sh"],
-    ["-f", "a.toml", "--hold"],
-    ["-f", "a.toml", "-f", "b.toml", "--name", "c"],
-    ["-f", "a.toml", "-g", "1"],
-    ["--name", "a", "--cpus", "none", "--", "true"],
-    ["--name", "a", "--cpus", "1000000", "--strict", "--", "true"],
-    ["--name", "a b", "--array", "0", "--", "true"],
-    ["--name", "a", "--comment", "--", "--prolog", "x", "--", "true"],
-    ["--name", "a", "--tmux", "--executor", "process", "--", "true"],
-    ["--name", "a", "--prolog", "x"],
-    ["--name", "a", "-c", "true", "--prolog", "x", "--", "true"],
-    ["--name", "a", "--workdir", "sub", "--stdout", "o-%n", "--prolog", "x", "true"],
-    ["--name", "a", "--array", "0-3", "--", "--help"],
-    ["--help"], ["--nonsense"], ["--array"], ["--hold=1"], ["-Hf", "a.toml"], [],
-]  # fmt: skip
+FAST = [
+    ["--name", "a", "--", "echo", "two words", "$HOME"],
+    ["-na", "-c", "sort x | uniq"],
+    ["--name", "a", "--hold", "-g", "1", "-t", "2h", "--", "true"],
+    ["--name", "a", "-e", "B=1", "-e", "PATH=/own", "--tag", "x,y", "--tags=z", "-p50", "--", "sort x | uniq"],
+    ["--name", "a", "--retry-max", "3", "--retry-delay=5s", "--export", "NONE", "-d", "first", "--", "true"],
+    ["--name", "a", "--workdir", "sub", "--stdout", "o.txt", "--requeue", "--no-requeue", "--project", "é", "-c", "x"],
+    ["--name", "a", "-c", "one\ntwo\t\\"],
+    ["--name", "a", "--cpus", "2", "--memory", "1M", "--", "--help"],
+    ["--name", "a", "--name", "b", "--gpu-idle", "30m", "--gpu-idle-action", "stop", "--", "true"],
+]
 
 
-@pytest.mark.parametrize("words", FULL, ids=" ".join)
-def test_the_way_without_click_does_what_click_does(
+@pytest.mark.parametrize("words", FAST, ids=" ".join)
+def test_the_fast_path_does_what_click_does(
     spool: Command, spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     """The same command line ends with the same messages, code and files, whichever way reads it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SPOOL --cpus 1 --hold\necho $1\n")
-    (tmp_path / "a.toml").write_text('command = "true"\n')
-    (tmp_path / "b.toml").write_text('command = "false"\n')
     (spool_root / "config.toml").write_text("autostart = false\n")
+    (spool_root / ".machine").write_bytes(machine_line(boot_id(), 2, 1 << 20, 1))
+    put_job(spool_root, "first", place="done")
+    quick = fastsubmit.submit
+    taken = list[bool]()
+
+    def tried(arguments: list[str]) -> int | None:
+        code = quick(arguments)
+        taken.append(code is not None)
+        return code
 
     def outcome() -> tuple[object, ...]:
         said = spool("submit", *words)
-        files = {
-            path.name: path.read_bytes() for place in ("queued", "held") for path in (spool_root / place).iterdir()
-        }
-        for place in ("queued", "held"):
-            for path in (spool_root / place).iterdir():
-                path.unlink()
-        return said.code, said.out, said.err, files
+        files = [path for place in ("queued", "held") for path in (spool_root / place).iterdir()]
+        found = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in files}
+        for path in files:
+            path.unlink()
+        return said.code, said.out, [line for line in said.err.splitlines() if "warning" not in line], found
 
+    monkeypatch.setattr(fastsubmit, "submit", tried)
+    fast = outcome()
     monkeypatch.setattr(fastsubmit, "submit", lambda arguments: None)
-    without = outcome()
-    monkeypatch.setattr(submission, "submit", lambda arguments: None)
-    assert without == outcome()
+    assert fast == outcome()
+    assert taken == [True]
 
 
 @pytest.mark.parametrize("words", [["--nonsense"], ["--gpus"], ["--no-requeue=1"]])
@@ -831,10 +842,24 @@ def test_braces_of_what_is_taken_mean_nothing_to_an_array(
     plain = spool_root.parent / "b.toml"
     plain.write_text('command = "true {lr}"\n[matrix]\nlr = [7, 8]\n')
     assert spool("submit", "-f", plain, "--export", "TZ,MINE={lr}").code == 0
-    for name in ("a", "b"):
+    Client(spool_root).submit("true {lr}", name="c", matrix={"lr": [7, 8]}, env={"MINE": "{lr}"})
+    for name in ("a", "b", "c"):
         data = (spool_root / "queued" / f"{name}.toml").read_bytes()
         task = jobfile.parse(jobfile.TaskFiles(name, data, jobfile.parse(data, name=name)).text(0), name=f"{name}_0")
-        assert dict(task.env) == {"TZ": "{lr}-${lr}-{{lr}}-{index}-{array}", "MINE": "7"}
+        env = {key: value for key, value in task.env if key in ("TZ", "MINE")}
+        assert env == {"TZ": "{lr}-${lr}-{{lr}}-{index}-{array}", "MINE": "7"}
+
+
+def test_a_program_and_the_command_line_write_the_same_file(spool: Command, spool_root: Path) -> None:
+    """`Client.submit` fills the draft that `spool submit` fills."""
+    assert (
+        spool("submit", "-n", "a", "-g", 1, "-t", "2h", "-e", "B=1", "-d", "x,y", "--", "echo", "two words").code == 0
+    )
+    keys = {"gpus": 1, "time_limit": "2h", "depends_on": ["x", "y"], "env": {"B": "1"}}
+    Client(spool_root).submit(["echo", "two words"], name="b", **keys)
+    files = [(spool_root / "queued" / f"{name}.toml").read_text().splitlines() for name in ("a", "b")]
+    assert sorted(files[0]) == sorted(files[1])
+    assert files[1][0] == 'command = ["echo", "two words"]'
 
 
 def test_a_job_file_stays_as_it_is_unless_export_is_given(

@@ -19,7 +19,7 @@ from crash.world import Session, history, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
 from spool.core.lazyclass import replace
-from spool.core.model import Grant, Result, Spec, Stop, StopKind
+from spool.core.model import Gpu, Grant, Machine, Result, Spec, Stop, StopKind
 from spool.dispatcher import filemoves, scanner, supervisor, timers
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.loop import Dispatcher
@@ -113,6 +113,36 @@ def state_of(session: Session) -> str:
     found = parse_state((session.world.root / layout.STATE).read_bytes())
     assert found is not None
     return str(found.jobs["long"].state)
+
+
+def test_what_submissions_read_of_the_machine_is_written_when_it_changes(session: Session) -> None:
+    """The line has the GPUs as NVML said last, also while it is not asked, and is written again for nothing else."""
+    session.turns(1)
+    now = session.now
+    assert now is not None
+    root = session.world.root
+    cards = tuple(Gpu(f"GPU-{index}", index, "A100", 80 << 30, 80 << 30) for index in range(2))
+    written = set[int]()
+    for machine, asked_at_ns in (
+        (Machine(4, 8 << 30), None),
+        (Machine(4, 8 << 30, gpus=cards), 1),
+        (Machine(4, 8 << 30), None),
+    ):
+        now.status._world.gpus_at_ns = asked_at_ns
+        StatusWriter.write(now.status, None, machine, paused=False, force=True)
+        written.add((root / layout.MACHINE).stat().st_ino)
+    assert (root / layout.MACHINE).read_text().split()[1:] == ["4", str(8 << 30), "2"]
+    assert len(written) == 2
+    (root / layout.MACHINE).unlink()
+    (root / layout.MACHINE).mkdir()
+    for cpus in (5, 5):
+        StatusWriter.write(now.status, None, Machine(cpus, 8 << 30), paused=False, force=True)
+    view = parse_state((root / layout.STATE).read_bytes())
+    assert view is not None
+    assert layout.MACHINE in str(view.problems)
+    (root / layout.MACHINE).rmdir()
+    StatusWriter.write(now.status, None, Machine(5, 8 << 30), paused=False, force=True)
+    assert (root / layout.MACHINE).read_text().split()[1:] == ["5", str(8 << 30), "2"]
 
 
 def test_a_missing_file_is_missed_once(session: Session) -> None:

@@ -295,7 +295,7 @@ def _signals(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[s
 
 
 def _exports(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
-    from spool.client.exports import may_go
+    from spool.client.draft import may_go
 
     return ["ALL", "NONE", *sorted(filter(may_go, os.environ))]
 

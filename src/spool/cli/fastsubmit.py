@@ -1,9 +1,8 @@
 """The fast path of `spool submit`: the plain case, in a third of the time that the full way takes.
 
-Most of a submission's time goes into imports. So this handles plain values that are certainly valid, and writes the
-same job file as the full way, without the libraries that check values and write help. For everything else it returns
-None before it changes anything, and the full way does the job or reports the error. Both name a job and lay out its
-file here.
+Most of a submission's time goes into imports. So this handles plain values that are certainly valid, and fills the
+same draft as the full way, without the libraries that check values and write help. For everything else it returns
+None before it changes anything, and the full way does the job or reports the error.
 """
 
 from __future__ import annotations
@@ -12,36 +11,35 @@ import os
 import sys
 
 from spool.client import submit as submitting
-from spool.client.exports import exports, may_go
+from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, may_go, stem_of
 from spool.core import layout
+from spool.store.glance import machine_told
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from spool.formats.keys import Key
 
 _MAX_BYTES = 100_000
 _AMOUNTS = {"size": "KMGT", "duration": "smhd", "timeout": "smhd"}
 
-_OTHERS = {
+OF_A_JOB = {
     "-n": ("name", ""),
     "--name": ("name", ""),
-    "-c": ("text", ""),
     "--export": ("export", ""),
     "--hold": ("hold", "true"),
+    "--capture": ("capture", "true"),
+    "--no-capture": ("capture", "false"),
 }
-"""The options that are no keys, in the form of `joboptions.FLAGS`."""
+"""The options of a job that are no keys, in the form of `joboptions.FLAGS`; a script may have them in its own lines."""
+
+_PLAIN = {**OF_A_JOB, "-c": ("text", "")}
 
 _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "executor_options", "resources")
 """Keys that may ask for more than a machine has."""
 
-_STATE_HEAD = 16384  # bytes of `state.json`; the machine stands before the jobs
-
-_LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and no look-alikes: no words, no mistakes
-_INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
-_LONGEST_STEM = 40
 _PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")
 
 
@@ -49,25 +47,18 @@ class UnclearError(Exception):
     """The arguments are not plain; the message says why, for callers without another way to report it."""
 
 
-def addressed(arguments: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """Return which spool a command line names ("": none), and what follows `submit`; None of any other command."""
+def submit(arguments: Sequence[str]) -> int | None:
+    """Submit the job that *arguments* describe, the command line after the program's name; None if not plain."""
     root = ""
     if arguments[:1] == ["--spool"] and len(arguments) > 2:
         root, arguments = arguments[1], arguments[2:]
-    return (root, arguments[1:]) if arguments[:1] == ["submit"] else None
-
-
-def submit(arguments: Sequence[str]) -> int | None:
-    """Submit the job that *arguments* describe, the command line after the program's name; None if not plain."""
-    found = addressed(arguments)
-    if found is None:
+    if arguments[:1] != ["submit"]:
         return None
-    root, arguments = found
     try:
-        values, words, dashes = _understood(arguments)
+        values, words, dashes = _understood(arguments[1:])
     except UnclearError:
         return None
-    if not values.keys().isdisjoint(("rows", "start_after")):  # of a file, and in words of people
+    if not values.keys().isdisjoint(("rows", "start_after", "capture")):  # of a file, in words of people, of a script
         return None
     if any(text.startswith("after") for text in values.get("depends_on", ())):  # in words of other tools
         return None
@@ -87,46 +78,40 @@ def submit(arguments: Sequence[str]) -> int | None:
     if exported.assigned or exported.left_out:
         return None
     try:
-        text = job_text(command, values, exported.taken)
+        draft = drafted(name or fresh_name(root, stem_of(command)), command, values, exported, held=held)
     except OSError:  # the working directory is gone
         return None
-    if text is None or (name is not None and not _usable(name)) or not _certainly_fits(root, values):
+    text = None if draft is None else draft.plain_text()
+    if draft is None or text is None or len(text) >= _MAX_BYTES or not _certainly_welcome(root, name, values):
         return None
-    if (
-        not submitting.is_spool(root)
-        or not submitting.is_ours(root)
-        or (name is not None and submitting.where_taken(root, name))
-    ):
-        return None
-    if not _are_there(root, name, values.get("depends_on", ())):
-        return None
-    if not all(map(os.path.isdir, values.get("workdir", ()))):  # or the full way warns
-        return None
-    if name is None:
-        name = fresh_name(stem_of(command), lambda name: submitting.ever_used(root, name))
+    return _submitted(root, draft, text)
+
+
+def _submitted(root: str, draft: Draft, text: str) -> int | None:
+    """Put the job into the spool and return the exit code; None if there is a job of that name."""
     try:
-        submitting.submit(root, [(name, text.encode())], held=held)
+        submitting.submit(root, [(draft.name, text.encode())], held=draft.held)
     except FileExistsError:
         return None
     except OSError as error:  # do not try again: the file may exist
         from spool.store.disk import remedy_for
 
-        _complain(f"cannot submit job {name}: {error.strerror}; {remedy_for(error)}")
+        _complain(f"cannot submit job {draft.name}: {error.strerror}; {remedy_for(error)}")
         return 5
-    if not held:
+    if not draft.held:
         _serve(root)
-    print(name)
+    print(draft.name)
     return 0
 
 
 def _understood(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Sequence[str], bool]:
     """Return what `read` does; the table of all keys is imported only if one of them is given."""
     try:
-        return read(arguments, _OTHERS)
+        return read(arguments, _PLAIN)
     except UnclearError:
         from spool.cli import joboptions
 
-        return read(arguments, {**joboptions.FLAGS, **_OTHERS})
+        return read(arguments, {**joboptions.FLAGS, **_PLAIN})
 
 
 def read(
@@ -162,34 +147,32 @@ def read(
     return values, arguments[at:], False
 
 
+def _certainly_welcome(root: str, name: str | None, values: Mapping[str, list[str]]) -> bool:
+    """Whether nothing in the spool or of the machine is in the way of such a job. If not, the full way says so."""
+    return (
+        (name is None or _usable(name))
+        and _certainly_fits(root, values)
+        and submitting.is_spool(root)
+        and submitting.is_ours(root)
+        and (name is None or submitting.where_taken(root, name) is None)
+        and _are_there(root, name, values.get("depends_on", ()))
+        and all(map(os.path.isdir, values.get("workdir", ())))
+    )
+
+
 def _are_there(root: str, name: str | None, depends_on: Sequence[str]) -> bool:
-    """Whether the jobs that job *name* depends on are known, and it is none of them. If not, the full way says so."""
+    """Whether the jobs that job *name* depends on are known, and it is none of them."""
     needed = [each.strip() for text in depends_on for each in text.split(",") if each.strip()]
     return name not in needed and all(submitting.ever_used(root, each) for each in needed)
 
 
 def _certainly_fits(root: str, values: Mapping[str, list[str]]) -> bool:
-    """Whether the machine, as `state.json` describes it, has what is asked for. If not, the full way warns."""
+    """Whether the machine, as the dispatcher last found it, has what is asked for."""
     asked = {key: values[key][-1] for key in _SCARCE if key in values}
     if not asked or asked == {"cpus": "1"}:
         return True
-    try:
-        with open(f"{root}/{layout.STATE}", "rb") as file:
-            told = file.read(_STATE_HEAD).partition(b'"machine":{')[2].partition(b'"passes":')[0]
-    except OSError:
-        return False
-    has = {
-        "cpus": _number_after(told, b'"cpus":'),
-        "memory": _number_after(told, b'"memory_bytes":'),
-        "gpus": told.count(b'"uuid":'),
-    }
+    has = machine_told(root)
     return all(key in has and _bytes_of(text) <= has[key] for key, text in asked.items())
-
-
-def _number_after(text: bytes, key: bytes) -> int:
-    _, _, rest = text.partition(key)
-    digits = rest[:20].partition(b",")[0]
-    return int(digits) if digits.isdigit() else -1
 
 
 def _bytes_of(text: str) -> int:
@@ -220,26 +203,25 @@ def _complain(message: str) -> None:
     print(f"spool: {shown(message)}", file=sys.stderr)
 
 
-def job_text(command: str | list[str], values: dict[str, list[str]], env: Mapping[str, str]) -> str | None:
-    """Return the job file with *env*, which is valid; None if a value might be wrong."""
+def drafted(
+    name: str, command: str | list[str], values: dict[str, list[str]], exported: Exports, *, held: bool = False
+) -> Draft | None:
+    """Return the job if it is valid; None if a value might be wrong. Raises OSError."""
     if not (command.strip() if isinstance(command, str) else command[0]):
         return None
     here = os.getcwd()
     if not here.startswith("/") or "$" in here:
         return None
-    keys: dict[str, object] = {"command": command, "workdir": here}
+    given: dict[str, object] = {}
     if values:
         from spool.cli import joboptions
         from spool.formats.keys import BY_OPTION
 
-        keys.update(joboptions.keys_of(values))
+        given = joboptions.keys_of(values)
         table = {key.name: key for key in BY_OPTION}
-        if not all(_is_right(table[key], value, keys) for key, value in keys.items()):
+        if not all(_is_right(table[key], value, given) for key, value in given.items()):
             return None
-    own = keys.get("env")
-    together = {**env, **(own if isinstance(own, dict) else {})}
-    text = laid_out({**keys, "env": together} if together else keys)
-    return text if text is not None and len(text) < _MAX_BYTES else None
+    return Draft(name, job_keys(command, given, exported), held=held)
 
 
 def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
@@ -267,7 +249,7 @@ def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
         return all(_is_right(inner[name], each, value) for name, each in value.items())
     if key.kind == "workdir":
         return isinstance(value, str) and value.startswith("/") and "$" not in value
-    return key.kind in ("command", "flag")
+    return key.kind == "flag"
 
 
 def _is_plain(text: object) -> bool:
@@ -298,87 +280,3 @@ def command_of(words: Sequence[str]) -> str | list[str]:
     if len(words) == 1 and not _OF_THE_SHELL.isdisjoint(words[0]) and not os.path.exists(words[0]):
         return words[0]
     return list(words)
-
-
-def stem_of(command: str | Sequence[str]) -> str:
-    """Return a name for a job that runs *command*: the program, or the script given to an interpreter."""
-    words = command.split() if isinstance(command, str) else list(command)
-    while words and isinstance(command, str) and "=" in words[0] and words[0].split("=")[0].isidentifier():
-        words.pop(0)  # an assignment before the program
-    program = os.path.basename(words[0]) if words else "job"
-    if program.rstrip("0123456789.") in _INTERPRETERS:
-        scripts = [word for word in words[1:2] if not word.startswith("-")]
-        if words[1:2] == ["-m"] and len(words) > 2:
-            scripts = [words[2]]
-        program = os.path.basename(scripts[0]) if scripts else program
-    root, _, _ = program.rpartition(".")
-    stem = "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "-" for char in root or program)
-    return stem.strip("-_")[:_LONGEST_STEM].rstrip("-_") or "job"
-
-
-def fresh_name(stem: str, used: Callable[[str], bool]) -> str:
-    """Return *stem* with a short suffix that makes it a name never *used* before."""
-    length = 4
-    while True:
-        suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(length))
-        name = f"{stem}-{suffix}"
-        if not used(name):
-            return name
-        length = min(length + 1, 12)
-
-
-def next_name(name: str, used: Callable[[str], bool]) -> str:
-    """Return the first of `NAME-2`, `NAME-3`, … that was never *used*."""
-    number = 2
-    while used(f"{name}-{number}"):
-        number += 1
-    return f"{name}-{number}"
-
-
-def laid_out(keys: Mapping[str, object]) -> str | None:
-    """Return *keys* as the text of a job file, tables last, as a person would write it; None if this function cannot.
-
-    A text that needs more than a backslash in TOML is left to the writer of `formats`.
-    """
-    lines: list[str] = []
-    tables: list[str] = []
-    for key, value in keys.items():
-        if isinstance(value, dict):
-            inner = [_line(name, item) for name, item in value.items()]
-            tables += ["", f"[{key}]", *inner]
-        else:
-            lines.append(_line(key, value))
-    text = "\n".join([*lines, *tables]) + "\n"
-    return None if "\0" in text else text
-
-
-def _line(key: str, value: object) -> str:
-    bare = key.isascii() and key.replace("-", "_").isidentifier()
-    shown = f"'''\n{value}'''" if isinstance(value, str) and _is_literal(value) else _value(value)
-    return f"{key if bare else _quoted(key)} = {shown}"
-
-
-def _is_literal(text: str) -> bool:
-    """Whether *text* has several lines that TOML takes unchanged between triple quotes."""
-    lines = text.split("\n")
-    plain = all(line.replace("\t", "").isprintable() for line in lines)
-    return len(lines) > 1 and plain and "'''" not in text and not text.endswith("'")
-
-
-def _value(value: object) -> str:
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return "\0"
-
-
-def _quoted(text: str) -> str:
-    """Return *text* as a string of TOML; what needs more than a backslash becomes NUL, which `laid_out` refuses."""
-    if not text.isprintable():
-        return "\0"
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -6,10 +6,12 @@ import os
 
 import click
 
-from spool.cli import fastsubmit, render, submission
+from spool.cli import render
 from spool.cli.common import job_name
 from spool.cli.group import Verb
+from spool.cli.submission import Asked, draft_of
 from spool.cli.telling import tell
+from spool.client.draft import stem_of
 from spool.core.errors import UsageError, cannot
 
 
@@ -32,14 +34,14 @@ def command(root: str, no_capture: bool, ignore_directives: bool, files: tuple[s
             raise UsageError(cannot("import", path, "give a file; /dev/stdin reads a pipe"))
         if not os.path.isfile(path) and path != "/dev/stdin":
             raise UsageError(cannot("import", path, "not a file" if os.path.exists(path) else "no such file"))
-        name = job_name(fastsubmit.stem_of([path]))
+        name = job_name(stem_of([path]))
         capture = False if no_capture else None
-        asked = submission.Asked(name=name, loose=[path], capture=capture, ignore_directives=ignore_directives)
-        wanted = submission.job_of(asked, root)
-        head = "\n" * (number > 0) + f"# {wanted.name}.toml, made of {os.path.basename(path)!a}\n"
+        asked = Asked(name=name, loose=[path], capture=capture, ignore_directives=ignore_directives)
+        draft = draft_of(asked, root)
+        head = "\n" * (number > 0) + f"# {draft.name}.toml, made of {os.path.basename(path)!a}\n"
         render.say_text(
-            (head if len(files) > 1 else "") + wanted.text.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+            (head if len(files) > 1 else "") + draft.text().decode("utf-8-sig", "replace").replace("\r\n", "\n")
         )
-        if wanted.held:
+        if draft.held:
             tell(f"{path}: the script asks to be held; submit the file with --hold")
     return 0

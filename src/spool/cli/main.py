@@ -98,10 +98,6 @@ def run(arguments: Sequence[str]) -> int:
 
     try:
         code = fastsubmit.submit(arguments)
-        if code is None and "submit" in arguments[:3]:
-            from spool.cli import submission
-
-            code = submission.submit(arguments)
         if code is None:
             from spool.cli import group
 

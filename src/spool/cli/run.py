@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from spool.cli import submission
 from spool.cli.common import SpelledOption, opened, strict_option, this_user
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options
+from spool.cli.submission import draft_of, publish, tell_doubts
 from spool.cli.submit import (
     asked,
     export_option,
@@ -79,12 +79,12 @@ def command(
       spool run -c 'make -j4 && make check' --cpus 4
     """
     _check_readable(ctx.obj)
-    wanted = submission.job_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
-    job = wanted.name
+    draft = draft_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
+    job = draft.name
     spool = made(ctx.obj) if submitting.is_ours(ctx.obj) else opened(ctx.obj)
-    submission.tell_doubts(spool.root, [(job, wanted.text)], strict=strict)
+    tell_doubts(spool.root, [draft], strict=strict)
     before = spool.latest_run(job)
-    submission.publish(spool.root, [(job, wanted.text)], held=wanted.held, replace=replace)
+    publish(spool.root, [draft], held=draft.held, replace=replace)
     if not quiet:
         tell(f"job {job}")
     if not quiet and _has_input():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from spool.cli import fastsubmit, joboptions
 from spool.cli.telling import tell
+from spool.client.draft import stem_of
 from spool.core.errors import UsageError, cannot
 from spool.core.lazyclass import dataclass, field
 from spool.formats.toml import MAX_BYTES
@@ -28,17 +29,15 @@ _MAX_HEAD_BYTES = 64 * 1024
 _ASKS_WHERE_IT_LIES = re.compile(r"__file__|BASH_SOURCE|\$\{0%|(?:dirname|realpath|readlink)\b[^\n]*\$\{?0\b")
 _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "perl", "rb": "ruby", "js": "node",
            "R": "Rscript", "r": "Rscript", "jl": "julia", "lua": "lua", "m": "octave"}  # fmt: skip
-_OPTIONS = joboptions.FLAGS | {
-    "-n": ("name", ""), "--name": ("name", ""), "--hold": ("hold", "true"), "--export": ("export", ""),
-    "--capture": ("capture", "true"), "--no-capture": ("capture", "false"),
-}  # fmt: skip
+_OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a script yields: keys of the job file, options from its own lines, and a name for the job."""
+    """What a script yields: a command, the captured text, options from its own lines, and a name for the job."""
 
-    keys: dict[str, object]
+    command: str | list[str]
+    text: str | None = None
     values: joboptions.Values = field(default_factory=dict)
     stem: str | None = None
     module_path: str | None = None  # where Python finds the modules beside the script
@@ -74,7 +73,7 @@ def read(words: Sequence[str], said: Said) -> Script:
         from shutil import which
 
         if "/" not in first and which(first) is not None:
-            return Script({"command": list(words)})
+            return Script(list(words))
         why = "no such file" if status is None else "not a file"
         raise UsageError(
             cannot("submit", f"script {first}", why, remedy=f"to run a command, write `spool submit -- {first} …`")
@@ -88,11 +87,11 @@ def read(words: Sequence[str], said: Said) -> Script:
     _check_runs(data, first)
     values = _directives(data, first, said)
     wanted = values.pop("capture", ["true"])[-1] == "true"
-    stem = fastsubmit.stem_of([path])
+    stem = stem_of([path])
     if not data.startswith(b"#!") or not (wanted if said.capture is None else said.capture):
-        return Script({"command": [*_interpreter(data, path), path, *rest]}, values, stem)
+        return Script([*_interpreter(data, path), path, *rest], None, values, stem)
     text = _captured(data, first)
-    return Script({"command": [path, *rest], "script": text}, values, stem, _module_path(text, path))
+    return Script([path, *rest], text, values, stem, _module_path(text, path))
 
 
 def _of_stdin(rest: Sequence[str], said: Said) -> Script:
@@ -107,13 +106,13 @@ def _of_stdin(rest: Sequence[str], said: Said) -> Script:
     shell = _shell_of(line[2:].split()) if line.startswith("#!") else "/bin/sh"
     if shell is None or (rest and line.startswith("#!")):
         _check_runs(data, "on stdin")
-        return Script({"command": ["stdin", *rest], "script": text}, values, "stdin")
+        return Script(["stdin", *rest], text, values, "stdin")
     if rest:
         why = "to take arguments, a script must begin with a line such as `#!/bin/sh`"
         raise UsageError(cannot("submit", "the script on stdin", why))
     if line.startswith("#!"):
         values = {"shell": [shell], **values}
-    return Script({"command": text}, values, "stdin")
+    return Script(text, None, values, "stdin")
 
 
 def _captured(data: bytes, what: str) -> str:

@@ -7,10 +7,15 @@ from typing import Any
 
 import click
 
-from spool.cli import submission
 from spool.cli.common import SpelledOption, strict_option
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
+from spool.cli.render import say, say_text
+from spool.cli.submission import Asked, draft_of, file_draft, publish, tell_doubts
+from spool.cli.telling import made
+from spool.client.draft import Draft
+from spool.client.submit import check_submitter, is_spool
+from spool.core.errors import UsageError
 from spool.core.names import EXPORTED
 
 name_option = click.option(
@@ -45,10 +50,10 @@ export_option = click.option(
 )
 
 
-def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_command: str | None) -> submission.Asked:
+def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_command: str | None) -> Asked:
     """Return the request of a command line with `key_options` and `export_option`."""
     dashes = ctx.meta.get("spool.dashes", False)
-    return submission.Asked(
+    return Asked(
         values=values_of(ctx.params),
         export=ctx.params["export"],
         name=name,
@@ -150,8 +155,32 @@ def command(
       cp train.toml ~/.spool/.tmp/
       mv ~/.spool/.tmp/train.toml ~/.spool/queued/
     """
-    request = asked(ctx, words, name, shell_command)
-    return submission.carry_out(
-        submission.Submission(request, files, hold, replace, wait_for_it, strict, dry_run),
-        ctx.obj,
-    )
+    root, request = ctx.obj, asked(ctx, words, name, shell_command)
+    jobs = _of_files(files, request, root) if files else [draft_of(request, root)]
+    check_submitter(root)
+    root = root if dry_run or is_spool(root) else made(root).root
+    tell_doubts(root, jobs, strict=strict)
+    if dry_run:
+        for job in jobs:
+            say_text(job.text().decode("utf-8", "replace"))
+        return 0
+    publish(root, jobs, held=hold or jobs[0].held, replace=replace)
+    for job in jobs:
+        say(job.name, at_once=True)
+    if not wait_for_it:
+        return 0
+    from spool.cli.wait import until_ended
+
+    return until_ended(root, [job.name for job in jobs])
+
+
+def _of_files(paths: Sequence[str], request: Asked, root: str) -> list[Draft]:
+    """Return the jobs in job files. Raises SpoolError."""
+    if request.values or request.plain or request.loose or request.shell_command is not None:
+        raise UsageError("cannot combine a job file with options: it must be complete; edit a copy of it")
+    if request.name is not None and len(paths) > 1:
+        raise UsageError("cannot give one name to several job files; remove --name")
+    jobs = [file_draft(path, request.name, root, request.export) for path in paths]
+    if len({job.name for job in jobs}) < len(jobs):
+        raise UsageError("cannot submit two job files with the same name at once")
+    return jobs

@@ -49,6 +49,7 @@ from spool.state.run import ActiveRun
 from spool.state.submission import INVALID, JobFileVersion
 from spool.state.table import JobEntry, SchedulerState
 from spool.state.world import MachineMonitor
+from spool.store.glance import machine_line
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
@@ -80,6 +81,8 @@ class StatusWriter:
         self._refresh_ns = 0  # monotonic
         self._beat_ns = 0
         self._problems: tuple[str, ...] = ()
+        self._gpus_seen = 0
+        self._machine_text = b""  # as it was written last
         self._running: dict[ActiveRun, tuple[Spec, JobView]] = {}  # what was said of those that merely run
         self._spoken: set[tuple[str, int]] = set()  # runs whose jid was seen, though their handle does not know it
 
@@ -122,10 +125,22 @@ class StatusWriter:
         if piece.failed:
             self._next_ns = self._beat_ns = now + SECOND_NS
             return
+        if machine is not None:
+            self._write_machine(machine)
         self._wanted, self._written_of, self._written_changes = False, troubles, self._confinement.changes
         self._next_ns = now + max(_AT_MOST_EVERY_NS, self._pace.pause_ns)
         self._refresh_ns = now + _REFRESH_SHARE * self._pace.pause_ns
         self._beat_ns = now + _HEARTBEAT_NS
+
+    def _write_machine(self, machine: Machine) -> None:
+        """Write what submissions read of the machine, if it has changed. GPUs count until NVML is asked again."""
+        if self._world.gpus_at_ns is not None:
+            self._gpus_seen = len(machine.gpus)
+        text = machine_line(identity.boot_id(), machine.cpus, machine.memory_bytes, self._gpus_seen)
+        if text != self._machine_text:
+            with self._confinement.service("write", layout.MACHINE) as piece:
+                self._spool.disk.put(self._spool.layout.at(layout.MACHINE), text)
+            self._machine_text = b"" if piece.failed else text
 
     def _beat(self, now: int) -> None:
         try:

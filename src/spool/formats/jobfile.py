@@ -126,14 +126,10 @@ def recorded_defaults(text: bytes | None, kill_grace_ns: int) -> JobDefaults:
         return JobDefaults(kill_grace_ns)
 
 
-def dump(keys: Mapping[str, Any], *, schema: str | None = None) -> bytes:
-    """Return *keys* as a job file; *schema*, an address, becomes the `#:schema` comment that editors understand.
-
-    Raises InvalidValue for a text that UTF-8 cannot hold.
-    """
-    head = f"#:schema {schema}\n".encode() if schema else b""
+def dump(keys: Mapping[str, Any]) -> bytes:
+    """Return *keys* as a job file. Raises InvalidValue for a text that UTF-8 cannot hold."""
     try:
-        return head + toml.write(keys)
+        return toml.write(keys)
     except UnicodeEncodeError as error:
         foreign = error.object[error.start : error.end]
         raise InvalidValue(f"a job file is UTF-8 and cannot hold {foreign!a}") from None

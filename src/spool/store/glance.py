@@ -1,6 +1,7 @@
-"""The configuration for commands that must start quickly: it is parsed only if it can matter.
+"""What the configuration says and what the machine has, for commands that have to start quickly.
 
-The parser of the configuration, with the libraries that it needs, takes longer to import than a submission takes.
+The parser of the configuration, with the libraries that it needs, takes longer to import than a submission takes. So it
+is parsed only if it can matter, and what the dispatcher knows of the machine stands in a line of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ TYPE_CHECKING = False  # that of `typing`, which is slow to import as well
 if TYPE_CHECKING:
     from spool.core.model import JobDefaults
     from spool.formats.config import Config
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def read_config(root: str) -> bytes | None:
@@ -60,3 +63,22 @@ def defaults_of(root: str) -> JobDefaults:
     from spool.core.model import JobDefaults
 
     return JobDefaults()
+
+
+def machine_line(boot_id: str, cpus: int, memory_bytes: int, gpus: int) -> bytes:
+    """Return the text of `.machine`: what the machine has since the boot of that id."""
+    return f"{boot_id} {cpus} {memory_bytes} {gpus}\n".encode()
+
+
+def machine_told(root: str) -> dict[str, int]:
+    """Return what the machine has, as the last dispatcher of the spool *root* found: `cpus`, `memory` (bytes), `gpus`.
+
+    Nothing if that was before the machine was booted, or on another one.
+    """
+    try:
+        boot_id, *amounts = (read_file(f"{root}/{layout.MACHINE}") or b"").split()
+        if boot_id != (read_file(_BOOT_ID) or b"").strip():
+            return {}
+        return dict(zip(("cpus", "memory", "gpus"), map(int, amounts), strict=True))
+    except (OSError, ValueError):
+        return {}

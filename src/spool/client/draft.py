@@ -1,0 +1,265 @@
+"""A job before it is in the spool: its keys and its name, what it takes along of the caller's environment, its file.
+
+Every way to submit fills a `Draft`: `spool submit`, fast or not, `spool run`, `spool import` and `Client`. What it
+takes along, so that the job finds the same programs as the caller, goes into the file's `env`, where it can be seen and
+edited. Imports almost nothing, because every submission uses it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from spool.client.submit import ever_used, literal
+from spool.core.names import EXPORTED
+from spool.store.glance import config_if
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+# What spool sets itself, and what describes only the current shell or tmux.
+_NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
+_NEVER_BEGIN = ("SPOOL_", "spool_", "BASH")
+_SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY")
+
+_LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and no look-alikes: no words, no mistakes
+_INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
+_LONGEST_STEM = 40
+
+
+class Draft:
+    """A job before it is in the spool: its name, the keys of its file, and whether it begins held.
+
+    A job file that a user has written has no *keys* here: its *text* stays as it is.
+    """
+
+    __slots__ = ("_text", "held", "keys", "name")
+
+    def __init__(self, name: str, keys: Mapping[str, object], *, held: bool = False, text: bytes | None = None) -> None:
+        self.name = name
+        self.keys = keys
+        self.held = held
+        self._text = text
+
+    def plain_text(self) -> str | None:
+        """Return the job file, tables last, as a person would write it; None where that takes a library.
+
+        That is so for a text that needs more than a backslash, and for numbers and tables of other kinds.
+        """
+        return _laid_out(self.keys)
+
+    def text(self) -> bytes:
+        """Return the job file. Raises InvalidValue for a text that no file can hold."""
+        if self._text is None:
+            plain = self.plain_text()
+            if plain is not None:
+                self._text = plain.encode()
+            else:
+                from spool.formats import jobfile
+
+                self._text = jobfile.dump(self.keys)
+        return self._text
+
+    def check(self, root: str) -> None:
+        """Raise InvalidJob if the spool *root* would not take the job, and InvalidValue as `text` does."""
+        from spool.formats import jobfile
+        from spool.store.glance import defaults_of
+
+        jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
+
+
+def job_keys(command: str | Sequence[str], given: Mapping[str, object], exported: Exports) -> dict[str, object]:
+    """Return the keys of a job that runs *command* as *given* says, here unless that has a `workdir`.
+
+    Of *exported*, the keys of `env` that *given* has win. Raises FileNotFoundError if the current directory is gone.
+    """
+    keys = {"command": command, "workdir": given.get("workdir") or literal(os.getcwd()), **given}
+    own = given.get("env", {})
+    if isinstance(own, dict) and (env := exported.env(own, _placeholders(given))):
+        keys["env"] = env
+    return keys
+
+
+def _placeholders(keys: Mapping[str, object]) -> set[str]:
+    """Return the keys whose `{key}` an array with *keys* replaces."""
+    makers = [key for key in ("array", "matrix", "rows") if key in keys]
+    if not makers:
+        return set()
+    from spool.core.arrays import ARRAY, INDEX
+
+    rows = keys.get("rows")
+    tables = (keys.get("matrix"), rows[0] if isinstance(rows, list) and rows else None)
+    found = {INDEX, *(key for table in tables if isinstance(table, dict) for key in table)}
+    return found | {ARRAY} if "array" in makers and len(makers) > 1 else found
+
+
+class Exports:
+    """Variables for a job: `taken` from the caller, `assigned` on the command line; `left_out` says what, and why."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, str] = {}
+        self.assigned: dict[str, str] = {}
+        self.left_out: list[str] = []
+
+    def env(self, own: Mapping[str, object], placeholders: Iterable[str] = ()) -> dict[str, object]:
+        """Return the `env` of a job that *own* is for already, which wins over what was taken.
+
+        *placeholders* are the `{key}` that mean something in the file, and nothing in what was taken.
+        """
+        taken = self.taken
+        for key in placeholders:
+            taken = {name: value.replace(f"{{{key}}}", f"{{{{{key}}}}}") for name, value in taken.items()}
+        return {**taken, **self.assigned, **own}
+
+    def take(self, names: Iterable[str], environment: Mapping[str, str]) -> None:
+        """Take the variables *names* of *environment*, as far as a file can hold them."""
+        for name in sorted(names):
+            value = environment[name]
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                self.left_out.append(f"{name} is not passed on: it is not UTF-8")
+            else:
+                self.taken[name] = value
+
+
+def exports(root: str, asked: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Exports:
+    """Return what the words of `--export` take of *environment*; without any, what the configuration of *root* says.
+
+    A word is ALL, NONE, a name, a pattern or NAME=VALUE, several with commas between. Named variables that are not set
+    are in `left_out`.
+    """
+    found = Exports()
+    if not asked:
+        found.take(_matching(patterns(root), environment), environment)
+        return found
+    wanted, everything = list[str](), False
+    for word in ",".join(asked).split(","):
+        name, equals, value = word.strip().partition("=")
+        if equals:
+            found.assigned[name] = value
+        elif name.upper() == "ALL":
+            everything = True
+        elif name and name.upper() not in ("NONE", "NIL"):
+            wanted.append(name)
+            if not _is_pattern(name) and name not in environment:
+                found.left_out.append(f"{name} is not passed on: it is not set")
+            elif not _is_pattern(name) and not may_go(name):
+                found.left_out.append(f"{name} is not passed on: it only makes sense in this process")
+    names = {name for name in environment if may_go(name)} if everything else set()
+    found.take(names | _matching(wanted, environment), environment)
+    return found
+
+
+def may_go(name: str) -> bool:
+    """Whether a variable of that name can be in a job file and makes sense elsewhere."""
+    return name.isascii() and name.isidentifier() and name not in _NEVER and not name.startswith(_NEVER_BEGIN)
+
+
+def _matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
+    """Return the names in *environment* that match. Possible secrets match full names only."""
+    found = set()
+    for pattern in patterns:
+        if not _is_pattern(pattern):
+            found |= {pattern} & environment.keys()
+        elif _is_pattern(pattern[:-1]) or pattern[-1] != "*":
+            from fnmatch import fnmatchcase  # here, because most callers do not need it
+
+            found |= {name for name in environment if fnmatchcase(name, pattern) and not _may_be_secret(name)}
+        else:
+            head = pattern[:-1]
+            found |= {name for name in environment if name.startswith(head) and not _may_be_secret(name)}
+    return {name for name in found if may_go(name)}
+
+
+def _is_pattern(word: str) -> bool:
+    return any(char in word for char in "*?[")
+
+
+def _may_be_secret(name: str) -> bool:
+    return any(word in name.upper() for word in _SECRETS)
+
+
+def patterns(root: str) -> Sequence[str]:
+    """Return which variables are copied by default: from the configuration of *root*, or the built-in list."""
+    said = config_if(root, b"export")
+    return EXPORTED if said is None else said.export
+
+
+def stem_of(command: str | Sequence[str]) -> str:
+    """Return a name for a job that runs *command*: the program, or the script given to an interpreter."""
+    words = command.split() if isinstance(command, str) else list(command)
+    while words and isinstance(command, str) and "=" in words[0] and words[0].split("=")[0].isidentifier():
+        words.pop(0)  # an assignment before the program
+    program = os.path.basename(words[0]) if words else "job"
+    if program.rstrip("0123456789.") in _INTERPRETERS:
+        scripts = [word for word in words[1:2] if not word.startswith("-")]
+        if words[1:2] == ["-m"] and len(words) > 2:
+            scripts = [words[2]]
+        program = os.path.basename(scripts[0]) if scripts else program
+    root, _, _ = program.rpartition(".")
+    stem = "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "-" for char in root or program)
+    return stem.strip("-_")[:_LONGEST_STEM].rstrip("-_") or "job"
+
+
+def fresh_name(root: str, stem: str) -> str:
+    """Return *stem* with a short suffix that makes it a name never used before in the spool *root*."""
+    length = 4
+    while True:
+        suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(length))
+        name = f"{stem}-{suffix}"
+        if not ever_used(root, name):
+            return name
+        length = min(length + 1, 12)
+
+
+def next_name(root: str, name: str) -> str:
+    """Return the first of `NAME-2`, `NAME-3`, … that was never used in the spool *root*."""
+    number = 2
+    while ever_used(root, f"{name}-{number}"):
+        number += 1
+    return f"{name}-{number}"
+
+
+def _laid_out(keys: Mapping[str, object]) -> str | None:
+    lines: list[str] = []
+    tables: list[str] = []
+    for key, value in keys.items():
+        if isinstance(value, dict):
+            inner = [_line(name, item) for name, item in value.items()]
+            tables += ["", f"[{_key(key)}]", *inner]
+        else:
+            lines.append(_line(key, value))
+    text = "\n".join([*lines, *tables]) + "\n"
+    return None if "\0" in text else text
+
+
+def _line(key: object, value: object) -> str:
+    shown = f"'''\n{value}'''" if isinstance(value, str) and _is_literal(value) else _value(value)
+    return f"{_key(key)} = {shown}"
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        return "\0"
+    return key if key.isascii() and key.replace("-", "_").isidentifier() else _value(key)
+
+
+def _is_literal(text: str) -> bool:
+    """Whether *text* has several lines that TOML takes unchanged between triple quotes."""
+    lines = text.split("\n")
+    plain = all(line.replace("\t", "").isprintable() for line in lines)
+    return len(lines) > 1 and plain and "'''" not in text and not text.endswith("'")
+
+
+def _value(value: object) -> str:
+    """Return *value* in TOML; NUL, which no file has, for what `plain_text` refuses."""
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' if value.isprintable() else "\0"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return "\0"
