@@ -135,7 +135,7 @@ def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
     """Return the instant that an option was given, None if it was not. Raises UsageError."""
     if text is None:
         return None
-    from spool.query.accounting import moment
+    from spool.cli.moments import moment
 
     try:
         return moment(text, now_ns)

@@ -10,10 +10,11 @@ import click
 
 from spool.cli import render
 from spool.cli.charts import Style, gantt
+from spool.cli.common import this_user
 from spool.cli.group import Verb
 from spool.cli.telling import tell
+from spool.client.demonstration import DemoEvent, Demonstration, went_well
 from spool.core.model import SECOND_NS, Result, State
-from spool.query.demo import DemoEvent, Demonstration, went_well
 
 
 @click.command(cls=Verb)
@@ -27,7 +28,7 @@ def command(keep: bool, quiet: bool) -> int:
     behind.
     """
     directory = tempfile.mkdtemp(prefix="spool-demo-")
-    demonstration = Demonstration(directory)
+    demonstration = Demonstration(directory, this_user())
     try:
         names = demonstration.begin()
         if not quiet:
