@@ -10,7 +10,6 @@ import click
 
 from spool.cli import render
 from spool.cli.charts import Style, gantt
-from spool.cli.common import this_user
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.client.demonstration import DemoEvent, Demonstration, went_well
@@ -28,7 +27,7 @@ def command(keep: bool, quiet: bool) -> int:
     behind.
     """
     directory = tempfile.mkdtemp(prefix="spool-demo-")
-    demonstration = Demonstration(directory, this_user())
+    demonstration = Demonstration(directory)
     try:
         names = demonstration.begin()
         if not quiet:

@@ -11,7 +11,7 @@ from datetime import datetime
 import click
 
 from spool.cli import charts, render
-from spool.cli.common import for_each, json_option, own, this_user, viewed
+from spool.cli.common import for_each, json_option, own, viewed
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.moments import understood
 from spool.cli.telling import made, tell
@@ -26,6 +26,7 @@ from spool.formats import reservation
 from spool.formats.values import moment_or_delay
 from spool.query.reservations import ReservationList, ReservationStatus, check_new, list_reservations
 from spool.query.snapshot import machine_now
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 _COLUMNS = (

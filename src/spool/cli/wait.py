@@ -38,7 +38,7 @@ CODES = {
     State.FINISHED: 0,
     State.TIMEOUT: TIMED_OUT,
     State.LOST: 125,
-    State.CANCELLED: 130,
+    State.CANCELLED: int(ExitCode.INTERRUPTED),
     State.OUT_OF_MEMORY: 137,
     State.UNSCHEDULABLE: 75,
     State.INVALID: int(ExitCode.INVALID_FILE),

@@ -19,6 +19,7 @@ from spool.core.model import Result, State
 from spool.formats import toml
 from spool.formats.history import parse_history_line
 from spool.store.disk import Disk
+from spool.store.ownership import this_user
 from spool.store.reading import history_lines
 from spool.store.spool import Spool
 
@@ -89,13 +90,12 @@ class DemoEvent:
 
 
 class Demonstration:
-    """The study of *user* in a spool of its own below *directory*, with a dispatcher that leaves when all is done."""
+    """The study in a spool of its own below *directory*, with a dispatcher that leaves when all is done."""
 
-    def __init__(self, directory: str, user: str) -> None:
+    def __init__(self, directory: str) -> None:
         self.root = os.path.join(directory, "spool")
         self.workdir = os.path.join(directory, "study")
         self.begun_at_ns = 0
-        self._user = user
         self._dispatcher: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> list[str]:
@@ -170,7 +170,7 @@ class Demonstration:
         if self._dispatcher is None or self._dispatcher.poll() is not None:
             return
         spool = Spool(self.root)
-        requests = Requests(spool, self._user)
+        requests = Requests(spool, this_user())
         for name in {*spool.names(QUEUED), *spool.names(RUNNING)}:
             requests.cancel(name, "the demo has ended")
         try:
