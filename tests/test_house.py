@@ -31,8 +31,9 @@ LAYERS: dict[str, set[str]] = {
     "state": {"executors", "machine", "store", "formats", "core"},
     "query": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
     "dispatcher": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
+    "doctor": {"query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
     "page": {"query", "client", "listeners", "machine", "store", "formats", "core"},
-    "cli": {"dispatcher", "query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
+    "cli": {"dispatcher", "doctor", "query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
     "testing": {
         "cli",
         "dispatcher",
@@ -140,6 +141,17 @@ CHILDREN_WITH_MAKERS: dict[str, str] = {
 
 WRITES = {
     "store/disk.py": "the one place",
+}
+ACTS = {"subprocess", "multiprocessing", "shutil", "tempfile", "spool.store.disk.Disk", "spool.store.locked_spool"}
+# What query/ takes from modules that also write or start processes.
+LOOKS = {
+    "spool.client.autostart.is_starting": "whether a dispatcher was started moments ago",
+    "spool.client.autostart.outlook": "what will start the next dispatcher",
+    "spool.client.submit.is_spool": "whether a directory is a spool",
+    "spool.listeners.transports.AppriseService": "whether an address is valid: nothing is sent",
+    "spool.listeners.transports.NOT_INSTALLED": "a text",
+    "spool.listeners.transports.transport_for": "which transport takes an address",
+    "spool.store.disk.remedy_for": "a text",
 }
 GENERATES = {
     "core/lazyclass.py": "the methods of data classes, as the standard library does",
@@ -628,7 +640,7 @@ def test_only_the_store_writes_the_spool() -> None:
     wrong = []
     for module in modules():
         if (
-            module.layer not in ("core", "formats", "store", "machine", "state", "client", "query")
+            module.layer not in ("core", "formats", "store", "machine", "state", "client", "query", "doctor")
             or module.path in WRITES
         ):
             continue
@@ -638,6 +650,36 @@ def test_only_the_store_writes_the_spool() -> None:
                 if isinstance(owner, ast.Name) and owner.id in ("os", "shutil"):
                     wrong.append(f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}")
     assert not wrong
+
+
+def test_query_only_reads() -> None:
+    """query/ takes nothing that writes or starts a process: of a module that does, only the names listed with why."""
+
+    def is_in(name: str, modules: set[str]) -> bool:
+        return name in modules or name.rpartition(".")[0] in modules
+
+    named = {module: {*_imported_names(module)} for module in modules()}
+    acting = {_dotted(module.path) for module, names in named.items() if any(is_in(n, ACTS) for n in names)}
+    acting |= {*ACTS, "spool.store.disk"}
+    taken = {name for module, names in named.items() if module.layer == "query" for name in names}
+    assert _unlisted((name for name in taken if is_in(name, acting)), LOOKS) == []
+    changes = {"chmod", "chown", "kill", "killpg", "link", "makedirs", "mkdir", "truncate", "utime", "write"}
+    wrong = [
+        f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}"
+        for module in modules()
+        if module.layer == "query"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        if (_called(node) in changes and ast.unparse(node.func).startswith("os."))
+        or (_called(node) == "open" and ast.unparse(node.func) == "open" and not _reads(node))
+    ]
+    assert not wrong
+
+
+def _reads(call: ast.Call) -> bool:
+    """Whether a call of `open` states no mode that writes."""
+    modes = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    return all(isinstance(mode, ast.Constant) and not set(str(mode.value)) & set("wax+") for mode in modes)
 
 
 def test_every_test_makes_a_claim() -> None:

@@ -15,10 +15,10 @@ from spool.client.waiting import Awaited, End
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
-from spool.machine.host import this_user
 from spool.query.explain import Explanation, why
 from spool.query.jobs import ALL_JOBS, JobFilter, JobList, list_jobs
 from spool.store.glance import defaults_of
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 _POLL_S = 0.025

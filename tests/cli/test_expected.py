@@ -12,8 +12,8 @@ import pytest
 from calling import Command, asked, put_job
 from spool.core.model import Grant, Request, Result, State
 from spool.formats.history import render_history
-from spool.machine.host import this_user
 from spool.query import snapshot
+from spool.store.ownership import this_user
 
 S = 1_000_000_000
 

@@ -16,10 +16,10 @@ from calling import Command, asked, put_job
 from spool.cli import doctor, render, wait
 from spool.core.errors import shown
 from spool.core.model import State
+from spool.doctor.checks import Finding, Level
 from spool.formats import run_records
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
-from spool.query.doctor import Finding, Level
 from spool.query.tasks import WaitWatch
 from spool.store.disk import Disk
 from spool.store.spool import Spool

@@ -10,7 +10,7 @@ import pytest
 from calling import Command, put_job
 from spool.core.model import Result, State
 from spool.formats.history import parse_result, render_history, render_result
-from spool.machine.host import this_user
+from spool.store.ownership import this_user
 from support import wait_for
 
 NOW = 1_900_000_000_000_000_000

@@ -15,9 +15,9 @@ import pytest
 from calling import Command, asked, put_job
 from plugins.fake_nvml import FakeNvml
 from spool.cli import charts
-from spool.cli.common import this_user
 from spool.core.model import SECOND_NS as S
 from spool.query import reservations
+from spool.store.ownership import this_user
 
 HOUR = 3600 * S
 NOW_NS = time.time_ns()

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from calling import Command, asked
+from spool.cli.moments import moment
 from spool.core.accounting import utc_day
 from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
 from spool.formats.history import render_history
-from spool.query.accounting import local_day, moment
+from spool.query.accounting import local_day
 
 T0 = 1_700_000_000 * S
 DAY = 86_400 * S

@@ -23,10 +23,11 @@ from spool.dispatcher import filemoves, inotify, supervisor
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.journal import all_lines
 from spool.dispatcher.loop import Dispatcher
+from spool.doctor import checks
+from spool.doctor.checks import Level
 from spool.formats.journal import recall
 from spool.machine.host import is_shared_between_hosts
-from spool.query import doctor, snapshot
-from spool.query.doctor import Level
+from spool.query import snapshot
 from spool.query.explain import why
 from spool.query.jobs import JobLister
 from spool.query.machine import machine_status
@@ -345,13 +346,13 @@ def test_whoever_asks_hears_the_same_of_a_file_system(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
-    for module in (inotify, doctor):
+    for module in (inotify, checks):
         monkeypatch.setattr(module, "file_system_of", lambda _: kind)
     made = DirectoryWatcher()
     made.start({QUEUED: str(tmp_path)})
     made.close()
     found = list(
-        doctor.examine(str(tmp_path), checks=[each for each in doctor.OF_THE_MACHINE if each.name == "disk type"])
+        checks.examine(str(tmp_path), checks=[each for each in checks.OF_THE_MACHINE if each.name == "disk type"])
     )
     assert is_shared_between_hosts(kind) == (kind != "ext4")
     assert (made.problem is not None) == (found[0].level is Level.WARN) == is_shared_between_hosts(kind)

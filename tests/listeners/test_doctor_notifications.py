@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.query.doctor import OF_THE_MACHINE, Level, examine
+from spool.doctor.checks import OF_THE_MACHINE, Level, examine
 
 SECRET = "s3cr3t-t0ken-of-mine"
 

@@ -11,6 +11,7 @@ import pytest
 
 from spool.machine import cgroups, host
 from spool.machine.host import Host, HostMemory, disk_free_bytes, less_reserve
+from spool.store.ownership import this_user
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -266,7 +267,7 @@ def test_variables_of_a_path_are_those_of_the_job(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SCRATCH", "/of/the/starter")
     assert "$SCRATCH is not set for this job" in (host.why_not_expanded("$SCRATCH/x", {}) or "")
     assert host.why_not_expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) is None
-    assert host.expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) == f"/s/{host.this_user()}"
+    assert host.expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) == f"/s/{this_user()}"
     assert host.expanded("~/$1", {}) == os.path.expanduser("~/")
 
 

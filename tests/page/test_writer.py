@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pages import a_view, a_waiting_job, an_end, busy_view, lay
+from spool.doctor.checks import OF_THE_MACHINE, examine
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.history import render_history
@@ -18,7 +19,6 @@ from spool.listeners import KINDS, by_kind
 from spool.listeners.discovery import find_subscriptions
 from spool.page import writer
 from spool.page.writer import PageWriter
-from spool.query.doctor import OF_THE_MACHINE, examine
 
 NOW_NS = 1_800_000_000_000_000_000
 IN_SPOOL = Config(status_page="status.html")

@@ -11,9 +11,9 @@ import pytest
 
 from served import Served
 from slurm.cluster import NODES, Cluster, path_with
-from spool.query import slurm_doctor
-from spool.query.doctor import Finding, Level, examine
-from spool.query.slurm_doctor import OF_SLURM
+from spool.doctor import slurm_checks
+from spool.doctor.checks import Finding, Level, examine
+from spool.doctor.slurm_checks import OF_SLURM
 from support import ROOT
 
 
@@ -63,7 +63,7 @@ def test_a_cluster_that_does_not_answer_is_told_of_once(
 def test_a_probe_that_waits_is_taken_back(unserved: Served, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """While no node has room the probe says what it waits for, and leaves the queue."""
     slurm.command("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=a test of spool")
-    monkeypatch.setattr(slurm_doctor, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(slurm_checks, "PATIENCE_S", 1.5)
     found = _found(unserved.root)["probe"]
     assert found.level is Level.WARN
     assert "is still PENDING (ReqNodeNotAvail" in found.text or "is still PENDING (Nodes required" in found.text

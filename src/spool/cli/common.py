@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import pwd
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,14 +70,6 @@ def viewed(root: str) -> Spool:
     return spool
 
 
-def this_user() -> str:
-    """Return the login name of the user."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
-
-
 def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.PLACES) -> list[str]:
     """Return the jobs that *patterns* match, each once: names as they are, globs by what they match in *places*.
 
@@ -106,6 +97,7 @@ def one_job(spool: Spool, text: str) -> str:
     if text != LAST:
         return job_name(text)
     from spool.query.selection import last_job
+    from spool.store.ownership import this_user
 
     return last_job(spool, this_user())
 
@@ -135,7 +127,7 @@ def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
     """Return the instant that an option was given, None if it was not. Raises UsageError."""
     if text is None:
         return None
-    from spool.query.accounting import moment
+    from spool.cli.moments import moment
 
     try:
         return moment(text, now_ns)

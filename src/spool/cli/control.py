@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import for_each, named, names_argument, one_job, opened, states_of, states_option, this_user
+from spool.cli.common import for_each, named, names_argument, one_job, opened, states_of, states_option
 from spool.cli.group import Verb
 from spool.cli.telling import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
@@ -18,6 +18,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass
 from spool.core.model import State
 from spool.core.names import is_pattern
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 

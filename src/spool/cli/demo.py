@@ -12,8 +12,8 @@ from spool.cli import render
 from spool.cli.charts import Style, gantt
 from spool.cli.group import Verb
 from spool.cli.telling import tell
+from spool.client.demonstration import DemoEvent, Demonstration, went_well
 from spool.core.model import SECOND_NS, Result, State
-from spool.query.demo import DemoEvent, Demonstration, went_well
 
 
 @click.command(cls=Verb)

@@ -9,7 +9,7 @@ import click
 from spool.cli import render
 from spool.cli.common import json_option
 from spool.cli.group import Verb
-from spool.query.doctor import Finding, Level, examine
+from spool.doctor.checks import Finding, Level, examine
 from spool.store.ownership import check_owner
 
 _INDENT = " " * 6
@@ -31,7 +31,7 @@ def command(root: str, fix: bool, slurm: bool, quiet: bool, as_json: bool) -> in
     if fix or slurm:
         check_owner(root)
     if slurm:
-        from spool.query.slurm_doctor import OF_SLURM  # not before: it knows every part of the executor
+        from spool.doctor.slurm_checks import OF_SLURM  # not before: it knows every part of the executor
 
         checks = OF_SLURM
     findings: list[Finding] = []

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from spool.cli import joboptions, render
-from spool.cli.common import SpelledOption, name_argument, one_job, own, this_user
+from spool.cli.common import SpelledOption, name_argument, one_job, own
 from spool.cli.group import Verb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.cli.telling import tell
@@ -24,6 +24,7 @@ from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile, slurm
 from spool.formats.jobfile import edited
 from spool.store.glance import defaults_of
+from spool.store.ownership import this_user
 from spool.store.reading import is_too_long
 from spool.store.spool import Spool
 

@@ -13,7 +13,7 @@ import click
 
 from spool.cli.telling import code_of, tell
 from spool.client import submit
-from spool.core.errors import UsageError
+from spool.core.errors import ExitCode, UsageError
 from spool.version import __version__
 
 SECTIONS = (
@@ -297,7 +297,7 @@ def _clicked(arguments: Sequence[str]) -> int:
         _tell_usage(error)
         return error.exit_code
     except click.Abort:
-        return 130
+        return int(ExitCode.INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 

@@ -191,8 +191,8 @@ def _moment(given: list[str]) -> str:
     """Convert a point in time as people write it to the form of a job file. Raises InvalidValue."""
     import time
 
+    from spool.cli.moments import understood
     from spool.core.errors import InvalidValue
-    from spool.formats.moments import understood
 
     try:
         return understood(given[-1], time.time_ns())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from spool.cli.common import for_each, named, names_argument, opened, this_user
+from spool.cli.common import for_each, named, names_argument, opened
 from spool.cli.group import Verb
 from spool.client.requests import Requests
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import QUEUED
 from spool.formats import jobfile
 from spool.query.selection import priorities_to_move
+from spool.store.ownership import this_user
 
 
 @click.command(cls=Verb)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import fnmatch
 import shutil
+import time
 from collections.abc import Sequence
+from datetime import datetime
 
 import click
 
 from spool.cli import charts, render
-from spool.cli.common import for_each, json_option, own, this_user, viewed
+from spool.cli.common import for_each, json_option, own, viewed
 from spool.cli.group import Subverbs, Verb, unfilled
+from spool.cli.moments import understood
 from spool.cli.telling import made, tell
+from spool.client.requests import Requests
 from spool.core import layout
-from spool.core.errors import ExitCode, NoSuchJob, UsageError, cannot
-from spool.core.model import Reservation
-from spool.core.names import is_pattern, natural
+from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.model import Machine, Reservation
+from spool.core.names import is_pattern, natural, why_not_name
 from spool.core.reasons import count_of
 from spool.core.reservations import NOBODY
-from spool.query import reserve
-from spool.query.reservations import ReservationStatus
-from spool.query.reserve import ReservationList, ReservationRequest
+from spool.formats import reservation
+from spool.formats.values import moment_or_delay
+from spool.query.reservations import ReservationList, ReservationStatus, check_new, list_reservations
+from spool.query.snapshot import machine_now
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 _COLUMNS = (
@@ -100,10 +106,27 @@ def create(
     if project is None and user is None:
         user = NOBODY if nobody else this_user()
     name = name.removesuffix(layout.JOB_SUFFIX)
-    done = reserve.create(made(root), ReservationRequest(name, gpus, user, project, start, duration, end, comment))
-    for note in done.notes:
+    spool, now_ns = made(root), time.time_ns()
+    if not layout.valid_name(name):
+        raise UsageError(cannot("make", f"reservation {name}", f"the name is not valid: {why_not_name(name)}"))
+    text = reservation.dump(
+        {
+            "user": user,
+            "project": project,
+            "gpus": _gpus(gpus),
+            "start": _instant("--start", start, now_ns),
+            "duration": duration,
+            "end": None if end is None else _instant("--end", end, now_ns),
+            "comment": comment,
+        }
+    )
+    one = reservation.parse(text, name=name, created_at_ns=now_ns)
+    if one.end_at_ns <= now_ns:
+        raise SpoolError(cannot("make", f"reservation {name}", "it would already be over"))
+    notes = check_new(spool, machine_now(spool, now_ns), one, now_ns)
+    Requests(spool, this_user()).reserve(name, text)
+    for note in notes:
         tell(note)
-    one = done.reservation
     render.say(
         f"{name}: {_what(one)} for {_whom(one)}, {render.moment(one.start_at_ns)} to {render.moment(one.end_at_ns)}"
     )
@@ -122,7 +145,9 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
 
     By hand: head reservations/*
     """
-    found = reserve.list_reservations(viewed(root), everything=everything)
+    spool, now_ns = viewed(root), time.time_ns()
+    machine = machine_now(spool, now_ns) if spool.names(layout.RESERVATIONS) else Machine(0, 0)
+    found = list_reservations(spool, machine, now_ns, everything=everything)
     if as_json:
         rows = [{"name": one.name, "state": one.state, **_values(one)} for one in found.rows]
         render.as_json({"version": 1, "gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
@@ -159,7 +184,28 @@ def cancel(root: str, names: tuple[str, ...]) -> int:
             tell(str(NoSuchJob(cannot("find", "a reservation", f"no reservation matches {pattern!r}"))))
             code = int(ExitCode.NO_SUCH_JOB)
         wanted += matches
-    return max(code, for_each(dict.fromkeys(wanted), lambda name: reserve.cancel(spool, name)))
+    requests = Requests(spool, this_user())
+    return max(code, for_each(dict.fromkeys(wanted), requests.cancel_reservation))
+
+
+def _gpus(text: str) -> int | list[int]:
+    """Return "2" as a number, "0,2" and "0," as indices."""
+    words = [word.strip() for word in text.split(",")]
+    numbers = [word for word in words if word]
+    if not numbers or not all(word.isascii() and word.isdecimal() and len(word) < 9 for word in numbers):
+        raise InvalidValue(f'cannot reserve GPUs {text!r}: write how many ("2") or which ("0,2"; a single one: "0,")')
+    return int(numbers[0]) if len(words) == 1 else list(map(int, numbers))
+
+
+def _instant(option: str, text: str, now_ns: int) -> datetime:
+    """Return "now", "+2h", a moment in words or a date and time as a reservation has it."""
+    if text == "now":
+        return reservation.local_time(now_ns)
+    try:
+        moment, delay = moment_or_delay(understood(text, now_ns))
+    except InvalidValue as error:
+        raise InvalidValue(f"cannot use {option}: {error}") from None
+    return reservation.local_time(moment if moment is not None else now_ns + (delay or 0))
 
 
 def _matching(spool: Spool, pattern: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from spool.cli.common import SpelledOption, opened, strict_option, this_user
+from spool.cli.common import SpelledOption, opened, strict_option
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options
 from spool.cli.submission import draft_of, publish, tell_doubts
@@ -31,8 +31,9 @@ from spool.client import submit as submitting
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
 from spool.core import layout
-from spool.core.errors import SpoolError, SpoolUnusable, cannot
+from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
 from spool.core.model import State
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 
@@ -136,7 +137,7 @@ class _Session:
         self._interrupts = 0
 
     def follow(self) -> int:
-        """Return the job's exit code once it has ended, or 130 after a second Ctrl-C."""
+        """Return the job's exit code once it has ended, or INTERRUPTED after a second Ctrl-C."""
         handlers = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         cancelled = False
         try:
@@ -146,7 +147,7 @@ class _Session:
                     self._cancel()
                 if self._interrupts > 1:
                     tell(f"exiting; job {self._job} is being stopped")
-                    return 130
+                    return int(ExitCode.INTERRUPTED)
                 self._show(piece)
         finally:
             for number, handler in handlers.items():

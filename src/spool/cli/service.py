@@ -7,12 +7,13 @@ import os
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option, this_user
+from spool.cli.common import json_option
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.telling import made, tell
 from spool.client import service
 from spool.client.service import ONCE, RESIDENT, UnitState
 from spool.core.errors import ExitCode
+from spool.store.ownership import this_user
 
 _HELP = unfilled("""
 Keep the dispatcher running with systemd.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spool.client import autostart
 from spool.client.submit import ensure_spool
-from spool.core.errors import InvalidFile, SpoolError, cannot, shown
+from spool.core.errors import ExitCode, InvalidFile, SpoolError, cannot, shown
 from spool.store.disk import remedy_for
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def code_of(act: Callable[[], int]) -> int:
             raise
         where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the disk"
         tell(cannot("use", where, error.strerror or str(error), remedy=remedy_for(error)))
-        return 5
+        return int(ExitCode.SPOOL_UNUSABLE)
     except KeyboardInterrupt:
         print(file=sys.stderr)  # the terminal has shown ^C
-        return 130
+        return int(ExitCode.INTERRUPTED)
 
 
 def _tell_invalid(error: InvalidFile) -> None:

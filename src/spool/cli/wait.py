@@ -47,7 +47,7 @@ def code_of(outcome: State, exit_code: int | None) -> int:
         case State.LOST:
             return 125
         case State.CANCELLED:
-            return 130
+            return int(ExitCode.INTERRUPTED)
         case State.OUT_OF_MEMORY:
             return 137
         case State.UNSCHEDULABLE:

@@ -13,13 +13,13 @@ from contextlib import suppress
 from enum import StrEnum
 
 from spool.core import layout
-from spool.core.errors import SpoolError, cannot
+from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lazyclass import dataclass
 from spool.core.model import Stop, StopKind
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records
-from spool.store.disk import Disk
+from spool.store.disk import Disk, status_of
 from spool.store.ownership import check_owner
 from spool.store.reading import is_too_long, read_bytes
 from spool.store.spool import Spool
@@ -300,6 +300,36 @@ class Requests:
                 continue
             return Change(moves[source], source, beside)
         raise SpoolError(cannot(verb, f"job {name}", "someone else keeps moving it"))
+
+    def reserve(self, name: str, text: bytes) -> None:
+        """Write `reservations/NAME.toml`. Raises SpoolError if there is one."""
+        try:
+            self._disk.publish(self._layout.job_file(layout.RESERVATIONS, name), text, durable=True)
+        except FileExistsError:
+            remedy = f"`spool reserve cancel {name}` first"
+            why = "a reservation with this name exists"
+            raise SpoolError(cannot("make", f"reservation {name}", why, remedy=remedy)) from None
+
+    def cancel_reservation(self, name: str) -> str:
+        """Put a reservation away, where `spool reserve list --all` finds it. Raises NoSuchJob if there is none."""
+        path = self._layout.job_file(layout.RESERVATIONS, name)
+        status = status_of(path) if layout.valid_name(name) else None
+        if status is None or not self._put_away(path, self._layout.gone_reservation(name, status.st_mtime_ns)):
+            why, remedy = "no reservation has this name", "`spool reserve list` lists them"
+            raise NoSuchJob(cannot("cancel", f"reservation {name}", why, remedy=remedy))
+        self._disk.discard(self._layout.error_file(layout.RESERVATIONS, name))
+        return f"{name} cancelled"
+
+    def _put_away(self, path: str, target: str) -> bool:
+        """Move a file into a directory that is made if need be; False if it is gone.
+
+        Where it cannot be kept, on a full disk or without permission, it goes all the same: nothing needs it there.
+        """
+        with suppress(OSError):
+            self._disk.ensure_twin(os.path.dirname(target), os.path.dirname(path))
+            self._disk.rename(path, target)
+            return True
+        return self._disk.discard(path)
 
     def _file_away(self, name: str, place: str) -> bool:
         """Move a waiting job to `done/`, replacing an older record; False if it was gone."""

@@ -32,14 +32,14 @@ from spool.formats.history import render_result
 from spool.formats.jobfile import TaskFiles
 from spool.formats.run_records import ArrayRecord, render_array
 from spool.machine import identity
-from spool.machine.host import user_name, why_not_expanded
+from spool.machine.host import why_not_expanded
 from spool.state.array import Array, new_array
 from spool.state.outcomes import ArrayNames
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
-from spool.store.ownership import mover
+from spool.store.ownership import mover, name_of
 
 log = logging.getLogger(__name__)
 
@@ -574,7 +574,7 @@ class Expander:
         spool, name = self._spool, job.name
         arrived = job.wait.arrived_at_ns
         run = spool.next_run(name)
-        user = user_name(file.uid)
+        user = name_of(file.uid)
         record = ArrayRecord(
             job=name,
             run=run,

@@ -27,7 +27,6 @@ from spool.formats.events import render_event
 from spool.formats.listener_protocol import Ready, Reply
 from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
-from spool.machine.host import user_name
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
@@ -35,6 +34,7 @@ from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
+from spool.store.ownership import name_of
 from spool.version import __version__
 
 log = logging.getLogger(__name__)
@@ -375,7 +375,7 @@ class EventRecorder:
         facts = {
             "job": job.name,
             "attempt": job.attempts.attempt,
-            "user": user_name(file.uid),
+            "user": name_of(file.uid),
             "submitted_at_ns": job.wait.arrived_at_ns if job.wait is not None else None,
         }
         if file.spec is not None:

@@ -25,13 +25,12 @@ from spool.formats import journal, run_records
 from spool.formats.freetext import one_line
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
-from spool.machine.host import user_name
 from spool.state.outcomes import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.submission import Attempts, JobFileVersion, QueueTime, attempts_after
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
-from spool.store.ownership import mover
+from spool.store.ownership import mover, name_of
 from spool.store.reading import is_too_long
 from spool.store.spool import spec_of
 
@@ -385,7 +384,7 @@ class Finalizer:
 
     def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:
         """Return the end of a submission that waited, and whose file is *file*."""
-        ended = Unstarted(job.name, file.spec, user_name(file.uid), job.wait, job.attempts)
+        ended = Unstarted(job.name, file.spec, name_of(file.uid), job.wait, job.attempts)
         return self._never_ran(ended, outcome, reason, now_ns)
 
     def _never_ran(self, ended: Unstarted, outcome: State, reason: str, now_ns: int) -> Result:

@@ -29,13 +29,14 @@ from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
-from spool.machine.host import expanded, umask, user_name
+from spool.machine.host import expanded, umask
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.locked_spool import LockedSpool, Staged
+from spool.store.ownership import name_of
 from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -273,7 +274,7 @@ class Launcher:
             run=run,
             spec=file.spec,
             grant=grant,
-            user=user_name(file.uid),
+            user=name_of(file.uid),
             wait=job.wait,
             attempts=job.attempts,
             refused=job.refused,

@@ -30,13 +30,13 @@ from spool.formats.jobfile import TaskFiles
 from spool.formats.journal import Memory
 from spool.formats.run_records import ArrayRecord, GrantRecord, render_array
 from spool.machine import identity
-from spool.machine.host import this_user
 from spool.state.array import Array, new_array
 from spool.state.run import ActiveRun, presumed_executor, presumed_grant
 from spool.state.submission import Attempts, attempts_so_far
 from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
+from spool.store.ownership import this_user
 from spool.store.spool import Prober
 
 log = logging.getLogger(__name__)

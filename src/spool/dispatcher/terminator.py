@@ -23,10 +23,10 @@ from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.timers import Timer, boot_clock
 from spool.executors import Engine, RunHandle
 from spool.formats.run_records import render_suspended
-from spool.machine.host import this_user
 from spool.state.array import Array
 from spool.state.run import ActiveRun
 from spool.state.table import JobEntry
+from spool.store.ownership import this_user
 
 log = logging.getLogger(__name__)
 

@@ -179,20 +179,6 @@ class Host:
         )
 
 
-@lru_cache(maxsize=256)
-def user_name(uid: int) -> str:
-    """Return the login name of *uid*, its number if it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def this_user() -> str:
-    """Return the login name of this process's user."""
-    return user_name(os.getuid())
-
-
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DEFAULT_LANG = "C.UTF-8"
 _MOST_SETTINGS = 1 << 16  # no file of settings is larger
@@ -208,9 +194,10 @@ def login_environment(etc: str = "/etc") -> dict[str, str]:
 
 @lru_cache(maxsize=4)
 def _login(etc: str, uid: int) -> dict[str, str]:
-    user, shell = user_name(uid), ""
-    with suppress(KeyError):  # a container may run under a number without an account
-        shell = pwd.getpwuid(uid).pw_shell
+    user, shell = str(uid), ""
+    with suppress(KeyError):  # a container may run under a number that no account has
+        account = pwd.getpwuid(uid)
+        user, shell = account.pw_name, account.pw_shell
     if not shell or os.path.basename(shell) in ("nologin", "false"):
         shell = "/bin/sh"
     said = _settings_of(f"{etc}/environment")

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Collection
 
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
-from spool.core.errors import InvalidRecord, InvalidValue, NoSuchJob, cannot
+from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS
-from spool.formats.moments import understood
 from spool.formats.run_records import ArrayRecord, GrantRecord
-from spool.formats.values import moment_or_delay
 from spool.machine import processes
 from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister
 from spool.store.history import History
 from spool.store.spool import Spool
-
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
-_DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +45,6 @@ def local_day(at_ns: int) -> Day:
         int(time.mktime((now.tm_year, now.tm_mon, now.tm_mday + later, 0, 0, 0, 0, 0, -1))) for later in (0, 1)
     )
     return f"{now.tm_year:04}-{now.tm_mon:02}-{now.tm_mday:02}", start * SECOND_NS, end * SECOND_NS
-
-
-def moment(text: str, now_ns: int) -> int:
-    """Return the instant that *text* means: "7d" (that long ago), "today", "yesterday", a date, a date and time.
-
-    What has no offset is local time. Raises InvalidValue.
-    """
-    text = text.strip()
-    if text.lower() in _DAYS_AGO:
-        start = local_day(now_ns)[1]
-        return start if text.lower() == "today" else local_day(start - 1)[1]
-    if _DATE.fullmatch(text):
-        text = f"{text}T00:00"
-    try:
-        at_ns, ago_ns = moment_or_delay(understood(text, now_ns, past=True))
-    except InvalidValue as error:
-        raise InvalidValue(f'{error}; or a duration such as "7d" (7 days ago), a date, or "today"') from None
-    return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,6 @@ class JobLister:
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._complaints: dict[str, set[str]] = {}
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
-        self._users: dict[int, str] = {}
         self._shapes: dict[bytes, dict[str, Any] | None] = {}
         self._ignored: list[ignored.Ignored] = []
         self._begun_ns = 0  # when the directories were read
@@ -350,7 +349,9 @@ class JobLister:
                 if place in (QUEUED, HELD):
                     self._ignored.append(other)
                 return None
-            user, since = self._user(status.st_uid), status.st_ctime_ns
+            from spool.store.ownership import name_of  # not before: a list of jobs that have all run does without it
+
+            user, since = name_of(status.st_uid), status.st_ctime_ns
             why_not = spool.why_not(status, place, name) if place != RUNNING else ""
             held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""
         except FileNotFoundError:
@@ -379,13 +380,6 @@ class JobLister:
             return False
         run = self._spool.latest_run(name)
         return run is not None and self._spool.array(name, run) is not None and self._goes_on(name, run)
-
-    def _user(self, uid: int) -> str:
-        if uid not in self._users:
-            from spool.machine.host import user_name
-
-            self._users[uid] = user_name(uid)
-        return self._users[uid]
 
     @cached_property
     def _shape_of(self) -> Callable[[bytes], bytes | None]:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from spool.client import autostart
+from spool.client.autostart import outlook
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
@@ -253,7 +253,7 @@ def machine_status(spool: Spool) -> MachineStatus:
         ended=_ended(spool, seen.now_ns),
         problems=tuple(dict.fromkeys(filter(None, problems))),
         at_ns=seen.now_ns,
-        next_dispatcher="" if lister.dispatcher else autostart.outlook(spool.root),
+        next_dispatcher="" if lister.dispatcher else outlook(spool.root),
     )
 
 

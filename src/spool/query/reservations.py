@@ -1,16 +1,17 @@
-"""The reservations of a spool, each with its state and what is wrong with it."""
+"""The reservations of a spool, each with its state and what is wrong with it, and what is wrong with a new one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import pwd
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from spool.core import layout
-from spool.core.errors import InvalidReservation
+from spool.core.errors import InvalidReservation, SpoolError, cannot
 from spool.core.lazyclass import dataclass
-from spool.core.model import Reservation
-from spool.core.reservations import is_active, settle
+from spool.core.model import Machine, Reservation
+from spool.core.reservations import NOBODY, conflict, is_active, known_gpus, settle
 from spool.formats import reservation
 from spool.machine.host import local_zone
 from spool.store.disk import remedy_for
@@ -51,6 +52,16 @@ class ReservationFiles:
 
     rows: tuple[ReservationStatus, ...]
     standing: tuple[Reservation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationList:
+    """All reservations of a spool, and the indices of the GPUs that they are about."""
+
+    rows: tuple[ReservationStatus, ...]
+    gpus: tuple[int, ...]
+    gpu_problem: str | None
+    at_ns: int
 
 
 def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -> ReservationFiles:
@@ -118,3 +129,53 @@ def state_at(one: Reservation, now_ns: int) -> ReservationState:
     if is_active(one, now_ns):
         return ReservationState.ACTIVE
     return ReservationState.PENDING if now_ns < one.start_at_ns else ReservationState.COMPLETED
+
+
+def list_reservations(spool: Spool, machine: Machine, now_ns: int, *, everything: bool) -> ReservationList:
+    """Return the reservations by their beginning; those that are over, or cancelled, only with *everything*."""
+    rows = read_reservations(spool, known_gpus(machine), now_ns).rows
+    shown = [one for one in rows if everything or not _is_over(one, now_ns)]
+    shown += removed_reservations(spool) if everything else ()
+    shown.sort(key=lambda one: (one.reservation.start_at_ns if one.reservation else 0, one.name))
+    return ReservationList(tuple(shown), _indices(machine, shown), machine.gpu_problem, now_ns)
+
+
+def _is_over(one: ReservationStatus, now_ns: int) -> bool:
+    return one.state is ReservationState.COMPLETED or (
+        one.reservation is not None and one.reservation.end_at_ns <= now_ns
+    )
+
+
+def _indices(machine: Machine, shown: Sequence[ReservationStatus]) -> tuple[int, ...]:
+    kept = {index for one in shown if one.stands and one.reservation for index in one.reservation.gpu_indices}
+    return tuple(sorted(kept | {gpu.index for gpu in machine.gpus}))
+
+
+def check_new(spool: Spool, machine: Machine, new: Reservation, now_ns: int) -> tuple[str, ...]:
+    """Return notes on a reservation that could be made: what could not be checked, what looks like a mistake.
+
+    Raises SpoolError if it cannot stand.
+    """
+    notes = []
+    if machine.gpu_problem is not None:
+        notes.append(f"cannot check how many GPUs there are: {machine.gpu_problem}")
+    gpus = known_gpus(machine)
+    files = read_reservations(spool, gpus, now_ns)
+    notes += [
+        f"whether it conflicts with {row.name} is unknown: {row.name} {row.problem}" for row in files.rows if row.unread
+    ]
+    why_not = conflict(new, files.standing, gpus, local_zone())
+    if why_not is not None:
+        remedy = "`spool reserve list` shows all reservations"
+        raise SpoolError(cannot("make", f"reservation {new.name}", why_not, remedy=remedy))
+    if new.user is not None and new.user != NOBODY and not _exists(new.user):
+        notes.append(f"there is no user {new.user} on this machine")
+    return tuple(notes)
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True

@@ -26,7 +26,7 @@ from spool.formats.journal import Memory, recall
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import StateView
 from spool.machine.gpus import LIMIT_NS
-from spool.machine.host import this_user, why_not_expanded
+from spool.machine.host import why_not_expanded
 from spool.machine.marks import MachineProber
 from spool.query.last_view import gpus_told, last_view
 from spool.query.reservations import read_reservations
@@ -38,6 +38,7 @@ from spool.state.submission import INVALID, JobFileVersion, StartBackoff, attemp
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
+from spool.store.ownership import this_user
 from spool.store.reading import read_bytes
 from spool.store.spool import Spool
 from spool.store.stable_read import FileText, ReadFailure, is_open_in_editor, read_stable

@@ -44,8 +44,8 @@ from spool.executors import RunHandle, Usage
 from spool.formats.config import Config
 from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord, WrittenUsage
-from spool.machine.host import this_user
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 

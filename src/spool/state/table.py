@@ -26,10 +26,11 @@ from spool.core.runs import Runs
 from spool.core.scheduler import View
 from spool.executors import Executors
 from spool.formats import journal
-from spool.machine.host import local_zone, this_user, user_name
+from spool.machine.host import local_zone
 from spool.state.array import Array
 from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, NO_BACKOFF, Attempts, JobFileVersion, QueueTime, StartBackoff
+from spool.store.ownership import name_of, this_user
 
 
 @dataclass(slots=True, eq=False)
@@ -407,7 +408,7 @@ class SchedulerState:
     def user_of(self, job: JobEntry) -> str:
         """Return the owner of a job, which is the owner of its file."""
         file = job.queued or job.held
-        return user_name(file.uid) if file is not None else this_user()
+        return name_of(file.uid) if file is not None else this_user()
 
     def _waiting(self, job: JobEntry, file: JobFileVersion | None) -> Waiting | None:
         if file is None or file.spec is None or job.wait is None:
@@ -416,7 +417,7 @@ class SchedulerState:
         return Waiting(
             name=job.name,
             spec=file.spec,
-            user=user_name(file.uid),
+            user=name_of(file.uid),
             arrived_at_ns=job.wait.arrived_at_ns,
             waited_ns_before=job.wait.waited_ns_before,
             clock_at_ns=job.wait.clock_at_ns,

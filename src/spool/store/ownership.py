@@ -12,6 +12,7 @@ import pwd
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from grp import getgrgid, getgrnam
 
 from spool.core.errors import InvalidConfig, SpoolUnusable, cannot
@@ -23,12 +24,18 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
+@lru_cache(maxsize=256)
 def name_of(uid: int) -> str:
     """Return the login name of *uid*, its number if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def this_user() -> str:
+    """Return the login name of the user that runs this process."""
+    return name_of(os.getuid())
 
 
 def check_owner(root: str) -> None:

@@ -30,10 +30,10 @@ from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
 from spool.core.model import SECOND_NS, State
 from spool.core.names import is_pattern
-from spool.machine.host import this_user
 from spool.query.jobs import ORDERS, JobRow
 from spool.query.overview import GpuGlance, Overview, OverviewReader
 from spool.query.tasks import ListedJob
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 _EVERY_S = 1.0

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spool.cli.moments import understood
 from spool.core.errors import InvalidValue
-from spool.formats.moments import understood
 from spool.formats.values import moment_or_delay
 
 NOW = datetime(2026, 11, 20, 10, 30, 15)  # a Friday

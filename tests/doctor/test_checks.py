@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.query.doctor import OF_THE_MACHINE, OF_THE_SPOOL, Check, Finding, Level, Subject, examine
+from spool.doctor.checks import OF_THE_MACHINE, OF_THE_SPOOL, Check, Finding, Level, Subject, examine
 from support import ROOT
 
 

@@ -20,11 +20,11 @@ from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import show_duration, whole_words
+from spool.doctor.checks import Check, Finding, Findings, Level, Subject
 from spool.executors.base import Launch
 from spool.executors.slurm import SlurmLanguage
 from spool.formats import jobfile, slurm
 from spool.machine.commands import Command, CommandEnd
-from spool.query.doctor import Check, Finding, Findings, Level, Subject
 from spool.store.disk import Disk, read_file
 
 PATIENCE_S = 120.0

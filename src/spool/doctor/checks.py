@@ -37,14 +37,14 @@ from spool.listeners.discovery import find_hooks, page_path
 from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
 from spool.listeners.notifications import expanded, who_else_reads
-from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts, this_user
+from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query.last_view import STALE_NS
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, owner_of, remedy_for, status_of
 from spool.store.glance import read_config
-from spool.store.ownership import name_of, unknown_in, why_replaceable
+from spool.store.ownership import name_of, this_user, unknown_in, why_replaceable
 from spool.store.spool import Service
 from spool.store.tolerant import TolerantSpool
 

@@ -13,6 +13,7 @@ from datetime import date, datetime, timedelta
 from spool.core.errors import InvalidValue
 from spool.core.units import parse_duration
 from spool.formats.toml import show
+from spool.formats.values import moment_or_delay
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -51,6 +52,21 @@ def understood(text: str, now_ns: int, *, past: bool = False) -> str:
     if found is None and re.search("[0-9]", words) is None:
         raise InvalidValue(f"{show(text)} is not a point in time; {EXAMPLES}")
     return text if found is None else _written(found)
+
+
+def moment(text: str, now_ns: int) -> int:
+    """Return the instant that *text* means: "7d" (that long ago), "today", "yesterday", a date, a date and time.
+
+    What has no offset is local time. Raises InvalidValue.
+    """
+    text = text.strip()
+    if _ISO.fullmatch(text):
+        text = f"{text}T00:00"
+    try:
+        at_ns, ago_ns = moment_or_delay(understood(text, now_ns, past=True))
+    except InvalidValue as error:
+        raise InvalidValue(f'{error}; or a duration such as "7d" (7 days ago), a date, or "today"') from None
+    return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
 
 
 def _written(moment: datetime) -> str:

@@ -18,8 +18,8 @@ from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
 from spool.formats import toml
 from spool.formats.history import parse_history_line
-from spool.machine.host import this_user
 from spool.store.disk import Disk
+from spool.store.ownership import this_user
 from spool.store.reading import history_lines
 from spool.store.spool import Spool
 
