@@ -31,7 +31,7 @@ def command(root: str, fix: bool, slurm: bool, quiet: bool, as_json: bool) -> in
     if fix or slurm:
         check_owner(root)
     if slurm:
-        from spool.query.slurm_doctor import OF_SLURM  # not before: it knows every part of the executor
+        from spool.query.slurm_doctor import OF_SLURM  # imported here: it imports every part of the executor
 
         checks = OF_SLURM
     findings: list[Finding] = []
