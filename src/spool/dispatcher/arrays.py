@@ -106,7 +106,7 @@ class Arrays:
 
     @property
     def idle(self) -> bool:
-        """Whether no array waits to be expanded, and none waits for anything but users."""
+        """Whether no array waits to be expanded, and no other one needs work until a user acts."""
         return not self._state.array_files and all(
             array.missing_ns is None and (array.held or not (array.to_issue or array.over))
             for array in self._state.arrays.values()

@@ -43,9 +43,7 @@ from spool.store.stable_read import (
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
 _TOGETHER = 512  # files
 _IN_TURN = 256  # files of live runs, in each look at everything
-_COARSE_NS = (
-    2_000_000_000  # no file system has a coarser clock: two changes within that time may leave the same mtime
-)
+_COARSE_NS = 2_000_000_000  # no file system has a coarser clock: two changes within that time may leave the same mtime
 _LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
