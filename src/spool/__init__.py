@@ -1,6 +1,6 @@
 """spool: a job scheduler whose only interface is a directory.
 
-What a program may use is named here; the rest is internal. Each name is imported when it is first used.
+The public names are listed here; the rest is internal. Each name is imported on first use.
 """
 
 _HOMES = {
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import what is public when it is asked for: `import spool` alone costs nothing."""
+    """Import a public name on first use: `import spool` alone costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'spool' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Spool for Python programs: what the command line does, with values in and values out. Nothing is printed."""
+"""Spool for Python programs: the functions of the command line, with values in and values out. Nothing is printed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _POLL_S = 0.025
 
 
 class Client:
-    """One spool, read and changed by its files; what needs a dispatcher starts one if none is running.
+    """One spool, read and changed through its files. Methods that need a dispatcher start one if none is running.
 
-    Expected failures raise a SpoolError: NoSuchJob if no job has the name, InvalidJob if the keys make no valid job
-    file; SpoolUnusable for changes of another user's spool. Errors of the disk are OSErrors.
+    Expected failures raise a SpoolError: NoSuchJob if no job has the name, InvalidJob if the keys do not make a valid
+    job file; SpoolUnusable for changes of another user's spool. Errors of the disk are OSErrors.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, make: bool = False) -> None:
-        """Use the spool at *root*, without one that of the command line: `$SPOOL_DIR`, else `~/.spool`.
+        """Use the spool at *root*; by default that of the command line: `$SPOOL_DIR`, else `~/.spool`.
 
-        *make*: make it if it is not there. Raises SpoolUnusable.
+        *make*: create it if it does not exist. Raises SpoolUnusable.
         """
         path = os.path.abspath(root) if root is not None else default_root()
         if make:
@@ -48,7 +48,7 @@ class Client:
 
     @property
     def _requests(self) -> Requests:
-        """What changes jobs. Raises SpoolUnusable if the spool is another user's."""
+        """The requests for changes of jobs. Raises SpoolUnusable if the spool is another user's."""
         return Requests(self._spool, this_user())
 
     def submit(
@@ -62,11 +62,11 @@ class Client:
     ) -> str:
         """Put a job into the queue, or keep it held, and return its name. It is on the disk when this returns.
 
-        *command* is a text for the shell, or a program with its arguments. *keys* are those of a job file, with its
-        values: `cpus=2, memory="4G", time_limit="1h"`. The job runs in the current directory unless `workdir` says
-        otherwise, and finds the PATH, the virtual environment and the like of this process, as from `spool submit`,
-        unless `env` says otherwise. With *replace* it takes the place of a job of that name that waits or is held, and
-        waits for the end of one that runs.
+        *command* is a text for the shell, or a program with its arguments. *keys* are those of a job file, with values
+        of the same form: `cpus=2, memory="4G", time_limit="1h"`. By default the job runs in the current directory, with
+        the PATH, the virtual environment and so on of this process, as from `spool submit`; `workdir` and `env`
+        override this. With *replace* it replaces a waiting or held job of that name, and waits for the end of a running
+        one.
         """
         why_not = why_not_name(name)
         if why_not is not None:
@@ -89,14 +89,14 @@ class Client:
         return name
 
     def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Change, ...]:
-        """End a job, whether it waits or runs; return what was done to each of its files.
+        """End a job, whether it waits or runs; return the change of each of its files.
 
         With *dry_run*, here and below, nothing is changed, and the result says what would be done.
         """
         return tuple(map(self._served, self._requests.cancel(name, reason, dry_run=dry_run)))
 
     def hold(self, name: str, *, dry_run: bool = False) -> Change:
-        """Keep a job from running until it is released; one that runs is stopped, and begins anew then."""
+        """Hold a job until it is released; a running one is stopped, and starts over then."""
         return self._served(self._requests.hold(name, dry_run=dry_run))
 
     def release(self, name: str, *, dry_run: bool = False) -> Change:
@@ -104,10 +104,10 @@ class Client:
         return self._served(self._requests.release(name, dry_run=dry_run))
 
     def requeue(self, name: str, *, dry_run: bool = False, **keys: object) -> Change:
-        """Run a job again that has ended, or that runs and is stopped first.
+        """Run an ended job again, or stop a running one and start it over.
 
-        *keys* are changed in its job file before: `requeue("train", memory="16G", time_limit=None)`; None takes a key
-        out. The rest of the file stays as it is. Raises InvalidJob for keys that make no valid job file.
+        *keys* are changed in its job file before: `requeue("train", memory="16G", time_limit=None)`; None removes a
+        key. The rest of the file stays unchanged. Raises InvalidJob for keys that do not make a valid job file.
         """
 
         def changed(name: str, text: bytes) -> bytes:
@@ -119,15 +119,15 @@ class Client:
         return self._served(self._requests.requeue(name, changed if keys else None, dry_run=dry_run))
 
     def suspend(self, name: str, reason: str = "", *, dry_run: bool = False) -> Change:
-        """Have a job that runs stand still, with the clock of its time limit. It keeps what it was given."""
+        """Suspend a running job and the clock of its time limit. It keeps its resources."""
         return self._served(self._requests.suspend(name, reason, dry_run=dry_run))
 
     def go_on(self, name: str, *, dry_run: bool = False) -> Change:
-        """Let a suspended job go on."""
+        """Continue a suspended job."""
         return self._served(self._requests.go_on(name, dry_run=dry_run))
 
     def wait(self, name: str, *, timeout_s: float | None = None) -> End | None:
-        """Wait until a job has ended and return how; None if the time is over before."""
+        """Wait until a job has ended and return its end; None after a timeout."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         awaited = Awaited(self._spool, name)
         while (end := awaited.poll()) is None:
@@ -137,7 +137,7 @@ class Client:
         return end
 
     def output(self, name: str, *, run: int | None = None) -> bytes:
-        """Return the output of a job so far: of its newest run, or of *run*; of an array that of each task."""
+        """Return the output of a job so far: of its newest run, or of *run*; for an array that of each task."""
         return b"".join(read_output(self._spool, name, run_of(self._spool, name, run)))
 
     def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False) -> JobList:
@@ -145,7 +145,7 @@ class Client:
         return list_jobs(self._spool, wanted, everything=everything)
 
     def why(self, name: str) -> Explanation:
-        """Return why a job does not run yet, what has to end before, and when it could start."""
+        """Return why a job does not run yet, what must end first, and when it could start."""
         return why(self._spool, name)
 
     def _served(self, change: Change) -> Change:
@@ -154,5 +154,5 @@ class Client:
         return change
 
     def _serve(self) -> None:
-        # Not an error if none can be started: the request is on the disk for the next one, and `jobs` says so.
+        # No error if none can be started: the request is on the disk for the next one, and `jobs` reports it.
         autostart.ensure(self.root)

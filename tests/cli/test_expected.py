@@ -52,7 +52,7 @@ def full(spool_root: Path) -> Path:
             "about 1 m 40 s, as the last run of",
         ),
         ([("sweep_1", 300, {"user": "nobody-else"})], "about 5 m 00 s, the median of the last 1 run"),
-        ([], "1 h 00 m, no earlier runs to judge by"),
+        ([], "1 h 00 m, the default (no earlier runs)"),
     ],
 )
 def test_what_is_learnt_is_told_with_its_source(
@@ -97,7 +97,7 @@ def test_learning_can_be_turned_off(spool: Command, full: Path) -> None:
     ran(full, "train", 100)
     ran(full, "train", 100)
     put(full, "train")
-    assert "expected to run: 1 h 00 m, no earlier runs to judge by" in spool("why", "train").out
+    assert "expected to run: 1 h 00 m, the default (no earlier runs)" in spool("why", "train").out
 
 
 def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:

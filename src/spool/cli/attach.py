@@ -57,7 +57,7 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
         raise SpoolError(cannot("attach to", what, f"run {run} was never started"))
     try:
         if grant.executor not in LOCAL_EXECUTORS:
-            _check_lives(spool, name, run)  # nothing of it is kept for later
+            _check_lives(spool, name, run)  # the session of an ended run is not kept for later
         return by_name(grant.executor).attach(spool.root, name, run, read_only=read_only)
     except SpoolError:
         _check_lives(spool, name, run)

@@ -26,7 +26,7 @@ _Checked = tuple[str, list[Problem], tuple[str, Spec] | None]
 
 
 def _print_schema(ctx: click.Context, parameter: click.Parameter, kind: str | None) -> None:
-    """Print the line for editors, and be done."""
+    """Print the schema line for editors, and exit."""
     if kind is not None:
         here = os.path.dirname(os.path.abspath(jobfile.__file__))
         render.say(f"#:schema {os.path.join(here, kind)}.schema.json")
@@ -108,7 +108,7 @@ def _listed(files: tuple[str, ...]) -> list[str]:
 
 
 def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, Spec] | None]:
-    """Return what is wrong with a file, and its job if it is valid."""
+    """Return the problems of a file, and its job if it is valid."""
     try:
         if path == "-":
             data = sys.stdin.buffer.read()

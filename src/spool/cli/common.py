@@ -1,4 +1,4 @@
-"""What many verbs share: finding the spool and the jobs, and continuing after a failure."""
+"""Shared parts of verbs: finding the spool and the jobs, and continuing after a failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spool.core.names import is_pattern, natural, why_not_name
 from spool.store.disk import remedy_for
 
 if TYPE_CHECKING:
-    from spool.store.spool import Spool  # imported when it is needed: a submission does without it
+    from spool.store.spool import Spool  # imported when needed: a submission does not need it
 
 
 class SpelledOption(click.Option):
@@ -71,7 +71,7 @@ def viewed(root: str) -> Spool:
 
 
 def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.PLACES) -> list[str]:
-    """Return the jobs that *patterns* match, each once: names as they are, globs by what they match in *places*.
+    """Return the jobs that *patterns* match, each once: names unchanged, globs with their matches in *places*.
 
     `@` is the last job. A file's name or path (`train.toml`, `queued/train.toml`) stands for its job. Raises NoSuchJob
     for a glob that matches nothing.
@@ -124,7 +124,7 @@ def states_of(texts: Sequence[str]) -> frozenset[State]:
 
 
 def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
-    """Return the instant that an option was given, None if it was not. Raises UsageError."""
+    """Return the instant given to an option, None if it was not given. Raises UsageError."""
     if text is None:
         return None
     from spool.cli.moments import moment
@@ -139,7 +139,7 @@ T = TypeVar("T")
 
 
 def value_of(option: str, text: str, parse: Callable[[str], T]) -> T:
-    """Return what *parse* makes of the value that an option was given. Raises UsageError, which names the option."""
+    """Return *parse* of the value given to an option. Raises UsageError, which names the option."""
     try:
         return parse(text)
     except InvalidValue as error:

@@ -1,8 +1,8 @@
-"""`spool completion`: print a shell completion script; and what it completes.
+"""`spool completion`: print a shell completion script; and the answers to that script.
 
-The script gives us the line up to the cursor, and each line of the answer is a kind (`plain`, `file` or `dir`), a word
-and what it means, with tabs between. Which words an option or an argument takes is in one table, by its name, so that
-a verb need not say it.
+The script passes the line up to the cursor, and each line of the answer is a kind (`plain`, `file` or `dir`), a word
+and its meaning, separated by tabs. The words of options and arguments are in one table, by name, so that verbs need not
+specify them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spool.core.names import natural
 from spool.query import vocabulary
 from spool.store.tolerant import TolerantSpool
 
-_MOST = 500  # nobody reads more completions
+_MOST = 500  # longer lists of completions are useless
 
 _BASH = r"""
 # in ~/.bashrc:  eval "$(spool completion bash)"
@@ -125,10 +125,10 @@ def command(shell: str) -> int:
 
 
 class _Completion(ShellComplete):
-    """Answers a script of ours."""
+    """Answers our own scripts."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words after the program's name, and the one that the cursor is in, as far as it is typed."""
+        """Return the words after the program's name, and the typed part of the word at the cursor."""
         line = os.environ.get("COMP_WORDS", "")
         words = split_arg_string(line)
         typed = words.pop() if words and not re.search(r"(?<!\\)\s\Z", line) else ""
@@ -146,7 +146,7 @@ class _Completion(ShellComplete):
         return [CompletionItem(self.shown(head, item.value, incomplete), item.type, item.help) for item in found]
 
     def shown(self, head: str, word: str, incomplete: str) -> str:
-        """Return *word*, which stands after *head* (`--option=`), as the shell wants it in place of *incomplete*."""
+        """Return *word*, preceded by *head* (`--option=`), in the form that the shell puts in place of *incomplete*."""
         return head + word
 
     def format_completion(self, item: CompletionItem) -> str:
@@ -159,7 +159,7 @@ class _Bash(_Completion):
     source_template = _BASH
 
     def shown(self, head: str, word: str, incomplete: str) -> str:
-        """Leave out what bash takes for an earlier word (it splits words at = and :), and quote the rest."""
+        """Strip the part that bash takes for an earlier word (it splits words at = and :), and quote the rest."""
         whole, current = head + word, os.environ.get("COMP_CWORD", "")
         before = incomplete.removesuffix(current) if incomplete.endswith(current) else ""
         return re.sub(r"([^\w@%+=:,./~-])", r"\\\1", whole.removeprefix(before))
@@ -170,7 +170,7 @@ class _Zsh(_Completion):
     source_template = _ZSH
 
     def shown(self, head: str, word: str, incomplete: str) -> str:
-        """Leave the option out: the script has told the shell of it."""
+        """Return *word* alone: the script has passed the option to the shell."""
         return word
 
 
@@ -183,13 +183,13 @@ _SHELLS: dict[str, type[_Completion]] = {cls.name: cls for cls in (_Bash, _Zsh, 
 
 
 def answer_shells() -> None:
-    """Have click answer our scripts, and not its own."""
+    """Let click answer our scripts instead of its own."""
     for cls in _SHELLS.values():
         add_completion_class(cls)
 
 
 def _items(ctx: click.Context, asked: click.Parameter | click.Command, typed: str) -> Iterable[CompletionItem]:
-    """Return what can be completed from *typed*: a value of an option or argument, else what click knows."""
+    """Return the completions of *typed*: values of the option or argument, else click's own."""
     table = _ARGUMENTS if isinstance(asked, click.Argument) else _OPTIONS if isinstance(asked, click.Option) else {}
     find = table.get(asked.name or "")
     if find is None or (isinstance(asked, click.Parameter) and isinstance(asked.type, click.Choice)):
@@ -209,7 +209,7 @@ def _fixed(words: Iterable[str]) -> _Words:
 
 
 def _listed(find: _Words) -> _Words:
-    """Return the same for an option that takes several words with commas between; no word is offered twice."""
+    """Return *find* for an option that takes several words separated by commas; no word is offered twice."""
 
     def words(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
         before, comma, last = typed.rpartition(",")
@@ -236,7 +236,7 @@ _PLACES = {
     "wait": (QUEUED, HELD, RUNNING),
     "why": (QUEUED, HELD),
 }
-"""The folders of the jobs that a verb applies to; a verb that is not here applies to all."""
+"""The folders of the jobs that a verb applies to; all, if a verb is not listed."""
 
 _OF_RUNS = ("log", "seff")
 """The verbs for jobs that have run."""
@@ -256,7 +256,7 @@ def _jobs(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
 
 
 def _dependencies(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
-    """Return names of jobs, and before a colon how they must have ended."""
+    """Return the names of jobs, and before a colon the required kinds of end."""
     kind, colon, rest = typed.partition(":")
     named = _listed(lambda ctx, spool, last: [n for place in layout.PLACES for n in spool.names(place)])
     words = sorted(dict.fromkeys(named(ctx, spool, rest if colon else typed)), key=natural)

@@ -24,7 +24,7 @@ from spool.store.spool import Spool
 
 @dataclass(frozen=True, slots=True)
 class JobVerb:
-    """Which folders a verb applies to, and which results need a dispatcher; None: all."""
+    """The folders that a verb applies to, and the results that need a dispatcher; None: all."""
 
     places: tuple[str, ...]
     serve_if: ChangeKind | None = None
@@ -44,7 +44,7 @@ class JobVerb:
         return code
 
     def needs_dispatcher(self, done: Set[ChangeKind]) -> bool:
-        """Whether a dispatcher has to take notice of what was *done*."""
+        """Whether a dispatcher must react to the results *done*."""
         return bool(done - DRY_RUN) and (self.serve_if is None or self.serve_if in done)
 
 

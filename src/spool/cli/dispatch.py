@@ -29,7 +29,7 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         raise UsageError("--once, --until-idle and --idle-exit cannot be combined; give one of them")
     from spool.store.ownership import check_owner
 
-    check_owner(root)  # before anything is made there, or opened
+    check_owner(root)  # checked before any file is created or opened there
     from spool.client.submit import was_spool
     from spool.dispatcher.service import serve
     from spool.listeners.logformat import set_up_logging

@@ -90,7 +90,7 @@ def command(
 
 
 def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequence[str] = ()) -> str:
-    """Change keys of a job that waits, is held or runs, and return what was done. Raises SpoolError."""
+    """Change keys of a job that waits, is held or runs, and return a message. Raises SpoolError."""
     place, text = _file(spool, name)
     new = edited(text, changes, unset, name=name)
     try:
@@ -114,7 +114,7 @@ def _replaced(spool: Spool, name: str, place: str, text: bytes, new: bytes) -> s
 
 
 def _ends_sooner(spool: Spool, name: str, new: bytes) -> Iterator[str]:
-    """Yield that Slurm, which was told the old time limit, ends a job before its new one."""
+    """Yield a warning that Slurm, which has the old time limit, ends a job before its new one."""
     run = max(spool.runs(name), default=0)
     known, asked = spool.engine(name, run), spool.spec(name, run)
     if known is None or known[0] != "slurm" or asked is None or asked.time_limit_ns is None:

@@ -40,7 +40,7 @@ class Directive:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What became of a directive: `words` of our command line, or why it was `lost`. No words: not needed here."""
+    """The result for a directive: `words` of our command line, or why it is `lost`. No words: not needed here."""
 
     directive: Directive
     words: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Converted:
 
     @property
     def key(self) -> str | None:
-        """The key of the job file without which the job would compute something else, if it is one of these."""
+        """The key of the job file without which the job would compute something else, if it has one of these."""
         option = self.directive.option
         return next((key for options, key in _KEYS.items() if option in options.split()), None)
 
@@ -215,7 +215,7 @@ def _licenses(text: str) -> list[str]:
 
 
 def _exported(text: str) -> list[str]:
-    """Read `ALL,A=1`: what is named goes into the job file; a name without a value is passed on as it is."""
+    """Read `ALL,A=1`: assigned variables go into the job file; a name without a value is passed on unchanged."""
     words: list[str] = []
     for part in text.split(","):
         if part not in ("ALL", "NONE", "NIL", ""):
@@ -224,7 +224,7 @@ def _exported(text: str) -> list[str]:
 
 
 def _one(what: str) -> Converter:
-    """Read a number that is 1 here: of machines, of chunks."""
+    """Read a number that must be 1 here: of machines, of chunks."""
 
     def read(text: str) -> list[str]:
         if text.split("-")[0] != "1":
@@ -381,7 +381,7 @@ def indices_used(text: str) -> list[str]:
 
 
 def strangers(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield what a script uses that only another scheduler has: the line, the name, and the replacement."""
+    """Yield the variables in a script that only another scheduler sets: the line, the name, and the replacement."""
     seen = set(_INDICES)
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
@@ -425,7 +425,7 @@ def directives(number: int, line: str) -> Iterator[Directive]:
 
 
 def convert(found: Sequence[Directive]) -> list[Converted]:
-    """Return what becomes of each of *found*, in their order, by line."""
+    """Return the result for each of *found*, in order, line by line."""
     done: list[Converted] = []
     pieces: dict[str, Directive] = {}
     for one in found:
@@ -473,7 +473,7 @@ def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -
 
 
 def _gpus_of(found: Sequence[Directive]) -> Iterator[str]:
-    """Yield how many GPUs *found* ask for."""
+    """Yield the numbers of GPUs that *found* request."""
     for one in found:
         if one.value is not None and one.option not in _PIECES:
             words = _converted(one).words
@@ -494,7 +494,7 @@ def _times(one: Directive, count: int, read: Converter) -> Converted:
 
 
 def answer(option: str, value: str | None) -> str | None:
-    """Return what to write here for an *option* of sbatch or gbatch; None if neither has it."""
+    """Return the equivalent of an *option* of sbatch or gbatch here; None if neither has it."""
     for system in ("#SBATCH", "# GFLOW"):
         values, flags = _SYSTEMS[system]
         if _found(flags, option) is not None:

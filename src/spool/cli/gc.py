@@ -71,7 +71,7 @@ def command(
 
 def _executors(spool: Spool, removal: Removal) -> dict[tuple[str, int], str]:
     """Return the executor of each run to remove."""
-    # What a link leads to is none of the job's, so nothing there says what ran it.
+    # A link's target does not belong to the job, so its files do not tell the executor.
     runs = (old for old in removal.runs if not os.path.islink(spool.layout.metadir(old.name, old.run)))
     grants = ((old.name, old.run, spool.grant(old.name, old.run)) for old in runs)
     return {(name, run): grant.executor for name, run, grant in grants if grant is not None}

@@ -1,4 +1,4 @@
-"""The command line as a whole: the verbs, each imported when it is used, their help, and how errors are shown."""
+"""The command line as a whole: the verbs, each imported on use, their help, and the display of errors."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _ELSEWHERE = {
 LAST = "@"
 """Stands for the job that the user submitted last. No job can have that name."""
 
-_MOST_MEANT = 3  # options that a message names
+_MOST_MEANT = 3  # options suggested in a message
 _FLAGS = 26  # cells at most for the options in a help with sections
 
 
@@ -117,18 +117,18 @@ class Verb(click.Command):
         try:
             return super().parse_args(ctx, self._last_job(args))
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click leaves it out where an option lacks its value
+            error.ctx = error.ctx or ctx  # click leaves it out if an option lacks its value
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Do what the command line says, with garbage collected as in any program, but for what was imported."""
+        """Run the verb, with garbage collection enabled again for everything but the imported modules."""
         if not gc.isenabled():
             gc.freeze()
             gc.enable()
         return super().invoke(ctx)
 
     def _last_job(self, args: list[str]) -> list[str]:
-        """Return *args* with `@` for `-1` where a job is named, which click would take for an option."""
+        """Return *args* with `-1` replaced by `@` where a job is expected, since click would take it for an option."""
         if "-1" not in args or not any(isinstance(parameter, JobArgument) for parameter in self.params):
             return args
         options = [parameter for parameter in self.params if isinstance(parameter, click.Option)]
@@ -153,7 +153,7 @@ class Verb(click.Command):
 
 
 def by_section(ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-    """Return the options of a command with their help, by the `section` that they have, those without one last."""
+    """Return the options of a command with their help, by `section`, those without one last."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for parameter in ctx.command.get_params(ctx):
         record = parameter.get_help_record(ctx)
@@ -168,10 +168,10 @@ class JobArgument(click.Argument):
 
 
 class WordsVerb(Verb):
-    """A verb that takes words, with or without `--` before them, and knows which it was."""
+    """A verb that takes words, with or without `--` before them, and records which."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Note whether `--` comes before the first word."""
+        """Record whether `--` comes before the first word."""
         before = list(args)
         try:
             rest = super().parse_args(ctx, args)
@@ -184,7 +184,7 @@ class WordsVerb(Verb):
 
 
 def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
-    """Return the error for an unknown option: what to write instead, if another tool has it."""
+    """Return the error for an unknown option: the equivalent here, if another tool has it."""
     from spool.cli import foreign
 
     name, value = error.option_name, None
@@ -211,7 +211,7 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the verb's command, None if there is none of that name."""
+        """Return the verb's command, None if there is none."""
         if cmd_name not in VERBS:
             return None
         module, command_name = (
@@ -219,13 +219,13 @@ class Verbs(click.Group):
         )
         command = getattr(importlib.import_module(f"spool.cli.{module}"), command_name)
         assert isinstance(command, click.Command)
-        command.short_help = VERBS[cmd_name]  # what a shell shows beside the verb; click would cut a longer text off
+        command.short_help = VERBS[cmd_name]  # shown by a shell beside the verb; click would truncate a longer text
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or suggest which one was probably meant. `help VERB` is `VERB --help`."""
+        """Find the verb, or suggest a similar one. `help VERB` is `VERB --help`."""
         verb = args[0]
         if verb == "help":
             return self.resolve_command(ctx, [*args[1:2], "--help"])
@@ -252,7 +252,7 @@ class Subverbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or list those that there are."""
+        """Find the verb, or list the available ones."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             known = ", ".join(self.commands)
             raise click.UsageError(f"unknown command {args[0]!r}; the commands are {known}", ctx)
@@ -310,7 +310,7 @@ def _tell_usage(error: click.ClickException) -> None:
 
 
 def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str:
-    """Return what is wrong with a command line; where click speaks of its own types, what to write instead."""
+    """Return the mistake in a command line, without click's own type names."""
     message = " ".join(error.format_message().split())
     if isinstance(error, click.NoSuchOption):
         return _of_an_unknown_option(error.option_name, error.possibilities or (), ctx)
@@ -329,7 +329,7 @@ def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str
 
 
 def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | None) -> str:
-    """Return what to write instead of option *name*: those that begin so, else those that are *near* to it."""
+    """Suggest replacements for the unknown option *name*: options that begin with it, else the *near* ones."""
     if ctx is not None and ctx.parent is not None and name == "--spool":
         return f"{name} stands before the command: `spool {name} DIR {ctx.command_path.partition(' ')[2]} …`"
     known = {word for option in ctx.command.params for word in _spellings(option)} if ctx is not None else set()
@@ -343,7 +343,7 @@ def _spellings(option: click.Parameter) -> list[str]:
 
 
 def _number_wanted(kind: object) -> str:
-    """Return which numbers *kind* takes, "" if it takes something else."""
+    """Describe the numbers that *kind* takes, "" if it takes something else."""
     if not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
         return ""
     word = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"

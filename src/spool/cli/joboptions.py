@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from spool.core.errors import InvalidFile
 
 COMMON_TITLE = "Common options"
-"""The first section of the help."""
+"""The title of the first section of the help."""
 
 Values = dict[str, list[str]]
-"""What was given for each key, as text, in order. A flag is "true" or "false"."""
+"""The texts given for each key, in order. A flag is "true" or "false"."""
 
 
 class Option:
-    """One option of a key, *path* (dotted in a table); with a *value* it is a flag that stands for it."""
+    """One option of a key, *path* (dotted in a table); with a *value* it is a flag for that value."""
 
     def __init__(self, key: Key, path: str, spelling: str, help: str, value: str = "") -> None:  # noqa: A002
         self.key = path
@@ -100,7 +100,7 @@ def _codes(given: list[str]) -> list[object]:
 
 
 def _variables(given: list[str]) -> dict[str, object]:
-    """Return `KEY=VALUE` as a table; `KEY` alone is passed on from our own environment."""
+    """Return `KEY=VALUE` as a table; `KEY` alone is passed on from the present environment."""
     found: dict[str, object] = {}
     for pair in given:
         key, equals, value = pair.partition("=")
@@ -109,13 +109,13 @@ def _variables(given: list[str]) -> dict[str, object]:
 
 
 def _resources(given: list[str]) -> dict[str, object]:
-    """Return `NAME=N,…` as a table; `NAME` alone is one of it."""
+    """Return `NAME=N,…` as a table; `NAME` alone means one."""
     pairs = (text.partition("=") for text in _names(given))
     return {name: _count([count]) if equals else 1 for name, equals, count in pairs}
 
 
 def _directory(given: list[str]) -> str:
-    """Return a directory as a job file has it: a relative one is resolved from the current directory.
+    """Return a directory in the form of a job file: a relative one is resolved from the current directory.
 
     Raises OSError.
     """
@@ -147,7 +147,7 @@ def _dependencies(given: list[str]) -> object:
 
 
 def _as_ours(text: str) -> Sequence[str]:
-    """Return sbatch's `afterok:a:b,afterany:c` in our own words. Raises InvalidValue."""
+    """Translate sbatch's `afterok:a:b,afterany:c`. Raises InvalidValue."""
     if not text.startswith("after") or ":" not in text:
         return [text]
     from spool.cli import foreign
@@ -164,7 +164,7 @@ def _rows(given: list[str]) -> list[dict[str, str]]:
 
     The first line has the keys. Cells are separated by commas, in a `.tsv` file by tabs; empty lines are skipped.
     """
-    import csv  # here, because few submissions need it
+    import csv  # imported here, because few submissions need it
 
     from spool.core.errors import InvalidValue, cannot
 
@@ -188,7 +188,7 @@ def _rows(given: list[str]) -> list[dict[str, str]]:
 
 
 def _moment(given: list[str]) -> str:
-    """Convert a point in time as people write it to the form of a job file. Raises InvalidValue."""
+    """Return a moment in the form of a job file. Raises InvalidValue."""
     import time
 
     from spool.cli.moments import understood
@@ -229,11 +229,11 @@ FLAGS = {
     for option in OPTIONS
     for flag in option.spellings
 }
-"""Each spelling of an option -> its key, and the value that it stands for, "" if it takes one."""
+"""Each spelling of an option -> its key, and the value of a flag, "" if it takes a value."""
 
 
 def _by_section() -> Iterator[tuple[str, Option]]:
-    """Yield each option with the section of the help that it stands in, in the order of the help."""
+    """Yield each option with its section of the help, in the order of the help."""
     of_key: dict[str, list[Option]] = {}
     for option in OPTIONS:
         of_key.setdefault(option.key.partition(".")[0], []).append(option)
@@ -285,10 +285,10 @@ def values_of(parameters: Mapping[str, object]) -> Values:
 
 
 def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
-    """Return *error* for somebody who wrote options instead of the file: it names the option, and no line.
+    """Return *error* for a user who wrote options instead of a file: it names the option, and no line.
 
-    *what* names the job. *stated* are the keys that they set; of others the message stays as it is. *spelled*
-    is the option that takes any key, `--with`.
+    *what* names the job. *stated* are the keys that were set; for other keys the message stays unchanged. *spelled* is
+    the option that takes any key, `--with`.
     """
     from spool.core.lazyclass import replace
 

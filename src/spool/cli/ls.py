@@ -29,7 +29,7 @@ _MARGIN = 6  # terminal lines for the head of the table and for remarks
 
 @dataclass(frozen=True, slots=True)
 class JobField:
-    """A column for --columns: how it is drawn, and what it shows of a job at an instant."""
+    """A column for --columns: its layout, and its text for a job at an instant."""
 
     column: render.Column
     text: Callable[[ListedJob, int], str]
@@ -74,7 +74,7 @@ FIELDS = {
     "ended": JobField(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
 }
 COLUMNS = tuple(FIELDS)
-"""What `--columns` may name."""
+"""The columns that `--columns` may name."""
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
 
 
@@ -133,9 +133,9 @@ def command(
     """List jobs that are waiting, running or recently ended. An array that has ended is one line.
 
     TIME is how long a job has waited, has run, or ran. NAMES may be globs; the name of an array lists its tasks. A
-    terminal gets one line for each job, one for the tasks of an array that wait, the progress of runs that tell it
-    (the last percentage of tqdm, or the file `progress` in their metadir), and how BUSY the GPUs of a run are; a pipe
-    gets everything. Of a job that has ended BUSY is the average.
+    terminal shows one line for each job, one for all waiting tasks of an array, the progress of runs that report it
+    (the last percentage of tqdm, or the file `progress` in their metadir), and how BUSY the GPUs of a run are (for an
+    ended job, the average); a pipe gets everything.
 
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue
@@ -169,7 +169,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a list contains, and its form."""
+    """The content of a list, and its form."""
 
     wanted: JobFilter
     everything: bool
@@ -180,7 +180,7 @@ class _Asked:
 
 
 def _show(spool: Spool, asked: _Asked) -> int:
-    """Look at the spool, print the list once, and return the exit code."""
+    """Read the spool, print the list once, and return the exit code."""
     wanted = asked.wanted
     progress = asked.form in ("json", "csv") or "progress" in asked.columns or sys.stdout.isatty()
     found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, progress=progress)
@@ -208,7 +208,7 @@ def _show(spool: Spool, asked: _Asked) -> int:
 
 
 def _why_empty(asked: _Asked) -> str:
-    """Return what to say beside an empty list, and what to do next."""
+    """Return a remark for an empty list, with the next step."""
     what = "no active jobs" if asked.wanted == JobFilter() else "no job matches"
     if asked.everything:
         return f"{what}; `spool submit --help` shows how to submit one"
@@ -220,7 +220,7 @@ def _name(text: str) -> str:
 
 
 def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> list[JobRow]:
-    """Return the jobs, after them the tasks of the arrays that were named."""
+    """Return the jobs, followed by the tasks of the arrays that were named."""
     listed = {row.name for row in found.rows}
     tasks = [row for one in arrays.values() for row in one.rows if wanted.wants(row) and row.name not in listed]
     return [*found.rows, *tasks]
@@ -234,7 +234,7 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, _USUAL[-1])]
     room = len(lines)
     if asked.watch:
-        import shutil  # here, because only --watch needs it
+        import shutil  # imported here, because only --watch needs it
 
         room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
         render.clear()
@@ -252,7 +252,7 @@ def _is_busy(row: JobRow) -> bool:
 
 def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> None:
     """Print CSV as in RFC 4180, except for its line ends."""
-    import csv  # here, because no other form needs it
+    import csv  # imported here, because no other form needs it
 
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(columns)

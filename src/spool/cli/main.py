@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process with its exit code."""
-    gc.disable()  # what is imported is no garbage; a verb enables it
+    gc.disable()  # imported modules are no garbage; a verb enables it again
     _open_missing()
     code = run(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -27,12 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         code = code or _without_reader()
     except OSError as error:
-        code = code or _told(error)  # what has failed has told of it
+        code = code or _told(error)  # an earlier failure has been reported already
     _leave(code)
 
 
 def _told(error: OSError) -> int:
-    """Say in a line what is wrong with the disk behind stdout, and return the exit code."""
+    """Report an error of stdout's disk in one line, and return the exit code."""
     from spool.cli.telling import code_of
 
     def again() -> int:
@@ -43,7 +43,7 @@ def _told(error: OSError) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process. The interpreter takes down module by module, for a tenth of the time of a short command."""
+    """End the process quickly: tearing down the interpreter takes a tenth of the time of a short command."""
     threading = sys.modules.get("threading")
     if threading is not None and threading.active_count() > 1:
         sys.exit(code)
@@ -52,7 +52,7 @@ def _leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # there is nobody left to tell
+        except OSError:  # stderr is closed as well
             code = code or 1
     os._exit(code)
 
@@ -87,19 +87,19 @@ def run(arguments: Sequence[str]) -> int:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         return _without_reader()
-    except OSError as error:  # of the plain way; the others have told of theirs
+    except OSError as error:  # from the fast path; others report their own errors
         return _told(error)
     return code
 
 
 def _without_reader() -> int:
-    """Return the exit code for when nobody reads our output any more, as in `spool ls | head`: no message."""
+    """Return the exit code after the reader has closed our output, as in `spool ls | head`, without a message."""
     _drop_output()
     return 141  # what a shell reports for SIGPIPE
 
 
 def _drop_output() -> None:
-    """Let stdout lead nowhere, so that nobody complains who flushes it."""
+    """Redirect stdout to /dev/null, so that flushing it raises no error."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -119,7 +119,7 @@ def _head(name: str, section: int, about: str) -> list[str]:
 
 
 def _phrase(sentence: str) -> str:
-    """Return a sentence in the form that follows the name of a page."""
+    """Return a sentence in the form of the NAME section."""
     return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
@@ -132,7 +132,7 @@ def _synopsis(*contexts: click.Context) -> Iterator[str]:
 
 
 def _options(ctx: click.Context) -> Iterator[str]:
-    """Yield the options, under the titles of their sections where they have some."""
+    """Yield the options, under the titles of their sections if they have any."""
     sections = by_section(ctx)
     for title, records in sections.items():
         if len(sections) > 1:
@@ -155,7 +155,7 @@ def _prose(text: str) -> Iterator[str]:
 
 
 def _exit_codes(text: str) -> Iterator[str]:
-    """Yield the tables of exit codes of the docstring of the program, with the sentences between."""
+    """Yield the tables of exit codes in the program's docstring, with the sentences between."""
     for at, paragraph in enumerate(text.split("\n\n")[2:]):
         rows = re.findall(r"^\| (.+?) \| (.+?) \|$", paragraph, re.MULTILINE)
         if not rows:
@@ -173,13 +173,13 @@ def _see(names: Iterable[str]) -> Iterator[str]:
 
 
 def _marked(text: str) -> str:
-    """Return *text*, which has the marks of Markdown, as a line of roff."""
+    """Return *text*, which is Markdown, as a line of roff."""
     parts = re.split(r"`([^`]+)`|\*\*([^*]+)\*\*", text)
     return "".join(_plain(part) if at % 3 == 0 else f"\\fB{_plain(part)}\\fR" for at, part in enumerate(parts) if part)
 
 
 def _plain(text: str) -> str:
-    """Return *text* as roff that shows it as it is, whatever it begins with."""
+    """Return *text* escaped for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("^", "\\(ha").replace("~", "\\(ti")
     text = re.sub(r"[^\x00-\x7f]", lambda found: f"\\[u{ord(found[0]):04X}]", text).replace("`", "\\(ga")
     return f"\\&{text}" if text.startswith((".", "'")) else text
@@ -190,7 +190,7 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def write(checkout: str) -> None:
-    """Write all pages to a *checkout* of the project, and remove those of verbs that are gone."""
+    """Write all pages to a *checkout* of the project, and remove those of removed verbs."""
     made = pages()
     for folder in ("man1", "man5"):
         where = os.path.join(checkout, "docs", "man", folder)
@@ -204,7 +204,7 @@ def write(checkout: str) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the page that is named, as `submit` or `job`; or `--write` all of them."""
+    """Print the page named, such as `submit` or `job`; or `--write` all of them."""
     if list(arguments) == ["--write"]:
         write(".")
         return 0

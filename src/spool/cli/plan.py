@@ -32,9 +32,9 @@ def command(root: str, as_json: bool) -> int:
     """Show what would start now, what waits, why, and until when. Nothing is started.
 
     Jobs are in queue order. The scheduler itself answers, from a fresh look at the files and the machine; no dispatcher
-    is needed. It carries the schedule forward: START is when a job starts if every job ends when it is expected to, and
-    well. RUNS is how long it may run. A ~ marks an estimate from earlier runs; `spool why` says from which. Some starts
-    cannot be foreseen, such as behind a suspended run: START is ?, and WHY says why. Far ahead, START is "later".
+    is needed. It carries the schedule forward: START is when a job starts if every job finishes when expected. RUNS is
+    how long it may run. A ~ marks an estimate from earlier runs; `spool why` says from which. Some starts cannot be
+    foreseen, such as behind a suspended run: START is ?, and WHY says why. Far ahead, START is "later".
 
       spool plan
       spool plan --json | jq -r '.starts[].name'
@@ -99,7 +99,7 @@ def _start(each: WaitingJob, found: Preview) -> str:
 
 
 def _why(each: WaitingJob) -> str:
-    """Return why a job waits, and why no start time can be named, if that is another reason."""
+    """Return why a job waits, and why its start is unknown, if that is another reason."""
     known = each.start_unknown in ("", each.reason)
     return each.reason if known else f"{each.reason}; {each.start_unknown}"
 

@@ -1,4 +1,4 @@
-"""`spool plot`: a picture of what ran when and where, what was in use, and how long jobs waited."""
+"""`spool plot`: a picture of runs over time, resource use, and waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spool.formats.timestamps import render_instant
 from spool.query.timeline import GROUPINGS, Frame, Timeline, timeline
 
 JSON_SIZE = (240, 64)
-"""The columns and the CPU rows of the values that programs get, whatever the terminal is."""
+"""The columns and the CPU rows of the JSON values, whatever the terminal is."""
 
 
 def _panels(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def command(
 
 
 def _remark(found: Timeline) -> None:
-    """Report on stderr what was left out."""
+    """Report on stderr what is not shown."""
     if found.unreadable:
         tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
     for problem in found.problems:

@@ -20,11 +20,11 @@ from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_size
 
 GAP = "  "
-"""What stands between two columns."""
+"""The separator of two columns."""
 _COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells; narrower columns make others drop
 DATE = 10  # cells
 _BAR = 20  # cells of a bar
-_REDRAWN_NS = 100_000_000  # how often at most
+_REDRAWN_NS = 100_000_000  # the shortest time between two redraws
 _NARROW = 5  # cells: no column becomes narrower than this
 
 
@@ -57,9 +57,9 @@ def style_of(state: State) -> str:
 class Column:
     """One column of a table, and what happens when a terminal is too narrow for it.
 
-    *cut*: it is shortened in the "middle" or at its "end", or goes on below, broken between "words". *drop*: columns
-    with a higher number are left out first; those with 0 stay, and those below 0 unless what stays would become
-    narrower than *least* cells.
+    *cut*: it is shortened in the "middle" or at its "end", or continues below, broken between "words". *drop*: columns
+    with a higher number are left out first; those with 0 stay, and those below 0 too unless remaining columns would
+    become narrower than *least* cells.
     """
 
     title: str
@@ -69,11 +69,11 @@ class Column:
     least: int = _NARROW
 
     def floor(self, natural: int) -> int:
-        """Return its smallest width if its texts have at most *natural* cells."""
+        """Return its least width if its texts have at most *natural* cells."""
         return min(natural, self.least) if self.cut else natural
 
     def comfort(self, natural: int) -> int:
-        """Return its smallest width while other columns can be dropped; a time may always take two lines."""
+        """Return its least width while other columns can be dropped; a time may always take two lines."""
         return min(natural, max(self.least, _COMFORT[self.cut]) if self.least != DATE else DATE)
 
 
@@ -88,7 +88,7 @@ def say_text(text: str) -> None:
 
 
 def _columns() -> int:
-    import shutil  # slow to import, and only a terminal needs it
+    import shutil  # imported here: slow to import, and only a terminal needs it
 
     return shutil.get_terminal_size((80, 24)).columns
 
@@ -111,7 +111,7 @@ def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text: the columns padded with spaces, two of them between; the last is not padded."""
     padded: list[Sequence[str]] = []
     for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
-        different = {column.title, *cells}  # most of a long column says the same
+        different = {column.title, *cells}  # most texts of a long column are equal
         plain = "".join(different).isprintable()
         texts = {cell: cell if plain else shown(cell) for cell in different}
         width = max(map(len, texts.values()))
@@ -124,7 +124,7 @@ def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """Return a table as text whose lines have at most *width* cells: for its head and for each row its lines."""
+    """Return a table as text in lines of at most *width* cells: a list of lines for the head and for each row."""
     cells = [[column.title for column in columns], *([shown(cell) for cell in row] for row in rows)]
     kept, widths = layout(columns, cells, width)
     found = []
@@ -146,7 +146,7 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
 
 def layout(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
-    """Return which columns a table of that *width* has room for, and how wide each of them is.
+    """Return the columns that fit into a table of that *width*, and their widths.
 
     *cells* are its texts, those of the head first.
     """
@@ -194,7 +194,7 @@ def _widths(columns: Sequence[Column], natural: Sequence[int], width: int) -> li
 
 
 def cell(text: str, column: Column, width: int) -> str:
-    """Return *text* in exactly *width* cells, shortened or padded as *column* has it."""
+    """Return *text* in exactly *width* cells, shortened or padded by the rules of *column*."""
     from rich.cells import cell_len
 
     text = short(text, width, middle=column.cut in ("middle", "words"))
@@ -241,7 +241,7 @@ def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
 
 
 def painter() -> Callable[[str, str], str]:
-    """Return what puts a style around a text, as far as stdout has colours and the user wants them."""
+    """Return a function that styles a text, if stdout has colours and the user wants them."""
     from rich.console import COLOR_SYSTEMS, Console
     from rich.style import Style
 
@@ -360,7 +360,7 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
 
 def as_json(value: Any) -> None:
     """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, unknown values as null."""
-    import json  # here, because `submit` prints none
+    import json  # imported here, because `submit` prints none
 
     found = plain(value)
     text = json.dumps(found, indent=2, ensure_ascii=False)
@@ -368,7 +368,7 @@ def as_json(value: Any) -> None:
 
 
 _TABLES = frozenset({"resources", "resource_indices"})
-"""Fields that are tables, held as pairs so that the values that they are in can be compared and hashed."""
+"""Fields that are tables, held as pairs so that values with them can be compared and hashed."""
 
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -436,7 +436,7 @@ def percent(part: float | None) -> str:
 
 
 def gpu_use(use: GpuUse) -> str:
-    """Return what a run has used of a GPU: "43.0% busy on average, 100% at most; …" and its memory."""
+    """Describe the use of a GPU: "43.0% busy on average, 100% at most; …" and its memory."""
     busy = "use unknown" if use.mean_percent is None else f"{percent(use.mean_percent / 100)} busy on average"
     most = f", {use.peak_percent}% at most" if use.peak_percent is not None else ""
     memory = f"; memory {size(use.mean_memory_bytes)} on average" if use.mean_memory_bytes is not None else ""

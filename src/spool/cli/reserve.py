@@ -246,7 +246,7 @@ def _row(one: ReservationStatus) -> list[str]:
 
 
 def _lines(found: ReservationList) -> Sequence[charts.Line]:
-    """Return a row for each valid reservation, and one for each GPU that one of them names."""
+    """Return a row for each valid reservation, and one for each GPU named by one of them."""
     standing = [(one, one.reservation) for one in found.rows if one.stands and one.reservation is not None]
     lines = [
         charts.Line(one.name, [charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)]) for one, said in standing

@@ -94,7 +94,7 @@ def command(
 
 
 def _check_readable(root: str) -> None:
-    """Raise SpoolUnusable if a job cannot be submitted to the spool at *root*, or its output there not be followed."""
+    """Raise SpoolUnusable if a job cannot be submitted to the spool at *root*, or its output cannot be read there."""
     submitting.check_submitter(root)
     jobs = layout.Layout(root).at(layout.JOBS)
     if not submitting.is_ours(root) and not os.access(jobs, os.R_OK | os.X_OK):
@@ -105,7 +105,7 @@ def _check_readable(root: str) -> None:
 
 
 def _one_output() -> bool:
-    """Whether our stdout and stderr are one and the same file or terminal."""
+    """Whether stdout and stderr are one and the same file or terminal."""
     try:
         return os.path.sameopenfile(1, 2)
     except OSError:  # one of them is closed
@@ -113,7 +113,7 @@ def _one_output() -> bool:
 
 
 def _has_input() -> bool:
-    """Whether our stdin has input that was probably meant for the job."""
+    """Whether stdin has input that was probably meant for the job."""
     try:
         status = os.fstat(0)
         if stat.S_ISREG(status.st_mode):
@@ -166,7 +166,7 @@ class _Session:
         tell(f"cancelling job {self._job} (Ctrl-C again to exit at once)")
         try:
             Requests(self._spool, this_user()).cancel(self._job, "interrupted")
-        except SpoolUnusable as error:  # it is another user's, who accepts jobs
+        except SpoolUnusable as error:  # the spool of another user who accepts jobs
             tell(str(error))
         except SpoolError:
             return  # it has just ended

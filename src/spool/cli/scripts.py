@@ -40,7 +40,7 @@ class Script:
     text: str | None = None
     values: joboptions.Values = field(default_factory=dict)
     stem: str | None = None
-    module_path: str | None = None  # where Python finds the modules beside the script
+    module_path: str | None = None  # the directory of modules beside a Python script
 
 
 def is_job_file(words: Sequence[str]) -> bool:
@@ -50,7 +50,7 @@ def is_job_file(words: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the command line says about a script. `keys` are the job file keys that it sets."""
+    """The command line's statements about a script. `keys` are the job file keys that it sets."""
 
     capture: bool | None = None
     ignore_directives: bool = False
@@ -58,7 +58,7 @@ class Said:
 
 
 def read(words: Sequence[str], said: Said) -> Script:
-    """Return what to run for words without `--` before them: a script, `-` for stdin, or a program.
+    """Return the command for words without `--` before them: a script, `-` for stdin, or a program.
 
     Raises UsageError.
     """
@@ -95,7 +95,7 @@ def read(words: Sequence[str], said: Said) -> Script:
 
 
 def _of_stdin(rest: Sequence[str], said: Said) -> Script:
-    """Return the script on stdin: a text for the shell, or captured where its `#!` line names another program."""
+    """Return the script on stdin: a text for the shell, or captured if its `#!` line names another program."""
     data = sys.stdin.buffer.read()
     if not data.strip():
         raise UsageError("cannot submit the script on stdin: it is empty")
@@ -116,7 +116,7 @@ def _of_stdin(rest: Sequence[str], said: Said) -> Script:
 
 
 def _captured(data: bytes, what: str) -> str:
-    """Return the text of a script. Raises UsageError for what a job file cannot hold."""
+    """Return the text of a script. Raises UsageError if a job file cannot hold it."""
     by_path = "" if what == "on stdin" else "--no-capture runs it by its path"
     why = ""
     if len(data) > MAX_BYTES // 2:
@@ -136,7 +136,7 @@ def _captured(data: bytes, what: str) -> str:
 
 
 def _check_runs(data: bytes, what: str) -> None:
-    """Raise UsageError for a text that the kernel cannot execute, with what to do."""
+    """Raise UsageError with a remedy for a text that the kernel cannot execute."""
     thing = f"script {what}"
     line = data.split(b"\n", 1)[0]
     if line.startswith(b"#!"):
@@ -168,14 +168,14 @@ def _check_runs(data: bytes, what: str) -> None:
 
 
 def _module_path(text: str, path: str) -> str | None:
-    """Return the folder of a Python script, so that the copy can import modules from there."""
+    """Return the directory of a Python script, so that the copy can import modules from there."""
     words = text.split("\n", 1)[0][2:].split()
     programs = [word for word in words if not word.startswith("-") and os.path.basename(word) != "env"]
     return os.path.dirname(path) if programs and os.path.basename(programs[0]).startswith("python") else None
 
 
 def _shell_of(words: Sequence[str]) -> str | None:
-    """Return the shell that the *words* of a `#!` line name, None for anything else, and for a shell with options."""
+    """Return the shell in the *words* of a `#!` line, None for any other program, and for a shell with options."""
     *before, last = words or [""]
     if os.path.basename(last) not in ("sh", "dash", "bash", "ash", "ksh", "zsh"):
         return None
@@ -195,7 +195,7 @@ def _interpreter(data: bytes, path: str) -> list[str]:
 
 def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     """Return the options in a script's own lines; #SPOOL lines before those for other schedulers."""
-    from spool.cli import foreign  # here, because only scripts need it
+    from spool.cli import foreign  # imported here, because only scripts need it
 
     own = _own_options(script, what)
     if said.ignore_directives:
@@ -232,12 +232,12 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
 
 
 def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Values:
-    """Return the variables that either sets."""
+    """Return the variables set by either."""
     return {"env": [*values["env"], *own.get("env", [])]} if values.get("env") else {}
 
 
 def _foreign_lines(script: bytes, what: str) -> Iterator[Directive]:
-    """Yield the options for other schedulers: those in the head; for gflow, which reads further, all."""
+    """Yield the options for other schedulers: those in the head; for gflow, which reads the whole file, all."""
     from spool.cli import foreign
 
     head = dict(_head_lines(script))
@@ -297,7 +297,7 @@ def spool_lines(script: bytes, what: str) -> list[str]:
 
 
 def late_lines(script: bytes) -> list[int]:
-    """Return the numbers of `#SPOOL` lines that come too late to be read, for a warning."""
+    """Return the numbers of `#SPOOL` lines too late to be read, for a warning."""
     last = len(list(_head_lines(script)))
     lines = script[:_MAX_HEAD_BYTES].decode(errors="replace").split("\n")
     return [

@@ -1,4 +1,4 @@
-"""`spool seff`: what a job requested, what it used, and what to request next time."""
+"""`spool seff`: requested and used resources of a job, and advice for the next request."""
 
 from __future__ import annotations
 

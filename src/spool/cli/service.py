@@ -111,7 +111,7 @@ def remove(root: str, force: bool) -> int:
 
 
 def _is_usual(root: str) -> bool:
-    """Whether *root* is the default spool, which the service manager uses too."""
+    """Whether *root* is the default spool, also for the service manager."""
     return os.path.realpath(root) == os.path.realpath(os.path.expanduser("~/.spool"))
 
 

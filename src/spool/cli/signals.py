@@ -79,7 +79,7 @@ def _number(text: str, names: tuple[str, ...]) -> signal.Signals:
 
 
 def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, dry_run: bool) -> str:
-    """Send the signal and return what was done. Raises SpoolError if nothing of the job can have got it."""
+    """Send the signal and return a message. Raises SpoolError if no process of the job can have received it."""
     from spool.executors import Executors
     from spool.executors.local import LocalProcesses
 

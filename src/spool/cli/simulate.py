@@ -40,7 +40,7 @@ from spool.store.spool import Spool
 _PLOT_POINTS = 400
 _MARGIN = 14  # columns before a curve on the terminal
 _FEW = 5  # users, without --all-users
-_SPARED = ("median wait", "95 % wait", "CPU", "longest wait")  # columns that a narrow terminal does not show
+_SPARED = ("median wait", "95 % wait", "CPU", "longest wait")  # columns left out on a narrow terminal
 _Told = tuple[str, Callable[[WaitSummary], str]]
 _WAITS: tuple[_Told, ...] = (
     ("mean wait", lambda each: render.duration(each.mean_wait_ns)),
@@ -222,7 +222,7 @@ def _print(setup: SimulationSetup, done: Sequence[PolicyResult], *, all_users: b
 def _groups(
     title: str, found: Mapping[SimulatedPolicy, Sequence[GroupWaits]], names: Sequence[str], told: Sequence[_Told]
 ) -> None:
-    """Print a table with a row for each group under each policy, with as many figures as the terminal has room for."""
+    """Print a table with a row for each group under each policy, with as many figures as fit the terminal."""
     by_name = {policy: {each.name: each.figures for each in groups} for policy, groups in found.items()}
     for left_out in range(len(_SPARED) + 1):
         kept = [each for each in told if each[0] not in _SPARED[:left_out]]
@@ -262,9 +262,9 @@ def _print_longest(done: Sequence[PolicyResult]) -> None:
 
 
 def _picture(machine: Machine, done: Sequence[PolicyResult]) -> None:
-    """Print utilisation and queue over time, a row for each policy, all on one scale of time.
+    """Print utilisation and queue over time, a row for each policy, all on one time scale.
 
-    A queue is drawn up to its own highest, which stands before it: under one policy it may be a hundred times longer.
+    Each queue is scaled to its own maximum, printed before it: under one policy it may be a hundred times longer.
     """
     width = max(20, min(shutil.get_terminal_size((80, 24)).columns, 120) - _MARGIN)
     found = curves(done, machine, width)

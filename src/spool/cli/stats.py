@@ -44,10 +44,10 @@ def command(
 ) -> int:
     """Show wait times, run times and usage of ended runs.
 
-    A run belongs to the period in which it ended; hours and peaks are of what was given within the period. CPU-H and
-    GPU-H are hours times what was given. USED is CPU time of what was given, BUSY in how much of the time the GPUs that
-    were given computed, and the peaks are the most in use at one moment. SUCCESS is of jobs, those that were cancelled
-    left out: a job that finished at its second try is one success.
+    A run belongs to the period in which it ended; hours and peaks count the grants within the period. CPU-H and GPU-H
+    are hours times granted CPUs and GPUs. USED is the share of the granted CPU time that was used, BUSY the share of
+    the time in which the granted GPUs computed, and the peaks are the most in use at one moment. SUCCESS is the share
+    of jobs that finished, not counting cancelled ones: a job that finished at its second try is one success.
 
       spool stats --since 7d
       spool stats --by user --since 2026-01-01 --until 2026-02-01
@@ -76,7 +76,7 @@ def command(
 
 
 def _remark(found: AccountingReport) -> None:
-    """Report on stderr what was left out."""
+    """Report on stderr what is not counted."""
     if found.unreadable:
         tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
     if found.statistics.duplicates:

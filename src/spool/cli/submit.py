@@ -66,7 +66,7 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
 
 
 def script_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options for how to submit a script."""
+    """Add the options for submitting a script to a command."""
     for option in (
         click.option(
             "--ignore-directives",

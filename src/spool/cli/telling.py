@@ -1,4 +1,4 @@
-"""What every verb does around its work: messages on stderr, the exit code of an error, a spool and a dispatcher.
+"""The frame of every verb: messages on stderr, the exit code of an error, a spool and a dispatcher.
 
 Without click, which takes longer to import than a submission takes.
 """
@@ -18,9 +18,9 @@ from spool.core.errors import ExitCode, InvalidFile, SpoolError, cannot, shown
 from spool.store.disk import remedy_for
 
 if TYPE_CHECKING:
-    from spool.store.spool import Spool  # imported when it is needed: a submission does without it
+    from spool.store.spool import Spool  # imported when needed: a submission does not need it
 
-# What can happen to any file system; any other OSError is a bug and gets a traceback.
+# Errors that any file system can have; any other OSError is a bug and gets a traceback.
 _EXPECTED = frozenset(
     {
         errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE,
@@ -36,10 +36,10 @@ def tell(message: str) -> None:
 
 
 def code_of(act: Callable[[], int]) -> int:
-    """Do what a verb does and return its exit code; an expected error prints one line on stderr."""
+    """Run a verb and return its exit code; an expected error prints one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # do not fail because a terminal lacks a character
+            stream.reconfigure(errors="backslashreplace")  # do not fail if the terminal lacks a character
     try:
         return act()
     except InvalidFile as error:
@@ -60,7 +60,7 @@ def code_of(act: Callable[[], int]) -> int:
 
 
 def _tell_invalid(error: InvalidFile) -> None:
-    """Print each problem of a file on its own line, as a compiler does."""
+    """Print each problem of a file on its own line, as compilers do."""
     if len(error.problems) < 2:
         tell(str(error))
         return

@@ -13,7 +13,7 @@ from spool.cli.group import Verb
 from spool.core.errors import SpoolError, cannot
 from spool.executors import by_name
 
-_SWITCH_S = 0.0005  # that a thread which reads ten thousand jobs may keep a key waiting
+_SWITCH_S = 0.0005  # a thread that reads ten thousand jobs may delay a key by this
 _THEMES = ("dark", "light", "ansi")
 
 
@@ -46,12 +46,12 @@ def command(root: str, theme: str | None) -> int:
         remedy = "`pip install 'spool-scheduler[top]'`, or `pipx inject spool-scheduler textual`"
         raise SpoolError(cannot(*what, "textual is not installed", remedy=remedy)) from None
     with suppress(ImportError):
-        by_name("tmux")  # libtmux looks at stdout when it is imported, and the screen takes that away
+        by_name("tmux")  # libtmux inspects stdout at import, and the screen replaces stdout
     sys.setswitchinterval(_SWITCH_S)
     return Top(spool.root, theme or _usual_theme()).run() or 0
 
 
 def _usual_theme() -> str:
-    """Return the theme that fits the background of the terminal, where that tells it: 0;15 is black on white."""
+    """Return the theme for the terminal's background, if COLORFGBG tells it: 0;15 is black on white."""
     background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
     return "light" if background in ("7", "15") else "dark"

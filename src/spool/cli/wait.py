@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from spool.query.tasks import WaitStatus, WaitWatch
 
 POLL_S = 0.025
-PATIENCE_NS = 3_000_000_000  # by then a dispatcher that was just started in the background is running
-_BAR_AFTER_NS = 500_000_000  # no bar for what ends at once
+PATIENCE_NS = 3_000_000_000  # a dispatcher just started in the background is running by then
+_BAR_AFTER_NS = 500_000_000  # no bar for jobs that end at once
 _BAR_EVERY_NS = 1_000_000_000
-TIMED_OUT = 124  # as coreutils' timeout
+TIMED_OUT = 124  # as in coreutils' timeout
 
 
 def code_of(outcome: State, exit_code: int | None) -> int:
@@ -70,7 +70,7 @@ def told(end: End) -> str:
 
 
 class HoldNotices:
-    """Reports once for each hold that an awaited job is held, and why: otherwise the wait looks like a hang."""
+    """Reports each hold of an awaited job once, with the reason: otherwise the wait looks like a hang."""
 
     def __init__(self, spool: Spool, say: Callable[[str], None] = tell) -> None:
         self._spool = spool
@@ -78,7 +78,7 @@ class HoldNotices:
         self._told: set[str] = set()
 
     def see(self, awaited: Awaited) -> None:
-        """Report on stderr that the job is held, if the last look found that and it is new."""
+        """Report on stderr that the job is held, if the last look found that and it was not reported yet."""
         name = awaited.name
         if not awaited.held:
             self._told.discard(name)
@@ -96,24 +96,24 @@ class HoldNotices:
 
 
 class _Bar:
-    """Shows the jobs' progress on a terminal, and when the last of them is expected to end."""
+    """Shows the jobs' progress on a terminal, and the expected end of the last one."""
 
     def __init__(self, spool: Spool, names: Sequence[str]) -> None:
         self._line = render.StatusLine()
         self._watch: WaitWatch | None = None
         if self._line.lively:
-            from spool.query.tasks import WaitWatch  # and half of the program with it
+            from spool.query.tasks import WaitWatch  # imported here: it imports half of the program
 
             self._watch = WaitWatch(spool, names)
         self._after_ns = time.monotonic_ns() + _BAR_AFTER_NS
 
     def step(self) -> None:
-        """Refresh, if it is time."""
+        """Refresh, if due."""
         begun = time.monotonic_ns()
         if self._watch is None or begun < self._after_ns:
             return
         now_ns = time.time_ns()
-        with suppress(OSError, SpoolError):  # the wait itself reports what cannot be read
+        with suppress(OSError, SpoolError):  # the wait itself reports reading errors
             self._draw(self._watch.look(now_ns), now_ns)
         now = time.monotonic_ns()
         self._after_ns = now + max(_BAR_EVERY_NS, 20 * (now - begun))

@@ -78,7 +78,7 @@ def sentences(answer: Explanation) -> Iterator[str]:
 
 
 def _start(answer: Explanation) -> Iterator[str]:
-    """Yield when the job could start, or why that cannot be told, where the reasons do not say it."""
+    """Yield the expected start of the job, or why it is unknown, unless the reasons say so."""
     if answer.start_at_ns is not None:
         wait = answer.start_at_ns - answer.at_ns
         about = "about " if answer.start_is_guess else ""

@@ -71,7 +71,7 @@ class Expected(NamedTuple):
             case Source.ALL:
                 return f"about {time}, the median of the last {count_of(self.runs, 'run')}"
             case _:
-                return f"{time}, no earlier runs to judge by"
+                return f"{time}, the default (no earlier runs)"
 
 
 @lru_cache(maxsize=4096)

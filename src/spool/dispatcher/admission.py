@@ -1,7 +1,7 @@
-"""Ask hooks before a start and before a cancel, without waiting for the answer (FORMAT 15.3).
+"""Reviews by hooks before a start or a cancellation, without waiting for the answer (FORMAT 15.3).
 
-A job whose start is reviewed keeps its place in the plan, and the room that it is to have, and starts in the pass
-after the answer. A run whose cancel is reviewed goes on.
+A job under review keeps its place in the plan, with its room, and starts in the pass after the answer. A run whose
+cancellation is under review goes on.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 _ANSWER = "apply the answer of a hook to"
 ASKED = "hook submitting: asked"
-_GOOD_FOR_NS = 60 * SECOND_NS  # a yes; what it was given for may be over by then
+_GOOD_FOR_NS = 60 * SECOND_NS  # for a yes: its reasons may no longer hold after that
 
 
 @dataclass(slots=True)
 class _StartReview:
     number: int
-    version: tuple[object, ...]  # of the job that it is about
+    version: tuple[object, ...]  # of the job under review
     answer: Answer | None = None
     at_ns: int = 0  # when the answer came, monotonic
 
@@ -50,7 +50,7 @@ class _CancelReview:
 
 
 class Admission:
-    """The reviews that are open, and the answers that wait for their use."""
+    """The open reviews, and the answers not used yet."""
 
     def __init__(self, context: Context, scanner: Scanner, monitor: Monitor) -> None:
         self._context = context
@@ -62,22 +62,22 @@ class Admission:
         self._monitor = monitor
         self._starts: dict[str, _StartReview] = {}
         self._cancels: dict[tuple[str, int], _CancelReview] = {}
-        self._allowed: set[tuple[str, int]] = set()  # runs whose cancel nobody minds
-        self._replies: list[Reply] = []  # whose consequences are not drawn yet
-        self._asked: frozenset[EventName] = frozenset()  # what needed a review in the last pass
+        self._allowed: set[tuple[str, int]] = set()  # runs whose cancellation was approved
+        self._replies: list[Reply] = []  # answers not applied yet
+        self._asked: frozenset[EventName] = frozenset()  # the events that needed a review in the last pass
 
     @property
     def waiting(self) -> bool:
-        """Whether an answer is still to come."""
+        """Whether an answer is still missing."""
         return bool(self._cancels) or any(start.answer is None for start in self._starts.values())
 
     @property
     def reviews_starts(self) -> bool:
-        """Whether hooks are asked about starts, and may have texts for the wrapper."""
+        """Whether hooks review starts, and may have texts for the wrapper."""
         return EventName.SUBMITTING in self._events.asked
 
     def take_answers(self) -> list[tuple[ActiveRun, Stop]]:
-        """Take in the answers that came since the last pass; return the runs that may be stopped now."""
+        """Apply the answers that came since the last pass; return the runs that may be stopped now."""
         if self._events.asked != self._asked:
             self._asked = self._events.asked
             self._review_no_more()
@@ -88,9 +88,9 @@ class Admission:
         return [(cancel.live, cancel.stop) for key, cancel in self._cancels.items() if key in self._allowed]
 
     def review(self, starts: Sequence[Start], now_ns: int) -> list[tuple[Start, Answer | None]]:
-        """Return those of *starts* that need no answer, or that were allowed; ask about the others.
+        """Return the starts that need no review or were approved; begin a review of the others.
 
-        Each comes with what hooks want its wrapper to say.
+        Each comes with the hooks' texts for its wrapper.
         """
         if not self.reviews_starts:
             return [(start, None) for start in starts]
@@ -98,7 +98,7 @@ class Admission:
         for start in starts:
             job = self._state.jobs.get(start.name)
             if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
-                allowed.append((start, None))  # the launcher knows why it cannot be started
+                allowed.append((start, None))  # the launcher reports why it cannot be started
             elif (answer := self._answer_to(start, job, now_ns)) is not None:
                 allowed.append((start, answer))
         return allowed
@@ -119,7 +119,7 @@ class Admission:
         return False
 
     def forget(self, lives: Iterable[ActiveRun]) -> None:
-        """Have nothing more to do with runs that are over, or about to be; a cancel nobody agreed to was none."""
+        """Drop the reviews of runs that are over, or about to end; an unanswered cancellation has not happened."""
         for live in lives:
             self._allowed.discard(live.key)
             cancel = self._cancels.get(live.key)
@@ -132,7 +132,7 @@ class Admission:
     # Answers.
 
     def _take(self, reply: Reply) -> bool:
-        """Take in one answer; return whether that is done, else it is taken again."""
+        """Apply one answer; return whether that succeeded, else it is applied again later."""
         number, answer = reply.number, reply.answer
         for name, start in list(self._starts.items()):
             if start.number == number and not self._try(Thing.of_job(name), self._answer_start, name, start, answer):
@@ -143,24 +143,24 @@ class Admission:
         )
 
     def _try(self, thing: Thing, action: Callable[..., None], *about: object) -> bool:
-        """Do what follows from an answer, unless that failed a moment ago; return whether it is done."""
+        """Apply the consequence of an answer, unless that failed a moment ago; return whether it succeeded."""
         if self._confinement.pauses(thing, _ANSWER):
             return False
         with self._confinement.of(thing, _ANSWER) as piece:
             action(*about)
         if piece.failed and (job := self._state.jobs.get(thing.name)) is not None and job.live is None:
-            self._state.block(job, self._confinement.why(thing.name))  # so that it keeps nobody else waiting
+            self._state.block(job, self._confinement.why(thing.name))  # so that it does not keep others waiting
         return not piece.failed
 
     def _forget_old(self) -> None:
-        """Forget what was answered of jobs that went away meanwhile."""
+        """Forget the answers about jobs that have gone meanwhile."""
         now = time.monotonic_ns()
         for name, start in list(self._starts.items()):
             if start.answer is not None and now - start.at_ns > _GOOD_FOR_NS and name not in self._state.jobs:
                 del self._starts[name]
 
     def _review_no_more(self) -> None:
-        """After a change of what needs a review: what needs none any more does not wait."""
+        """After a change of the reviewed events: drop reviews that are no longer needed."""
         if EventName.SUBMITTING not in self._asked:
             for name in self._starts:
                 if (job := self._state.jobs.get(name)) is not None:
@@ -174,7 +174,7 @@ class Admission:
     # Starts.
 
     def _answer_to(self, start: Start, job: JobEntry, now_ns: int) -> Answer | None:
-        """Return the yes to a start, which is used up by that; None: there is none, and it was asked for."""
+        """Return the approval of a start, which is used up by that; None: there is none, and it was requested."""
         assert job.queued is not None
         review = self._starts.get(job.name)
         if review is not None and review.version == _version(job):
@@ -195,7 +195,7 @@ class Admission:
     def _answer_start(self, name: str, review: _StartReview, answer: Answer) -> None:
         review.answer, review.at_ns = answer, time.monotonic_ns()
         job = self._state.jobs.get(name)
-        self._state.changed()  # the plan is made anew, and what is allowed starts
+        self._state.changed()  # a new plan is made, and approved jobs start
         if job is not None:
             self._state.await_answer(job, "")
         if job is None or job.queued is None or job.live is not None or review.version != _version(job):
@@ -204,7 +204,7 @@ class Admission:
             self._refuse(job, answer.no)
 
     def _refuse(self, job: JobEntry, why: str) -> None:
-        """Hold a job that is not to start; if it cannot be held, because of its name, it stays where it is."""
+        """Hold a job that must not start; if it cannot be held, because of its name, it stays where it is."""
         if not self._spool.hold_because(job.name, why):
             self._state.block(job, why)
             return
@@ -213,7 +213,7 @@ class Admission:
         self._scanner.examine(QUEUED, job.name)
         self._scanner.examine(HELD, job.name)
 
-    # Cancels.
+    # Cancellations.
 
     def _stop_or_keep(self, cancel: _CancelReview, answer: Answer) -> None:
         live = cancel.live
@@ -230,10 +230,10 @@ class Admission:
         self._cancels.pop(cancel.live.key, None)
 
     def _keep(self, live: ActiveRun, why: str) -> None:
-        """Drop a cancel: the run goes on, its file comes back to `running/`, and a record says why."""
+        """Drop a cancellation: the run goes on, its file returns to `running/`, and a record says why."""
         spool, name = self._spool, live.name
         log.info("job %s run %d is not cancelled: %s", name, live.run, why)
-        # Cut off before its last step this is a cancel still, and is asked about again.
+        # If interrupted before its last step, this is still a cancellation, and is reviewed again.
         spool.put_record(name, live.run, layout.KEPT, f"{why}\n".encode())
         spool.withdraw_stop(name, live.run)
         running = spool.layout.job_file(RUNNING, name)

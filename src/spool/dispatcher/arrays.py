@@ -1,7 +1,7 @@
 """Arrays in progress: expand their files, issue, hold back, cancel and count their tasks, a little in every pass.
 
-An array's own file says what is wanted, as a run's does: in `running/` it goes on, in `held/` nothing of it is issued
-or started, in `done/` or deleted it is cancelled. Moved back to `queued/` it goes on. It holds no resources.
+The place of an array's own file is an order, as for a run: in `running/` it goes on, in `held/` none of its tasks is
+issued or started, in `done/` or deleted it is cancelled. Moved back to `queued/` it goes on. It holds no resources.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ log = logging.getLogger(__name__)
 _GO_ON = "continue"
 _SETTLE = "settle"
 _RECORD = "record the cancel of"
-BUDGET_NS = 20_000_000  # what arrays may take of one pass
+BUDGET_NS = 20_000_000  # time for arrays in one pass
 _SEE = "check the file of"
 _EXPAND = "expand"
 MOST_BYTES = 1 << 30
-"""The files of an array's tasks together are no larger: one file is not to fill the disk for everybody."""
+"""The largest total size of an array's task files: one array must not fill the disk."""
 
 _TRY_AGAIN_NS = 5 * SECOND_NS
 
@@ -106,19 +106,19 @@ class Arrays:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is waiting to be expanded, and no array waits for anything but people."""
+        """Whether no array waits to be expanded, and no other one needs work until a user acts."""
         return not self._state.array_files and all(
             array.missing_ns is None and (array.held or not (array.to_issue or array.over))
             for array in self._state.arrays.values()
         )
 
     def waiting_held(self) -> int:
-        """Return how many jobs in the queue are tasks of held arrays."""
+        """Return how many queued jobs are tasks of held arrays."""
         held = [array for array in self._state.arrays.values() if array.held]
         return sum(name in self._state.queue for array in held for name in array.open)
 
     def _go_on(self, array: Array, until_ns: int, now_ns: int) -> bool:
-        """Return whether the array has more to do at once."""
+        """Advance one array; return whether it has more to do at once."""
         if array.cancelled is not None:
             more = self._cancel_some(array, until_ns, now_ns)
         elif array.held:
@@ -127,7 +127,7 @@ class Arrays:
             more = self._issue_some(array, until_ns, now_ns)
         if self._each(array.unknown, until_ns, lambda name: self._recount(array, name)):
             return True
-        if array.name in self._context.changes.arrays:  # where its file is, and what that means, is not known yet
+        if array.name in self._context.changes.arrays:  # the place of its file, and its meaning, are not known yet
             return more
         if array.over and not more and (array.result is not None or not self._reopened(array)):
             self._conclude(array, now_ns)
@@ -143,7 +143,7 @@ class Arrays:
         while array.to_issue:
             if time.monotonic_ns() >= until_ns:
                 return True
-            position = array.to_issue[0]  # it stays there where the disk is full
+            position = array.to_issue[0]  # it stays there if the disk is full
             task = array.tasks.task_name(position)
             known = task in self._state.jobs or task in self._state.arrays
             issue = Issue.TAKEN if known else self.store.issue(array.name, array.run, task)
@@ -157,7 +157,7 @@ class Arrays:
                 array.task_ended(task, State.CANCELLED, self._context.clock())
                 self._state.queue.changed(task)
                 continue
-            # Its place: that of the array, and among the tasks by their order, whatever the clock shows now.
+            # Its place is that of the array plus its position, independent of the clock.
             job = self._state.issue(task, array, position, now_ns)
             self._finalizer.outcomes.forget(task)
             self._context.journal.note_place(job)
@@ -166,23 +166,23 @@ class Arrays:
                 self._context.events.file(EventName.QUEUED, job, job.queued, now_ns)
         return False
 
-    # What became of the tasks.
+    # The ends of tasks.
 
     def _see_left(self) -> None:
-        """Take in the names that are gone: open tasks among them have ended, or were removed by hand."""
+        """Process the names that are gone: open tasks among them have ended, or were removed by hand."""
         for name in self._state.take_left():
             array = self._state.arrays.get(array_of(name))
             if array is None:
                 continue
             if name in array.open and name not in self._state.jobs:
                 array.open.discard(name)
-                # Removed from queued/ by hand it ends without a word.
+                # A task that was removed from queued/ by hand ends without an event.
                 if name not in array.ended:
                     array.task_ended(name, State.CANCELLED, self._context.clock())
                 self._state.queue.changed(name)
 
     def _reopened(self, array: Array) -> bool:
-        """Whether tasks that have ended were queued again; then the array is not over."""
+        """Return whether ended tasks were queued again, so that the array is not over."""
         again = [name for name in array.names if name in self._state.jobs and self._is_task(array, name)]
         for name in again:
             array.ended.pop(name, None)
@@ -196,26 +196,26 @@ class Arrays:
         return spec is None or (spec.task is not None and spec.task.array == array.name)
 
     def _recount(self, array: Array, name: str) -> None:
-        """Read how a task ended while no dispatcher knew of its array."""
+        """Read the outcome of a task that ended while no dispatcher knew of its array."""
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
         if result is None or (result.submitted_at_ns or 0) < array.arrived_at_ns:
-            array.task_ended(name, State.CANCELLED, None)  # that is of an earlier submission: this one never ran
+            array.task_ended(name, State.CANCELLED, None)  # that is from an earlier submission: this one never ran
         else:
             array.task_ended(name, result.outcome, result.ended_at_ns)
 
     # Cancelling.
 
     def cancel(self, array: Array, stop: Stop) -> None:
-        """Cancel an array: nothing more of it is issued, and its tasks are cancelled one after the other."""
+        """Cancel an array: issue no more tasks, and cancel the issued ones one after the other."""
         words = array.cancel(stop)
         log.info("array %s run %d: %s", array.name, array.run, words)
         self._state.changed()
-        self._state.queue.changed()  # of the array, and of every task that was not issued
+        self._state.queue.changed()  # the state of the array, and of every unissued task
         self._record_cancel(array)
 
     def _record_cancel(self, array: Array) -> None:
-        """Write down that an array is cancelled, and throw away what was not issued; what fails is tried again."""
+        """Record that an array is cancelled, and discard its unissued tasks; failures are retried."""
         thing, stop = Thing("array", array.name), array.unrecorded
         if stop is not None and not self._confinement.pauses(thing, _RECORD):
             with self._confinement.of(thing, _RECORD):
@@ -224,20 +224,20 @@ class Arrays:
                 array.cancel_recorded()
 
     def _cancel_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
-        """End the tasks that wait and stop those that run."""
+        """End the waiting tasks and stop the running ones."""
         reason = f"array {array.name} was {array.cancelled}"
         self._record_cancel(array)
         if self._each(array.to_cancel, until_ns, lambda name: self._cancel_task(array, name, reason, now_ns)):
             return True
-        if array.to_cancel:  # these are tried again after a pause
+        if array.to_cancel:  # these are retried after a pause
             return False
-        # One whose run had just ended may have been queued again since.
+        # A task whose run had just ended may have been queued again since.
         jobs = [self._state.jobs[name] for name in array.open if name in self._state.jobs]
         array.to_cancel.extend(job.name for job in jobs if job.live is None and (job.queued or job.held) is not None)
         return bool(array.to_cancel)
 
     def _each(self, names: deque[str], until_ns: int, action: Callable[[str], None]) -> bool:
-        """Do that to each task of *names* and take it off; return whether time was up. What fails stays."""
+        """Call *action* for each task of *names* and remove it; return whether time was up. Failed ones stay."""
         for _ in range(len(names)):
             if time.monotonic_ns() >= until_ns:
                 return True
@@ -246,7 +246,7 @@ class Arrays:
                 with self._confinement.of(Thing.of_job(name), _SETTLE):
                     action(name)
                     done = True
-            if done:  # not before: it may be done again after an error
+            if done:  # not before: the action may be repeated after an error
                 names.popleft()
             else:
                 names.rotate(-1)
@@ -257,7 +257,7 @@ class Arrays:
         if job is None:
             return
         if not self._is_task(array, name):
-            array.open.discard(name)  # another job has taken its name
+            array.open.discard(name)  # another job has the name now
         elif job.live is not None:
             if job.live.stop is None and not job.live.is_over:
                 self._stops.order(job.live, Stop(StopKind.CANCEL, array.cancelled_by, now_ns, reason))
@@ -268,7 +268,7 @@ class Arrays:
     # The end.
 
     def _conclude(self, array: Array, now_ns: int) -> None:
-        """Do the paperwork of an array that is over; what an error leaves undone is done by the next call."""
+        """File an array that is over; steps that fail are completed by the next call."""
         spool, name, run = self._spool, array.name, array.run
         result = array.result or _result(array, now_ns)
         outcome = result.outcome
@@ -293,18 +293,18 @@ class Arrays:
     # After a restart.
 
     def resume(self, array: Array, unissued: set[str]) -> None:
-        """Take in an array that an earlier dispatcher expanded, before the first look."""
+        """Add an array that an earlier dispatcher expanded, before the first look."""
         array.resume(unissued)
         self._state.add_array(array)
 
     def count(self, now_ns: int) -> None:
-        """After the first look: find out what the tasks of every array that was resumed are doing."""
+        """After the first look: find the states of the tasks of every resumed array."""
         self._state.left.clear()
         for array in self._state.arrays.values():
             self.count_one(array, now_ns)
 
     def count_one(self, array: Array, now_ns: int) -> None:
-        """Find out what the tasks of one array that was resumed are doing."""
+        """Find the states of the tasks of one resumed array."""
         for name in array.names:
             if name in array.unissued:
                 continue
@@ -312,12 +312,12 @@ class Arrays:
                 array.open.add(name)
             else:
                 array.unknown.append(name)
-        # A stop beside a file that is still in its place is none: it is the move that counts.
+        # A stop without a move of the file is none: only the move counts.
         self.files.see_one(array, now_ns)
 
 
 def _result(array: Array, now_ns: int) -> Result:
-    """Return how an array has ended: with the last of its tasks, whenever that is seen."""
+    """Return the result of an array: it ends with the last of its tasks, whenever that is noticed."""
     spec, counts = array.spec, array.counts()
     ended_at_ns = min(array.ended_at_ns, now_ns) if array.ended_at_ns is not None else now_ns
     return Result(
@@ -339,7 +339,7 @@ def _result(array: Array, now_ns: int) -> Result:
 
 
 class ArrayFiles:
-    """Makes of each change of an array's file what it means. *cancel* cancels an array."""
+    """Carries out the changes of arrays' files. *cancel* cancels an array."""
 
     def __init__(self, context: Context, cancel: Callable[[Array, Stop], None]) -> None:
         self._context = context
@@ -352,11 +352,11 @@ class ArrayFiles:
 
     @property
     def is_due(self) -> bool:
-        """Whether a timer is set, which only :meth:`see` takes back."""
+        """Whether a timer is set that only :meth:`see` clears."""
         return self._timer.at_ns is not None
 
     def see(self, now_ns: int) -> None:
-        """See to every array in progress whose file may have changed."""
+        """Process every array in progress whose file may have changed."""
         moved = set(self._changes.arrays.take())
         self._timer.set(None)
         for array in list(self._state.arrays.values()):
@@ -365,7 +365,7 @@ class ArrayFiles:
                 self.see_one(array, now_ns)
 
     def see_one(self, array: Array, now_ns: int) -> None:
-        """See where the file of *array* is and what that means; where that cannot be done it is tried again."""
+        """Find the file of *array* and carry out what its place means; retried if that fails."""
         thing = Thing("array", array.name)
         if not self._confinement.pauses(thing, _SEE):
             with self._confinement.of(thing, _SEE) as piece:
@@ -405,7 +405,7 @@ class ArrayFiles:
         self._cancel(array, stop or Stop(StopKind.CANCEL, mover(spool.root, self._place(array)), now_ns))
 
     def _see_text(self, array: Array, place: str) -> None:
-        """Take in how many of its tasks may run at once, as its file in *place* says now."""
+        """Apply the limit of running tasks from its file in *place*."""
         status = status_of(self._spool.layout.job_file(place, array.name))
         if status is None or array.seen == (seen := (status.st_ino, status.st_mtime_ns)):
             return
@@ -418,7 +418,7 @@ class ArrayFiles:
         return RUNNING if array.held_since_ns is None else HELD
 
     def _regular(self, place: str, name: str) -> int | None:
-        """Return the inode of a job file, None if there is none."""
+        """Return the inode of a job file, None if it does not exist."""
         status = status_of(self._spool.layout.job_file(place, name))
         return status.st_ino if status is not None and stat.S_ISREG(status.st_mode) else None
 
@@ -447,9 +447,9 @@ class _Staged:
 
 
 class Expander:
-    """Turns waiting array files into arrays in progress.
+    """Expands waiting array files into arrays in progress.
 
-    *why_no_room* says why the disk is too short for new tasks, "" if it is not.
+    *why_no_room* says why the disk has too little room for new tasks, "" if it has enough.
     """
 
     def __init__(self, context: Context, store: ArrayStore, scanner: Scanner, why_no_room: Callable[[], str]) -> None:
@@ -458,16 +458,16 @@ class Expander:
         self._state = context.state
         self._journal = context.journal
         self._settings = context.settings
-        self._timer = context.timers.timer()  # when what found no room on the disk is tried again
+        self._timer = context.timers.timer()  # when to retry files that found no room on the disk
         self._store = store
         self._scanner = scanner
         self._why_no_room = why_no_room
         self._staged: dict[str, _Staged] = {}
-        self._no_room: dict[str, tuple[str, int]] = {}  # why there is none for its tasks, and when that is asked again
+        self._no_room: dict[str, tuple[str, int]] = {}  # why there is no room for its tasks, and when to check again
 
     @property
     def is_busy(self) -> bool:
-        """Whether something of a file is written, or one needs another try."""
+        """Whether a file is partly expanded, or one needs another try."""
         return bool(self._staged or self._no_room)
 
     def reason(self, name: str, *, paused: bool) -> str:
@@ -484,7 +484,7 @@ class Expander:
         return "another run of this name is running" if self._blocked(name) else ""
 
     def work(self, until_ns: int, now_ns: int) -> bool:
-        """Go on until *until_ns*, monotonic; return whether there is more to do at once."""
+        """Work until *until_ns*, monotonic; return whether there is more to do at once."""
         for name in [name for name in self._staged if name not in self._state.array_files]:
             self._abandon(name)
         for name in [name for name, (_, at_ns) in self._no_room.items() if at_ns <= time.monotonic_ns()]:
@@ -518,7 +518,7 @@ class Expander:
         job = self._state.jobs.get(name)
         if job is None or job.live is not None:
             return True
-        return os.path.lexists(self._spool.layout.job_file(RUNNING, name))  # where nobody can tell, the claim fails
+        return os.path.lexists(self._spool.layout.job_file(RUNNING, name))  # if that is unknown, the claim fails
 
     def _step(self, job: JobEntry, until_ns: int, now_ns: int) -> bool:
         """Write some more tasks of an array; return False if time is up and not all are written."""
@@ -565,7 +565,7 @@ class Expander:
         return staged
 
     def _refuse(self, job: JobEntry, problems: list[Problem]) -> None:
-        """Refuse the whole file, as for any other mistake: it makes a task that cannot be, or too much."""
+        """Refuse the whole file, as for any other mistake: it makes an impossible task, or too many."""
         self._abandon(job.name)
         self._scanner.refuse(QUEUED, job, jobfile.render_errors(job.name, problems))
 
@@ -597,7 +597,7 @@ class Expander:
             if claimed:
                 self._journal.commit()
                 self._journal.write([journal.Started(name, run, identity.boot_id(), file.inode, arrived, now_ns)])
-        except OSError:  # a file that was claimed is found in running/, and queued again
+        except OSError:  # a claimed file is found in running/, and queued again
             self._store.withdraw(name, run)
             raise
         if not claimed:

@@ -1,10 +1,10 @@
-"""The one boundary that errors do not cross: the trouble of one thing costs that thing alone.
+"""The one boundary that errors do not cross: an error about one thing affects only that thing.
 
-Every piece of work of a pass belongs to one *thing*: a job, a run, an array, a reservation, a listener, or the spool
-as a whole. The work is done inside ``with confinement.of(thing, "verb")``. An error ends that piece of work and
-nothing else: it is logged once, told in `state.json`, and the work waits for a growing pause before it is done again.
-What fails for the spool as a whole (its journal, its history, its directories) holds up the starts, never the stops.
-A service (`state.json`, the listeners) that fails holds up nothing.
+Every piece of work of a pass belongs to one *thing*: a job, a run, an array, a reservation, a listener, or the spool as
+a whole. The work is done inside ``with confinement.of(thing, "verb")``. An error ends only that piece of work: it is
+logged once, reported in `state.json`, and the work is retried after a growing pause. A failure of the spool as a whole
+(its journal, its history, its directories) holds up the starts, never the stops. A service (`state.json`, the
+listeners) that fails holds up nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from spool.store.disk import SpoolTrouble, remedy_for
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = SECOND_NS // 20, 5 * SECOND_NS
-_FORGET_NS = 4 * LONGEST_PAUSE_NS  # a trouble that has not come back for this long is over
+_FORGET_NS = 4 * LONGEST_PAUSE_NS  # a trouble that has not recurred for this long is over
 _MOST_TOLD = 50  # troubles in `state.json`; the rest are counted
 
 
 class Thing(NamedTuple):
-    """What a piece of work belongs to."""
+    """The subject of a piece of work."""
 
     kind: Literal["job", "run", "array", "reservation", "spool", "service"]
     name: str
@@ -38,16 +38,16 @@ class Thing(NamedTuple):
 
     @classmethod
     def of_job(cls, name: str) -> Thing:
-        """Return the thing that a job's file is, with what was never started of it."""
+        """Return the thing for a job's file, with its unstarted runs."""
         return cls("job", name)
 
     @classmethod
     def of_run(cls, key: tuple[str, int]) -> Thing:
-        """Return the thing that one run is."""
+        """Return the thing for one run."""
         return cls("run", *key)
 
     def __str__(self) -> str:
-        """Return what it is called in a message."""
+        """Return its name in messages."""
         if self.kind in ("spool", "service"):
             return self.name
         return f"run {self.run} of job {self.name}" if self.kind == "run" else f"{self.kind} {self.name}"
@@ -55,41 +55,41 @@ class Thing(NamedTuple):
 
 @dataclass(slots=True)
 class Trouble:
-    """What keeps one piece of work from being done."""
+    """The last error of a piece of work."""
 
     text: str
     pause_ns: int
     again_at_ns: int  # monotonic
-    met_at_ns: int  # monotonic: when it was met last
+    met_at_ns: int  # monotonic: the last time
 
 
 class Confinement:
-    """Remembers what troubles which thing, and when the work is tried again. *clock* is monotonic, in nanoseconds."""
+    """Remembers the trouble of each thing, and when to retry the work. *clock* is monotonic, in nanoseconds."""
 
     def __init__(self, root: str, timer: Timer, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """*timer*, on *clock*, is when the next piece of work is tried again."""
+        """*timer*, on *clock*, is set to the next retry."""
         self._root = root
         self._timer = timer
         self._clock = clock
         self._troubles: dict[tuple[Thing, str], Trouble] = {}
-        self.troubled = False  # whether anything is
-        self.changes = 0  # moves with every change of what it reports
+        self.troubled = False  # whether there is any trouble
+        self.changes = 0  # grows with every change of the reported troubles
 
-    # Work.
+    # The work.
 
     def of(self, thing: Thing, verb: str, *, partly: bool = False) -> Piece:
-        """Return the boundary around one piece of work: *verb* says what is done to *thing*, as in "cannot VERB".
+        """Return the boundary around one piece of work on *thing*: *verb* is used in "cannot VERB THING".
 
-        *partly*: the work is not done after this block, so that a trouble of it lasts until :meth:`done`.
+        *partly*: the work is not complete after this block, so its trouble lasts until :meth:`done`.
         """
         return Piece(self, thing, verb, partly=partly)
 
     def spool(self, verb: str, what: str = "the spool") -> Piece:
-        """Return the boundary around work for the spool as a whole; its trouble holds up the starts."""
+        """Return the boundary around work for the spool as a whole; its trouble delays all starts."""
         return Piece(self, Thing("spool", what), verb)
 
     def service(self, verb: str, what: str) -> Piece:
-        """Return the boundary around work that the others do not need."""
+        """Return the boundary around work that nothing else needs."""
         return Piece(self, Thing("service", what), verb)
 
     def pauses(self, thing: Thing, verb: str) -> bool:
@@ -98,12 +98,12 @@ class Confinement:
         return trouble is not None and self._clock() < trouble.again_at_ns
 
     def lasts(self, thing: Thing, verb: str) -> bool:
-        """Whether that work has failed so often that its pauses grow no more: people have to see to it."""
+        """Whether that work has failed so often that its pauses no longer grow: a user must act."""
         trouble = self._troubles.get((thing, verb)) if self._troubles else None
         return trouble is not None and trouble.pause_ns >= LONGEST_PAUSE_NS
 
     def end_pass(self) -> None:
-        """Put off what was due in this pass and was not tried; forget what nobody tries any more."""
+        """Delay retries that were due in this pass and not made; forget troubles without further retries."""
         now = self._clock()
         for key, trouble in list(self._troubles.items()):
             if trouble.again_at_ns <= now:
@@ -114,19 +114,19 @@ class Confinement:
         self._timer.set(min((trouble.again_at_ns for trouble in self._troubles.values()), default=None))
 
     def forget(self, *things: Thing) -> None:
-        """Forget the troubles of things that are no more."""
+        """Forget the troubles of things that no longer exist."""
         for key in [key for key in self._troubles if key[0] in things] if self._troubles else ():
             del self._troubles[key]
             self._changed()
 
     def keep(self, kind: str, names: set[str]) -> None:
-        """Forget the troubles of all things of a *kind* but those called *names*."""
+        """Forget the troubles of all things of a *kind* whose names are not in *names*."""
         self.forget(*{thing for thing, _ in self._troubles if thing.kind == kind and thing.name not in names})
 
-    # What is told.
+    # Reports.
 
     def held_up(self, besides: str = "") -> str:
-        """Return what is wrong with the spool as a whole, so that nothing starts; "" if nothing is.
+        """Return the trouble of the spool as a whole, because of which no job starts; "" if there is none.
 
         Troubles of the verb *besides* do not count.
         """
@@ -136,7 +136,7 @@ class Confinement:
         return next(found, "")
 
     def why(self, name: str) -> str:
-        """Return what troubles the job or array of that name; "" if nothing does."""
+        """Return the trouble of the job or array of that name; "" if there is none."""
         if not self._troubles:
             return ""
         kinds = ("job", "run", "array")
@@ -155,10 +155,10 @@ class Confinement:
         if not self.troubled:
             self._timer.set(None)
 
-    # What a piece of work comes to.
+    # The results of work.
 
     def failed(self, thing: Thing, verb: str, error: Exception) -> None:
-        """Take note that *error* has ended this work, and when it is done again."""
+        """Record that *error* has ended this work, and set its retry."""
         text = self._text(thing, verb, error)
         known = self._troubles.get((thing, verb))
         pause_ns = min(2 * known.pause_ns, LONGEST_PAUSE_NS) if known is not None else FIRST_PAUSE_NS
@@ -171,7 +171,7 @@ class Confinement:
             log.error("%s", text, exc_info=None if expected else error)
 
     def done(self, thing: Thing, verb: str) -> None:
-        """Take note that this work is done, or that there is none."""
+        """Record that this work is done, or no longer needed."""
         if self._troubles.pop((thing, verb), None) is not None:
             self._changed()
             log.info("can %s %s again", verb, thing)
@@ -213,7 +213,7 @@ class Piece:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """End it; an error goes no further, unless it is of the spool as a whole and the thing is not."""
+        """End it; suppress an error, unless it is the spool's and the thing is not the spool."""
         if error is None:
             if self._confinement.troubled and not self._partly:
                 self._confinement.done(self._thing, self._verb)

@@ -1,4 +1,4 @@
-"""What every component of the dispatcher works with: the spool, what is known of it, and where facts are written."""
+"""The shared objects of the dispatcher's components: the spool, its state, and the places for facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spool.store.locked_spool import LockedSpool
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Made once by the dispatcher and handed to its components."""
+    """Created once by the dispatcher and passed to its components."""
 
     spool: LockedSpool
     settings: Settings
@@ -32,30 +32,30 @@ class Context:
 
 
 class WorkQueue:
-    """Names to be seen to, each once, in the order in which they came."""
+    """Names to process, each once, in the order of arrival."""
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
 
     def add(self, name: str) -> None:
-        """Have *name* seen to."""
+        """Queue *name*."""
         self._names[name] = None
 
     def update(self, names: Iterable[str]) -> None:
-        """Have all of *names* seen to."""
+        """Queue all of *names*."""
         self._names.update(dict.fromkeys(names))
 
     def take(self) -> list[str]:
-        """Return all names; they are the caller's to see to from now on."""
+        """Remove and return all names; the caller must process them."""
         names, self._names = list(self._names), {}
         return names
 
     def done(self, name: str) -> None:
-        """Take note that *name* was seen to."""
+        """Remove *name*, which was processed."""
         self._names.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over what is there now; what comes meanwhile waits for the next time."""
+        """Iterate over the present names; later ones wait for the next iteration."""
         return iter(list(self._names))
 
     def __contains__(self, name: str) -> bool:
@@ -67,10 +67,10 @@ class WorkQueue:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What users may have done to files, found by the scanner."""
+    """Possible changes of files by users, found by the scanner."""
 
     runs: WorkQueue = field(default_factory=WorkQueue)  # live runs whose file in running/ changed
     strays: WorkQueue = field(default_factory=WorkQueue)  # files in running/ that belong to no live run
     vanished: WorkQueue = field(default_factory=WorkQueue)  # waiting jobs whose files went away
-    suspensions: WorkQueue = field(default_factory=WorkQueue)  # names whose run may be to suspend, or to go on
+    suspensions: WorkQueue = field(default_factory=WorkQueue)  # names whose runs may have to be suspended, or continued
     arrays: WorkQueue = field(default_factory=WorkQueue)  # arrays in progress whose file may have changed

@@ -1,8 +1,8 @@
-"""Record the events that listeners hear of in `events.jsonl`, in time, and only where somebody listens.
+"""Recording of events for listeners in `events.jsonl`, in time, and only if there are any.
 
-Each event is appended to `events.jsonl` before the last step that the next dispatcher would not do again, so that
-none is lost (FORMAT 15.2). Its id is made of what happened, so that a repeat has the same. Where nobody listens, the
-question costs a look into an empty set.
+Each event is appended to `events.jsonl` before the last step that the next dispatcher would not repeat, so that none is
+lost (FORMAT 15.2). Its id is derived from its content, so that a repetition has the same one. Without listeners, the
+check costs a look into an empty set.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from spool.version import __version__
 log = logging.getLogger(__name__)
 
 _OPENING = Thing("spool", "the events"), "open"
-_EVERYTHING = frozenset(EventName) - {EventName.POLLING}  # what those may want who have not said yet
+_EVERYTHING = frozenset(EventName) - {EventName.POLLING}  # for listeners that have not reported their wishes yet
 _HEAD = "/"
 _KEY = re.compile(rf"{_HEAD}([a-z]+):(?:(.+):)?(-?[0-9]+)")
 
-# What an event says in the same words as what it is about.
+# Fields that an event copies from its object.
 _OF_SPEC = ("project", "group", "tags", "executor", "request", "notify", "is_array")
 _OF_RESULT = (
     *("job", "run", "attempt", "user", "project", "group", "tags", "executor"),
@@ -53,7 +53,7 @@ _OF_RESULT = (
 
 
 class ConditionKind(StrEnum):
-    """What it is that goes on."""
+    """The kinds of lasting conditions."""
 
     RESERVATION = "reservation"
     GPU = "gpu"
@@ -62,9 +62,9 @@ class ConditionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OngoingCondition:
-    """A reservation that holds, a GPU that is taken, a dispatcher that serves.
+    """A lasting condition: a reservation in force, a GPU in use, a running dispatcher.
 
-    *name* is the reservation's or the UUID of the GPU; a dispatcher has none.
+    *name* is that of the reservation or the UUID of the GPU; a dispatcher has none.
     """
 
     kind: ConditionKind
@@ -73,12 +73,12 @@ class OngoingCondition:
 
     @property
     def id(self) -> str:
-        """What the ids of its events begin with."""
+        """Prefix of the ids of its events."""
         return ":".join(filter(None, (self.kind, self.name, str(self.since_ns))))
 
     @property
     def key(self) -> str:
-        """What the journal calls it."""
+        """Its key in the journal."""
         return _HEAD + self.id
 
 
@@ -93,7 +93,7 @@ def conditions(keys: Iterable[str], kind: ConditionKind) -> list[OngoingConditio
 
 
 class EventRecorder:
-    """Knows who listens, and writes down what they want to hear of."""
+    """Knows the listeners, and records the events that they want."""
 
     def __init__(
         self, spool: LockedSpool, settings: Settings, logs: Logs, confinement: Confinement, timers: Timers
@@ -108,32 +108,32 @@ class EventRecorder:
         self._listeners: Ready | None = None
         self._wanted: frozenset[EventName] = frozenset()
         self._asked: frozenset[EventName] = frozenset()
-        self._to_begin: set[str] = set()  # kinds of listeners that have no place in the events yet
-        self._by_jobs = False  # whether a job has said whom to tell
+        self._to_begin: set[str] = set()  # kinds of listeners without a cursor yet
+        self._by_jobs = False  # whether a job has requested notifications
         self._lines: list[bytes] = []
         self._news = False
-        self._passing = True  # a file may be half moved
+        self._passing = True  # during a pass a file may be half moved
         self._replies: list[Reply] = []
 
     @property
     def wanted(self) -> frozenset[EventName]:
-        """The events that somebody listens to, whatever a job says of itself."""
+        """The events that some listener wants, independent of job files."""
         return self._wanted
 
     @property
     def asked(self) -> frozenset[EventName]:
-        """The events that need an answer before they happen."""
+        """The events that need a review before they happen."""
         return self._asked
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with those who listen."""
+        """The problems of the listeners."""
         return (*self._subscriptions.problems, *(self._listeners.problems if self._listeners is not None else ()))
 
-    # Who listens.
+    # The listeners.
 
     def open(self) -> None:
-        """Find out who listens, and have them told what the last dispatcher left untold."""
+        """Find the listeners, and let them receive the events that the last dispatcher left undelivered."""
         self.look()
         writer = self._logs.events
         kinds = writer.kinds()
@@ -149,11 +149,11 @@ class EventRecorder:
         return self._client.fileno()
 
     def read(self) -> None:
-        """Take in what the process of the listeners says."""
+        """Read messages of the listeners' process."""
         self._client.read()
 
     def look(self) -> None:
-        """Look who listens; what fails is looked at again with everything else."""
+        """Look for listeners; a failed look is repeated with the next look at everything."""
         with self._confinement.service("look at", "the listeners"):
             self._look()
 
@@ -166,23 +166,23 @@ class EventRecorder:
         if found == before:
             return
         if found.silent - before.silent:
-            self._listeners = None  # it will say anew what it wants
+            self._listeners = None  # it reports its wishes again
         self._begin(found.kinds)
-        self._subscriptions = found  # not before: where the disk is full it is begun again
+        self._subscriptions = found  # not before: on a full disk it is begun again
         self._settle()
 
     def begin_pass(self) -> None:
-        """Let nobody hear of what is written from here on until :meth:`end_pass`."""
+        """Deliver no event recorded from here on until :meth:`end_pass`."""
         self._passing = True
         if self._to_begin and not self._confinement.pauses(*_OPENING):
             self._begin(())
 
     def end_pass(self) -> None:
-        """See to the process, and tell it of what is new and has come to its end."""
+        """Maintain the process, and let it deliver the new events, whose effects are complete."""
         try:
             with self._confinement.service("start", "the process of the listeners"):
                 self._client.tick()
-                if self._client.trouble is not None:  # in each pass, so that it is told for as long as it lasts
+                if self._client.trouble is not None:  # in each pass, so that it is reported while it lasts
                     raise self._client.trouble
             self._passing = False
             if self._news:
@@ -200,16 +200,16 @@ class EventRecorder:
             log.error("listeners have not read events for too long: %s of events are dropped", show_size(lost))
 
     def _begin(self, kinds: Iterable[str]) -> None:
-        """Let listeners of these kinds hear of everything from now on; on a full disk from the first flush."""
+        """Give new listeners of these kinds every event from now on; on a full disk from the first flush."""
         self._to_begin |= set(kinds)
         with self._confinement.of(*_OPENING):
             self._begin_listeners()
 
     def _begin_listeners(self) -> None:
-        """See to it that those who are to hear of what is written next have a place in it.
+        """Create the cursors of new listeners.
 
-        Raises SpoolTrouble while there is no room for it: nothing may be written that they would never hear of. What
-        else is wrong with a listener's own place costs that listener alone.
+        Raises SpoolTrouble while there is no room for them: no event may be recorded that they would miss. Any other
+        problem with a listener's own cursor affects that listener only.
         """
         if not self._to_begin:
             return
@@ -232,7 +232,7 @@ class EventRecorder:
         self._confinement.done(*_OPENING)
 
     def _settle(self) -> None:
-        """Work out what is wanted from what is known of those who listen."""
+        """Compute the wanted events from what is known of the listeners."""
         found, ready = self._subscriptions, self._listeners
         self._wanted, self._asked = found.wants, found.asks
         if found.silent:
@@ -244,14 +244,14 @@ class EventRecorder:
         self._listeners = ready
         self._settle()
 
-    # What happens.
+    # The events.
 
     def wants(self, name: EventName, spec: Spec | None = None) -> bool:
-        """Whether anybody wants to hear of that, of a job with that *spec*."""
+        """Whether some listener wants such an event, about a job with that *spec*."""
         return name in self._wanted or (spec is not None and spec.notify is not None and name is not EventName.POLLING)
 
     def run(self, name: EventName, live: ActiveRun, at_ns: int, reason: str = "", *, part: str = "") -> None:
-        """Record something of a run that is alive. *part* tells it from others of its name in the same run."""
+        """Record an event about a live run. *part* distinguishes events of the same name in one run."""
         if self.wants(name, live.spec):
             self._record(self._of_run(name, live, at_ns, reason, part=part))
 
@@ -260,13 +260,13 @@ class EventRecorder:
         self.run(EventName.CANCELLING, live, at_ns, _by(stop))
 
     def end(self, result: Result, spec: Spec | None) -> None:
-        """Record how a run, or a job that never ran, has ended."""
+        """Record the end of a run, or of a job that never ran."""
         name = EventName(result.outcome) if result.again is None else EventName.RETRYING
         if self.wants(name, spec):
             self._record(self._of_end(name, result, spec))
 
     def file(self, name: EventName, job: JobEntry, file: JobFileVersion, at_ns: int, reason: str = "") -> None:
-        """Record something of a job that waits or is held."""
+        """Record an event about a waiting or held job."""
         if self.wants(name, file.spec):
             self._record(self._of_file(name, job, file, at_ns, reason))
 
@@ -278,20 +278,20 @@ class EventRecorder:
             self._record(self._event(name, f"{this.id}:{name}", at_ns, reason, reservation=this.name, **facts))
 
     def condition(self, name: EventName, this: OngoingCondition, at_ns: int, reason: str = "") -> None:
-        """Record something of a GPU or of the dispatcher."""
+        """Record an event about a GPU or the dispatcher."""
         if self.wants(name):
             gpu = this.name if this.kind is ConditionKind.GPU else None
             self._record(self._event(name, f"{this.id}:{name}", at_ns, reason, gpu=gpu))
 
     def _record(self, event: Event) -> None:
-        """Have *event* written down by the next :meth:`flush`."""
+        """Queue *event* for the next :meth:`flush`."""
         if event.notify is not None and not self._by_jobs:
             self._begin({FOR_JOBS})
             self._by_jobs = True
         self._lines.append(render_event(event))
 
     def flush(self) -> None:
-        """Write down what was recorded. Call it before the step that makes it so for the next dispatcher."""
+        """Write the queued events. Call it before the step that makes them final for the next dispatcher."""
         if self._lines:
             self._begin_listeners()
             self._logs.tell(b"".join(self._lines))
@@ -299,7 +299,7 @@ class EventRecorder:
             self._news = True
 
     def close(self) -> None:
-        """Let the process tell what there is, and leave; what a pass that was cut off is about, the next one tells."""
+        """Let the process deliver the rest and leave; the next dispatcher repeats the events of an interrupted pass."""
         if self._news and not self._passing:
             self._client.more(self._logs.events.end)
         self._client.close()
@@ -308,18 +308,18 @@ class EventRecorder:
         """Wait until the process has left, after :meth:`close`."""
         self._client.join(timeout_s)
 
-    # What somebody is asked about before.
+    # Reviews.
 
     def review_start(self, job: JobEntry, file: JobFileVersion, grant: Grant, at_ns: int) -> int:
-        """Have it reviewed whether a job may start; return the number of the review."""
+        """Request a review of the start of a job; return its number."""
         return self._review(replace(self._of_file(EventName.SUBMITTING, job, file, at_ns), grant=grant))
 
     def review_cancel(self, live: ActiveRun, stop: Stop, at_ns: int) -> int:
-        """Have it reviewed whether a run may be cancelled; return the number of the review."""
+        """Request a review of the cancellation of a run; return its number."""
         return self._review(self._of_run(EventName.CANCELLING, live, at_ns, _by(stop)))
 
     def forget_review(self, number: int) -> None:
-        """Have no answer to a review any more."""
+        """Ignore the answer to a review."""
         self._client.forget(number)
 
     def take_replies(self) -> list[Reply]:
@@ -328,15 +328,15 @@ class EventRecorder:
         return replies
 
     def _review(self, event: Event) -> int:
-        """Ask the listeners that have heard all earlier events about the job."""
-        with suppress(OSError):  # what cannot be written down now is told later, and keeps nobody from being asked
+        """Request a review from the listeners, after all earlier events about the job."""
+        with suppress(OSError):  # events that cannot be written now are delivered later, and must not prevent a review
             self.flush()
         return self._client.ask(event, self._logs.events.end)
 
     def _answered(self, reply: Reply) -> None:
         self._replies.append(reply)
 
-    # Events, made of what the dispatcher knows.
+    # Construction of events.
 
     def _event(self, name: EventName, event_id: str, at_ns: int, reason: str, **facts: Any) -> Event:
         of_here = {"host": identity.host(), "version": __version__, "spool_dir": self._spool.root}
@@ -369,7 +369,7 @@ class EventRecorder:
         return self._event(name, event_id, result.ended_at_ns or 0, result.reason, **facts)
 
     def _of_file(self, name: EventName, job: JobEntry, file: JobFileVersion, at_ns: int, reason: str = "") -> Event:
-        # The last change of the file tells the event from others of its name.
+        # The last change of the file distinguishes the event from others of its name.
         tried = f"{job.attempts.attempt}.{job.attempts.requeues}" if name is EventName.SUBMITTING else ""
         event_id = ":".join(filter(None, (job.name, str(file.changed_at_ns), tried, name)))
         facts = {

@@ -1,8 +1,8 @@
-"""The memory of the dispatcher on the disk, and the order in which it is written: event, journal, then the file move.
+"""The dispatcher's memory on the disk, and the order of writing: event, journal, then the file move.
 
-What no job file says (places in the queue, runs that began and are not over) is noted as a line. A line reaches
-`.journal` only after the events that were recorded before it are in `events.jsonl`, so that a listener hears of a step
-before the next dispatcher takes it for done.
+State that no job file has (places in the queue, runs that began and are not over) is noted as a line. A line reaches
+`.journal` only after the events recorded before it are in `events.jsonl`, so that listeners receive the event of a step
+before the next dispatcher considers it done.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from spool.store.logs import Logs
 
 
 class Journal:
-    """Gathers lines and writes them. What cannot be written raises SpoolTrouble and stays noted."""
+    """Gathers lines and writes them. Failures raise SpoolTrouble, and the lines stay noted."""
 
     def __init__(self, logs: Logs, write_events: Callable[[], None]) -> None:
-        """*write_events* writes the events that were recorded; it comes before every line."""
+        """*write_events* writes the recorded events, and is called before every line."""
         self._logs = logs
         self._write_events = write_events
         self._lines: list[Line] = []
 
     def read(self) -> list[Line]:
-        """Return all that the journal on the disk says."""
+        """Return all lines of the journal on the disk."""
         return self._logs.read_journal()
 
     def note(self, *lines: Line) -> None:
-        """Have *lines* written by the next :meth:`commit`, after those noted before."""
+        """Add *lines* for the next :meth:`commit`, after those noted before."""
         self._lines += lines
 
     def note_place(self, job: JobEntry) -> None:
@@ -42,18 +42,18 @@ class Journal:
 
     @property
     def has_notes(self) -> bool:
-        """Whether something is noted and not written."""
+        """Whether there are noted lines not written yet."""
         return bool(self._lines)
 
     def commit(self) -> None:
-        """Write what was recorded and noted. Comes before every step that follows from it."""
+        """Write all recorded events and noted lines. Call it before every step that follows from them."""
         self._write_events()
         if self._lines:
             self._logs.remember(self._lines)
             self._lines = []
 
     def write(self, lines: Iterable[Line]) -> None:
-        """Write these *lines* at once, before those that are noted."""
+        """Write these *lines* at once, before the noted ones."""
         self._write_events()
         self._logs.remember(lines)
 
@@ -71,7 +71,7 @@ class Journal:
         return self._logs.strict
 
     def configuration_changed(self, config: Config) -> None:
-        """Sync as often as *config* says from now on."""
+        """Apply the sync policy of *config* from now on."""
         self._logs.keep_strict(strict=config.durability == "strict")
 
     def check(self) -> None:
@@ -85,13 +85,13 @@ class Journal:
         return self._logs.long
 
     def compact(self, lines: list[Line]) -> None:
-        """Replace all that it says, and all that is noted, by *lines*."""
+        """Replace its whole content, and all noted lines, by *lines*."""
         self._logs.compact(lines)
         self._lines = []
 
 
 def all_lines(state: SchedulerState, boot_id: str) -> list[Line]:
-    """Return what `recall` needs to find all of *state* again that no file says; *boot_id* is that of this boot."""
+    """Return the lines from which `recall` restores the part of *state* in no file; *boot_id* is this boot's."""
     lines: list[Line] = []
     for live in state.live.values():
         boot = live.boot_id or boot_id
@@ -103,13 +103,13 @@ def all_lines(state: SchedulerState, boot_id: str) -> list[Line]:
     for array in state.arrays.values():
         at_ns = array.expanded_at_ns
         lines.append(journal.Started(array.name, array.run, boot_id, array.inode, array.arrived_at_ns, at_ns))
-    # After the starts: one that is moved out of running/ waits while its run is being stopped.
+    # After the starts: a job that was moved out of running/ waits while its run is being stopped.
     lines += [job.wait.line(job.name) for job in state.jobs.values() if job.wait is not None]
     return lines
 
 
 def stopping_line(live: ActiveRun) -> Line:
-    """Return what the journal says of a run that is stopped, in place of its record."""
+    """Return the journal's line for a run being stopped, which replaces its record."""
     stop = live.stop
     assert stop is not None
     return journal.Stopping(live.name, live.run, stop.kind.value, stop.by, stop.at_ns, stop.reason)

@@ -1,7 +1,7 @@
 """The process of the listeners, as the dispatcher sees it: a child that may die, hang and be slow.
 
-Nothing here waits. What was asked is asked again when the process was another one meanwhile, and counts as refused
-when it has ended with it too often.
+No call waits. A review is repeated when the process was replaced meanwhile, and counts as refused when the process has
+died with it too often.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from spool.machine.child_process import ChildProcess
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_NS = 60 * SECOND_NS  # with the begin and the end of a step of the process, beyond what the step may take
-_MUCH = 1 << 16  # of what it has not read: it need not be told of each event then
+_PATIENCE_NS = 60 * SECOND_NS  # for the process to begin or end a step, beyond the time limit of the step
+_MUCH = 1 << 16  # unread bytes: beyond that, it need not be told of each event
 _MOST_TRIES = 3
 
 
 class ListenerClient:
-    """Starts the process when it is first wanted, and again when it is gone.
+    """Starts the process when it is first needed, and again when it is gone.
 
-    *answered* is handed every reply, *ready* what each new process says of itself. *clock* is monotonic.
+    *answered* is called with every reply, *ready* with the first message of each new process. *clock* is monotonic.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class ListenerClient:
         self._wanted = False
         self._reviews = _PendingReviews()
         self._position = 0
-        self._behind = False  # whether it has read so little that it was not told of the last position
-        self._is_ready = False  # whether it has said who it is, and can be asked
+        self._behind = False  # whether it has so much unread that it was not told of the last position
+        self._is_ready = False  # whether it has reported that it is ready for reviews
         self._ready_due_ns = 0
         self.trouble: OSError | None = None  # why the process could not be started
 
@@ -68,11 +68,11 @@ class ListenerClient:
         return self._child.pid
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when :meth:`read` has something to do; the same for life."""
+        """Return a descriptor that is readable when :meth:`read` has something to do; it never changes."""
         return self._child.fileno()
 
     def listen(self, kinds: Iterable[str]) -> None:
-        """Have a process, with listeners of these *kinds* at least."""
+        """Keep a process running, with at least listeners of these *kinds*."""
         self._wanted = True
         added = set(kinds) - set(self._kinds)
         if added:
@@ -80,7 +80,7 @@ class ListenerClient:
             self._say(Subscribe(self._kinds))
 
     def more(self, position: int) -> None:
-        """Tell it that there are events to be read, up to *position*."""
+        """Report that there are events up to *position*."""
         if position != self._position:
             self._position = position
             self._behind = self._child.backlog >= _MUCH
@@ -88,14 +88,14 @@ class ListenerClient:
                 self._say(Available(position))
 
     def ask(self, event: Event, after: int = 0) -> int:
-        """Ask whether it may be, after the events before that position; return the number of the reply."""
+        """Request a review of an event, after all events before position *after*; return the number of the reply."""
         number = self._reviews.add(event, after)
         self._wanted = True
         self._send_reviews()
         return number
 
     def forget(self, number: int) -> None:
-        """Have no answer to a review any more."""
+        """Ignore the answer to a review."""
         self._reviews.forget(number)
 
     def next_due_ns(self) -> int | None:
@@ -105,11 +105,11 @@ class ListenerClient:
         return self._reviews.next_due_ns() if self._is_ready else self._ready_due_ns
 
     def tick(self) -> None:
-        """Start the process if that is due; end one that does not answer."""
+        """Start the process if that is due; end it if it does not answer."""
         self._child.lingers()
         self._catch_up()
         if self._child.pid is not None and self._is_due():
-            self.read()  # it may have said what is waited for, and we were slow ourselves
+            self.read()  # its answer may be there, if this process was slow itself
         if not self._is_due():
             return
         if self._child.pid is not None:
@@ -119,7 +119,7 @@ class ListenerClient:
             self._start()
 
     def read(self) -> None:
-        """Take in what the process says, or that it is gone; hand it what it had no room for."""
+        """Read its messages, or notice that it is gone; send buffered output."""
         pid, alive = self._child.pid, self._child.is_alive
         for line in self._child.read():
             self._take(line)
@@ -128,15 +128,15 @@ class ListenerClient:
             self._gone()
 
     def close(self) -> None:
-        """Let go of it: it delivers the remaining events and exits."""
+        """Close the connection: it delivers the remaining events and exits."""
         self._child.close()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has left, after :meth:`close`."""
+        """Wait until it has exited, after :meth:`close`."""
         self._child.join(timeout_s)
 
     def _catch_up(self) -> None:
-        """Tell it of the last position once it has read all that it was told before."""
+        """Report the last position once it has read everything sent before."""
         if self._behind and not self._child.backlog:
             self._behind = False
             self._say(Available(self._position))
@@ -177,7 +177,7 @@ class ListenerClient:
                 pass
 
     def _gone(self, *, kill: bool = False) -> None:
-        """See to what follows from the end of the process."""
+        """Handle the end of the process."""
         self._child.give_up(kill=kill)
         self._is_ready = False
         log.error("the listeners' process has ended; starting another one")
@@ -197,27 +197,27 @@ class ListenerClient:
 @dataclass(slots=True)
 class _Pending:
     event: Event
-    after: int  # the position in the events before which it has been told of the job
+    after: int  # the position up to which it gets the events about the job first
     tries: int = 0
-    due_ns: int | None = None  # when it must be done, or the next step begun; None: it is not open
-    wanted: bool = True  # False: nobody waits for the answer any more
+    due_ns: int | None = None  # when it must be done, or the next step begun; None: not open
+    wanted: bool = True  # False: the answer is no longer needed
 
 
 class _PendingReviews:
-    """The reviews that are not done. Those that are open were sent. Times are of one monotonic clock."""
+    """The unfinished reviews. The open ones were sent. Times are of one monotonic clock."""
 
     def __init__(self) -> None:
         self._all: dict[int, _Pending] = {}
         self._number = 0
 
     def add(self, event: Event, after: int) -> int:
-        """Take in what to ask, and after which position in the events; return its number."""
+        """Add a review of an event, with a position in the events; return its number."""
         self._number += 1
         self._all[self._number] = _Pending(event, after)
         return self._number
 
     def forget(self, number: int) -> None:
-        """Have no use for an answer any more. A review that is open stays so: the process is at work on it."""
+        """Drop the need for an answer. An open review stays open: the process is at work on it."""
         review = self._all.get(number)
         if review is not None:
             review.wanted = False
@@ -225,11 +225,11 @@ class _PendingReviews:
                 del self._all[number]
 
     def next_due_ns(self) -> int | None:
-        """Return when the process must have said something of one that is open."""
+        """Return when the process must have sent a message about an open review."""
         return min((one.due_ns for one in self._all.values() if one.due_ns is not None), default=None)
 
     def send(self, now_ns: int) -> Iterator[tuple[int, Event, int]]:
-        """Yield what may be asked now; it is open then. After a death one by one, so that the guilty one is found."""
+        """Yield the reviews to send now; they are open then. After a death one by one, to find the guilty one."""
         most = 1 if any(one.tries for one in self._all.values()) else AT_ONCE
         room = most - sum(one.due_ns is not None for one in self._all.values())
         for number, review in self._all.items():
@@ -241,17 +241,17 @@ class _PendingReviews:
                 yield number, review.event, review.after
 
     def goes_on(self, number: int, now_ns: int, within_ns: int) -> None:
-        """Know that the process has begun a step of one that is open, which may take *within_ns*."""
+        """Record that the process has begun a step of an open review, which may take *within_ns*."""
         if number in self._all:
             self._all[number].due_ns = now_ns + within_ns + _PATIENCE_NS
 
     def done(self, number: int) -> bool:
-        """Be done with one; return whether somebody waits for the answer."""
+        """Remove a review; return whether its answer is still needed."""
         review = self._all.pop(number, None)
         return review is not None and review.wanted
 
     def died(self) -> Iterator[tuple[int, Event, int]]:
-        """Know that the process has ended; yield those that are given up, with how often it has ended with them."""
+        """Record that the process has died; yield the reviews to give up, with the number of deaths during each."""
         for number, review in list(self._all.items()):
             if review.due_ns is not None:
                 review.due_ns = None

@@ -1,8 +1,8 @@
-"""Notice what no step of the dispatcher makes happen, and listeners want to hear of.
+"""Events that are not caused by a step of the dispatcher.
 
-That wrappers have begun, that runs go on, that reservations begin and end, that GPUs are taken and free again, and that
-there is a dispatcher. What goes on is noted in the journal, so that the next dispatcher neither leaves it out nor tells
-it anew.
+These are: wrappers have begun, runs go on, reservations begin and end, GPUs are used and free again, and a dispatcher
+is running. Lasting conditions are noted in the journal, so that the next dispatcher neither skips nor repeats their
+events.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from spool.formats import journal
 from spool.state.run import ActiveRun
 from spool.state.world import MachineMonitor
 
-_SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon a jid is looked for again
+_SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon to look for a jid again
 _POLL_NS = 60 * SECOND_NS
-_OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # what is noted of a run
+_OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # noted conditions of a run
 _OF_RESERVATIONS = frozenset({EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
 _OF_GPUS = frozenset({EventName.GPU_TAKEN, EventName.GPU_FREE})
 
 
 class Monitor:
-    """Notices, and remembers what was told. Where nobody listens it does nothing."""
+    """Watches for such events, and remembers those reported. Without listeners it does nothing."""
 
     def __init__(self, context: Context, reservations: Reservations, world: MachineMonitor) -> None:
         self._context = context
@@ -44,18 +44,18 @@ class Monitor:
         self._world = world
         self._timer = context.timers.timer()
         self._reservations_timer = context.timers.timer(context.clock)
-        self._told: set[str] = set()  # what the journal remembers, or will remember
+        self._told: set[str] = set()  # conditions that are, or will be, in the journal
         self._silent: dict[tuple[str, int], ActiveRun] = {}  # runs whose start will be reported once they have a jid
         self._look_at_ns = 0
         self._pause_ns = _SOON_NS
         self._poll_at_ns = time.monotonic_ns() + _POLL_NS
 
     def open(self, told: Iterable[str]) -> None:
-        """Take in what the journal remembers of what was told."""
+        """Restore the reported conditions from the journal."""
         self._told = set(told)
 
     def turn(self, machine: Machine | None) -> None:
-        """Tell of what is so now and was not before."""
+        """Report every condition that is new."""
         try:
             self._turn(machine)
         finally:
@@ -84,14 +84,14 @@ class Monitor:
         now = self._clock() if moments else 0
         self._reservations_timer.set(min((at for at in moments if at > now), default=None))
 
-    # What the journal remembers.
+    # The journal.
 
     def has_told(self, name: EventName, live: ActiveRun) -> bool:
-        """Whether the journal remembers that this was told of a run."""
+        """Whether the journal has that this was reported for a run."""
         return _key(live, name) in self._told
 
     def worth_remembering(self) -> list[journal.Line]:
-        """Return what the next dispatcher has to know."""
+        """Return the lines that the next dispatcher needs."""
         return [journal.Told(key) for key in self._told]
 
     def _note(self, key: str) -> None:
@@ -107,7 +107,7 @@ class Monitor:
     # The dispatcher.
 
     def begins(self) -> None:
-        """Tell that the dispatcher serves, and that the one before it was killed."""
+        """Report that the dispatcher is running, and that the previous one was killed, if so."""
         now = self._clock()
         self._forget_the_gone()
         for before in conditions(self._told, ConditionKind.DISPATCHER):
@@ -116,19 +116,19 @@ class Monitor:
             self._forget(before.key)
         this = OngoingCondition(ConditionKind.DISPATCHER, "", now)
         if self._events.wanted & {EventName.DISPATCHER_STARTED, EventName.DISPATCHER_STOPPED}:
-            # Noted first: anyone who is told of a dispatcher will be told when it is gone.
+            # Noted first, so that every listener told of a dispatcher will also be told of its end.
             self._note(this.key)
             self._journal.commit()
         self._events.condition(EventName.DISPATCHER_STARTED, this, now)
 
     def _forget_the_gone(self) -> None:
-        """Forget what was told of runs that are over, where a power cut took the line that says so."""
+        """Forget conditions of runs that are over, if a power cut destroyed the lines about that."""
         live = {_key(each, name) for each in self._state.live.values() for name in _OF_RUNS}
         for key in [key for key in self._told if key.endswith(_OF_RUNS) and key not in live]:
             self._forget(key)
 
     def leaves(self) -> None:
-        """Tell that the dispatcher leaves."""
+        """Report that the dispatcher is leaving."""
         for this in conditions(self._told, ConditionKind.DISPATCHER):
             self._events.condition(EventName.DISPATCHER_STOPPED, this, self._clock())
             self._forget(this.key)
@@ -136,7 +136,7 @@ class Monitor:
     # Runs.
 
     def watch_run(self, live: ActiveRun) -> None:
-        """Look for the first word of a wrapper, and tell what an earlier dispatcher could not."""
+        """Watch for the wrapper's report, and report what an earlier dispatcher could not."""
         if live.adopted:
             with self._context.confinement.of(Thing.of_run(live.key), "read the record kept of"):
                 live.stop_answered(self._context.spool.cancel_denial(live.name, live.run))
@@ -145,7 +145,7 @@ class Monitor:
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS
 
     def stopping(self, live: ActiveRun, stop: Stop) -> None:
-        """Tell that a run is about to be cancelled, before that is on record."""
+        """Report that a run is about to be cancelled, before that is on record."""
         if stop.kind is not StopKind.CANCEL or self.has_told(EventName.CANCELLING, live):
             return
         if self._events.wants(EventName.CANCELLING, live.spec) or EventName.CANCELLING in self._events.asked:
@@ -171,7 +171,7 @@ class Monitor:
         return isinstance(self._jid(live), Jid)
 
     def _jid(self, live: ActiveRun) -> Jid | Liveness:
-        """Return who the wrapper is; what cannot be read now has not been said yet."""
+        """Return the wrapper's identity; an unreadable one counts as missing for now."""
         with self._context.confinement.of(Thing.of_run(live.key), "notice the start of"):
             return self._context.spool.jid(live.name, live.run)
         return Liveness.ABSENT
@@ -182,7 +182,7 @@ class Monitor:
             return
         for live in list(self._silent.values()):
             if live.submitted is not None:
-                continue  # its supervisor hears of its start
+                continue  # its supervisor notices its start
             found = self._jid(live)
             if isinstance(found, Jid):
                 self._events.run(EventName.STARTED, live, self._clock())
@@ -230,7 +230,7 @@ class Monitor:
             runs, this = holders.get(gpu.uuid, []), taken.get(gpu.uuid)
             is_taken = bool(runs or gpu.foreign) or gpu.problem is not None
             if is_taken and this is None:
-                # Of a run it is known since when: told again after a crash, it is the same event.
+                # Derived from a run's start time, so that a repetition after a crash has the same id.
                 since_ns = min((run.started_at_ns for run in runs), default=now)
                 new = OngoingCondition(ConditionKind.GPU, gpu.uuid, since_ns)
                 self._events.condition(EventName.GPU_TAKEN, new, now, _taker(gpu, runs))
@@ -241,7 +241,7 @@ class Monitor:
 
 
 def _taker(gpu: Gpu, runs: list[Running]) -> str:
-    """Return who has a GPU, or why nobody gets it."""
+    """Return the user of a GPU, or why it is unusable."""
     if runs:
         return ", ".join(f"job {name}" for name in sorted({run.name for run in runs}))
     return gpu.problem if gpu.problem is not None else stranger(gpu.foreign[0], "")

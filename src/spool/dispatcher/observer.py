@@ -1,4 +1,4 @@
-"""Look where there is reason to: what file events or the clock tell of, and at everything once in a while."""
+"""Looks at files: those named by events or due by the clock, and at all of them once in a while."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from spool.dispatcher.timers import Pace
 
 log = logging.getLogger(__name__)
 
-POLL_NS = SECOND_NS  # between looks where no event tells of a change of the files
-# A look at everything may use one part in N of a processor: a safety net beside the events, or the only way.
+POLL_NS = SECOND_NS  # between looks if no event reports changes of files
+# A look at everything may use one part in N of a processor: a safety net beside the events, or the only source.
 _SHARE_BESIDE_EVENTS = 1000
 _SHARE_WITHOUT_EVENTS = 20
-BUDGET_NS = 20_000_000  # how long a look may keep a pass from starting jobs; then it gives way
+BUDGET_NS = 20_000_000  # how long a look may delay the starts of a pass before it gives way
 _LEAST_SPARES, _MOST_SPARES = 2, 256
 
 
@@ -44,15 +44,15 @@ class Observer:
         self._reservations = reservations
         self._timer = context.timers.timer()  # when the next look at everything is due
         self._pace = Pace(_SHARE_BESIDE_EVENTS)
-        self._pause_ns = 0  # for how long the look that has begun is not to be followed by another
+        self._pause_ns = 0  # the least pause after the present look at everything
         self._hints: list[Hint] = []
-        self._rescans = True  # whether the next look is one at everything
+        self._rescans = True  # whether the next look is at everything
         self._reservations_changed = False
-        self._directories_changed = False  # whether one of the spool's directories has come or gone
+        self._directories_changed = False  # whether one of the spool's directories has appeared or gone
 
     @property
     def unfinished(self) -> bool:
-        """Whether a look has given way to what can start, and is to go on."""
+        """Whether a look has given way to starts, and must be continued."""
         return self._scanner.unfinished or bool(self._hints) or self._watcher.has_hints
 
     def open(self) -> None:
@@ -65,17 +65,17 @@ class Observer:
             log.warning("%s; checking about every %d s instead", self._watcher.problem, POLL_NS // SECOND_NS)
 
     def keep_room(self) -> None:
-        """Keep room on the disk for the stops of all that runs."""
+        """Reserve disk space for the stops of all runs."""
         with self._context.confinement.service("keep room for", "stops on a full disk"):
             runs = len(self._context.state.live)
             self._spool.keep_spares(min(max(_LEAST_SPARES, runs), _MOST_SPARES))
 
     def rescan_soon(self) -> None:
-        """Have the next look be one at everything."""
+        """Let the next look be at everything."""
         self._timer.set(0)
 
     def listen(self) -> bool:
-        """Take in the file events; return whether the configuration, the pause or the listeners may have changed."""
+        """Read the file events; return whether the configuration, the pause or the listeners may have changed."""
         now = time.monotonic_ns()
         reload = False
         for hint in self._watcher.take_hints():
@@ -96,7 +96,7 @@ class Observer:
         return reload or self._rescans
 
     def look(self) -> bool:
-        """Look where there is reason to; return whether that was at everything."""
+        """Look at everything that may have changed; return whether that was a look at everything."""
         now = time.monotonic_ns()
         until = now + BUDGET_NS
         if self._rescans:
@@ -117,7 +117,7 @@ class Observer:
             self._put_off(now)
         self._scanner.due(now)
         self._reservations.tell_again()
-        if self._rescans:  # then the file of every run is looked at, too
+        if self._rescans:  # includes the file of every run
             with self._pace:
                 self._filemoves.see()
             self._put_off(now)
@@ -126,7 +126,7 @@ class Observer:
         return self._rescans
 
     def _keep_directories(self) -> None:
-        """Make anew what was removed of the spool's directories, and watch what is there now."""
+        """Recreate removed directories of the spool, and watch the present ones."""
         self._directories_changed = False
         with self._context.confinement.spool("keep", "the directories of the spool"):
             if self._spool.keep_directories():
@@ -140,7 +140,7 @@ class Observer:
         self._timer.set(time.monotonic_ns() + POLL_NS)
 
     def look_at_first(self) -> None:
-        """Look at everything in one go, before anything starts."""
+        """Look at everything in one go, before the first start."""
         self.look_at_everything()
         self._look_at_reservations()
 
@@ -159,14 +159,14 @@ class Observer:
         self._put_off(now)
 
     def _put_off(self, now: int) -> None:
-        """Say when the next look at everything is due, by what this one has cost so far."""
+        """Set when the next look at everything is due, by the cost of this one so far."""
         self._pause_ns += self._pace.pause_ns
         every_ns = self._context.settings.config.look_every_ns if self._watcher.problem is None else POLL_NS
         self._timer.set(now + max(every_ns, self._pause_ns))
 
 
 class Pause:
-    """Whether anything is to start: a person may have paused the spool, or a job that failed. `paused` says it."""
+    """The pause of starts, by a user or after a failed job. The file `paused` orders it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -174,7 +174,7 @@ class Pause:
         self.paused = False
 
     def see(self) -> bool:
-        """See whether the spool is paused; return whether that has changed. A time paused does not count as waiting."""
+        """Check whether the spool is paused; return whether that has changed. Paused time does not count as waiting."""
         context, paused = self._context, self._context.spool.paused
         if paused == self.paused:
             return False
@@ -190,7 +190,7 @@ class Pause:
         return True
 
     def failed(self, name: str, why: str) -> None:
-        """Pause the spool, where it is so configured, because a job has failed for good."""
+        """Pause the spool, if so configured, because a job has failed for good."""
         if self._context.settings.config.policy.on_failure == "pause" and not self.paused:
             log.warning("job %s has finally failed: the spool is paused", name)
             self._context.spool.pause(f"job {name}: {why}")

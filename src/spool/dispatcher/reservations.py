@@ -1,4 +1,4 @@
-"""The reservations of a spool as its files say them, and what is wrong with those that cannot stand."""
+"""The reservations in the files of a spool, and the problems of the invalid ones."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from spool.store.stable_read import FileText, ReadFailure, read_stable
 
 _TELL = "report what is wrong with"
 _KEEP = "save the text of"
-_REMOVED_NS = 1_000_000_000  # an editor that saves takes the file away for a moment
+_REMOVED_NS = 1_000_000_000  # an editor that saves removes the file for a moment
 
 
 class Reservations:
-    """`reservations/*.toml`, read again when the directory says that something changed, or a file was being written."""
+    """`reservations/*.toml`, read again when the directory has changed, or a file was being written."""
 
     def __init__(self, context: Context) -> None:
         self._spool = context.spool
         self._confinement = context.confinement
-        self._timer = context.timers.timer()  # when to look again at what was being written
-        self._pause_ns = 0  # after which
-        self._untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or taken away
+        self._timer = context.timers.timer()  # when to read a file again that was being written
+        self._pause_ns = 0  # the pause before that
+        self._untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or removed
         self._files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         self._standing: tuple[Reservation, ...] = ()
         self._gpus: frozenset[int] | None = None
-        self._removed: dict[str, tuple[int, Reservation]] = {}  # since when, monotonic
+        self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
 
     @property
     def standing(self) -> tuple[Reservation, ...]:
-        """Return the reservations that hold or will hold, earliest written first."""
+        """The valid reservations, now or in future, in the order of writing."""
         return self._standing
 
     @property
     def due(self) -> bool:
-        """Whether a file that was being written needs another look."""
+        """Whether a file that was being written must be read again."""
         return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
     def tell_again(self) -> None:
-        """Try again to write the `.error` files that could not be written."""
+        """Retry the `.error` files that could not be written."""
         for name, text in list(self._untold.items()):
             if not self._confinement.pauses(Thing("reservation", name), _TELL):
                 self._tell(name, text)
 
     def look(self) -> bool:
-        """Read what changed; return whether the reservations are others than before."""
+        """Read the changes; return whether the reservations have changed."""
         before = self._standing
         last, self._pause_ns = self._pause_ns, 0
         self._timer.set(None)
@@ -63,7 +63,7 @@ class Reservations:
         names: list[str] | None = None
         with self._confinement.service("list", f"{layout.RESERVATIONS}/"):
             names = self._spool.names(layout.RESERVATIONS)
-        if names is None:  # those that stood before still do
+        if names is None:  # keep the valid ones as they were
             return False
         for name in names:
             seen: FileText | ReadFailure = ReadFailure.UNREADABLE
@@ -71,7 +71,7 @@ class Reservations:
                 seen = read_stable(self._spool.layout.job_file(layout.RESERVATIONS, name))
                 if seen is ReadFailure.UNREADABLE:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{layout.RESERVATIONS}/{name}.toml")
-            if piece.failed and name in self._files:  # it stands as it did
+            if piece.failed and name in self._files:  # keep it as it was
                 found[name] = self._files[name]
             if isinstance(seen, ReadFailure):
                 if seen is ReadFailure.WRITING:
@@ -86,7 +86,7 @@ class Reservations:
                 found[name] = known
                 continue
             if why := self._spool.ownership.why_not(seen.origin, layout.RESERVATIONS, layout.file_of(name)):
-                found[name] = ((0, 0, 0), None)  # asked again at the next look: it may be accepted by then
+                found[name] = ((0, 0, 0), None)  # checked again at the next look: it may be accepted by then
                 self._complain(name, [Problem(None, None, why)])
                 continue
             try:
@@ -104,7 +104,7 @@ class Reservations:
         return self._standing != before
 
     def _see_removed(self, found: Collection[str]) -> None:
-        """Keep the reservations that stood and whose files are gone: the file was all that knew of them."""
+        """Keep the texts of valid reservations whose files are gone."""
         now = time.monotonic_ns()
         for one in self._standing:
             if one.name not in found:
@@ -122,17 +122,17 @@ class Reservations:
 
     @property
     def ask_for_gpus(self) -> bool:
-        """Whether there are reservations, and nobody knows yet which GPUs there are."""
+        """Whether there are reservations, and the GPUs are not known yet."""
         return self._gpus is None and bool(self._files)
 
     def machine_has(self, gpus: frozenset[int] | None) -> None:
-        """Say which GPUs there are, by index; None if that is not known (yet)."""
+        """Set the indices of the existing GPUs; None if they are not known (yet)."""
         if gpus != self._gpus:
             self._gpus = gpus
             self._settle()
 
     def _settle(self) -> None:
-        """Find out which reservations stand, and say beside the others why they do not."""
+        """Determine the valid reservations, and report the problems of the others beside their files."""
         settled = settle((found for _, found in self._files.values() if found is not None), self._gpus, local_zone())
         for one in settled.standing:
             self._mend(one.name)
@@ -149,7 +149,7 @@ class Reservations:
         self._tell(name, None)
 
     def _tell(self, name: str, text: str | None) -> None:
-        """Have the `.error` file of a reservation say *text*; None: have none."""
+        """Write the `.error` file of a reservation; None: remove it."""
         path = self._spool.layout.error_file(layout.RESERVATIONS, name)
         with self._confinement.of(Thing("reservation", name), _TELL) as piece:
             if text is not None:

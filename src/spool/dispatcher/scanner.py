@@ -1,9 +1,9 @@
-"""Scan the state directories: bring what is known of the jobs up to date with their files.
+"""Scanning of the state directories: updates the known jobs from their files.
 
-Events say where to look first; a look at everything finds what they missed. Nothing is changed here but the
-`.error` files beside bad job files.
+Events say where to look first; a look at everything finds what they missed. It only writes the `.error` files beside
+bad job files.
 
-A look gives way: when its time in a pass is over it goes on in the next, and what has been seen may start before.
+A look gives way: when its time in a pass is over, it continues in the next, and jobs seen so far may start before.
 Large files, which take long to read, come last. Only the first look of a dispatcher is done in one go.
 """
 
@@ -40,22 +40,20 @@ from spool.store.stable_read import (
     read_stable,
 )
 
-RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon a file that is being written is tried again
+RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
 _TOGETHER = 512  # files
-_IN_TURN = 256  # of those of live runs, in each look at everything
-_COARSE_NS = (
-    2_000_000_000  # no file system counts time more coarsely: of two changes in that time one may leave no mark
-)
-_LARGE = 1 << 16  # bytes: to read a file of more may take as long as a hundred starts
+_IN_TURN = 256  # files of live runs, in each look at everything
+_COARSE_NS = 2_000_000_000  # no file system has a coarser clock: two changes within that time may leave the same mtime
+_LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
 _SAY = "report what is wrong with"
-_SAME_TEXT = 512  # different texts that are remembered: many jobs often have one
-_SHORT_TEXT = 1 << 14  # bytes: a longer one is not, for all of them must fit into memory
+_SAME_TEXT = 512  # distinct texts that are remembered: many jobs often share one
+_SHORT_TEXT = 1 << 14  # bytes: longer ones are not, since all must fit into memory
 
 
 class Scanner:
-    """Sees the files of jobs. Gives jobs their places in the queue, and starts and stops their clocks."""
+    """Watches the files of jobs. Gives jobs their places in the queue, and starts and stops their clocks."""
 
     def __init__(self, context: Context) -> None:
         self._spool = context.spool
@@ -65,38 +63,38 @@ class Scanner:
         self._changes = context.changes
         self._timer = context.timers.timer()
         self._texts = JobFileReader(context.spool, context.settings, context.confinement)
-        self._troubled: set[tuple[str, str]] = set()  # files that could not be looked at
+        self._troubled: set[tuple[str, str]] = set()  # files whose look failed
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
-        self._rest: Iterator[None] | None = None  # what is left of a look at everything
-        self._large: dict[tuple[str, str], int] = {}  # files that can wait to be read, and since when they do
+        self._rest: Iterator[None] | None = None  # the rest of a look at everything
+        self._large: dict[tuple[str, str], int] = {}  # large files still to be read, and since when
         self._vanished: dict[str, int] = {}
-        self._round: list[tuple[str, int]] = []  # runs whose file in running/ is looked at next
+        self._round: list[tuple[str, int]] = []  # runs whose files in running/ are checked next
         self._mark: tuple[object, object] = (None, None)  # of running/ and of the state, at the last look
-        self._marked_at_ns = 0  # monotonic: since when they are so
-        self._agree = False  # and whether what lies in running/ is what is known of it
+        self._marked_at_ns = 0  # monotonic: since when they have been so
+        self._agree = False  # whether running/ agreed with the known runs then
         self._journal = context.journal
         self._events = context.events
 
-    # What to look at.
+    # The choice of files.
 
     def everything(self, until_ns: int | None = None) -> None:
         """Look at every file of the state directories, as if no event had ever been raised.
 
-        At *until_ns*, monotonic, give way; `go_on` does the rest.
+        Give way at *until_ns*, monotonic; `go_on` does the rest.
         """
         self._rest = self._all(in_one_go=until_ns is None)
         self.go_on(until_ns)
 
     @property
     def unfinished(self) -> bool:
-        """Whether a look has given way, and is to go on."""
+        """Whether a look has given way, and must be continued."""
         return self._rest is not None or bool(self._large)
 
     def go_on(self, until_ns: int | None, *, busy: bool = False) -> None:
-        """Go on with a look that has given way; do one step at least. *busy*: there is more to look at before."""
+        """Continue a look that has given way, by at least one step. *busy*: other files come first."""
         while self.unfinished:
             if self._rest is None:
-                if until_ns is None:  # the first look: large files come after what can start
+                if until_ns is None:  # the first look: large files come after jobs that can start
                     return
                 (place, name), since = next(iter(self._large.items()))
                 if busy and time.monotonic_ns() < since + _PATIENCE_NS:
@@ -109,7 +107,7 @@ class Scanner:
                 return
 
     def _all(self, *, in_one_go: bool) -> Iterator[None]:
-        """Look at everything, step by step. Between two steps everything may change, and nothing is held on to."""
+        """Look at everything, step by step. Anything may change between two steps, so no state is kept over them."""
         for place in (QUEUED, HELD):
             scanned = None
             with self._confinement.spool("list", f"{place}/"):
@@ -123,7 +121,7 @@ class Scanner:
         self._look_at_running()
 
     def _look_at_running(self) -> None:
-        """See which files are in `running/`, and have those of live runs looked at that may have been changed."""
+        """Read the names in `running/`, and mark live runs whose files may have changed."""
         with self._confinement.spool("list", f"{RUNNING}/"):
             now_ns, runs = time.monotonic_ns(), (self._state.version, len(self._state.live))
             mark = self._spool.mark_of(RUNNING), runs
@@ -134,14 +132,14 @@ class Scanner:
                 self._agree = not differ and mark[0] is not None and now_ns - self._marked_at_ns > _COARSE_NS
         self._changes.suspensions.update(self._state.runs.suspended)
         self._changes.arrays.update(self._state.arrays)
-        # The directory tells of other files. To see what was written into the same one takes a look at it.
+        # The directory reveals new and removed files. Changes within a file need a look at the file.
         self._round = self._round or list(self._state.live)
         some, self._round = self._round[:_IN_TURN], self._round[_IN_TURN:]
         lives = (live for key in some if (live := self._state.live.get(key)) is not None)
         self._changes.runs.update(live.name for live in lives if self._was_written(live))
 
     def _compare_running(self) -> bool:
-        """Have seen to what lies in `running/` and is not what the runs know; return whether there is any of that."""
+        """Mark the differences between `running/` and the known runs; return whether there are any."""
         files, orders = self._spool.running_files()
         live = {live.name: live for live in self._state.live.values()}
         strays = files.keys() - live.keys() - self._state.arrays.keys()
@@ -152,15 +150,15 @@ class Scanner:
         return bool(strays or changed or orders)
 
     def _was_written(self, live: ActiveRun) -> bool:
-        """Whether the job file of a run may say something else than when it was seen."""
+        """Whether the job file of a run may have changed since it was last read."""
         try:
             status = status_of(self._layout.job_file(RUNNING, live.name))
-        except OSError:  # told of where it is read
+        except OSError:  # reported when it is read
             return True
         return status is None or (status.st_ino, status.st_mtime_ns) != (live.inode, live.mtime_ns)
 
     def hint(self, hint: Hint) -> None:
-        """Look at what one event was about. What the dispatcher's own moves raise needs no look."""
+        """Look at the object of one event. Events of the dispatcher's own moves need no look."""
         place, filename, change = hint
         if place == RUNNING and (name := layout.job_of_suspend_file(filename)) is not None:
             self._changes.suspensions.add(name)
@@ -180,7 +178,7 @@ class Scanner:
             self._hint_running(name, change, is_file=is_file)
 
     def _hint_running(self, name: str, change: NameChange, *, is_file: bool) -> None:
-        """Take note of what an event in `running/` was about."""
+        """Mark the object of an event in `running/`."""
         job = self._state.jobs.get(name)
         if job is not None and job.live is not None:
             if not (is_file and change is NameChange.CAME and job.live.is_claim_told()):
@@ -190,10 +188,10 @@ class Scanner:
         elif is_file and change is not NameChange.GONE:
             self._changes.strays.add(name)
         elif is_file and job is not None and job.blocked is not None:
-            self._state.unblock(job)  # it may have been in the way
+            self._state.unblock(job)  # it may have been the obstacle
 
     def due(self, now_ns: int) -> None:
-        """Look again at what was being written, and forget what stayed away. *now_ns* is monotonic."""
+        """Look again at files that were being written, and forget those that stayed away. *now_ns* is monotonic."""
         if not (self._recheck or self._vanished or self._troubled or self._texts.unsaid):
             if self._timer.at_ns is not None:
                 self._timer.set(None)
@@ -222,7 +220,7 @@ class Scanner:
         return any(place == QUEUED and not lasts(Thing.of_job(name), _LOOK_AT) for place, name in self._troubled)
 
     def examine(self, place: str, name: str, *, anew: bool = False, may_wait: bool = False) -> None:
-        """Look at one job file; *anew*: as if it was never seen, because what its name stands for has changed.
+        """Look at one job file; *anew*: as if it had never been seen, because the meaning of its name has changed.
 
         *may_wait*: a large one is read when there is nothing else to look at.
         """
@@ -230,7 +228,7 @@ class Scanner:
             return
         with self._confined(name) as piece:
             status = status_of(self._layout.job_file(place, name))
-            if status is None:  # as it is after every move of our own
+            if status is None:  # the case after every move of our own
                 self._take(place, name, ReadFailure.GONE)
             else:
                 edited = is_open_in_editor(self._layout.at(place), name)
@@ -246,16 +244,16 @@ class Scanner:
         return self._confinement.of(Thing.of_job(name), _LOOK_AT, partly=partly)
 
     def _looked(self, place: str, name: str, piece: Piece) -> None:
-        """Take note whether a file could be looked at; if not, it is what it was, and is looked at again."""
+        """Record whether a look succeeded; if not, the known version stays, and the look is repeated."""
         if piece.failed:
             self._troubled.add((place, name))
         elif self._troubled:
             self._troubled.discard((place, name))
 
     def _examine_all(self, place: str, names: list[str], marks: set[str], *, in_one_go: bool) -> Iterator[None]:
-        """Look at these files; *marks* are the editors' files that are there.
+        """Look at these files; *marks* are the editors' files there.
 
-        One step after the other is done for many of them: a processor that does the same again is a third faster.
+        Each step is done for many files at once: repetition makes the processor a third faster.
         """
         for at in range(0, len(names), _TOGETHER):
             some = [name for name in names[at : at + _TOGETHER] if not self._is_arrays(name)]
@@ -293,14 +291,14 @@ class Scanner:
                 self._looked(place, name, piece)
 
     def _is_arrays(self, name: str) -> bool:
-        """Whether a file of that name is that of an array in progress, or waits for it to end."""
+        """Whether the name is that of an array in progress, or a file of it waits for its end."""
         if name not in self._state.arrays:
             return False
         self._changes.arrays.add(name)
         return True
 
     def _is_new(self, place: str, name: str, edited: bool) -> bool:
-        """Whether the file is another one than it was when it was seen last, or was never seen."""
+        """Whether the file has changed since it was last seen, or was never seen."""
         known = self._known(place, name)
         if known is None:
             return True
@@ -308,7 +306,7 @@ class Scanner:
             return True
         status = status_of(self._layout.job_file(place, name))
         if status is None:
-            return True  # as the reading finds out, too
+            return True  # the reading finds that out as well
         return (
             known.unread
             or (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -321,12 +319,12 @@ class Scanner:
         job = self._state.jobs.get(name)
         return None if job is None else job.file(place)
 
-    # What was seen.
+    # The content of files.
 
     def _understood(
         self, place: str, name: str, seen: FileText | ReadFailure, edited: bool
     ) -> JobFileVersion | ReadFailure:
-        """Return the file with what it says; if that is nothing that can be used, say so beside it."""
+        """Return the file parsed; if it is unusable, write why beside it."""
         if isinstance(seen, ReadFailure):
             return seen
         problem = _IN_EDITOR if edited else None
@@ -335,13 +333,13 @@ class Scanner:
         is_foreign = seen.uid != self._spool.ownership.owner
         if why := self._spool.ownership.why_not(seen.origin, place, layout.file_of(name)):
             if seen.origin.links > 1 and time.time_ns() - seen.ctime_ns < QUIET_NS:
-                return ReadFailure.WRITING  # a submission takes its other name away in this moment
+                return ReadFailure.WRITING  # a submission is removing its other name at this moment
             problem = INVALID
             self._texts.complain(place, name, f"cannot use job {name}: {why}\n", to_others=is_foreign)
         elif not edited:
             try:
                 spec, text = self._texts.parse(name, seen.data)
-                text = seen.data if is_foreign else text  # its owner could change it and give it the same time
+                text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
                 problem = INVALID
                 self._texts.complain(place, name, jobfile.render_errors(name, error.problems), to_others=is_foreign)
@@ -362,7 +360,7 @@ class Scanner:
             self._set(place, name, file)
 
     def configuration_changed(self) -> None:
-        """Read every file anew: what the configuration says holds where a job says nothing."""
+        """Read every file again, since the configured defaults have changed."""
         self._texts.forget()
         for job in list(self._state.jobs.values()):
             for place, file in ((QUEUED, job.queued), (HELD, job.held)):
@@ -390,13 +388,13 @@ class Scanner:
         self._set(place, name, JobFileVersion(*identity, None, INVALID, unread=why is ReadFailure.UNREADABLE))
 
     def refuse(self, place: str, job: JobEntry, text: str) -> None:
-        """Take a file that could be read for invalid after all; *text* says why."""
+        """Mark a file that could be read as invalid after all; *text* says why."""
         if job.file(place) is not None:
             self._texts.complain(place, job.name, text)
             self._state.refuse_file(job, place, INVALID)
 
     def _hide(self, place: str, name: str) -> None:
-        """While a file is being written its old version is not started, and its place is kept."""
+        """While a file is being written, do not start its old version, and keep its place."""
         if (job := self._state.jobs.get(name)) is not None:
             self._state.refuse_file(job, place, "being written")
 
@@ -406,7 +404,7 @@ class Scanner:
         if place == HELD:
             self._see_why_held(job, file)
         self._state.see_file(job, place, file)
-        # Whatever it was before (open in an editor, being written), it may have been invalid before that.
+        # Whatever kept it from being read, it may have been invalid before that.
         if before is not None and before.problem is not None and (file is None or file.problem is None):
             self._texts.withdraw_complaint(place, name)
         now = time.time_ns()
@@ -421,7 +419,7 @@ class Scanner:
         self._state.settle(job)
 
     def _see_place(self, job: JobEntry, now: int) -> None:
-        """Give a job that is seen for the first time its place, and let its clock run while it is in `queued/`."""
+        """Give a new job its place, and let its clock run while it is in `queued/`."""
         file = job.queued or job.held
         assert file is not None
         queued = job.queued is not None
@@ -447,7 +445,7 @@ class Scanner:
             self._state.settle(job)
 
     def _see_why_held(self, job: JobEntry, file: JobFileVersion | None) -> None:
-        """See whether spool itself has held the job; edited, removed or released it is a job like any other."""
+        """Read whether spool itself holds the job; after an edit, a removal or a release it no longer does."""
         another = file is not None and job.held is not None and file.inode != job.held.inode
         why = self._spool.hold_reason(job.name, file.mtime_ns) if file is not None and not another else ""
         if job.hold_reason and not why:
@@ -463,7 +461,7 @@ class Scanner:
     # The disk.
 
     def _scan(self, place: str) -> tuple[dict[str, None], set[str]]:
-        """Return the jobs whose files are there, and the marks of editors. Raises OSError."""
+        """Return the jobs with files there, and the marks of editors. Raises OSError."""
         listed = (os.listdir if self._state.jobs else in_order_of_making)(self._layout.at(place))
         found: dict[str, None] = {}
         marks, complaints, reasons = set[str](), set[str](), set[str]()
@@ -499,13 +497,13 @@ class JobFileReader:
         self._settings = settings
         self._confinement = confinement
         self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
-        # Complaints that could not be written, or taken away, and whether others may read them.
+        # Complaints that could not be written or removed, and whether other users may read them.
         self.unsaid: dict[tuple[str, str], tuple[str | None, bool]] = {}
 
     def parse(self, name: str, data: bytes) -> tuple[Spec, bytes | None]:
-        """Return what the file of job *name* says, with the configuration's values where it says nothing.
+        """Return the spec of job *name*, completed by the configured defaults.
 
-        With it comes the text, one object for all jobs that have the same; None if this is the first of them.
+        It comes with the text, as one object shared by all jobs with equal texts; None if this is the first of them.
         Raises InvalidJob.
         """
         known = self._parsed.get(data)
@@ -513,7 +511,7 @@ class JobFileReader:
             return known
         defaults = self._settings.config.defaults
         spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
-        # Of the same text under another name the same is true, but for what refers to the name.
+        # The same text under another name gives the same spec, except where it depends on the name.
         if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
             if len(self._parsed) >= _SAME_TEXT:
                 self._parsed.clear()
@@ -521,19 +519,19 @@ class JobFileReader:
         return spec, None
 
     def forget(self) -> None:
-        """Read every text anew: the configuration has changed."""
+        """Forget all parsed texts, since the configuration has changed."""
         self._parsed.clear()
 
     def complain(self, place: str, name: str, text: str, *, to_others: bool = False) -> None:
-        """Say what is wrong with a job file, in the `.error` file beside it; *to_others*: they may read that."""
+        """Write the problems of a job file into the `.error` file beside it; *to_others*: other users may read it."""
         self._say(place, name, text, to_others=to_others)
 
     def withdraw_complaint(self, place: str, name: str) -> None:
-        """Take the `.error` file beside a job file away; a directory of that name is none of ours."""
+        """Remove the `.error` file beside a job file; a directory of that name is ignored."""
         self._say(place, name, None)
 
     def say_again(self) -> None:
-        """Try again what could not be said, or taken back."""
+        """Retry complaints that could not be written or removed."""
         for (place, name), (text, to_others) in list(self.unsaid.items()):
             if not self._confinement.pauses(Thing.of_job(name), _SAY):
                 self._say(place, name, text, to_others=to_others)

@@ -24,7 +24,7 @@ PRELOADED = (
     "spool.executors.process",
     "spool.formats.jobfile",
     "spool.formats.slurm",
-    # of others
+    # third-party
     "filelock",
     "psutil",
     "tomli",
@@ -47,7 +47,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
 _TELLING_S = 30.0
 
-_Version = tuple[str, int, int]  # of a job file: the job, the inode, the time of the last change
+_Version = tuple[str, int, int]  # version of a job file: the job, the inode, the time of the last change
 
 
 def serve(
@@ -58,13 +58,13 @@ def serve(
     idle_exit_ns: int | None = None,
     lock_wait_s: float = 1.0,
 ) -> int:
-    """Be the dispatcher of the spool at *root* until told to leave; return the exit code.
+    """Run the dispatcher of the spool at *root* until told to leave; return the exit code.
 
-    *once*: one pass, and what follows from it at once. *until_idle*: leave when nothing waits or runs.
-    *idle_exit_ns*: leave when there was nothing to do for so long. Raises LockHeld if another dispatcher lives,
-    but with *once* that is no error: the other one does the work.
+    *once*: one pass, and what follows from it at once. *until_idle*: leave when no job waits or runs. *idle_exit_ns*:
+    leave after this time without work. Raises LockHeld if another dispatcher is running; with *once* that is not an
+    error, because the other one does the work.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they wait for a dispatcher that can take them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they stay pending until a dispatcher handles them
     try:
         return _serve(root, once, until_idle, idle_exit_ns, lock_wait_s)
     finally:
@@ -75,7 +75,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
     left_over: set[_Version] = set()
     while True:
         try:
-            # One that others have started in the background leaves: the next submission starts another one.
+            # A dispatcher started in the background leaves: the next submission starts another one.
             spool = _lock(root, lock_wait_s, patient=not once and idle_exit_ns is None)
         except LockHeld:
             if once:
@@ -100,9 +100,10 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
                 logging.getLogger("spool").removeHandler(dispatcher.status.counts)
             spool.release()
         if once or until_idle:
-            dispatcher.events.join(_TELLING_S)  # so that notifications are sent, where that is possible
-        # What was submitted, released or fixed between the last look and the release of the lock has seen a dispatcher
-        # live. What a second dispatcher does not take either is no job, but a link or a directory of such a name.
+            dispatcher.events.join(_TELLING_S)  # so that notifications are sent, if possible
+        # A job that was submitted, released or fixed between the last look and the release of the lock has seen a
+        # running dispatcher. Files that a second dispatcher does not take either are links or directories with names of
+        # jobs.
         if once and held_up:
             return ExitCode.SPOOL_UNUSABLE
         before, left_over = left_over, set() if told or once else _queued(spool) - known
@@ -112,7 +113,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
 
 
 def _lock(root: str, wait_s: float, *, patient: bool) -> LockedSpool | None:
-    """Return the spool at *root*, locked; *patient*: wait for as long as something else is where `.lock` belongs.
+    """Return the spool at *root*, locked; *patient*: wait while something else is in the place of `.lock`.
 
     None if told to leave meanwhile.
     """
@@ -135,10 +136,10 @@ def _is_told_to_leave(within_s: float) -> bool:
 
 
 def preload() -> None:
-    """Import what a pass can need, so that no import fails in the middle of one. Raises ImportError.
+    """Import everything that a pass may need, so that no import fails during one. Raises ImportError.
 
-    An import looks for files, and a file system can refuse that for a while. Of the executors, those that few jobs name
-    are loaded on demand (`spool.executors`).
+    An import reads files, and a file system may refuse that for a while. Executors that few jobs use are loaded on
+    demand (`spool.executors`).
     """
     try:
         for name in PRELOADED:
@@ -149,9 +150,9 @@ def preload() -> None:
 
 
 def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
-    """Return a dispatcher that serves *spool*; *patient*: wait for as long as the spool cannot be read or written.
+    """Return a dispatcher for *spool*; *patient*: wait while the spool cannot be read or written.
 
-    None if it was told to leave meanwhile.
+    None if told to leave meanwhile.
     """
     said, pause_s = "", _PAUSE_S
     while True:
@@ -193,7 +194,7 @@ def _say(said: str, root: str, error: OSError | ImportError) -> str:
 
 
 def _queued(spool: LockedSpool) -> set[_Version]:
-    """Return which files have the name of a job and lie in `queued/`."""
+    """Return the versions of the files in `queued/` with names of jobs."""
     found = set()
     for name in spool.names(QUEUED):
         with suppress(OSError):
@@ -209,7 +210,7 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
             began_ns = time.perf_counter_ns()
             more = dispatcher.turn()
             dispatcher.status.counts.passed(time.perf_counter_ns() - began_ns)
-        except OSError as error:  # beneath every boundary of a pass: whatever it is, leaving would help nobody
+        except OSError as error:  # outside all boundaries of a pass: leaving would not help
             dispatcher.spool.keep()
             if once:
                 raise

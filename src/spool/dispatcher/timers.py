@@ -17,7 +17,7 @@ def boot_clock() -> int:
 
 
 class Timer:
-    """One deadline of one component, or none. Being due early costs one pass that finds nothing to do."""
+    """One deadline of one component, or none. An early deadline costs one pass without work."""
 
     __slots__ = ("at_ns",)
 
@@ -25,11 +25,11 @@ class Timer:
         self.at_ns: int | None = None
 
     def set(self, at_ns: int | None) -> None:
-        """Move the deadline there, on the clock of the timer; None: there is none."""
+        """Set the deadline, on the clock of the timer; None: no deadline."""
         self.at_ns = at_ns
 
     def advance(self, at_ns: int) -> None:
-        """Move the deadline there unless it comes before that already."""
+        """Set the deadline unless it is earlier already."""
         if self.at_ns is None or at_ns < self.at_ns:
             self.at_ns = at_ns
 
@@ -41,13 +41,13 @@ class Timers:
         self._timers: list[tuple[Timer, Clock, bool]] = []
 
     def timer(self, clock: Clock = time.monotonic_ns, *, always: bool = False) -> Timer:
-        """Return a new timer on *clock*. Only those that are *always* due count while the spool cannot be used."""
+        """Return a new timer on *clock*. While the spool is unusable, only those that are *always* due count."""
         timer = Timer()
         self._timers.append((timer, clock, always))
         return timer
 
     def due_in_ns(self, *, held_up: bool = False) -> int | None:
-        """Return how long until the first deadline, 0 if one has passed; None if there is none."""
+        """Return the time until the first deadline, 0 if one has passed; None if there is none."""
         waits = [
             timer.at_ns - clock()
             for timer, clock, always in self._timers
@@ -57,14 +57,14 @@ class Timers:
 
 
 class Pace:
-    """Measures a piece of work (`with pace:`), and says how long to leave it.
+    """Measures a piece of work (`with pace:`), and returns how long to pause it.
 
-    What it costs is processor time. On a busy machine the same work takes many times as long once in a while, and
-    that alone must not keep it from being done for long; but a slow disk must not hold up everything else either.
+    The cost is processor time. On a busy machine the same work occasionally takes many times as long, and that alone
+    must not delay it for long; but a slow disk must not delay everything else either.
     """
 
     def __init__(self, share: int) -> None:
-        """Let the work have one part in *share* of a processor, and one in five of this thread's time."""
+        """Limit the work to one part in *share* of a processor, and one in five of this thread's time."""
         self._share = share
         self._begun = (0, 0)
         self.pause_ns = 0

@@ -1,7 +1,7 @@
 """Everything that wakes the dispatcher: file events, the ends of processes, signals, and the clock.
 
-The end of a child raises SIGCHLD; the end of a wrapper that is none (it was adopted, or another program started it)
-is told by a pidfd.
+The end of a child raises SIGCHLD; the end of a wrapper that is not a child (it was adopted, or another program started
+it) shows on a pidfd.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spool.state.run import ActiveRun
 log = logging.getLogger(__name__)
 
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
-_SIGNALS = 4096  # are read at once
+_SIGNALS = 4096  # bytes read at once
 _OUR_SIGNALS = (*_LEAVE, signal.SIGHUP, signal.SIGCHLD)
 
 
@@ -30,7 +30,7 @@ class Wakeup:
         self.leaving = False
         self._reload = True
         self._children = True
-        self._runs: dict[int, tuple[str, int]] = {}  # by the descriptor that tells of the end of the wrapper
+        self._runs: dict[int, tuple[str, int]] = {}  # by the descriptor that shows the end of the wrapper
         self._fds: dict[tuple[str, int], int] = {}
         self._ended: set[tuple[str, int]] = set()
         self._epoll = select.epoll()
@@ -40,11 +40,11 @@ class Wakeup:
         self._epoll.register(self._pipe[0], select.EPOLLIN)
         self._old_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._old = {number: signal.signal(number, self._on_signal) for number in _OUR_SIGNALS}
-        # The process that started us may have blocked some of them, which is inherited.
+        # Some may be blocked, inherited from the process that started this one.
         self._old_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUR_SIGNALS)
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Restore the signals."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
         signal.set_wakeup_fd(self._old_fd)
         for number, handler in self._old.items():
@@ -60,10 +60,10 @@ class Wakeup:
             self._epoll.register(fd, select.EPOLLIN)
 
     def wait(self, limit_ns: int | None) -> None:
-        """Sleep until there is a reason not to, at most *limit_ns*."""
+        """Sleep until there is a reason to wake, at most *limit_ns*."""
         if self._children or self._ended or self.leaving or self._reload:
             limit_ns = 0
-        # Rounded up: a timer that fires too early would be waited for in a busy loop.
+        # Rounded up: a timer that fires too early would cause a busy loop.
         timeout = None if limit_ns is None else (limit_ns // 1_000_000 + 1) / 1000 if limit_ns else 0
         for fd, _ in self._epoll.poll(timeout):
             reader = self._readers.get(fd)
@@ -79,14 +79,14 @@ class Wakeup:
             os.write(self._pipe[1], b"!")
 
     def reload_asked(self) -> bool:
-        """Whether HUP asked for the configuration to be read again since the last call."""
+        """Whether HUP has requested a reload of the configuration since the last call."""
         asked, self._reload = self._reload, False
         return asked
 
     # Runs.
 
     def watch_run(self, live: ActiveRun) -> None:
-        """Wake when the wrapper of *live* ends, or at once if it has ended and nobody has seen that."""
+        """Wake when the wrapper of *live* ends, or at once if it has ended unnoticed."""
         if live.handle is None or self.watches(live):
             return
         try:
@@ -96,21 +96,21 @@ class Wakeup:
                 self._ended.add(live.key)
             return
         if fd is None:
-            return  # a poll sees it
+            return  # polling notices it
         try:
             self._epoll.register(fd, select.EPOLLIN)
-        except OSError:  # the kernel has no room for it
+        except OSError:  # the kernel lacks room for it
             os.close(fd)
         else:
             self._runs[fd], self._fds[live.key] = live.key, fd
 
     def watches(self, live: ActiveRun) -> bool:
-        """Whether an event tells of the end of its wrapper."""
+        """Whether an event shows the end of its wrapper."""
         handle = live.handle
         return live.key in self._fds or (handle is not None and (handle.is_child or handle.engine.tells))
 
     def forget(self, live: ActiveRun) -> None:
-        """Let go of a run that is over."""
+        """Stop watching a run that is over."""
         fd = self._fds.pop(live.key, None)
         if fd is not None:
             del self._runs[fd]
@@ -119,7 +119,7 @@ class Wakeup:
             os.close(fd)
 
     def look_at_children(self) -> None:
-        """Have the next pass look, as if a child had just ended."""
+        """Let the next pass check for ended children."""
         self._children = True
 
     def children_ended(self) -> bool:
@@ -128,7 +128,7 @@ class Wakeup:
         return ended
 
     def ended_runs(self) -> set[tuple[str, int]]:
-        """Return the runs whose wrapper, no child of ours, has ended since the last call."""
+        """Return the runs whose wrappers, not children of this process, have ended since the last call."""
         ended, self._ended = self._ended, set()
         return ended
 

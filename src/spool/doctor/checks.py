@@ -1,6 +1,6 @@
-"""What may be wrong with a spool and the machine around it, and what to do about it: a table of checks.
+"""Diagnosis of a spool and its machine, with remedies: a table of checks.
 
-A check is a function that yields what it finds, and a row of the table at the end of this module.
+A check is a function that yields findings, and a row of the table at the end of this module.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _INOTIFY = "/proc/sys/fs/inotify"
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -64,7 +64,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check has found. `remedy` says what to do; `fixed`: that is done."""
+    """One finding of a check. `remedy` says what to do; `fixed`: that is done."""
 
     check: str  # the name of the check, or of a part of it
     level: Level
@@ -89,7 +89,7 @@ def _fail(text: str, remedy: str = "", *, fixed: bool = False, about: str = "") 
 
 
 class Subject:
-    """What the checks look at: a spool, and whether to fix what can be fixed safely."""
+    """The object of the checks: a spool, and whether to make safe fixes."""
 
     def __init__(self, root: str, *, fix: bool = False) -> None:
         self.root = root
@@ -112,21 +112,21 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the table. A finding that names no part of the check bears its name."""
+    """A row of the table. A finding that names no part of the check has the check's name."""
 
     name: str
     looks_at: str
     find: Callable[[Subject], Findings]
-    needs: tuple[str, ...] = ()  # directories of the spool without which there is nothing to look at
+    needs: tuple[str, ...] = ()  # directories of the spool that the check needs
 
     def findings(self, subject: Subject) -> Findings:
-        """Yield what the check finds; that it cannot be made is a finding too."""
+        """Yield the findings of the check; a failure of the check itself is one too."""
         try:
             for finding in self.find(subject):
                 yield finding if finding.check else replace(finding, check=self.name)
         except OSError as error:
             if not self.needs:
-                raise  # it is not about one part of the spool, beside which others can be looked at
+                raise  # not limited to one part of the spool, so the other checks would fail too
             where = f"{error.filename}: " if error.filename is not None else ""
             yield Finding(self.name, Level.FAIL, f"cannot be checked: {where}{error.strerror}", remedy_for(error))
 
@@ -181,7 +181,7 @@ def _modes(subject: Subject) -> Findings:
 
 
 def _open_to_others(subject: Subject, name: str, path: str, status: os.stat_result) -> Finding:
-    """Return what it means that others than the owner can write to the directory *name* of the spool."""
+    """Return the finding that other users can write to the directory *name* of the spool."""
     if name in (QUEUED, HELD) and subject.config.accept_from:
         text = f"others can put files into {path}; those of {', '.join(subject.config.accept_from)} run"
         if status.st_mode & stat.S_ISVTX:
@@ -211,7 +211,7 @@ def _one_file_system(subject: Subject) -> Findings:
 
 
 def _moves(subject: Subject) -> Findings:
-    """Do what a submission and a start do: create, link, rename, sync."""
+    """Try the operations of a submission and a start: create, link, rename, sync."""
     if not subject.is_own:
         return
     disk = Disk(subject.spool.layout.at(layout.STAGING))
@@ -364,7 +364,7 @@ def _jobs(subject: Subject) -> Findings:
 
 
 def _not_orders(subject: Subject, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the jobs in *place* whose files others may have put there, and why that is so."""
+    """Yield the jobs in *place* whose files other users may have put there, with the reasons."""
     owner = owner_of(subject.root)
     for name in sorted(subject.spool.names(place)):
         status = status_of(subject.spool.layout.job_file(place, name))
@@ -377,7 +377,7 @@ def _not_orders(subject: Subject, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _ignored(subject: Subject) -> Generator[Finding, None, bool]:
-    """Say which files are ignored where users put job files; return whether there are any."""
+    """Report ignored files in the directories for job files; return whether there are any."""
     any_there = False
     for place in (QUEUED, HELD):
         names, others = subject.spool.names_and_others(place)
@@ -401,7 +401,7 @@ def _ignored(subject: Subject) -> Generator[Finding, None, bool]:
 
 
 def _runs(subject: Subject) -> Findings:
-    """Look for runs that nobody has settled."""
+    """Look for runs that were never settled."""
     prober = MachineProber()
     running = set(subject.spool.names(RUNNING))
     problems = 0
@@ -422,7 +422,7 @@ def _runs(subject: Subject) -> Findings:
         if verdict is Verdict.UNREACHABLE:
             grant = subject.spool.grant(name, run)
             if grant is not None and grant.executor not in LOCAL_EXECUTORS:
-                continue  # its engine judges it
+                continue  # its engine decides
             problems += 1
             text = f"run {run} of {name} belongs to another host or container and cannot be judged here"
             remedy = "if that host no longer exists, add it to `other_hosts_gone` in config.toml"
@@ -504,7 +504,7 @@ def _number(name: str) -> int | None:
 
 
 def _inotify_instances_used() -> int:
-    """Return how many inotify instances our processes have."""
+    """Return the number of inotify instances of this user's processes."""
     used = 0
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -528,7 +528,7 @@ def _executor(subject: Subject) -> Findings:
 
 
 def _wrapper(subject: Subject) -> Findings:
-    """Say what starts jobs; a dispatcher of the same installation finds the same."""
+    """Report what starts jobs; a dispatcher of the same installation uses the same."""
     found = compiled.find(subject.config.wrapper)
     if found.path is not None:
         yield _good(f"compiled: {found.path}")
@@ -537,7 +537,7 @@ def _wrapper(subject: Subject) -> Findings:
 
 
 def _systemd(subject: Subject) -> Findings:
-    """Say what becomes of jobs when the user logs out."""
+    """Report the fate of jobs when the user logs out."""
     if not os.path.isdir("/run/systemd/system"):
         yield _good("not running here; jobs outlive your sessions")
         return
@@ -559,7 +559,7 @@ def _systemd(subject: Subject) -> Findings:
 
 
 def _gpus(subject: Subject) -> Findings:
-    machine = machine_now(subject.spool.strict, time.time_ns())  # as every other command sees them
+    machine = machine_now(subject.spool.strict, time.time_ns())  # as for every other command
     if machine.gpu_problem is not None:
         yield _fail(machine.gpu_problem, "check whether nvidia-smi works")
         return
@@ -633,7 +633,7 @@ def _unread(subject: Subject) -> Findings:
 
 
 _A_SPOOL = (QUEUED,)
-_ITS_STAGING = (QUEUED, layout.STAGING)  # no look makes what is missing
+_ITS_STAGING = (QUEUED, layout.STAGING)  # a check creates no directories
 OF_THE_SPOOL = (
     Check("directories", "whether each directory of a spool is there", _directories),
     Check("modes", "who owns the directories, and who else may read and write them", _modes, _A_SPOOL),
@@ -670,7 +670,7 @@ OF_THE_MACHINE = (
 
 
 def examine(root: str, *, fix: bool = False, checks: Sequence[Check] | None = None) -> Findings:
-    """Check the spool at *root* and, if it is there, the machine; with *fix*, fix what can be fixed safely."""
+    """Check the spool at *root* and, if it exists, the machine; with *fix*, make safe fixes."""
     if checks is None:
         checks = (*OF_THE_SPOOL, *(OF_THE_MACHINE if os.path.isdir(root) else ()))
     subject = Subject(root, fix=fix)

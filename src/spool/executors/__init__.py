@@ -97,7 +97,7 @@ class Executors:
     def problem_of(self, spec: Spec) -> str | None:
         """Return why a job cannot be started: its executor cannot start anything, or takes none of its options."""
         if spec.executor_options and self.elsewhere(spec.executor) is None:
-            return f"its executor_options are for Slurm, and {spec.executor or self._default()} is to run it"
+            return f"its executor_options are for Slurm, but its executor is {spec.executor or self._default()}"
         return self.problem(spec.executor)
 
     def _problem(self, name: str) -> str | None:

@@ -87,7 +87,7 @@ def shape(data: bytes) -> bytes | None:
 
 
 def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the job file *document* completed by *defaults*, of which `env` is merged variable by variable."""
+    """Return the job file *document* completed by *defaults*; `env` is merged variable by variable."""
     return {**defaults.keys, **document, **_variables(defaults.keys, document)}
 
 

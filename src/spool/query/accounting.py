@@ -1,4 +1,4 @@
-"""What ended runs add up to (`spool stats`), and what one or an array asked for against what it used (`spool seff`)."""
+"""Sums over ended runs (`spool stats`), and requests compared with use, of a run or an array (`spool seff`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spool.store.spool import Spool
 
 @dataclass(frozen=True, slots=True)
 class AccountingReport:
-    """The sums, and what makes them worth less than they look: lines and files that could not be read."""
+    """The sums, and the lines and files that could not be read."""
 
     statistics: Statistics
     unreadable: int
@@ -31,7 +31,7 @@ class AccountingReport:
 
 
 def account(spool: Spool, wanted: RunFilter, by: By | None) -> AccountingReport:
-    """Read the history, rotated files too, and add it up; days are those of this machine's clock."""
+    """Return the sums over the history, rotated files included; days are those of this machine's clock."""
     history = History(spool.root)
     ledger = Ledger(wanted, by, local_day)
     ledger.add(history.since(wanted.since_at_ns))
@@ -49,11 +49,11 @@ def local_day(at_ns: int) -> Day:
 
 @dataclass(frozen=True, slots=True)
 class RunEfficiency:
-    """One run. `memory_now_bytes` is of one that goes on, on this machine."""
+    """One run. `memory_now_bytes` is for a run that is still running on this machine."""
 
     used: MeasuredRun
     compared: Efficiency
-    runs: tuple[int, ...]  # all that there are of the job
+    runs: tuple[int, ...]  # all runs of the job
     memory_now_bytes: int | None = None
 
 
@@ -66,10 +66,10 @@ class ArrayEfficiency:
 
 
 def compare(spool: Spool, name: str, run: int | None = None) -> RunEfficiency | ArrayEfficiency:
-    """Compare a job's newest run, or *run*, or all tasks of an array. Raises NoSuchJob if nothing of it ran."""
+    """Compare request and use of a job's newest run, of *run*, or of an array's tasks. Raises NoSuchJob if none ran."""
     runs = spool.runs(name)
     if run is not None and run not in runs:
-        result = spool.account_of(name, run, None)  # its metadir may have been removed
+        result = spool.account_of(name, run, None)  # its metadir may be removed
         if result is not None:
             return _of_result(result, None, (*runs, run))
         has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
@@ -141,9 +141,9 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
         used = replace(used, gpu_use=watch.known)
     began_ns, now_ns = spool.ran_from_ns(grant), time.time_ns()
     if proof.verdict is Verdict.UNREACHABLE and grant.executor not in LOCAL_EXECUTORS and began_ns is not None:
-        used = replace(used, run_time_ns=max(0, now_ns - began_ns))  # its engine has it, and tells no more
+        used = replace(used, run_time_ns=max(0, now_ns - began_ns))  # on an engine, which reports nothing more
     if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or began_ns is None:
-        # To be filed by a dispatcher, which says when it ended; or far away.
+        # To be filed by a dispatcher, which determines its end; or far away.
         return RunEfficiency(used, efficiency(used), runs)
     jid = spool.jid(name, run)
     wanted = processes.TrackedRun(name, run, spool.root, jid if isinstance(jid, Jid) else None)
@@ -162,7 +162,7 @@ def _shown(spool: Spool, proof: Proof, grant: GrantRecord) -> State | None:
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:
-    """Summarise the tasks: most from the history, which is one file, the others from their own records."""
+    """Summarise the tasks: most from the history, which is a single file, the others from their own records."""
     spec = spool.spec(array.job, array.run)
     names = set(Tasks(array.job, spec).names()) if spec is not None else set()
     found = _ended_tasks(spool, names, array.expanded_at_ns)
@@ -172,13 +172,13 @@ def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:
         if newest is not None:
             try:
                 runs.append(_of_run(spool, name, newest, ()).used)
-            except NoSuchJob:  # taken back at this moment
+            except NoSuchJob:  # withdrawn at this moment
                 continue
     return summary(runs, max(0, len(names) - len(runs)))
 
 
 def _ended_tasks(spool: Spool, names: Collection[str], since_ns: int | None) -> dict[str, Result]:
-    """Return how the newest run of each of these jobs ended that has ended since."""
+    """Return the result of the newest run of each of these jobs that has ended since *since_ns*."""
     found: dict[str, Result] = {}
     for result in spool.accounts_since(since_ns):
         if result.job in names and (since_ns is None or (result.ended_at_ns or since_ns) >= since_ns):

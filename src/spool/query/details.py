@@ -30,7 +30,7 @@ _GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOP
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """One start of the job. `state` is None for a metadir that was taken back before it began."""
+    """One start of the job. `state` is None for a metadir that was withdrawn before its run began."""
 
     run: int
     state: State | None
@@ -41,7 +41,7 @@ class RunDetails:
     stdout: str
     stderr: str | None
     executor: str | None
-    engine_id: str | None  # of the run in the engine of another machine, as Slurm's job id
+    engine_id: str | None  # the id of the run in an engine, such as Slurm's job id
     pid: int | None
     submitted_at_ns: int | None
     started_at_ns: int | None
@@ -53,14 +53,14 @@ class RunDetails:
     again_at_ns: int | None
     grant: Grant | None
     stop: Stop | None
-    progress: str = ""  # how far it says that it is, while it runs
+    progress: str = ""  # its reported progress, while it runs
     suspension: Suspension = NOT_SUSPENDED
     gpu_use: tuple[GpuUse, ...] = ()  # so far, while it runs
-    gpu_idle_ns: int | None = None  # for how long its GPUs have all been idle, while it runs
+    gpu_idle_ns: int | None = None  # how long its GPUs have all been idle, while it runs
     end_is_bound: bool = False  # it ended at `ended_at_ns` or later
 
     def ran_ns(self, now_ns: int) -> int | None:
-        """Return how long it has run, or ran, without the time in which it was suspended; None if it has not begun."""
+        """Return its run time without suspensions, so far or in all; None if it has not begun."""
         if self.started_at_ns is None:
             return None
         until_ns = self.ended_at_ns or now_ns
@@ -69,7 +69,7 @@ class RunDetails:
 
 @dataclass(frozen=True, slots=True)
 class OtherFile:
-    """A second file of the name: it waits for the run to end, or is held beside it."""
+    """A second file of the name, which waits for the run to end, or is held beside it."""
 
     row: JobRow
     path: str
@@ -78,27 +78,27 @@ class OtherFile:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """One job. `file` is that of what `row` tells of, `problem` what the `.error` file of a waiting one says."""
+    """One job. `file` is the file of `row`, `problem` the content of the `.error` file of a waiting job."""
 
     name: str
     row: JobRow
     places: tuple[str, ...]
     path: str | None
     file: str | None
-    defaults: str  # what the configuration adds to the file, as TOML: now, or when its run began; "" if nothing
+    defaults: str  # what the configuration adds to the file, as TOML: now, or at the start of its run; "" if nothing
     problem: str | None
     runs: tuple[RunDetails, ...]
     dispatcher: bool
     others: tuple[OtherFile, ...] = ()
-    expected_run_ns: int | None = None  # how long it is expected to run; None: it has ended, or is an array
-    expected: str = ""  # … in words, and what says so
-    tasks: tuple[JobRow, ...] = ()  # of an array that has been expanded
-    task_counts: dict[str, int] = field(default_factory=dict)  # how many of them are in each state
+    expected_run_ns: int | None = None  # None: it has ended, or is an array
+    expected: str = ""  # … in words, with its source
+    tasks: tuple[JobRow, ...] = ()  # of an expanded array
+    task_counts: dict[str, int] = field(default_factory=dict)  # number of its tasks in each state
     failed_tasks: tuple[str, ...] = ()
 
 
 def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
-    """Return everything about job *name*, of its runs only *run* if that is given. Raises NoSuchJob."""
+    """Return everything about job *name*, or only its run *run*. Raises NoSuchJob."""
     places = spool.places(name)
     runs = spool.runs(name)
     if not places and not runs:
@@ -144,9 +144,9 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
 
 
 def _as_listed(run: RunDetails, rows: Sequence[JobRow]) -> RunDetails:
-    """Return a run that goes on in the state in which the list has it: what a dispatcher has not noticed yet is later.
+    """Return a live run in the state of the list: what a dispatcher has not noticed yet does not count.
 
-    Else `show` would contradict itself, and `ls`.
+    Otherwise `show` would contradict itself, and `ls`.
     """
     row = next((row for row in rows if row.run == run.run and row.state in _GOES_ON), None)
     if row is None or run.ended_at_ns is not None or run.state in (None, row.state):
@@ -163,12 +163,12 @@ def _defaults(spool: Spool, name: str, row: JobRow, text: bytes | None) -> str:
 
 
 def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
-    """Return how long the job of *row* is expected to run; None if nobody can tell, or it has ended."""
+    """Return the expected run time of the job of *row*; None if it is unknown, or the job has ended."""
     if row.state.ended or row.state is State.INVALID:
         return None
     settings = Settings(spool)
     defaults, spec = settings.config.defaults, None
-    if place == layout.RUNNING and row.run is not None:  # began with the defaults of then
+    if place == layout.RUNNING and row.run is not None:  # a run has the defaults of its start
         spec = spool.spec_in_force(row.name, row.run, kill_grace_ns=defaults.kill_grace_ns)
     spec = spec or spool.job_spec(place, row.name, defaults)
     if spec is None or spec.is_array:
@@ -185,7 +185,7 @@ def _other(spool: Spool, row: JobRow) -> OtherFile:
 
 
 def _text(text: bytes | None) -> str | None:
-    """Return a job file to be shown, or that it is too long."""
+    """Return the text of a job file for display, or that it is too long."""
     if is_too_long(text):
         return "# longer than 1 MiB, the most that a job file may have: it is not read"
     return None if text is None else text.decode("utf-8", "replace")
@@ -253,7 +253,7 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
 
 
 def _began_ns(spool: Spool, grant: GrantRecord | None, array: ArrayRecord | None) -> int | None:
-    """Return when a run began that has not ended, or when an array was expanded; None: neither is so."""
+    """Return when a run without an end began, or when an array was expanded; None if neither applies."""
     if grant is not None:
         return spool.ran_from_ns(grant)
     return array.expanded_at_ns if array is not None else None

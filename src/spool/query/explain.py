@@ -1,4 +1,4 @@
-"""Why a job does not run, and what would start now: the answers of the planner to a snapshot of the files."""
+"""Why a job does not run, and which jobs would start now: the planner's answers for a snapshot of the files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from spool.query.snapshot import snapshot
 from spool.store.spool import Spool
 
 _KEPT = frozenset({"held", "hook"})
-_HOOK = "hook "  # how the dispatcher begins what hooks and plugins have against a start
+_HOOK = "hook "  # prefix of the dispatcher's reason for a veto of hooks and plugins
 
 
 @dataclass(frozen=True, slots=True)
 class PendingReason:
-    """One reason. `code` is the planner's word for it, `text` the sentence with numbers."""
+    """One reason. `code` is the planner's code, `text` the sentence with numbers."""
 
     code: str
     text: str
@@ -28,31 +28,31 @@ class PendingReason:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a job waits. Without reasons nothing is in its way: it starts at the next pass of a dispatcher."""
+    """Why a job waits. Without reasons it starts in the dispatcher's next pass."""
 
     name: str
     place: str
-    beside: tuple[str, ...]  # where other files of the name lie
+    beside: tuple[str, ...]  # the places of other files of the name
     reasons: tuple[PendingReason, ...]
-    start_at_ns: int | None  # if every run ends when it is expected to; None: unknown
-    must_end: tuple[str, ...]  # the runs that have to end first
-    start_is_guess: bool  # that rests on the guess of a run time
-    expected_run_ns: int | None  # how long it is expected to run; None: it is held, or cannot be read
-    expected: str  # … in words, and what says so
+    start_at_ns: int | None  # if every run ends when expected; None: unknown
+    must_end: tuple[str, ...]  # runs that must end first
+    start_is_guess: bool  # the start rests on a guessed run time
+    expected_run_ns: int | None  # None: the job is held, or cannot be read
+    expected: str  # … in words, with its source
     score: float | None
-    standing: str  # why it stands where it does in the order, in numbers
-    behind: str | None  # the first in the order, if that is another
+    standing: str  # the numbers behind its place in the order
+    behind: str | None  # the first in the order, if that is another job
     behind_score: float | None
-    ahead: int  # jobs that wait and are considered before this one
+    ahead: int  # waiting jobs that are considered before this one
     dispatcher: bool
     last_said: str  # the reason in `state.json`
     at_ns: int
-    engine: str | None = None  # that it was handed to, and waits in; it alone knows when the job starts
-    engine_id: str | None = None  # of the job there, once it is known
-    starts_after: tuple[str, ...] = ()  # jobs that wait now, go first, and whose end lets it start
-    if_finished: tuple[str, ...] = ()  # the jobs that have to finish first, as it depends on them
-    later_than_at_ns: int | None = None  # it starts later; beyond that nothing is planned
-    start_unknown: str = ""  # why no start time can be named
+    engine: str | None = None  # the engine in which it waits, which alone decides its start
+    engine_id: str | None = None  # the job's id there, once known
+    starts_after: tuple[str, ...] = ()  # waiting jobs that go first, and whose end lets it start
+    if_finished: tuple[str, ...] = ()  # jobs that must finish first, because it depends on them
+    later_than_at_ns: int | None = None  # it starts after this; nothing is planned beyond
+    start_unknown: str = ""  # why its start is unknown
 
 
 def why(spool: Spool, name: str) -> Explanation:
@@ -79,7 +79,7 @@ def why(spool: Spool, name: str) -> Explanation:
         reasons = _by_hooks(spool, name, said.reason if said is not None else "")
         noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_reasons(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
-    kept = any(reason.code in _KEPT for reason in reasons)  # until somebody does something: no time can be told
+    kept = any(reason.code in _KEPT for reason in reasons)  # until a user acts: no time can be given
     found = StartForecast() if kept else forecast(seen.plan, (name,)).get(name, StartForecast())
     order = seen.plan.in_order()
     ahead = next((at for at, (other, _) in enumerate(order) if other is job), 0)
@@ -113,7 +113,7 @@ def why(spool: Spool, name: str) -> Explanation:
 
 
 def _submitted(spool: Spool, name: str) -> Explanation | None:
-    """Return why a job waits where it was handed to; None if it does not. When it begins only its engine knows."""
+    """Return why a job waits on its engine, which alone decides its start; None if it does not wait there."""
     lister = JobLister(spool)
     row = next(iter(lister.listing(only=lambda other: other == name).rows), None)
     if row is None or row.state is not State.SUBMITTED or row.run is None:
@@ -143,7 +143,7 @@ def _submitted(spool: Spool, name: str) -> Explanation | None:
 
 
 def _what_it_does(spool: Spool, name: str) -> str:
-    """Return what a job does that has been started, as the list of the jobs has it."""
+    """Return the state of a started job, as in the list of jobs."""
     row = next(iter(JobLister(spool).listing(only=lambda other: other == name).rows), None)
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
@@ -179,7 +179,7 @@ def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
 
 
 def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
-    """Return what hooks and plugins have against a start, which only the dispatcher and the files know."""
+    """Return the vetoes of hooks and plugins, which only the dispatcher and the files know."""
     try:
         held = spool.hold_reason(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
     except OSError:
@@ -191,21 +191,21 @@ def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StartingJob:
-    """A job that would start now, and what it would get."""
+    """A job that would start now, and its grant."""
 
-    place: int  # in the order of the queue, from 1
+    place: int  # in queue order, from 1
     name: str
     user: str
     priority: int
     grant: Grant
     expected_run_ns: int
-    run_is_guess: bool  # nobody stated it
-    expected: str  # how long it is expected to run, and what says so
+    run_is_guess: bool  # no limit is stated
+    expected: str  # the expected run time in words, with its source
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """A job that goes on waiting. `start_at_ns`: if every run ends when it is expected to, those that go first too."""
+    """A job that keeps waiting. `start_at_ns`: if every run ends when expected, including jobs that go first."""
 
     place: int
     name: str
@@ -214,19 +214,19 @@ class WaitingJob:
     code: str
     reason: str
     start_at_ns: int | None
-    start_is_guess: bool  # that rests on the guess of a run time
-    must_end: tuple[str, ...]  # the runs that have to end first
+    start_is_guess: bool  # the start rests on a guessed run time
+    must_end: tuple[str, ...]  # runs that must end first
     expected_run_ns: int
     run_is_guess: bool
     expected: str
     score: float | None
-    later_than_at_ns: int | None = None  # it starts later; beyond that nothing is planned
-    start_unknown: str = ""  # why no start time can be named
+    later_than_at_ns: int | None = None  # it starts after this; nothing is planned beyond
+    start_unknown: str = ""  # why its start is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class EndingJob:
-    """A job that would end now without having started."""
+    """A job that would end now without a start."""
 
     name: str
     outcome: str
@@ -235,10 +235,10 @@ class EndingJob:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a dispatcher would do at this moment. Starts and waits are in the order of the queue.
+    """The decisions of a dispatcher at this moment. Starts and waits are in queue order.
 
-    `protected` is the job that room is left for, until `protected_until_at_ns`. `left_out` are the files that cannot
-    be planned, and why.
+    `protected` is the job that room is kept for, until `protected_until_at_ns`. `left_out` are files that cannot be
+    planned, with the reasons.
     """
 
     starts: tuple[StartingJob, ...]
@@ -247,7 +247,7 @@ class Preview:
     left_out: dict[str, str]
     held: int
     running: int
-    submitted: int  # of these, those that wait where they were handed to
+    submitted: int  # of these, those that wait on their engine
     paused: bool
     dispatcher: bool
     protected: str | None
@@ -258,7 +258,7 @@ class Preview:
 
 
 def preview(spool: Spool) -> Preview:
-    """Look at the spool and the machine, and say what a dispatcher would do, now and later."""
+    """Return what a dispatcher would do now and later, from a fresh look at the spool and the machine."""
     seen = snapshot(spool)
     view, plan = seen.view, seen.plan
     asked = _asked_about(spool)
@@ -316,13 +316,13 @@ def preview(spool: Spool) -> Preview:
 
 
 def _asked_about(spool: Spool) -> dict[str, str]:
-    """Return what the dispatcher said last of the jobs whose start waits for hooks and plugins."""
+    """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins."""
     state = JobLister(spool).state
     jobs = state.jobs.items() if state is not None else ()
     return {name: said.reason for name, said in jobs if said.reason.startswith(_HOOK)}
 
 
 def _runs(job: Waiting, standing: OrderFactors) -> tuple[int, bool, str]:
-    """Return how long *job* is expected to run, whether that is a guess, and what says so."""
+    """Return the expected run time of *job*, whether that is a guess, and its source."""
     expected = standing.expected
     return expected.ns, expected.is_guess, expected.words(job.name, job.user)

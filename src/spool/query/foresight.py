@@ -1,7 +1,7 @@
-"""What will keep a job from ever running, or its messages from arriving, as far as it shows before it is submitted.
+"""Obstacles to a job or its messages that show before it is submitted.
 
-Nothing here is certain: a machine may grow, and files come in any order. So these are warnings, not errors.
-Every submission asks, so what only some jobs need is imported when they do.
+Nothing here is certain: a machine may grow, and files come in any order. So these are warnings, not errors. Every
+submission uses this, so modules that only some jobs need are imported on demand.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from spool.formats.config import Config
     from spool.store.spool import Spool
 
-_PATIENCE_NS = SECOND_NS  # a driver that hangs keeps nobody waiting for a warning
-_MOST_DOUBTS = 20  # a thousand dependencies that do not exist are one mistake
+_PATIENCE_NS = SECOND_NS  # limits the wait for a driver that hangs
+_MOST_DOUBTS = 20  # a thousand missing dependencies are one mistake
 
 
 def doubts(root: str, jobs: Sequence[tuple[str, Spec]]) -> list[tuple[str, str]]:
-    """Return what is doubtful about *jobs*, submitted together to the spool *root*, as pairs of name and sentence."""
+    """Return the doubts about *jobs*, submitted together to the spool *root*, as pairs of name and sentence."""
     seer = _Seer(root, {name for name, _ in jobs})
     found: list[tuple[str, str]] = []
     for name, spec in jobs:
-        with suppress(OSError):  # what cannot be read is told by those that need it, and keeps nobody from submitting
+        with suppress(OSError):  # reading errors are reported elsewhere, and must not prevent a submission
             found.extend((name, why) for why in seer.doubts(name, spec))
     return found
 
 
 class _Seer:
-    """Looks at a spool as far as the jobs need it: a plain one asks for nothing."""
+    """Reads as much of a spool as the jobs need: a plain job needs nothing."""
 
     def __init__(self, root: str, together: Collection[str]) -> None:
         self._root = root
@@ -64,7 +64,7 @@ class _Seer:
         return "process" if said is None else said.executor
 
     def doubts(self, name: str, spec: Spec) -> Iterator[str]:
-        """Yield each thing that is doubtful about one job."""
+        """Yield each doubt about one job."""
         executor = spec.executor or self._usual_executor()
         problem = self._executor_problem(executor, spec)
         if problem is not None:
@@ -97,7 +97,7 @@ class _Seer:
             yield reason.text
 
     def _told(self, request: Request) -> Machine | None:
-        """Return the machine as the running dispatcher last saw it, None if it has not reported what is asked."""
+        """Return the machine as the running dispatcher last saw it, None if its view lacks the requested kind."""
         if not dispatcher_lives(f"{self._root}/{LOCK}"):
             return None
         from spool.query.last_view import machine_told
@@ -144,7 +144,7 @@ class _Seer:
             yield f"cannot execute its script: the spool is on a file system mounted with noexec; {remedy}"
 
     def _undelivered(self, spec: Spec) -> Iterator[str]:
-        """Yield why no message of the job can arrive at an address. Asks nobody."""
+        """Yield why messages of the job cannot be delivered. Contacts nothing."""
         if spec.notify is None:
             return
         from spool.listeners.message import UndeliveredError, masked
@@ -172,7 +172,7 @@ class _Seer:
             yield f"depends on {len(missing) - _MOST_DOUBTS} more jobs that do not exist"
 
     def _exists(self, name: str) -> bool:
-        """Whether a job, or the array it would be a task of, exists, existed, or is submitted as well."""
+        """Whether a job, or the array it would be a task of, exists, existed, or is submitted at the same time."""
         return any(
             valid_name(each) and (each in self._together or self._was_seen(each)) for each in (name, array_of(name))
         )

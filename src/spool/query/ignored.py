@@ -1,6 +1,6 @@
-"""What lies in `queued/` or `held/` and looks like a job file, and is none (FORMAT 2.1): why, and what to do about it.
+"""Files in `queued/` or `held/` that look like job files and are not (FORMAT 2.1): the reasons, and remedies.
 
-spool leaves such a file alone. A user who put it there would wait for a job that never starts, so the commands say so.
+spool ignores such a file. The user who put it there would wait for a job that never starts, so the commands report it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from spool.core.errors import shown
 from spool.core.lazyclass import dataclass
 from spool.core.names import why_not_name
 
-_NO_JOB = (".", "#", "~")  # files that are hidden, and those of editors
+_NO_JOB = (".", "#", "~")  # hidden files, and files of editors
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A file that spool ignores. `path` is below the spool."""
+    """An ignored file. `path` is relative to the spool."""
 
     path: str
     why: str
@@ -31,7 +31,7 @@ class Ignored:
 
 
 def by_name(place: str, filenames: Iterable[str]) -> list[Ignored]:
-    """Return those of *filenames*, none of them a job's, whose names look like a job's."""
+    """Return the files among *filenames*, none of them a job's, whose names resemble a job's."""
     found = []
     for filename in filenames:
         if filename[-len(layout.JOB_SUFFIX) :].lower() != layout.JOB_SUFFIX or filename.startswith(_NO_JOB):
@@ -44,7 +44,7 @@ def by_name(place: str, filenames: Iterable[str]) -> list[Ignored]:
 
 
 def by_kind(place: str, name: str, mode: int) -> Ignored | None:
-    """Return what has the name of a job's file and, by its *mode*, is no file; None if it is one."""
+    """Return an entry that has the name of a job file but, by its *mode*, is not a file; None if it is one."""
     if stat.S_ISREG(mode):
         return None
     kind = _KINDS.get(stat.S_IFMT(mode), "not a regular file")
@@ -53,7 +53,7 @@ def by_kind(place: str, name: str, mode: int) -> Ignored | None:
 
 
 def in_short(found: Sequence[Ignored]) -> list[str]:
-    """Return a line about all of them, as a list; none if there are none."""
+    """Return a one-line list of all of them; empty if there are none."""
     if len(found) < 2:
         return [str(each) for each in found]
     first, *others = found
@@ -61,11 +61,11 @@ def in_short(found: Sequence[Ignored]) -> list[str]:
 
 
 def without_ending(place: str, filenames: Iterable[str]) -> list[str]:
-    """Return those of *filenames*, none of them a job's, that a user may have put there, but for `by_name`'s."""
+    """Return further files among *filenames*, none of them a job's, that a user may have put there."""
     ours = (layout.ERROR_SUFFIX, layout.REASON_SUFFIX, layout.SUSPENDED_SUFFIX)
     left = [name for name in filenames if not name.startswith(_NO_JOB) and not name.endswith(("~", ".swp", *ours))]
     named = [name for name in left if name[-len(layout.JOB_SUFFIX) :].lower() != layout.JOB_SUFFIX]
-    return [_path(place, name) for name in sorted(named) if not name.isdecimal()]  # vim's probe is called 4913
+    return [_path(place, name) for name in sorted(named) if not name.isdecimal()]  # vim creates a file 4913 as a test
 
 
 def _path(place: str, filename: str) -> str:

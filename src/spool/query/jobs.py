@@ -1,7 +1,7 @@
-"""The jobs of a spool as a list: what the files say, and what the dispatcher last said of them.
+"""The list of jobs of a spool, from the files and the dispatcher's last view.
 
-Where a job's file lies is the truth. `state.json` saves reading ten thousand files and knows why each job waits; an
-entry of it that the files contradict is ignored.
+The place of a job's file is the truth. `state.json` saves reading ten thousand files and has the reason why each job
+waits; an entry that the files contradict is ignored.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from spool.store.spool import Service, Spool, spec_of
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
-    from spool.machine.marks import MachineProber  # what looks at the machine is imported when it has to
+    from spool.machine.marks import MachineProber  # imported on demand: it needs modules for the machine
 
 RECENT = 10
 NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
 RECENT_NS = 24 * 3600 * SECOND_NS
-_FEW = 8  # directories that can be listed in the time that it takes to look for one
-# What the dispatcher may have said of a file that lies there. `starting` lasts so short that it is asked anew.
+_FEW = 8  # directories that can be listed in the time of one search
+# States of the dispatcher's view that fit a file in that place. `starting` is so short that it is read anew.
 _FITTING = {
     QUEUED: frozenset({State.QUEUED, State.INVALID, State.STOPPING}),
     HELD: frozenset({State.HELD, State.INVALID, State.STOPPING}),
@@ -51,32 +51,32 @@ _FITTING = {
 }
 
 
-_ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # of several files of one name
-_TICK_NS = 20_000_000  # two changes of a directory may have the same time if they are no further apart
-_LOOKS = 5  # for a file that is moved whenever it is looked for
+_ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
+_TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
+_LOOKS = 5  # for a file that keeps moving
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
 @dataclass(frozen=True, slots=True)
 class JobList:
-    """The jobs, and how far the list can be trusted."""
+    """The jobs, and how reliable the list is."""
 
     rows: tuple[JobRow, ...]
-    dispatcher: bool  # one lives
+    dispatcher: bool  # one is running
     starting: bool  # one was started a moment ago
-    stale_ns: int | None  # how long it has been silent, where that is too long
+    stale_ns: int | None  # how long its view has been out of date, if too long
     paused: bool
     problems: tuple[str, ...]
     at_ns: int
     unserved: bool  # jobs wait or run, and no dispatcher is running or starting
-    unknown: tuple[str, ...] = ()  # names that were asked for, and no job has
+    unknown: tuple[str, ...] = ()  # requested names without a job
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs of a list are wanted; what is empty or None says nothing. `names` may be globs.
+    """A filter for lists of jobs; empty or None selects everything. `names` may be globs.
 
-    Of the jobs that have ended the last `recent`, and those that ended since `since_at_ns`.
+    Among ended jobs it selects the last `recent`, and those that ended since `since_at_ns`.
     """
 
     names: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class JobFilter:
     since_at_ns: int | None = None
 
     def wants(self, row: JobRow) -> bool:
-        """Whether a job is wanted, whatever its name."""
+        """Whether a job is selected, whatever its name."""
         return (
             (not self.states or row.state in self.states)
             and self.user in (None, row.user)
@@ -109,10 +109,10 @@ def list_jobs(
     order: str | None = None,
     progress: bool = True,
 ) -> JobList:
-    """Return the jobs that are wanted, in one of ORDERS; without, what ended comes first and what is next last.
+    """Return the selected jobs, in one of ORDERS; by default, ended ones come first and the next to start last.
 
-    Of those that have ended the last few, unless *everything* is wanted, or jobs of some name or in some ended state.
-    Of those that run their *progress*, for which their output is read.
+    Only the last few ended jobs are included, unless *everything* is requested, or jobs by name or in an ended state.
+    With *progress*, the output of running jobs is read for it.
     """
     names = wanted.names
     only = (lambda name: any(fnmatch.fnmatchcase(name, each) for each in names)) if names else None
@@ -121,7 +121,7 @@ def list_jobs(
     everything = everything or ended or picky or wanted.since_at_ns is not None
     found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
     there = {row.name for row in found.rows}
-    if any(not is_pattern(name) and name not in there for name in names):  # or it moved from one place to another
+    if any(not is_pattern(name) and name not in there for name in names):  # or it moved between the reads
         found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
         there = {row.name for row in found.rows}
     rows = sorted(filter(wanted.wants, found.rows), key=ORDERS[order] if order is not None else _usual_order)
@@ -142,7 +142,7 @@ def _with_progress(spool: Spool, row: JobRow) -> JobRow:
 
 
 class _FileMovedError(Exception):
-    """A file of a job was there when its directory was read, and no longer when it was looked at."""
+    """A file of a job moved between the reading of its directory and the look at it."""
 
 
 class JobLister:
@@ -154,13 +154,13 @@ class JobLister:
         self.service = spool.service()
         self.dispatcher = self.service is not Service.NONE
         self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
-        self._left: tuple[StateView | None, int] | None = None  # what a dispatcher that is gone left, and when
+        self._left: tuple[StateView | None, int] | None = None  # the last view of a dispatcher now gone, and when
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._complaints: dict[str, set[str]] = {}
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
         self._shapes: dict[bytes, dict[str, Any] | None] = {}
         self._ignored: list[ignored.Ignored] = []
-        self._begun_ns = 0  # when the directories were read
+        self._begun_ns = 0  # when reading the directories began
 
     @cached_property
     def _prober(self) -> MachineProber:
@@ -171,16 +171,16 @@ class JobLister:
     def listing(
         self, *, everything: bool = False, only: Callable[[str], bool] | None = None, recent: int | None = None
     ) -> JobList:
-        """Return the jobs whose name *only* accepts: those that go on, and of those that have ended *everything*.
+        """Return the active jobs whose names *only* accepts, and *everything* that has ended.
 
-        Or the last *recent* of these; without, the last few of a day.
+        Or only the last *recent* ended ones; by default, the last few of a day.
         """
         self._ignored.clear()
         self._begun_ns = time.time_ns()
         active = self._active_files(only)
         self._with_runs = self._spool.jobs_with_runs_if_few(_FEW * len(active))
         rows = [row for name, places in active.items() for row in self._of_name(name, places)]
-        listed = {row.name for row in rows}  # a file that left while the others were read lies in done/ by now
+        listed = {row.name for row in rows}  # a file that left during the reading is in done/ by now
         done = {name for name in self._spool.names(DONE) if name not in listed and (only is None or only(name))}
         since_ns = self._now_ns - RECENT_NS if recent is None else 0
         most = None if everything or only is not None else RECENT if recent is None else recent
@@ -199,10 +199,10 @@ class JobLister:
         )
 
     def _active_files(self, only: Callable[[str], bool] | None) -> dict[str, list[str]]:
-        """Return where the jobs that go on have their files: in `running/` first, as every second file waits for that.
+        """Return the places of active jobs' files: `running/` first, since every second file waits for that.
 
-        A file may move while the directories are read. What comes to a directory after that was read has left one that
-        was read before, or is read next; so `queued/` and `held/` are read again where they have changed.
+        Files may move while the directories are read. A file that enters a directory after its reading has left one
+        that was read before, or is read next; so `queued/` and `held/` are read again if they have changed.
         """
         found: dict[str, set[str]] = {}
         marks: dict[str, tuple[int, int]] = {}
@@ -226,11 +226,11 @@ class JobLister:
     def _mark_of(self, place: str) -> tuple[int, int]:
         try:
             return self._spool.mark_of(place) or (0, 0)
-        except OSError:  # told of when it is read
+        except OSError:  # reported when it is read
             return 0, 0
 
     def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
-        """Return what a name stands for: most have one file. A second one waits for the run of the first to end."""
+        """Return the rows of a name: most have one file. A second one waits for the run of the first to end."""
         for _ in range(_LOOKS):
             try:
                 return self._rows_of(name, places)
@@ -240,7 +240,7 @@ class JobLister:
         return ()
 
     def _rows_of(self, name: str, places: list[str]) -> list[JobRow]:
-        """Return the rows of a name that has its files in *places*. Raises _FileMovedError."""
+        """Return the rows of a name with files in *places*. Raises _FileMovedError."""
         if len(places) > 1:
             places = self._different(name, places)
         first = places[0] if places else None
@@ -256,9 +256,9 @@ class JobLister:
         return found
 
     def _different(self, name: str, places: list[str]) -> list[str]:
-        """Return those of *places* that have different files of that name; one file on its way may be in two.
+        """Return the *places* with distinct files of that name; a moving file may be in two.
 
-        A run whose file was taken away counts as one in `running/`.
+        A run whose file was removed counts as one in `running/`.
         """
         found: dict[int, str] = {}
         for place in places:
@@ -266,7 +266,7 @@ class JobLister:
                 found.setdefault(os.lstat(self._spool.layout.job_file(place, name)).st_ino, place)
             except FileNotFoundError:
                 continue
-            except OSError:  # it is told of when it is read
+            except OSError:  # reported when it is read
                 found[-len(found) - 1] = place
         there = list(found.values())
         if RUNNING in places and RUNNING not in there and self._runs_beside(name, found):
@@ -276,15 +276,15 @@ class JobLister:
         return there
 
     def _runs_beside(self, name: str, inodes: Collection[int]) -> bool:
-        """Whether a run of that name goes on that began with a file which is none of *inodes*."""
+        """Whether a run of that name is active that began with a file not in *inodes*."""
         run = self._spool.latest_run(name) if self._without_file({}, name) else None
         grant = self._spool.grant(name, run) if run is not None else None
         return grant is not None and grant.inode not in inodes
 
     def _without_file(self, files: Mapping[str, Collection[str]], only: str | None = None) -> list[str]:
-        """Return the jobs that the dispatcher sees run or stop, or the last one saw, and whose files were taken away.
+        """Return the jobs that run or stop in the last view of a dispatcher, and whose files were removed.
 
-        *files* says in which directories the jobs have files. A run whose file is in `running/` is none of these.
+        *files* has the directories with files of each job. A run whose file is in `running/` is not included.
         """
         view = self.state if self.dispatcher else self._left_behind()[0]
         jobs = view.jobs if view is not None else {}
@@ -296,10 +296,10 @@ class JobLister:
         return [name for name, run in live if self._goes_on(name, run)]
 
     def _goes_on(self, name: str, run: int) -> bool:
-        """Whether that is the newest run of a job, and no end of it is recorded."""
+        """Whether *run* is the newest run of a job, without a recorded end."""
         try:
             return self._spool.latest_run(name) == run and self._spool.record(name, run, layout.RESULT) is None
-        except OSError:  # what the dispatcher sees of it counts
+        except OSError:  # trust the dispatcher's view
             return True
 
     def _is_filed(self, name: str) -> bool:
@@ -308,11 +308,11 @@ class JobLister:
         return run is None or self._spool.record(name, run, layout.RESULT) is not None
 
     def _readable(self, name: str, place: str) -> JobRow | None:
-        """Return a job that goes on; one whose records cannot be read by what else there is."""
+        """Return an active job; if its records are unreadable, from the other sources."""
         view = self.state.jobs.get(name) if self.state is not None else None
         try:
             if self._with_runs is None or name in self._with_runs:
-                self._spool.strict.latest_run(name)  # else what cannot be read would pass for absent
+                self._spool.strict.latest_run(name)  # otherwise an unreadable record would count as missing
             return self._active(name, place, view)
         except OSError as error:
             where = self._spool.layout.runs(name)
@@ -324,10 +324,10 @@ class JobLister:
     def _active(self, name: str, place: str, view: JobView | None) -> JobRow | None:
         if view is not None:
             state = _word(view.state)
-            if state is State.QUEUED and place == QUEUED:  # nearly all of a long list
+            if state is State.QUEUED and place == QUEUED:  # the common case in a long list
                 return row_of_view(name, state, view, place)
             if state in (State.SUBMITTED, State.RUNNING) and not self._spool.merely_goes_on(name, view.run or 0):
-                return self._read(name, place)  # since the dispatcher has spoken
+                return self._read(name, place)  # changed since the dispatcher's view
             if state is State.SUBMITTED and self._spool.spoke_at_ns(name, view.run or 0) is not None:
                 return self._read(name, place)  # it has begun since
             if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
@@ -339,7 +339,7 @@ class JobLister:
         return self._read(name, place)
 
     def _read(self, name: str, place: str) -> JobRow | None:
-        """Return a job as its files alone show it; None for what is no job, though its name is that of one."""
+        """Return a job from its files alone; None if the entry with its name is not a job."""
         spool = self._spool
         path = spool.layout.job_file(place, name)
         seen = glimpse(path) if place != RUNNING else None
@@ -383,12 +383,12 @@ class JobLister:
 
     @cached_property
     def _shape_of(self) -> Callable[[bytes], bytes | None]:
-        from spool.formats import jobfile  # where a dispatcher is running, no file is parsed
+        from spool.formats import jobfile  # not needed while a dispatcher is running
 
         return jobfile.shape
 
     def _stated(self, name: str, text: bytes | None) -> dict[str, Any] | None:
-        """Return what the job's file says of a row, None if it is not valid; files with one shape are parsed once."""
+        """Return a row's fields from the job file, None if that is not valid; files with one shape are parsed once."""
         shape = self._shape_of(text) if text else None
         if shape is None:
             return of_spec(spec_of(text, name))
@@ -439,9 +439,9 @@ class JobLister:
         )
 
     def unrecorded(self, name: str, run: int, state: State | None, grant: GrantRecord | None) -> Result | None:
-        """Return what a dispatcher will record of a run that is shown in the *state* of its outcome; None: it is not.
+        """Return the result that a dispatcher will record for a run shown in its final *state*, else None.
 
-        Only what shows when it ended, how, and what it has used.
+        It has only the time and kind of the end, and the resource use.
         """
         if state is None or not state.ended or grant is None or grant.granted_at_ns is None:
             return None
@@ -469,10 +469,10 @@ class JobLister:
     def shown(
         self, name: str, run: int, proof: Proof, grant: GrantRecord | None, *, filed: bool = False
     ) -> tuple[State | None, str]:
-        """Return the state of a run by its records, and the reason; None for one that was taken back."""
+        """Return the state of a run by its records, and the reason; None for a withdrawn one."""
         elsewhere = self._elsewhere(grant) if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
         submitted = elsewhere if self._spool.is_submitted(grant) else None
-        # A dispatcher records an end in a moment; without one that may take days, and the end is known all the same.
+        # A dispatcher records an end at once; without one that may take days, and the end is shown all the same.
         final, stop = filed or not self.dispatcher, self._spool.stop(name, run)
         state, reason = shown(proof, filed=final, stop=stop, submitted=submitted, elsewhere=elsewhere)
         if proof.verdict is Verdict.ENDED and final and not filed:
@@ -480,22 +480,23 @@ class JobLister:
         return state, reason
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
-        """Return what a run that goes on has done with its GPUs so far: for every view.
+        """Return the GPU use of a live run so far, for every view.
 
-        The dispatcher says so at each look at them, and writes the record rarely; that counts where none speaks.
+        The dispatcher's view has it from each look; the record, which is rarely written, counts only without a
+        dispatcher.
         """
         said = self.state.jobs.get(name) if self.state is not None and self.stale_ns is None else None
         told = said.gpu_watch(self.state.at_ns) if self.state is not None and said is not None else None
         return told if said is not None and said.run == run and told is not None else self._spool.gpu_watch(name, run)
 
     def _elsewhere(self, record: GrantRecord) -> str:
-        """Return what is known of a run that an engine has, and as of when if no dispatcher asks the engine now."""
+        """Return the known state of a run on an engine, with its time if no dispatcher is asking the engine now."""
         name, run, title = record.job, record.run, engine_title(record.executor)
         view, at_ns = (self.state, self._now_ns) if self.dispatcher else self._left_behind()
         said = view.jobs.get(name) if view is not None else None
         begun_ns = self._spool.spoke_at_ns(name, run)
         if said is not None and (said.run != run or (begun_ns is not None and said.state == State.SUBMITTED)):
-            said = None  # that was before
+            said = None  # from before that
         known = self._spool.engine(name, run)
         words = f"in {title} as job {known[2]}" if known is not None else handed_to(record.executor)
         if self.dispatcher:
@@ -508,7 +509,7 @@ class JobLister:
         return f"{words}; {NOBODY[self._starting]}"
 
     def _left_behind(self) -> tuple[StateView | None, int]:
-        """Return what the last dispatcher said, and when it was alive last."""
+        """Return the last dispatcher's view, and when that dispatcher was last alive."""
         if self._left is None:
             view, _ = last_view(self._spool, self._now_ns)
             at_ns = view.heartbeat_ns if view is not None else 0
@@ -533,11 +534,11 @@ class JobLister:
         return self._complaints[place]
 
     def _ended(self, names: Collection[str], most: int | None, since_ns: int) -> Iterable[JobRow]:
-        """Return the jobs of *names*, last ended first; with *most*, no more than that and those since *since_ns*."""
+        """Return the ended jobs among *names*, last ended first; with *most*, at most that many since *since_ns*."""
         left = set(names)
         rows: list[JobRow] = []
-        newest: dict[str, int] = {}  # when the last task of each array ended
-        arrays: dict[str, Result | None] = {}  # that have ended, as far as they were asked for; None: it is none
+        newest: dict[str, int] = {}  # last end of a task of each array
+        arrays: dict[str, Result | None] = {}  # results of ended arrays, as far as needed; None: not an array
         for line in self._spool.history() if left else ():
             try:
                 result = parse_history_line(line)
@@ -553,7 +554,7 @@ class JobLister:
                 left.discard(result.job)  # it ended long before it was recorded
                 continue
             if most is not None and (array := self._ended_array(result, left, arrays)) is not None:
-                left.discard(result.job)  # its array stands for it
+                left.discard(result.job)  # its array represents it
                 if array.job in left:
                     left.discard(array.job)
                     rows.append(self._array_row(array, newest))
@@ -567,7 +568,7 @@ class JobLister:
         return rows
 
     def _ended_array(self, task: Result, names: Collection[str], known: dict[str, Result | None]) -> Result | None:
-        """Return how the array of this task has ended, if it is among *names* and the task did not run again since."""
+        """Return the result of this task's array, if it is among *names* and the task has not run again since."""
         name = array_of(task.job)
         if name not in known:
             run = self._spool.latest_run(name) if name in names else None
@@ -576,11 +577,11 @@ class JobLister:
                 known[name] = self._spool.result(name, run)
         array = known[name]
         if array is None or (task.ended_at_ns or 0) > (array.ended_at_ns or 0):
-            return None  # or a task that was run again by itself
+            return None  # or a task that was run again separately
         return array
 
     def _array_row(self, result: Result, newest: Mapping[str, int]) -> JobRow:
-        """Return an array that has ended as its tasks stand now; *newest* has the last end of a task of each array."""
+        """Return the row of an ended array by its tasks' present states; *newest* has the last end of a task."""
         now = array_outcome(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
         state = now.outcome if now.outcome is not None else State.RUNNING
         row = row_of_result(result)
@@ -606,15 +607,15 @@ def _word(text: str) -> State | None:
 
 
 def _first_complaint(text: str | None) -> str:
-    """Return the first thing that is wrong, of the text of an `.error` file."""
+    """Return the first problem in the text of an `.error` file."""
     lines = [line.removeprefix("- ") for line in (text or "").splitlines() if line.startswith("- ")]
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
     return lines[0] + more if lines else (text or "").strip()
 
 
-@dataclass(slots=True)  # a frozen one takes four times as long to make, and lists have thousands
+@dataclass(slots=True)  # a frozen one takes four times as long to create, and lists have thousands
 class JobRow:
-    """One job. What is unknown is None."""
+    """One job. Unknown values are None."""
 
     name: str
     state: State
@@ -633,17 +634,17 @@ class JobRow:
     ended_at_ns: int | None = None
     exit_code: int | None = None
     reason: str = ""
-    place: str | None = None  # the state directory in which its file lies; a name may have one in several
-    progress: str = ""  # how far it says that it is
-    suspended_ns: int = 0  # how long its run has been suspended, but for the time since the last
-    suspended_at_ns: int | None = None  # since when it is; None: it is not
-    array: bool = False  # it stands for its tasks, which are jobs themselves and counted instead
-    gpu_percent: int | None = None  # in how much of the last moments its GPUs computed; once it has ended, of its time
+    place: str | None = None  # the state directory of its file; a name may have files in several
+    progress: str = ""  # its reported progress
+    suspended_ns: int = 0  # total of the past suspensions
+    suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
+    array: bool = False  # an array; its tasks are jobs themselves and counted instead
+    gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
 
     def time_ns(self, now_ns: int) -> int | None:
-        """Return how long the job has waited, has run, or ran; None where that is unknown.
+        """Return how long the job has waited, has run, or ran; None if unknown.
 
-        While it is suspended it does not run.
+        Suspended time does not count as run time.
         """
         if self.started_at_ns is not None:
             until_ns = self.ended_at_ns or self.suspended_at_ns or now_ns
@@ -654,7 +655,7 @@ class JobRow:
 
 
 def counts(rows: Iterable[JobRow]) -> Counter[State]:
-    """Return how many jobs are in each state that is no end, as every view counts them: tasks, and not their arrays."""
+    """Return how many jobs are in each active state, as for every view: tasks count, not their arrays."""
     found = Counter(row.state for row in rows if not row.array and not row.state.ended)
     return Counter({state: found[state] for state in State if found[state]})
 
@@ -679,7 +680,7 @@ ORDERS: dict[str, Callable[[JobRow], Any]] = {
 
 
 def _usual_order(row: JobRow) -> tuple[int, int, int, object]:
-    """Return what to sort by: what ended first and the newest of it last, what runs, what waits and the next first."""
+    """Return the default sort key: ended jobs with the newest last, running ones, waiting ones with the next first."""
     rank = _RANKS.get(row.state, -1)
     if rank == 0:
         return rank, row.started_at_ns or _BIG, 0, NaturalOrder(row.name)
@@ -718,8 +719,8 @@ def _average(percents: Iterable[float | None]) -> int | None:
 
 
 def row_of_view(name: str, state: State, view: JobView, place: str | None = None) -> JobRow:
-    """Return a job as the dispatcher last saw it, in the state in which it is and with its file in *place*."""
-    row = JobRow(name, state)  # and the rest one by one, which takes half as long as a call with all their names
+    """Return a job from the dispatcher's last view, in that *state* and with its file in *place*."""
+    row = JobRow(name, state)  # the other fields are set one by one: half the time of a call with all of them
     row.run = view.run
     row.attempt = view.attempt
     row.priority = view.priority
@@ -742,7 +743,7 @@ def row_of_view(name: str, state: State, view: JobView, place: str | None = None
 
 
 def of_spec(spec: Spec | None) -> dict[str, Any] | None:
-    """Return what a row has from the job file; None if that cannot be read."""
+    """Return a row's fields from the job file; None if that cannot be read."""
     if spec is None:
         return None
     request = spec.request

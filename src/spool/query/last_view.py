@@ -1,4 +1,4 @@
-"""What the running dispatcher said last, in `state.json`, for commands that ask for no more than that."""
+"""The running dispatcher's last view, `state.json`, for commands that need nothing else."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MAX_STATE = 1 << 30
 
 
 def last_view(spool: Spool, now_ns: int) -> tuple[StateView | None, int | None]:
-    """Return what a dispatcher, which lives, said last, and how long it has been silent if that is too long."""
+    """Return the view of a running dispatcher, and how long it has been silent, if too long."""
     data, silent_ns = _last_words(spool, now_ns)
     return (parse_state(data) if data else None), silent_ns
 
 
 def machine_told(spool: Spool, now_ns: int) -> MachineView | None:
-    """Return the machine as the running dispatcher saw it last; None without one, or if it is silent."""
+    """Return the machine in the running dispatcher's view; None without a dispatcher, or if it is silent."""
     data, silent_ns = _last_words(spool, now_ns) if spool.dispatcher_lives() else (None, None)
     return parse_machine(data) if data and silent_ns is None else None
 
 
 def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
-    """Return what the running dispatcher knows of the GPUs, so that all answers agree; None if it knows nothing.
+    """Return the GPUs in the running dispatcher's view, so that all answers agree; None if it has none.
 
-    It has watched them, and may know what one look cannot show: that a GPU has fallen off, who used what before.
+    It has watched them, and may know facts that one look cannot show: that a GPU has fallen off, or the earlier users.
     """
     machine = machine_told(spool, now_ns)
     return machine.told() if machine is not None else None

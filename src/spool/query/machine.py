@@ -1,4 +1,4 @@
-"""The machine at one moment: what there is, who has it, what is free, and what is wrong."""
+"""The machine at one moment: its resources, their users, the free part, and problems."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spool.store.spool import Service, Spool
 
 @dataclass(frozen=True, slots=True)
 class GpuHolder:
-    """A run that has a GPU. `granted_bytes` None: it has it alone; `taken_bytes` None: what it uses is unknown."""
+    """A run that has a GPU. `granted_bytes` None: not shared; `taken_bytes` None: its use is unknown."""
 
     job: str
     run: int
@@ -34,7 +34,7 @@ class GpuHolder:
 
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
-    """One GPU. `why_not` is why no job could have it alone now; None: it could."""
+    """One GPU. `why_not` is why no job could have it unshared now; None: one could."""
 
     index: int
     uuid: str
@@ -53,7 +53,7 @@ class GpuStatus:
 
 @dataclass(frozen=True, slots=True)
 class GpuList:
-    """All GPUs. `reserved` are the reservations by number, which are of no GPU in particular."""
+    """All GPUs. `reserved` are the reservations by number, for no GPU in particular."""
 
     gpus: tuple[GpuStatus, ...]
     problem: str | None
@@ -63,7 +63,7 @@ class GpuList:
 
 @dataclass(frozen=True, slots=True)
 class RunGrant:
-    """What one run was given."""
+    """The grant of one run."""
 
     job: str
     run: int
@@ -75,15 +75,15 @@ class RunGrant:
     resource_indices: tuple[tuple[str, tuple[int, ...]], ...]
     started_at_ns: int
     stopping: bool
-    engine: str | None = None  # that has it, on another machine
-    gpu_count: int = 0  # of these, too
+    engine: str | None = None  # the engine that runs it, on another machine
+    gpu_count: int = 0  # here or on the engine
     suspended: bool = False
     on_its_way: bool = False  # its engine has not confirmed it yet
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A named resource. What is free is what can be granted now."""
+    """A named resource. Free means that it can be granted now."""
 
     total: int
     granted: int
@@ -92,19 +92,19 @@ class PoolStatus:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherStatus:
-    """Who serves the spool. None where its last view does not say."""
+    """The dispatcher of the spool. None if its last view does not say."""
 
     pid: int | None
     host: str | None
     since_at_ns: int | None
     heartbeat_at_ns: int | None
-    silent_ns: int | None  # how long it has said nothing, where that is too long
-    lock_astray: bool = False  # somebody has deleted or replaced `.lock`
+    silent_ns: int | None  # how long it has been silent, if too long
+    lock_astray: bool = False  # `.lock` was deleted or replaced
 
 
 @dataclass(frozen=True, slots=True)
 class MachineStatus:
-    """Everything that `spool info` tells. Totals are what may be given out, after reserves."""
+    """The data of `spool info`. Totals are what may be granted, after reserves."""
 
     spool: str
     paused: bool
@@ -121,35 +121,35 @@ class MachineStatus:
     resources: dict[str, PoolStatus]
     max_running: int | None
     runs: tuple[RunGrant, ...]
-    states: dict[str, int]  # of the jobs that wait or run
+    states: dict[str, int]  # of waiting and running jobs
     ended: dict[str, int]  # runs that ended within the last day, by outcome
     problems: tuple[str, ...]
     at_ns: int
-    next_dispatcher: str = ""  # without a dispatcher: what starts the next one
+    next_dispatcher: str = ""  # without a dispatcher: how the next one starts
 
     @property
     def cpus_free(self) -> int:
-        """How many CPUs no run was given."""
+        """The number of CPUs not granted."""
         return max(self.cpus - self.cpus_granted, 0)
 
     @property
     def memory_not_granted_bytes(self) -> int:
-        """How much memory no run was given; it may be in use all the same."""
+        """The memory not granted to any run; it may be in use all the same."""
         return max(self.memory_bytes - self.memory_granted_bytes, 0)
 
     @property
     def is_full(self) -> bool:
-        """Whether as many runs go on as the configuration allows."""
+        """Whether the configured maximum of runs is reached."""
         return self.max_running is not None and len(self.runs) >= self.max_running
 
     @property
     def is_disk_low(self) -> bool:
-        """Whether too little of the disk is free to start jobs."""
+        """Whether the disk has too little free space for a start."""
         return self.disk_free_bytes is not None and self.disk_free_bytes < self.disk_floor_bytes
 
 
 def gpus(spool: Spool) -> GpuList:
-    """Return the GPUs as a dispatcher that watches them has seen them; without one, ask NVML and wait for it."""
+    """Return the GPUs from the view of a dispatcher that watches them; without one, query NVML and wait."""
     return _gpus(snapshot(spool, with_gpus=True))
 
 
@@ -212,7 +212,7 @@ def _holder(run: Running, gpu: Gpu) -> GpuHolder:
 
 
 def _kept(each: Reservation, seen: Snapshot) -> str:
-    """Return for whom and when a reservation is: "for alice until 16:00 (demo)"."""
+    """Return the user and the time of a reservation: "for alice until 16:00 (demo)"."""
     whom = each.user if each.user is not None else f"project {each.project}"
     now_ns, zone = seen.now_ns, seen.view.zone
     when = f"until {show_instant(each.end_at_ns, now_ns, zone)}"
@@ -222,7 +222,7 @@ def _kept(each: Reservation, seen: Snapshot) -> str:
 
 
 def machine_status(spool: Spool) -> MachineStatus:
-    """Look at the whole machine."""
+    """Return the state of the whole machine."""
     seen = snapshot(spool, with_gpus=True)
     machine, running = seen.view.machine, seen.view.running
     lister = JobLister(spool, seen.now_ns)

@@ -1,4 +1,4 @@
-"""The whole spool again and again, for a screen that stays open: read anew only when something has changed."""
+"""Repeated views of the whole spool for a screen that stays open: read again only after changes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from spool.query.snapshot import machine_now
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
-_ENDED = 200  # jobs that have ended
-_AT_LEAST_EVERY_NS = 10 * SECOND_NS  # for what no file tells: a dispatcher that died, or is silent
-_GPUS_EVERY_NS = 10 * SECOND_NS  # where no dispatcher watches them, and NVML has to be asked
+_ENDED = 200  # ended jobs
+_AT_LEAST_EVERY_NS = 10 * SECOND_NS  # for facts without a file event: a dead or silent dispatcher
+_GPUS_EVERY_NS = 10 * SECOND_NS  # if no dispatcher watches them, so that NVML is queried
 _NO_GPUS_EVERY_NS = 60 * SECOND_NS
 _WATCHED = (layout.STATE, layout.PAUSED, layout.CONFIG, layout.HISTORY, *layout.PLACES)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuGlance:
-    """One GPU. `jobs` are the runs that have it, `remark` is what is wrong with it or who else is on it."""
+    """One GPU. `jobs` are its runs, `remark` is its problem or its foreign users."""
 
     index: int
     name: str
@@ -47,9 +47,9 @@ class GpuGlance:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The spool at one moment: what goes on and waits, what ended last (the newest first), and the machine.
+    """The spool at one moment: active and waiting jobs, the last ended ones (newest first), and the machine.
 
-    `machine` is what the running dispatcher says of it; None without one.
+    `machine` is from the running dispatcher's view; None without a dispatcher.
     """
 
     active: tuple[JobRow, ...]
@@ -68,7 +68,7 @@ class Overview:
 
 
 class OverviewReader:
-    """Looks at one spool as often as it is asked. Not for several threads at once."""
+    """Reads one spool on each call. Not for several threads at once."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -78,7 +78,7 @@ class OverviewReader:
         self._asked_at_ns = 0
 
     def look(self, now_ns: int) -> Overview | None:
-        """Return what is seen now; None if it is what was seen last. Raises SpoolUnusable."""
+        """Return the present view; None if it has not changed since the last call. Raises SpoolUnusable."""
         spool = TolerantSpool.open(self._root)
         mark = _mark(spool)
         last = self._last
@@ -116,7 +116,7 @@ class OverviewReader:
         )
 
     def _asked(self, spool: Spool, active: Sequence[JobRow], now_ns: int) -> tuple[GpuGlance, ...]:
-        """Return the GPUs where no dispatcher tells of them; NVML is not asked at every look."""
+        """Return the GPUs without a dispatcher's view; NVML is not queried at every look."""
         if now_ns - self._asked_at_ns >= (_GPUS_EVERY_NS if self._machine.gpus else _NO_GPUS_EVERY_NS):
             self._machine, self._asked_at_ns = machine_now(spool, now_ns), now_ns
         jobs: dict[int, list[str]] = {}
@@ -128,7 +128,7 @@ class OverviewReader:
 
 
 def _mark(spool: Spool) -> tuple[object, ...]:
-    """Return what is another value once the list of the jobs could be another."""
+    """Return a value that changes when the list of jobs may change."""
 
     def of(name: str) -> tuple[int, int, int] | None:
         try:

@@ -1,4 +1,4 @@
-"""How far a run says that it is: a word of its own, or the last percentage of a progress bar in its output."""
+"""The reported progress of a run: its own text, or the last percentage of a progress bar in its output."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spool.core import layout
 from spool.formats.freetext import one_line
 from spool.store.spool import Spool
 
-_TAIL = 8192  # bytes of an output that are looked through
-_MOST = 24  # characters of a word
+_TAIL = 8192  # bytes at the end of an output to search
+_MOST = 24  # characters of a text
 _BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draws it: " 37%|###7      | 37/100"
 
 
 def progress_of(spool: Spool, name: str, run: int) -> str:
-    """Return how far a run is, in a word; "" if unknown. A word that the run has written comes before a bar."""
+    """Return the progress of a run, "" if unknown. A text that the run has written takes precedence over a bar."""
     word = one_line(spool.record(name, run, layout.PROGRESS) or b"")
     if word:
         return word if len(word) <= _MOST else f"{word[: _MOST - 1]}…"
@@ -31,7 +31,7 @@ def progress_of(spool: Spool, name: str, run: int) -> str:
 
 
 def _tail(path: str, metadir: str) -> bytes:
-    """Return the end of a run's output; nothing of a file that was last written before the run began."""
+    """Return the end of a run's output; b"" for a file that was last written before the run began."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -20,24 +20,24 @@ from spool.store.stable_read import ReadFailure, read_stable
 
 
 class ReservationState(StrEnum):
-    """What a reservation is doing, by the clock."""
+    """The state of a reservation at a point in time."""
 
     PENDING = "pending"
     ACTIVE = "active"
     COMPLETED = "completed"
     CANCELLED = "cancelled"  # its file was removed before its end
-    INVALID = "invalid"  # its file is not valid, or it conflicts with one that was written before: no effect
+    INVALID = "invalid"  # its file is invalid, or it conflicts with an earlier one: no effect
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationStatus:
-    """One file of `reservations/`, or one that was. `problem` is why it has no effect."""
+    """One present or former file of `reservations/`. `problem` is why it has no effect."""
 
     name: str
     state: ReservationState
     reservation: Reservation | None = None
     problem: str = ""
-    unread: bool = False  # nobody can tell what it says
+    unread: bool = False  # its content is unknown
     removed_at_ns: int | None = None  # None: its file is there
 
     @property
@@ -48,7 +48,7 @@ class ReservationStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReservationFiles:
-    """All files of `reservations/`, and the reservations that stand, those that were written first in front."""
+    """All files of `reservations/`, and the valid reservations, in the order of writing."""
 
     rows: tuple[ReservationStatus, ...]
     standing: tuple[Reservation, ...]
@@ -65,7 +65,7 @@ class ReservationList:
 
 
 def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -> ReservationFiles:
-    """Return every reservation; *gpus* are the indices of the GPUs that there are, None if nobody knows."""
+    """Return every reservation; *gpus* are the indices of the existing GPUs, None if unknown."""
     read: list[Reservation] = []
     rows: list[ReservationStatus] = []
     for name in spool.names(layout.RESERVATIONS):
@@ -101,7 +101,7 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
 
 
 def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
-    """Return the reservations whose files were removed: before their end, or later."""
+    """Return the reservations whose files were removed, before their end or later."""
     rows: list[ReservationStatus] = []
     directory = spool.layout.at(layout.GONE_RESERVATIONS)
     try:
@@ -117,7 +117,7 @@ def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
         try:
             one = reservation.parse(seen.data, name=name, created_at_ns=created_at_ns)
         except InvalidReservation:
-            continue  # it had no effect while its file was there
+            continue  # it had no effect while its file existed
         over = one.end_at_ns <= seen.ctime_ns
         state = ReservationState.COMPLETED if over else ReservationState.CANCELLED
         rows.append(ReservationStatus(name, state, one, removed_at_ns=seen.ctime_ns))
@@ -125,7 +125,7 @@ def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
 
 
 def state_at(one: Reservation, now_ns: int) -> ReservationState:
-    """Return what a reservation that stands is doing at that instant."""
+    """Return the state of a valid reservation at that instant."""
     if is_active(one, now_ns):
         return ReservationState.ACTIVE
     return ReservationState.PENDING if now_ns < one.start_at_ns else ReservationState.COMPLETED

@@ -1,4 +1,4 @@
-"""Which jobs a request is for: those that a filter picks, the last one submitted, and those that failed with others."""
+"""The jobs of a request: those selected by a filter, the last one submitted, and those that failed with others."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
 from spool.store.spool import Spool
 
 UNSUCCESSFUL = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.UNSCHEDULABLE, State.LOST})
-"""How a job ends that nobody has cancelled, and that has not finished."""
+"""Outcomes of jobs that were not cancelled and did not finish."""
 
-_MANY = 1000  # ended jobs among which the last one submitted is sought
+_MANY = 1000  # ended jobs to search for the last one submitted
 
 
 def last_job(spool: Spool, user: str, now_ns: int | None = None) -> str:
-    """Return the job that *user* has submitted last: one that waits or runs, or has ended within a day.
+    """Return the job that *user* submitted last: one that waits or runs, or has ended within a day.
 
-    Of an array it is the array, not its last task. A job that was requeued counts from then on. Raises NoSuchJob.
+    For an array this is the array, not its last task. A requeue counts as a submission. Raises NoSuchJob.
     """
     rows = JobLister(spool, time.time_ns() if now_ns is None else now_ns).listing(recent=_MANY).rows
     own = [row for row in rows if row.user == user and row.submitted_at_ns is not None]
@@ -37,10 +37,10 @@ def last_job(spool: Spool, user: str, now_ns: int | None = None) -> str:
 
 
 def picked(spool: Spool, wanted: JobFilter, places: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the jobs in *places* that are wanted, in natural order, and the names that no job has.
+    """Return the selected jobs in *places*, in natural order, and the names without a job.
 
-    What is being stopped is left out unless that state is asked for. Of an array that has ended its tasks stand for it,
-    and while it goes on it stands for its tasks.
+    Jobs that are being stopped are left out unless that state is selected. An ended array is represented by its tasks,
+    and an array in progress represents its tasks.
     """
     found = list_jobs(spool, wanted, everything=DONE in places)
     rows = [row for row in found.rows if row.place in places]
@@ -49,13 +49,13 @@ def picked(spool: Spool, wanted: JobFilter, places: Sequence[str]) -> tuple[list
 
 
 def unknown_ends(spool: Spool) -> list[JobRow]:
-    """Return the jobs that have ended with a record that cannot be understood."""
+    """Return the ended jobs whose record cannot be parsed."""
     found = list_jobs(spool, JobFilter(states=frozenset({State.INVALID})), everything=True)
     return [row for row in found.rows if row.place == DONE]
 
 
 def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow]:
-    """Return *rows* without those that others stand for; *by_task*: the tasks for their array."""
+    """Return *rows* without those represented by others; *by_task*: tasks represent their array."""
     rows = list(rows)
     names = {row.name for row in rows}
     arrays = {name for name in {array_of(name) for name in names} & names if _is_array(spool, name)}
@@ -66,14 +66,14 @@ def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow
 
 
 def priorities_to_move(spool: Spool, names: Sequence[str], *, first: bool) -> dict[str, int]:
-    """Return the priorities with which *names*, in that order, go before all other waiting jobs of their users.
+    """Return the priorities that put *names*, in that order, ahead of all other waiting jobs of their users.
 
-    Or after them, unless *first*. Those that do so already keep theirs. What does not wait is left out. Raises
-    SpoolError where there is no such priority.
+    Or behind them, unless *first*. Jobs that are in place already keep theirs; jobs that do not wait are left out.
+    Raises SpoolError if there is no such priority.
     """
     users = {row.name: row.user for row in list_jobs(spool, JobFilter(states=frozenset({State.QUEUED}))).rows}
     wanted = {users[name] for name in names if name in users}
-    # From the files: what the dispatcher has said of them may be older than the last move.
+    # From the files, since the dispatcher's view may be older than the last move.
     specs = ((name, spool.job_spec(QUEUED, name)) for name, user in users.items() if user in wanted)
     priorities = {name: spec.priority for name, spec in specs if spec is not None}
     found: dict[str, int] = {}
@@ -103,7 +103,7 @@ def priorities_to_move(spool: Spool, names: Sequence[str], *, first: bool) -> di
 
 
 def running_tasks(spool: Spool, names: Iterable[str]) -> list[str]:
-    """Return *names*, with an array that has running tasks replaced by these."""
+    """Return *names*, with each array that has running tasks replaced by these."""
     running: dict[str, list[str]] = {}
     for name in spool.names(RUNNING):
         running.setdefault(array_of(name), []).append(name)
@@ -121,9 +121,9 @@ def _is_array(spool: Spool, name: str) -> bool:
 
 
 def cancelled_with(spool: Spool, names: Collection[str]) -> list[str]:
-    """Return the jobs that were cancelled because a dependency had failed, where that is one of *names*.
+    """Return the jobs that were cancelled because a dependency among *names* had failed.
 
-    Also those that depend on these, and so on, each after what it depends on.
+    This includes jobs that depend on these, and so on, each after its dependency.
     """
     ended = list_jobs(spool, JobFilter(states=frozenset({State.CANCELLED})), everything=True).rows
     needs: dict[str, tuple[str, ...]] = {}

@@ -1,7 +1,7 @@
-"""The whole spool at one moment, read without the lock, and what would happen then: for `why`, `plan`, `info`, `gpus`.
+"""The whole spool at one moment, read without the lock, and the resulting plan: for `why`, `plan`, `info`, `gpus`.
 
-It sees what a dispatcher that was started now would see, and the planner answers from it. What the live dispatcher said
-last counts for what no look can tell alone: what the machine and the engines have refused or not answered.
+It sees the same as a dispatcher started now, and the planner answers from it. The running dispatcher's view adds facts
+that no look can show: refusals of the machine and the engines, and missing answers.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from spool.store.stable_read import FileText, ReadFailure, is_open_in_editor, re
 from spool.store.tolerant import unreadable
 
 _GPU_PATIENCE_NS = 3 * SECOND_NS
-_LONG_PATIENCE_NS = LIMIT_NS  # for who asks for the GPUs: as long as it takes to say that NVML hangs
+_LONG_PATIENCE_NS = LIMIT_NS  # for queries about GPUs: long enough to detect that NVML hangs
 _LARGE = 1 << 16  # bytes: a larger file that a dispatcher has found invalid is not read again
 _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was seen at one moment, and what follows from it. `left_out` says why a job's file cannot be planned."""
+    """The state of a spool at one moment, and the plan for it. `left_out` says why a job's file cannot be planned."""
 
     view: View
     plan: Plan
@@ -64,10 +64,10 @@ class Snapshot:
 
 
 def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) -> Snapshot:
-    """Read the spool and the machine, and decide what would happen at this moment.
+    """Return the state of the spool and the machine, and the plan for this moment.
 
-    The GPUs are looked at where a job wants one, and *with_gpus* in any case; a dispatcher that watches them is
-    believed, so that there is one truth.
+    The GPUs are read if a job wants one, or always with *with_gpus*; the view of a dispatcher that watches them takes
+    precedence, so that all answers agree.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
@@ -89,7 +89,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         world.close()
     machine = replace(machine, refusal=refusal)
     policy = settings.config.policy
-    if table.queue or table.held or table.runs:  # else no estimate needs the history
+    if table.queue or table.held or table.runs:  # otherwise no estimate needs the history
         table.remember(past_of(spool, now_ns, policy))
     view = table.view(
         machine,
@@ -103,7 +103,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
 
 
 def _load_arrays(spool: Spool, table: SchedulerState, memory: Memory, now_ns: int) -> None:
-    """Put every array in progress into *table*."""
+    """Add every array in progress to *table*."""
     running, held = set(spool.names(RUNNING)), set(spool.names(HELD))
     for name in running | held | {name for name, _ in memory.open}:
         try:
@@ -136,7 +136,7 @@ def _array(spool: Spool, name: str) -> Array | None:
 
 
 def _load_runs(spool: Spool, table: SchedulerState, memory: Memory, prober: MachineProber, config: Config) -> None:
-    """Put every run that is not proved gone into *table*; of one that cannot be read what the journal knows."""
+    """Add every run that is not proved gone to *table*; an unreadable one as the journal has it."""
     for name in {*spool.names(RUNNING), *(name for name, _ in memory.open)} - table.arrays.keys():
         try:
             live = _run(spool.strict, name, memory, prober, config)
@@ -148,7 +148,7 @@ def _load_runs(spool: Spool, table: SchedulerState, memory: Memory, prober: Mach
 
 
 def _unsettled(spool: Spool, table: SchedulerState, name: str, error: OSError) -> None:
-    """Leave out a job whose records cannot be read: nothing may be concluded of it."""
+    """Leave out a job whose records cannot be read, since nothing may be concluded about it."""
     where = spool.layout.runs(name)
     table.unsettle(name, unreadable(error, where))
     spool.note(error, where)
@@ -185,7 +185,7 @@ def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, config:
 
 
 def _load_files(spool: Spool, table: SchedulerState, memory: Memory, settings: Settings, now_ns: int) -> dict[str, str]:
-    """Put every waiting and held job into *table*; return why those that cannot be planned are left out."""
+    """Add every waiting and held job to *table*; return why some cannot be planned."""
     left_out: dict[str, str] = {}
     ran_before = set(spool.jobs_with_runs())
     for place in (QUEUED, HELD):
@@ -224,13 +224,13 @@ def _load_files(spool: Spool, table: SchedulerState, memory: Memory, settings: S
 
 
 def _said(spool: Spool, now_ns: int) -> StateView | None:
-    """Return what the dispatcher said last: it alone knows what was refused; None without one, or if it is silent."""
+    """Return the running dispatcher's view, which alone has the refusals; None without one, or if it is silent."""
     said, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
     return said if silent_ns is None else None
 
 
 def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
-    """Take over which jobs the machine did not let begin, and return why it lets none."""
+    """Apply the machine's refusals of jobs, and return why it starts nothing, if so."""
     if said is None:
         return ""
     for name, refused in said.refused.items():
@@ -241,7 +241,7 @@ def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
 
 
 def _held_back(said: StateView | None) -> Holding:
-    """Return for how long the dispatcher has left room on a guess."""
+    """Return the room held back by the dispatcher because of a guess."""
     if said is None or said.held_back is None:
         return Holding()
     held = said.held_back
@@ -265,7 +265,7 @@ def _file(spool: Spool, place: str, name: str, seen: FileText, settings: Setting
 
 
 def _told(spool: Spool, place: str, name: str, seen: FileText) -> str:
-    """Return what a dispatcher has said is wrong with this version of a file; "" if it has said nothing."""
+    """Return the dispatcher's message about this version of a file; "" if there is none."""
     path = spool.layout.error_file(place, name)
     try:
         if os.stat(path).st_mtime_ns < seen.ctime_ns:
@@ -278,9 +278,9 @@ def _told(spool: Spool, place: str, name: str, seen: FileText) -> str:
 
 
 def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_ns: int = _LONG_PATIENCE_NS) -> Machine:
-    """Return the machine, and *with_gpus* its GPUs, as they are apart from all jobs.
+    """Return the machine, and *with_gpus* its GPUs, independent of all jobs.
 
-    NVML is waited for no longer than *patience_ns*.
+    The wait for NVML is limited to *patience_ns*.
     """
     world = MachineMonitor(
         spool, SchedulerState(), Settings(spool), with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)

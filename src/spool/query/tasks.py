@@ -1,4 +1,4 @@
-"""Many jobs seen together: the tasks of an array, many alike as one line, how far those are that one awaits."""
+"""Groups of jobs: the tasks of an array, similar ones folded into one line, the progress of awaited jobs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from spool.store.spool import Spool
 
 _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})
 _BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
-_ENOUGH = 3  # jobs that have ended tell how fast the others will
-_MANY = 500  # jobs: the planner is not asked for more one by one
-_DEEP = 12  # levels of a tree; what is deeper is not indented further
-_FEW = 2  # rows that are alike are shown as they are
+_ENOUGH = 3  # ended jobs that suffice to estimate the rest
+_MANY = 500  # jobs: with more, the planner is not asked
+_DEEP = 12  # levels of a tree; deeper ones are not indented further
+_FEW = 2  # this many similar rows are not folded
 
 
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """A line of a list: a job, or the *count* tasks of an array that are alike; *row* is the first of them."""
+    """A line of a list: a job, or *count* similar tasks of an array, with the first of them in *row*."""
 
     row: JobRow
     name: str
@@ -34,22 +34,22 @@ class ListedJob:
 
 @dataclass(frozen=True, slots=True)
 class ArrayTasks:
-    """The tasks of an array in their order: those that have begun or wait, and those that are still to be issued."""
+    """The tasks of an array in order: those that have begun or wait, and those not issued yet."""
 
     rows: tuple[JobRow, ...]
 
     def counts(self) -> dict[str, int]:
-        """Return how many tasks are in each state, those that have ended first."""
+        """Return how many tasks are in each state, ended states first."""
         found = Counter(row.state for row in self.rows)
         return {state.value: found[state] for state in sorted(found, key=lambda state: (not state.ended, state))}
 
     def failed(self) -> tuple[str, ...]:
-        """Return the tasks that have ended and did not finish."""
+        """Return the tasks that have ended without finishing."""
         return tuple(row.name for row in self.rows if row.state in _BAD)
 
 
 def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
-    """Return the tasks of the array *name*; None where that is no array, or has not been expanded."""
+    """Return the tasks of the array *name*; None if it is not an array, or not expanded."""
     run = spool.latest_run(name)
     record = spool.array(name, run) if run is not None else None
     if run is None or record is None:
@@ -74,7 +74,7 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
 
 
 def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -> list[ListedJob]:
-    """Return the lines of a list in which one stands for the tasks of an array that are alike, in one of *states*."""
+    """Return the lines of a list in which similar tasks of an array in one of *states* share one line."""
     alike: dict[tuple[object, ...], list[JobRow]] = {}
     order: list[tuple[object, ...]] = []
     for at, row in enumerate(rows):
@@ -97,10 +97,10 @@ def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -
 
 
 def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
-    """Return the jobs below those that they depend on, and tasks below their array, as the lines of a tree.
+    """Return the jobs below their dependencies, and tasks below their array, as the lines of a tree.
 
-    A job that depends on several stands below the first of them, and its line names the others. Jobs that wait for
-    each other in a circle stand below none.
+    A job with several dependencies is below the first of them, and its line names the others. Jobs in a dependency
+    cycle are below none.
     """
     rows = list({row.name: row for row in reversed(rows)}.values())[::-1]
     names = {row.name for row in rows}
@@ -137,7 +137,7 @@ def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
 
 
 def _parents(spool: Spool, row: JobRow, names: Set[str]) -> list[str]:
-    """Return which of the jobs that are listed a job depends on; a task on its array before all."""
+    """Return the listed jobs that a job depends on; for a task its array comes first."""
     array = array_of(row.name)
     found = [array] if array in names and _index(row) and _is_array(spool, array) else []
     spec = spool.job_spec(row.place, row.name) if row.place is not None else None
@@ -148,33 +148,33 @@ def _parents(spool: Spool, row: JobRow, names: Set[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class WaitStatus:
-    """How far the jobs are that somebody waits for; an array counts as its tasks."""
+    """The progress of awaited jobs; an array counts as its tasks."""
 
     total: int
     ended: int
-    bad: int  # of those that have ended
-    submitted: int  # that wait where they were handed to
+    bad: int  # of the ended ones
+    submitted: int  # waiting on their engine
     running: int
-    only: JobRow | None  # the one job, where it is one
-    end_at_ns: int | None  # when all of them are expected to have ended; None: nobody can tell
+    only: JobRow | None  # the only job, if there is just one
+    end_at_ns: int | None  # the expected end of all of them; None: unknown
 
 
 class WaitWatch:
-    """Looks again and again at the jobs that somebody waits for.
+    """Watches awaited jobs.
 
-    The end is expected by how fast they have ended while they were watched, or, before any have, by the planner: when
-    each starts at the earliest, and how long its like has run.
+    The expected end comes from the rate at which they have ended so far, or, before any has, from the planner: the
+    earliest start of each, and the run time of similar jobs.
     """
 
     def __init__(self, spool: Spool, names: Sequence[str]) -> None:
         self._spool = spool
         self._names = tuple(names)
-        self._first: tuple[int, int] | None = None  # when it was first looked, and how many had ended
+        self._first: tuple[int, int] | None = None  # the time of the first look, and how many had ended by then
         self._planned: int | None = None
         self._plan_after_ns = 0
 
     def look(self, now_ns: int) -> WaitStatus:
-        """Return how far they are."""
+        """Return their progress."""
         rows = self._rows()
         ended = sum(row.state.ended for row in rows)
         begun_ns, ended_then = self._first = self._first or (now_ns, ended)
@@ -206,7 +206,7 @@ class WaitWatch:
         return rows
 
     def _by_plan(self, names: Sequence[str], now_ns: int) -> int | None:
-        """Return when the last of *names* is expected to end, by what was planned a while ago at the latest."""
+        """Return the expected end of the last of *names*, by a plan that may be a while old."""
         if now_ns >= self._plan_after_ns:
             begun = time.monotonic_ns()
             self._planned = _expected_end(self._spool, names, now_ns) if len(names) <= _MANY else None
@@ -217,7 +217,7 @@ class WaitWatch:
 def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
     from spool.core.forecast import forecast
     from spool.core.runtimes import Source
-    from spool.query.snapshot import snapshot  # and half of the program with it, which a list does without
+    from spool.query.snapshot import snapshot  # imported on demand: a list does not need this half of the program
 
     seen = snapshot(spool, now_ns)
     run_times = seen.view.past.run_times
@@ -227,7 +227,7 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
     for name in names:
         run, job = seen.view.running.get(name), seen.view.queue.get(name)
         if run is not None and run.submitted:
-            return None  # its engine alone knows when it begins
+            return None  # its engine alone decides its start
         if run is not None and run.suspended and not run.stopping:
             return None  # its end is unknown
         if run is not None:
@@ -252,13 +252,13 @@ def _is_array(spool: Spool, name: str) -> bool:
 
 
 def _index(row: JobRow) -> str:
-    """Return the number at the end of a task's name, "" for a name without one."""
+    """Return the number at the end of a task's name, "" if there is none."""
     text = row.name.rpartition("_")[2]
     return text if text.isascii() and text.isdigit() else ""
 
 
 def _ranges(rows: Sequence[JobRow]) -> str:
-    """Return the indices of tasks as an array writes them: 3-7,9."""
+    """Return the indices of tasks as in an array: 3-7,9."""
     indices = sorted({int(_index(row)) for row in rows})
     cuts = [at + 1 for at, (one, other) in enumerate(pairwise(indices)) if other != one + 1]
     parts = [indices[start:end] for start, end in pairwise([0, *cuts, len(indices)])]

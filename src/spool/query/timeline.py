@@ -1,8 +1,8 @@
-"""What ran when and where over a period, for pictures: rows of CPUs and GPUs, what was in use, waits and memory.
+"""The runs of a period, for pictures: rows of CPUs and GPUs, their use, waits and memory.
 
-A picture has columns, stretches of equal length, and so have these values: a hundred thousand runs become no more than
-its cells. The history says which GPUs a run had and how many CPUs, but not which. So the CPUs are laid out: in the
-order of their starts runs take the lowest rows that are free, neighbours where they can.
+A picture has columns, intervals of equal length, and so do these values: a hundred thousand runs are reduced to the
+cells. The history has the GPUs of a run and its number of CPUs, but not which. So the CPUs are laid out: in the order
+of their starts, runs take the lowest free rows, adjacent ones if possible.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from spool.store.history import History
 from spool.store.spool import Spool
 
 OTHERS = "others"
-"""The group of the runs that are in none of the largest groups."""
+"""The group of all runs outside the largest groups."""
 
 NO_GROUP = "-"
-"""The group of the runs that have no project, or whatever runs are grouped by."""
+"""The group of the runs without a project, or without a value of another grouping."""
 
 GROUPINGS = (By.USER, By.PROJECT, By.STATE, By.GROUP, By.EXECUTOR)
-"""What the runs of a timeline can be grouped by: each is in one group."""
+"""The groupings for a timeline: each run is in one group."""
 
-_MOST_GROUPS = 7  # more colours than that nobody tells apart
-_SHADES = 8  # of bars that are not in use as a whole
-_TRACKS = 4  # rows that a shared GPU has at most
+_MOST_GROUPS = 7  # more colours cannot be told apart
+_SHADES = 8  # of bars that are partly in use
+_TRACKS = 4  # the most rows for a shared GPU
 _PATIENCE_NS = 3 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineRun:
-    """One run. `ended_at_ns` None: it goes on; memory None: unknown, or not asked for."""
+    """One run. `ended_at_ns` None: it is still running; memory None: unknown, or not requested."""
 
     job: str
     run: int
@@ -52,25 +52,25 @@ class TimelineRun:
     project: str | None
     group: str | None
     executor: str | None
-    ready_at_ns: int | None  # since when it waited: it was submitted, or the run before had ended
+    ready_at_ns: int | None  # the begin of its wait: its submission, or the end of the previous run
     started_at_ns: int
     ended_at_ns: int | None
     cpus: int
     gpus: tuple[str, ...]  # UUIDs
-    memory_bytes: int | None  # what it was given
+    memory_bytes: int | None  # granted
     peak_memory_bytes: int | None
 
     @property
     def elsewhere(self) -> str | None:
-        """Return the engine of another machine that had it; None: it was on this one."""
+        """The engine of another machine that ran it; None: this machine."""
         return None if self.executor in (None, *LOCAL_EXECUTORS) else self.executor
 
 
 @dataclass(frozen=True, slots=True)
 class LaneBar:
-    """Neighbouring columns of a row, `first` up to, not including, `last`; one run has most of them.
+    """Adjacent columns of a row, `first` up to, not including, `last`; mostly of one run.
 
-    `busy` is the part of the row's CPUs, and of the time, in which any run had them. `alone`: no other run had any.
+    `busy` is the share of the row's CPUs, and of the time, that runs had. `alone`: no other run had any.
     """
 
     first: int
@@ -82,7 +82,7 @@ class LaneBar:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A row of a chart: some CPUs, or a GPU, or, where runs shared a GPU, one of its tracks."""
+    """A row of a chart: some CPUs, a GPU, or one of the tracks of a shared GPU."""
 
     label: str
     track: int  # 0: the first row of a GPU, mostly the only one
@@ -91,7 +91,7 @@ class TimelineRow:
 
 @dataclass(frozen=True, slots=True)
 class WaitTimes:
-    """How long runs had waited when they started."""
+    """Waits of runs before their start."""
 
     runs: int
     median_ns: int
@@ -101,7 +101,7 @@ class WaitTimes:
 
 @dataclass(frozen=True, slots=True)
 class UsageCurve:
-    """How much was in use: the mean over each column, that over the whole period, and the most at one moment."""
+    """Resource use: the mean over each column, the mean over the whole period, and the maximum."""
 
     columns: tuple[float, ...]
     mean: float
@@ -110,9 +110,9 @@ class UsageCurve:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a timeline is made for: the columns of the picture, the CPU rows that it has at most, what colours mean.
+    """The form of a timeline: the columns of the picture, its most CPU rows, the meaning of colours.
 
-    `by` None: users, or how runs ended where all are of one user.
+    `by` None: by user, or by outcome if all runs are of one user.
     """
 
     columns: int
@@ -122,22 +122,22 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What ran in a period. Column *n* begins at `since_at_ns + n * step_ns`.
+    """The runs of a period. Column *n* begins at `since_at_ns + n * step_ns`.
 
-    As memory in use each run counts with its peak, from its start to its end, if the peak is known.
+    For memory in use, each run counts with its peak, if known, from its start to its end.
     """
 
     since_at_ns: int
     until_at_ns: int
     step_ns: int
-    at_ns: int  # the look
+    at_ns: int  # the time of the look
     by: By
     groups: tuple[str, ...]  # the largest first, OTHERS last
-    cpus: int  # that the machine gives to jobs, as is its memory
+    cpus: int  # the machine's total for jobs, as for its memory
     gpus: int
     memory_bytes: int
     runs: int
-    elsewhere: dict[str, int]  # of these, how many each engine of another machine had: they are in no row and no curve
+    elsewhere: dict[str, int]  # runs on each engine of another machine: these are in no row and no curve
     going_on: int
     cpu_rows: tuple[TimelineRow, ...]
     gpu_rows: tuple[TimelineRow, ...]
@@ -151,16 +151,16 @@ class Timeline:
     problems: tuple[str, ...] = ()
 
     def group_of(self, run: TimelineRun) -> str:
-        """Return which of `groups` a run is in."""
+        """Return the group of a run, one of `groups`."""
         key = _group(run, self.by)
         return key if key in self.groups else OTHERS
 
 
 def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None = None) -> Timeline:
-    """Return what ran in a period: the runs that are wanted, whole or the part that lies in it.
+    """Return the timeline of a period: the selected runs, cut at its edges.
 
-    A period without a begin is the last day before its end, from the first of its runs on; one without an end as well
-    goes up to the last of them. Raises UsageError for a period that is empty.
+    By default a period begins a day before its end, from the first run on; without an end it goes up to the last run.
+    Raises UsageError for an empty period.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     until_ns = now_ns if wanted.until_at_ns is None else min(wanted.until_at_ns, now_ns)
@@ -168,7 +168,7 @@ def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None =
     if since_ns >= until_ns:
         raise UsageError("cannot draw runs: the period is empty; --since must be before --until, and before now")
     seen, history = _Seen(now_ns), History(spool.root)
-    rows = _going_on(spool, wanted, now_ns)  # before the history: what ends meanwhile is in there
+    rows = _going_on(spool, wanted, now_ns)  # read before the history, which has those that end meanwhile
     ended = list(seen.ended(history.since(since_ns), wanted))
     runs = _within([*ended, *seen.going_on(spool, rows)], since_ns, until_ns)
     if runs and wanted.since_at_ns is None:
@@ -183,7 +183,7 @@ def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None =
 def last_day(
     ended: Iterable[EndedRun], going_on: Iterable[TimelineRun], machine: Machine, frame: Frame, now_ns: int
 ) -> Timeline:
-    """Return what ran in the last day, whole, of runs that are known already; reads nothing."""
+    """Return the timeline of the last day from runs that are known already; reads nothing."""
     seen, since_ns = _Seen(now_ns), now_ns - RECENT_NS
     runs = list(seen.ended(ended, RunFilter()))
     runs = _within([*runs, *(run for run in going_on if not seen.has_ended(run.job, run.run))], since_ns, now_ns)
@@ -230,7 +230,7 @@ def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, 
 
 
 class _Seen:
-    """What is seen of runs: which have ended, since when those that go on wait, and the GPUs that they had."""
+    """Facts from the runs so far: the ended ones, the begin of the waits of others, and the GPUs."""
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -239,7 +239,7 @@ class _Seen:
         self._ended: set[tuple[str, int]] = set()
 
     def ended(self, history: Iterable[EndedRun], wanted: RunFilter) -> Iterator[TimelineRun]:
-        """Yield what is wanted of the runs of a history, each once."""
+        """Yield the selected runs of a history, each once."""
         clock, seen = self._clock, set()
         for run in history:
             if run.started_at_ns is None or run.ended_at_ns is None or not wanted.wants(run):
@@ -274,7 +274,7 @@ class _Seen:
 
 
 def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[tuple[JobRow, GrantRecord]]:
-    """Return the runs of the jobs in `running/` that are wanted."""
+    """Return the selected runs of the jobs in `running/`."""
     found = []
     for row in JobLister(spool, now_ns).listing(recent=0).rows:
         if row.place == RUNNING and row.run is not None and wanted.wants(row):
@@ -323,7 +323,7 @@ def _of_record(row: JobRow, record: GrantRecord, ready_ns: int | None, group: st
 
 
 def _overlaps(run: TimelineRun, since_ns: int, until_ns: int) -> bool:
-    """Whether a part of a run lies in the period; of a run that took no time, its instant."""
+    """Whether part of a run is in the period; for a run without duration, its instant."""
     end = until_ns if run.ended_at_ns is None else run.ended_at_ns
     return run.started_at_ns < until_ns and (end > since_ns or end == run.started_at_ns == since_ns)
 
@@ -339,7 +339,7 @@ def _summary(waits: Sequence[int]) -> WaitTimes | None:
 
 
 class _Axis:
-    """The period, in columns of equal length; the last may go beyond its end."""
+    """The period, in columns of equal length; the last may extend beyond its end."""
 
     def __init__(self, begin_ns: int, end_ns: int, columns: int) -> None:
         self.begin_ns = begin_ns
@@ -352,16 +352,16 @@ class _Axis:
         return min(max(at_ns - self.begin_ns, 0) // self.step_ns, self.columns - 1)
 
     def length(self, column: int) -> int:
-        """Return how much of the period a column is, in ns."""
+        """Return the part of the period in a column, in ns."""
         return min(self.step_ns, self.end_ns - self.begin_ns - column * self.step_ns)
 
     def cut(self, run: TimelineRun) -> tuple[int, int]:
-        """Return from when to when a run went on within the period."""
+        """Return the part of a run within the period."""
         end_ns = self.end_ns if run.ended_at_ns is None else min(run.ended_at_ns, self.end_ns)
         return max(run.started_at_ns, self.begin_ns), end_ns
 
     def parts(self, start_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
-        """Yield the columns of a stretch of the period, and how many ns of each it takes; at least one."""
+        """Yield the columns of an interval, with its ns in each; at least one."""
         first, last = self.column(start_ns), self.column(max(start_ns, end_ns - 1))
         if first == last:
             yield first, max(end_ns - start_ns, 1)
@@ -372,7 +372,7 @@ class _Axis:
         yield last, end_ns - self.begin_ns - last * self.step_ns
 
     def usage(self, amounts: Iterable[tuple[int, int, int]]) -> UsageCurve:
-        """Return the sum of *amounts*, each there from an instant to another."""
+        """Return the sum of *amounts*, each present from one instant to another."""
         changes: Counter[int] = Counter()
         for start_ns, end_ns, amount in amounts:
             if amount and start_ns < end_ns:
@@ -391,7 +391,7 @@ def _group(run: TimelineRun, by: By) -> str:
 
 
 def _groups(runs: Iterable[TimelineRun], by: By, axis: _Axis) -> tuple[str, ...]:
-    """Return the groups that had the most: of GPUs, and if that is the same of CPUs."""
+    """Return the groups with the largest use: of GPUs, or if equal, of CPUs."""
     held: dict[str, tuple[int, int]] = {}
     for run in runs:
         start_ns, end_ns = axis.cut(run)
@@ -404,8 +404,8 @@ def _groups(runs: Iterable[TimelineRun], by: By, axis: _Axis) -> tuple[str, ...]
 
 
 def _gpu_use(runs: Iterable[TimelineRun], axis: _Axis) -> Iterator[tuple[int, int]]:
-    """Yield from when to when GPUs were in use; one that several runs share counts once."""
-    use: dict[str, list[tuple[int, int]]] = {}  # of each GPU, in the order of starts, apart from each other
+    """Yield the intervals in which GPUs were in use; a GPU shared by several runs counts once."""
+    use: dict[str, list[tuple[int, int]]] = {}  # of each GPU, in the order of starts, disjoint
     for run in runs:
         start_ns, end_ns = axis.cut(run)
         for gpu in run.gpus:
@@ -419,7 +419,7 @@ def _gpu_use(runs: Iterable[TimelineRun], axis: _Axis) -> Iterator[tuple[int, in
 
 
 class _GridCell:
-    """One column of a row: how much of it was in use, and by whom most."""
+    """One column of a row: how much was in use, and by which run most."""
 
     __slots__ = ("alone", "busy_ns", "most_ns", "run")
 
@@ -452,7 +452,7 @@ class _GridRow:
             cell.add(run, held_ns * lanes)
 
     def bars(self, lanes: int) -> tuple[LaneBar, ...]:
-        """Return the row, which has that many lanes, as bars: neighbouring columns that look the same are one."""
+        """Return the row, which has that many lanes, as bars: adjacent columns that look the same are merged."""
         found: list[LaneBar] = []
         for column in sorted(self._cells):
             cell = self._cells[column]
@@ -466,7 +466,7 @@ class _GridRow:
 
 
 def _cpu_rows(runs: Sequence[TimelineRun], axis: _Axis, cpus: int, most: int) -> tuple[TimelineRow, ...]:
-    """Return the CPUs in *most* rows at most; of those that do not fit one by one, only as many as were in use."""
+    """Return the CPUs in at most *most* rows; with fewer rows than CPUs, only as many as were in use."""
     placed = list(_placed(runs))
     used = max((lanes.bit_length() for _, lanes in placed), default=0)
     lanes = max(used, min(cpus, most))
@@ -487,12 +487,12 @@ def _cpu_rows(runs: Sequence[TimelineRun], axis: _Axis, cpus: int, most: int) ->
 
 
 def _placed(runs: Iterable[TimelineRun]) -> Iterator[tuple[TimelineRun, int]]:
-    """Yield each run with its lanes as bits: the lowest that are free, side by side where there is room for that.
+    """Yield each run with its lanes as bits: the lowest free ones, adjacent if there is room.
 
-    There are as many lanes as it takes: what the machine had then, nobody knows.
+    There are as many lanes as needed, since the machine's size at that time is unknown.
     """
     taken = 0
-    ends: list[tuple[int, int]] = []  # and the lanes that are free from then on
+    ends: list[tuple[int, int]] = []  # with the lanes that are free from then on
     for run in runs:
         while ends and ends[0][0] <= run.started_at_ns:
             taken &= ~heapq.heappop(ends)[1]
@@ -505,10 +505,10 @@ def _placed(runs: Iterable[TimelineRun]) -> Iterator[tuple[TimelineRun, int]]:
 
 
 def _free(taken: int, count: int) -> int:
-    """Return the lowest *count* bits side by side that are not in *taken*, within its length if any are."""
+    """Return the lowest *count* adjacent bits not in *taken*, within its length if possible."""
     length = max(taken.bit_length(), count)
     free = ~taken & ((1 << length) - 1)
-    starts, have = free, 1  # bits at which as many free ones begin
+    starts, have = free, 1  # bits that begin a group of *have* free ones
     while have < count and starts:
         more = min(have, count - have)
         starts &= starts >> more

@@ -1,6 +1,6 @@
-"""The names in a spool: the words with which a shell completes a command line.
+"""The names in a spool, for shell completion.
 
-A shell waits for the answer. So this looks only at some files and at the end of the history, and imports little.
+A shell waits for the answer, so this reads only some files and the end of the history, and imports little.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_LINES = 500
 def labels(spool: Spool, key: str) -> list[str]:
     """Return the values of *key* ("user", "project", "group" or "tags") among the jobs, sorted.
 
-    Those of jobs that wait, are held or run, and of those that ended last, as far as they can be read.
+    These include waiting, held and running jobs, and recently ended ones, as far as they can be read.
     """
     found: set[str] = set()
     for table in _jobs(spool, key):
@@ -37,17 +37,17 @@ def labels(spool: Spool, key: str) -> list[str]:
 
 
 def resources(spool: Spool) -> list[str]:
-    """Return the resources that the configuration names."""
+    """Return the resources in the configuration."""
     return _names(_config(spool, b"resources").get("resources"))
 
 
 def contacts(spool: Spool) -> list[str]:
-    """Return the contacts that the configuration names."""
+    """Return the contacts in the configuration."""
     return _names(_config(spool, b"contacts").get("contacts"))
 
 
 def gpu_types(spool: Spool) -> list[str]:
-    """Return the names of the GPUs that the dispatcher saw last."""
+    """Return the names of the GPUs in the dispatcher's last view."""
     from spool.query.last_view import last_view
 
     view, _ = last_view(spool, 0)
@@ -55,7 +55,7 @@ def gpu_types(spool: Spool) -> list[str]:
 
 
 def _jobs(spool: Spool, key: str) -> Iterator[dict[str, object]]:
-    """Yield what job files and lines of the history say, each as a table."""
+    """Yield job files and lines of the history, each as a table."""
     for place in (QUEUED, RUNNING, HELD):
         for name in spool.names(place)[:_MOST_FILES]:
             if key == "user":
@@ -76,7 +76,7 @@ def _owner(path: str) -> Iterator[dict[str, object]]:
 
 
 def _table(text: bytes | None, mentions: bytes) -> dict[str, object]:
-    """Return a TOML file that *mentions* something as a table; an empty one if it does not, or cannot be read."""
+    """Return a TOML file that contains *mentions* as a table; an empty one if it does not, or cannot be read."""
     if text is None or mentions not in text:
         return {}
     from spool.formats import toml

@@ -1,4 +1,4 @@
-"""What if: the jobs of a trace or of the spool's own history on an imagined machine, under several policies."""
+"""Simulation of a trace or the spool's own history on an imaginary machine, under several policies."""
 
 from __future__ import annotations
 
@@ -40,40 +40,40 @@ _GIB = 1 << 30
 NO_LIMIT_BYTES = 1 << 60
 _LEAST_GPU_BYTES = 80 * _GIB
 _UNSAID = Spec("true")
-_SEED = 0  # the same users state a limit in every run
-_TELL_EVERY = 100  # jobs
+_SEED = 0  # so that the same users state a limit in every run
+_TELL_EVERY = 100  # jobs between two calls of `told`
 _LONGEST_WAITS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs to simulate. `cpus` is the machine that they ran on, where that is known."""
+    """Jobs to simulate. `cpus` is the size of their machine, if known."""
 
     source: str
     coming: tuple[SimulatedJob, ...]
     cpus: int | None = None
-    incomplete: int = 0  # lines that say nothing which could be run again
-    guessed_limits: int = 0  # jobs of the history whose file is gone, and their limit with it
+    incomplete: int = 0  # lines that cannot be simulated
+    guessed_limits: int = 0  # jobs of the history whose file is gone, and with it their limit
     warnings: tuple[str, ...] = ()
-    counts_cpus: bool = True  # False: it is unknown how many processors a job wants
+    counts_cpus: bool = True  # False: the number of processors of jobs is unknown
     is_history: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is changed of a workload before it is simulated.
+    """Changes of a workload before its simulation.
 
-    `limits` is the part of the users who state a time limit; `load` the part of the machine that arrives as work.
+    `limits` is the share of users who state a time limit; `load` the work of the jobs as a share of the machine.
     """
 
     count_memory: bool = False
     limits: float = 1.0
-    load: float | None = None  # None: as it is
+    load: float | None = None  # None: unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class GroupWaits:
-    """The figures of one user's jobs, or of the jobs of one size."""
+    """The figures of one user's jobs, or of one size of jobs."""
 
     name: str
     figures: WaitSummary
@@ -81,21 +81,21 @@ class GroupWaits:
 
 @dataclass(frozen=True, slots=True)
 class LongWait:
-    """One of the jobs that waited longest."""
+    """One of the jobs with the longest waits."""
 
     name: str
     user: str
     cpus: int
     gpus: int
-    submitted_after_ns: int  # since the first submission
+    submitted_after_ns: int  # after the first submission
     wait_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """One policy's schedule of a workload. `seconds` is what simulating it took.
+    """One policy's schedule of a workload. `seconds` is the duration of the simulation.
 
-    Users are in the order of what they had of the machine, sizes from small to large.
+    Users are in the order of their share of the machine, sizes from small to large.
     """
 
     policy: SimulatedPolicy
@@ -109,10 +109,10 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """The jobs that fit a machine, and how many do not and are left out.
+    """The jobs that fit a machine, and the number of those left out because they do not.
 
-    A load is the work of the jobs, processors times run time, as a part of what the machine can do from the first
-    submission to the last; that of GPUs where it is larger. None where all jobs come at once.
+    A load is the work of the jobs, processors times run time, as a share of the machine's capacity from the first
+    submission to the last; that of GPUs if it is larger. None if all jobs arrive at once.
     """
 
     workload: Workload
@@ -124,14 +124,14 @@ class SimulationSetup:
 
     @property
     def limits_stated(self) -> int:
-        """How many jobs state a time limit."""
+        """The number of jobs with a time limit."""
         return sum(each.spec.time_limit_ns is not None for each in self.coming)
 
 
 def of_file(path: str) -> Workload:
     """Return the jobs of a trace (SWF or CSV) or of a spool's history, gzipped or not. Raises SpoolError.
 
-    What the file is, is seen from its first line. The limits of a history are in the metadirs beside it.
+    The first line determines the kind of file. The limits of a history are in the metadirs beside it.
     """
     try:
         with open(path, "rb") as file:
@@ -154,18 +154,18 @@ def of_file(path: str) -> Workload:
 
 
 def of_history(spool: Spool) -> Workload:
-    """Return every run of the spool's own history that was started and ended, as a job of its own."""
+    """Return every run of the spool's own history that started and ended, as a job of its own."""
     return _of_history("the history", reversed(list(spool.history())), spool)
 
 
 def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Workload:
-    """Return the runs of those lines, oldest first.
+    """Return the runs in those lines, oldest first.
 
-    A run comes when it was submitted; a retry or a requeue when the run before had ended. What it asked for is in the
-    history; its time limit and its priority are in its metadir, and where that is gone there is no limit.
+    A run arrives at its submission; a retry or a requeue at the end of the previous run. The request is in the history;
+    time limit and priority are in the metadir, without which there is no limit.
     """
     coming: list[SimulatedJob] = []
-    again: dict[str, int] = {}  # job -> when its next run could begin
+    again: dict[str, int] = {}  # job -> the earliest begin of its next run
     specs: dict[Spec, Spec] = {}
     names = UniqueNames()
     incomplete = guessed = 0
@@ -196,14 +196,14 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
 
 
 def _spec_of(spool: Spool, result: Result) -> Spec | None:
-    """Return what the run's own copy of the job file says, None if it is gone."""
+    """Return the spec in the run's own copy of the job file, None if it is gone."""
     return spool.spec(result.job, result.run)
 
 
 def _wanted(result: Result, said: Spec) -> Spec:
     return Spec(
         "true",
-        request=replace(result.request, gpu_type=None),  # the imagined GPUs have no names
+        request=replace(result.request, gpu_type=None),  # the imaginary GPUs have no names
         time_limit_ns=said.time_limit_ns,
         priority=said.priority,
         group=result.group,
@@ -213,16 +213,16 @@ def _wanted(result: Result, said: Spec) -> Spec:
 
 
 def gpus_like(number: int, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:
-    """Return *number* imagined GPUs, each with enough memory for any of the jobs."""
+    """Return *number* imaginary GPUs, each with enough memory for any of the jobs."""
     asked = (each.spec.request.gpu_memory_bytes or 0 for each in coming)
     size = max(_LEAST_GPU_BYTES, max(asked, default=0))
     return tuple(Gpu(f"GPU-{index}", index, "imagined", size, size) for index in range(number))
 
 
 def imagined_machine(workload: Workload, cpus: int | None, memory_bytes: int | None, gpus: int) -> Machine:
-    """Return a machine of that size; what is None is this machine's for our own history, else the trace's.
+    """Return a machine of that size; None means this machine's for our own history, else the trace's.
 
-    Raises UsageError if the trace does not say how many processors its machine has.
+    Raises UsageError if the trace does not have the processors of its machine.
     """
     given = gpus_like(gpus, workload.coming)
     if workload.is_history:
@@ -231,7 +231,7 @@ def imagined_machine(workload: Workload, cpus: int | None, memory_bytes: int | N
         return Machine(cpus or host.cpus(), memory, gpus=given)
     found = cpus or workload.cpus
     if found is None and not workload.counts_cpus and all(each.spec.request.gpus for each in workload.coming):
-        found = gpus or None  # one for each GPU: so nobody waits for a processor
+        found = gpus or None  # one for each GPU, so that no job waits for a processor
     if found is None:
         give = "--cpus" if workload.counts_cpus else "--cpus, or --gpus if every job asks for some"
         raise UsageError(f"cannot simulate: the trace does not say how many processors its machine has; specify {give}")
@@ -239,7 +239,7 @@ def imagined_machine(workload: Workload, cpus: int | None, memory_bytes: int | N
 
 
 def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scenario) -> SimulationSetup:
-    """Put a workload before a machine: jobs that could never run there are left out and counted. Raises UsageError."""
+    """Fit a workload to a machine: jobs that could never run there are left out and counted. Raises UsageError."""
     coming = workload.coming
     if not scenario.count_memory:
         coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, memory_bytes=None)))
@@ -264,8 +264,8 @@ def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
 
 
 def _respecified(coming: Iterable[SimulatedJob], change: Callable[[Spec], Spec]) -> tuple[SimulatedJob, ...]:
-    """Return the jobs with their specs changed; those whose specs are equal then share one."""
-    known: dict[int, Spec] = {}  # by id, because a spec takes longer to hash than a job to read
+    """Return the jobs with their specs changed; equal specs are shared."""
+    known: dict[int, Spec] = {}  # by id, because hashing a spec takes longer than reading a job
     equal: dict[Spec, Spec] = {}
     changed = []
     for each in coming:
@@ -281,7 +281,7 @@ def _respecified(coming: Iterable[SimulatedJob], change: Callable[[Spec], Spec])
 
 
 def load_of(coming: Sequence[SimulatedJob], machine: Machine) -> float | None:
-    """Return the load that jobs are for a machine: of its processors, or of its GPUs where that is larger."""
+    """Return the load of jobs on a machine: of its processors, or of its GPUs if that is larger."""
     submitted = [each.submit_at_ns for each in coming]
     span_ns = max(submitted, default=0) - min(submitted, default=0)
     if not span_ns:
@@ -306,9 +306,9 @@ def _scaled(coming: Sequence[SimulatedJob], factor: float) -> list[SimulatedJob]
 
 
 def stating_limits(coming: Sequence[SimulatedJob], share: float) -> tuple[SimulatedJob, ...]:
-    """Return the jobs where only that part of the users states time limits: always the same users.
+    """Return the jobs with time limits for only that share of the users: always the same users.
 
-    If all jobs are one user's, or a job's user is unknown, each job is drawn by itself.
+    If all jobs are one user's, or a job's user is unknown, each job is drawn separately.
     """
     if share >= 1:
         return tuple(coming)
@@ -331,7 +331,7 @@ def simulate_policy(
     discipline: SimulatedPolicy,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> PolicyResult:
-    """Return the schedule of one policy. *told* hears now and then how many of the jobs are done."""
+    """Return the schedule of one policy. *told* is called now and then with the number of finished jobs."""
     machine, jobs = setup.machine, {each.name: each for each in setup.coming}
     begun = time.perf_counter()
     outcomes: list[Outcome] = []
@@ -359,7 +359,7 @@ def simulate_policy(
 
 
 def _size(request: Request) -> tuple[bool, int]:
-    """Return the size class of a request: whether it is of GPUs, and the most that one of the class asks for."""
+    """Return the size class of a request: whether it is by GPUs, and the largest request of the class."""
     if request.gpus:
         return True, 1 << (request.gpus - 1).bit_length()
     return False, 1 << -(-(max(request.cpus, 1) - 1).bit_length() // 2) * 2
@@ -385,7 +385,7 @@ def _long_wait(outcome: Outcome, job: SimulatedJob, first_at_ns: int) -> LongWai
 
 
 def curves(studied: Iterable[PolicyResult], machine: Machine, points: int) -> dict[SimulatedPolicy, Curve]:
-    """Return the curve of each schedule, all on one scale of time."""
+    """Return the curve of each schedule, all on one time scale."""
     listed = list(studied)
     end = max((span(each.outcomes)[1] for each in listed), default=0)
     gpus = len(machine.gpus)

@@ -1,1 +1,1 @@
-"""The screen of `spool top`: what it reads in the background, what it is made of, and what its keys do."""
+"""The screen of `spool top`: its background reading, its widgets, and its keys."""

@@ -37,10 +37,10 @@ from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 _EVERY_S = 1.0
-_REST = 4  # times as long as a look took it rests at least: a large spool on a slow disk is not read all the time
+_REST = 4  # a pause lasts at least this many times the look, to spare a large spool on a slow disk
 _LONGEST_S = 5.0
-_FEW = 1000  # jobs: why one of them waits is planned as soon as the cursor is on it
-_LOW = 16  # lines: a lower terminal shows nothing below the list until it is asked for
+_FEW = 1000  # jobs: with fewer, the reasons of a job are computed as soon as the cursor is on it
+_LOW = 16  # lines: a lower terminal shows nothing below the list until requested
 _GPU_LINES = 4
 _GOES_ON = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
 _VIEWS = ("queue", "history", "gpus")
@@ -70,7 +70,7 @@ def _bar(part: float, words: str) -> str:
 
 
 class Looked(Message):
-    """The spool was looked at; `seen` None: nothing new, or it cannot be used (`problem`)."""
+    """The spool was read; `seen` None: nothing new, or it is unusable (`problem`)."""
 
     def __init__(self, seen: Overview | None, problem: str) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Looked(Message):
 
 
 class SubjectRead(Message):
-    """The lines about a job are others; *anew*: it is another job."""
+    """The lines about a job have changed; *anew*: it is another job."""
 
     def __init__(self, subject: PaneSubject, lines: Sequence[str], *, anew: bool) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class SubjectRead(Message):
 
 
 class Broken(Message):
-    """A thread has met a bug, and has ended."""
+    """A thread has ended with a bug."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Broken(Message):
 
 
 class Done(Message):
-    """Something that was asked for is done, or cannot be."""
+    """A requested action is done, or has failed."""
 
     def __init__(self, words: str, *, failed: bool = False) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Done(Message):
 
 
 class Top(App[int]):
-    """The screen. All reading and changing of the spool is done in threads, which send messages."""
+    """The screen. Threads do all reading and changing of the spool, and send messages."""
 
     TITLE = "spool top"
     ENABLE_COMMAND_PALETTE = False
@@ -179,8 +179,8 @@ class Top(App[int]):
         self._order: str | None = None
         self._facts = ""
         self._subject: PaneSubject | None = None
-        self._read: SubjectReader | None = None  # the thread's alone
-        # Kept, as messages still come in while the screen is closed, when no search finds its parts any more.
+        self._read: SubjectReader | None = None  # used by the thread only
+        # Kept in attributes: messages still arrive while the screen is closed, when queries find no widgets any more.
         self._header, self._gpu_lines = Static(id="header"), Static(id="gpu-lines")
         self._facts_line, self._pane = Static(id="facts"), TextPane(id="pane")
         self._views = Choices(id="views")
@@ -197,7 +197,7 @@ class Top(App[int]):
         self._reads = Repeater(self._read_subject, self._broken)
 
     def compose(self) -> ComposeResult:
-        """Lay out the parts."""
+        """Create the widgets."""
         yield self._header
         yield self._gpu_lines
         yield self._views
@@ -211,7 +211,7 @@ class Top(App[int]):
         yield footer
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Start reading."""
         self.action_view("queue")
         self._draw_header()
         self._looks.start()
@@ -219,14 +219,14 @@ class Top(App[int]):
         self.set_interval(_EVERY_S, self._tick)
 
     def on_unmount(self) -> None:
-        """Have the threads end."""
+        """End the threads."""
         self._looks.end()
         self._reads.end()
 
-    # --- what the threads do -------------------------------------------------------------------------------------
+    # --- the threads ---------------------------------------------------------------------------------------------
 
     def _look(self) -> float:
-        """Look at the spool, send what is new, and return how long to rest."""
+        """Read the spool, send news, and return the time until the next look."""
         begun = time.monotonic()
         seen, problem = None, ""
         try:
@@ -239,7 +239,7 @@ class Top(App[int]):
         return min(max(_EVERY_S, _REST * (time.monotonic() - begun)), _LONGEST_S)
 
     def _read_subject(self) -> float:
-        """Read what there is about the job under the cursor, send what is new, and return how long to rest."""
+        """Read the job under the cursor, send news, and return the time until the next look."""
         subject, reader = self._subject, self._read
         anew = subject is not None and (reader is None or reader.subject.key != subject.key)
         if reader is not None and (subject is None or anew):
@@ -259,7 +259,7 @@ class Top(App[int]):
         self.post_message(Broken(error))
 
     def _ask(self, name: str, act: Callable[[Spool], str]) -> None:
-        """Have *act* done in a thread, and told of; then look at once."""
+        """Run *act* in a thread and report the result; then look at once."""
 
         def do() -> None:
             try:
@@ -272,16 +272,16 @@ class Top(App[int]):
 
         in_thread(do)
 
-    # --- what they send ------------------------------------------------------------------------------------------
+    # --- their messages ------------------------------------------------------------------------------------------
 
     @on(Broken)
     def broken(self, message: Broken) -> None:
-        """End with the traceback of a bug in a thread, as with that of any other."""
+        """Exit with the traceback of a bug in a thread."""
         raise message.error
 
     @on(Looked)
     def looked(self, message: Looked) -> None:
-        """Show what is new."""
+        """Show the news."""
         if not self._is_open or (message.seen is None and message.problem == self._problem):
             return
         self._problem = message.problem
@@ -292,13 +292,13 @@ class Top(App[int]):
 
     @on(SubjectRead)
     def subject_read(self, message: SubjectRead) -> None:
-        """Show the lines about a job, unless the cursor has gone on."""
+        """Show the lines about a job, unless the cursor has moved on."""
         if self._is_open and self._subject is not None and message.subject.key == self._subject.key:
             self._pane.show_lines(message.lines, anew=message.anew)
 
     @on(Done)
     def done(self, message: Done) -> None:
-        """Tell what was done."""
+        """Show the result of an action."""
         self.notify(
             shown(message.words),
             severity="error" if message.failed else "information",
@@ -322,7 +322,7 @@ class Top(App[int]):
 
     @property
     def _is_open(self) -> bool:
-        """Whether there is something to draw on: messages come in while the screen is closed, too."""
+        """Whether there is a screen to draw on: messages arrive even while it is closed."""
         return bool(self.screen_stack) and bool(self._base.query(TextPane))
 
     @property
@@ -383,7 +383,7 @@ class Top(App[int]):
 
     @on(RowList.Moved)
     def moved(self) -> None:
-        """Read about the job that the cursor is on now."""
+        """Read the job under the cursor."""
         if not self._is_open:
             return
         row, enlarged = self._row, self._base.has_class("enlarged")
@@ -398,7 +398,7 @@ class Top(App[int]):
 
     @on(Resize)
     def resized(self) -> None:
-        """Leave out what there is no room for."""
+        """Hide parts that do not fit."""
         self._base.set_class(self.size.height < _LOW, "low")
         self._draw_header()
 
@@ -420,12 +420,12 @@ class Top(App[int]):
         self.moved()
 
     def action_next_view(self, by: int) -> None:
-        """Show the list beside this one."""
+        """Show the next or previous list."""
         self.action_view(_VIEWS[(_VIEWS.index(self._view) + by) % len(_VIEWS)])
 
     @on(RowList.Opened)
     def action_enlarge(self) -> None:
-        """Give the job the whole screen, or the list its part again."""
+        """Give the job the whole screen, or restore the list."""
         if self._row is None and not self._base.has_class("enlarged"):
             return
         enlarged = not self._base.has_class("enlarged")
@@ -434,7 +434,7 @@ class Top(App[int]):
         self.moved()
 
     def action_leave(self) -> None:
-        """Leave what was opened last: the job, else the filter."""
+        """Close the last thing that was opened: the job, else the filter."""
         if self._base.has_class("enlarged"):
             self.action_enlarge()
             return
@@ -451,19 +451,19 @@ class Top(App[int]):
 
     @on(Input.Changed, "#filter")
     def filter_changed(self) -> None:
-        """Filter while it is typed."""
+        """Filter while the user types."""
         self._draw_lists(("queue", "history"))
         self._draw_views()
 
     @on(Input.Submitted, "#filter")
     def filter_kept(self) -> None:
-        """Keep the filter and go on in the list."""
+        """Keep the filter and return to the list."""
         self._filter.remove_class("asked")
         self._list.focus()
 
     @on(RowList.Headed)
     def headed(self, message: RowList.Headed) -> None:
-        """Sort by a column; by the same again: as before."""
+        """Sort by a column; a second time restores the usual order."""
         order = {"time": "started"}.get(message.column, message.column)
         if order in ORDERS and self._view != "gpus":
             self._order = None if order == self._order else order
@@ -471,11 +471,11 @@ class Top(App[int]):
             self._draw_views()
 
     def action_help(self) -> None:
-        """Show what the keys do."""
+        """Show the keys."""
         self.push_screen(Help(self.KEYS, _MORE))
 
     def action_theme(self) -> None:
-        """Take the next theme."""
+        """Switch to the next theme."""
         names = list(_THEMES.values())
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
@@ -553,13 +553,13 @@ class Top(App[int]):
         self.push_screen(Prompt(f"Priority of {row.name}", str(row.priority or 0)), answered)
 
     def action_edit(self) -> None:
-        """Edit the job's file as `spool edit` does it."""
+        """Edit the job's file as `spool edit` does."""
         row = self._job()
         if row is not None:
             self._away(lambda: group.run(["--spool", self._root, "edit", "--", row.name]))
 
     def action_attach(self) -> None:
-        """Go to the terminal of the job."""
+        """Attach to the terminal of the job."""
         row = self._job()
         if row is None:
             return
@@ -571,9 +571,9 @@ class Top(App[int]):
         self._away(lambda: subprocess.run(words, check=False).returncode)
 
     def _away(self, act: Callable[[], int]) -> None:
-        """Leave the terminal to *act*; where that fails, until what it said has been read."""
+        """Give the terminal to *act*; if it fails, wait until its output has been read."""
         with self.suspend():
-            before = signal.signal(signal.SIGINT, signal.default_int_handler)  # or Ctrl-C would end the screen
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)  # otherwise Ctrl-C would end the screen
             try:
                 if act() != 0:
                     input("Press Enter to return to `spool top` ")
@@ -585,7 +585,7 @@ class Top(App[int]):
         self._looks.wake()
 
     def _job(self) -> JobRow | None:
-        """Return the job under the cursor; without one say so."""
+        """Return the job under the cursor; without one, show a message."""
         row = self._row
         if row is None:
             self.notify("no job is selected", severity="warning")
@@ -605,7 +605,7 @@ def _column(name: str) -> ListColumn[JobRow]:
 
     def text(row: JobRow) -> str:
         words = field.text(ListedJob(row, row.name), time.time_ns())
-        return words if words or name != "reason" else header.progress_bar(row)  # what runs needs no reason
+        return words if words or name != "reason" else header.progress_bar(row)  # a running job needs no reason
 
     return ListColumn(name, field.column, text)
 

@@ -1,4 +1,4 @@
-"""Work that the screen leaves to threads so that a key never waits for a disk: reading the spool and output.
+"""Reading of the spool and of output in threads, so that a key never waits for a disk.
 
 The threads are daemons: one that hangs in an unresponsive file system does not prevent an exit.
 """
@@ -22,18 +22,18 @@ from spool.query.explain import why, why_never_begun
 from spool.query.jobs import JobRow
 from spool.store.spool import Spool
 
-_LINES = 1000  # of an output that are kept
+_LINES = 1000  # lines kept of an output
 _LONGEST = 2000  # characters of a line
 _TAB = 8
-_AGAIN_S = 10.0  # why a job waits changes without its row
+_AGAIN_S = 10.0  # the reason for a wait changes without the job's row
 _WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")  # as ECMA-48 has them
 
 
 class Repeater(threading.Thread):
-    """Calls *turn* again and again, after the seconds that it returned, or sooner when it is woken.
+    """Calls *turn* again and again, each time after the seconds that it returned, or sooner when woken.
 
-    An error of it, which is a bug, is handed to *broken*, and is its end.
+    Its error, which is a bug, is passed to *broken*, and ends the thread.
     """
 
     def __init__(self, turn: Callable[[], float], broken: Callable[[Exception], object]) -> None:
@@ -44,7 +44,7 @@ class Repeater(threading.Thread):
         self._over = False
 
     def run(self) -> None:
-        """Go on until it is ended."""
+        """Run until `end` is called."""
         try:
             while not self._over:
                 self._woken.clear()
@@ -53,35 +53,35 @@ class Repeater(threading.Thread):
             quietly(partial(self._broken, error))
 
     def wake(self) -> None:
-        """Have the next turn at once."""
+        """Start the next turn at once."""
         self._woken.set()
 
     def end(self) -> None:
-        """Have no further turn."""
+        """Start no further turn."""
         self._over = True
         self._woken.set()
 
 
 class LogText:
-    """The last lines of an output, as a terminal would show them: a bar that is drawn again is one line."""
+    """The last lines of an output as a terminal would show them: a redrawn progress bar is one line."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._torn = b""
 
     def feed(self, data: bytes) -> None:
-        """Take what has been written since."""
+        """Append new output."""
         *whole, self._torn = (self._torn + data).split(b"\n")
         self._lines.extend(map(_drawn, whole))
         self._torn = self._torn[-(_LONGEST * 16) :]
 
     def lines(self) -> list[str]:
-        """Return the lines, the one that has no end yet too."""
+        """Return the lines, including an incomplete last one."""
         return [*self._lines, *([_drawn(self._torn)] if self._torn else ())]
 
 
 def _drawn(line: bytes) -> str:
-    r"""Return what is left of a line when everything before a \r is written over; without colours, controls escaped."""
+    r"""Return the visible rest of a line in which \r overwrites; without colours, controls escaped."""
     text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     text = _ESCAPE.sub("", text).expandtabs(_TAB)
     return shown(text[:_LONGEST] + ("…" if len(text) > _LONGEST else ""))
@@ -89,14 +89,14 @@ def _drawn(line: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PaneSubject:
-    """What the pane below the list shows: a job, in full or in brief."""
+    """The content of the pane below the list: a job, in full or in brief."""
 
     row: JobRow
     fully: bool = False
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return what is another value once something else has to be read."""
+        """A value that changes when something else must be read."""
         row = self.row
         return row.name, row.place, row.run, row.state, self.fully, row.reason if row.state in _WAITING else ""
 
@@ -115,7 +115,7 @@ class SubjectReader:
         self._asked_at = 0.0
 
     def news(self) -> list[str] | None:
-        """Return the lines if they are others than those of the last call. Called by one thread."""
+        """Return the lines if they have changed since the last call. For one thread."""
         try:
             lines = self._lines()
         except SpoolError as error:
@@ -161,11 +161,11 @@ class SubjectReader:
 
 
 def in_thread(act: Callable[[], None]) -> None:
-    """Call *act*, which handles its errors, without waiting for it."""
+    """Call *act*, which handles its own errors, in a new thread."""
     threading.Thread(target=act, daemon=True).start()
 
 
 def quietly(post: Callable[[], object]) -> None:
-    """Call *post*, which reaches nobody once the screen has gone."""
+    """Call *post*, ignoring errors of a closed screen."""
     with suppress(RuntimeError):
         post()

@@ -1,4 +1,4 @@
-"""The text around the lists: the spool's condition, what is in use, each GPU, one job."""
+"""The text around the lists: the spool's condition, its use of the machine, each GPU, one job."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def bar(part: float, width: int) -> str:
 
 
 def progress_bar(row: JobRow) -> str:
-    """Return a bar for how far a run says that it is, "" where it gives no percentage."""
+    """Return a bar for the progress of a run, "" without a percentage."""
     match = _PERCENT.fullmatch(row.progress)
     return bar(int(match[1]) / 100, _PROGRESS_BAR) if match else ""
 
 
 def header(seen: Overview | None, root: str, problem: str, width: int) -> Text:
-    """Return the lines above the lists: the spool and its counts, CPUs and memory, and what is wrong."""
+    """Return the lines above the lists: the spool and its counts, CPUs and memory, and problems."""
     lines = [_title(seen, root, width)]
     if seen is not None and seen.machine is not None and width >= 2 * _MOST_BAR:
         lines.append(_machine(seen, width))
@@ -110,7 +110,7 @@ def _machine(seen: Overview, width: int) -> Text:
 
 
 def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
-    """Return a line for each GPU, up to a maximum: memory, utilisation, and who has it."""
+    """Return a line for each GPU, up to a maximum: memory, utilisation, and its users."""
     lines = []
     for gpu in gpus[: most if len(gpus) <= most else max(0, most - 1)]:
         room = max(_LEAST_BAR, min(12, width // 8))
@@ -129,13 +129,13 @@ def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
 
 
 def memory(gpu: GpuGlance) -> tuple[float, str]:
-    """Return which part of a GPU's memory is taken, and that in words; unknown is "?"."""
+    """Return the used part of a GPU's memory, and that in words; unknown is "?"."""
     used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
     return (used / total if used and total else 0.0), f"{render.size(used) or '?'}/{render.size(total) or '?'}"
 
 
 def use(gpu: GpuGlance) -> str:
-    """Return how much a GPU computes."""
+    """Return the utilisation of a GPU."""
     return "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} %"
 
 

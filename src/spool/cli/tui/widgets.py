@@ -25,13 +25,13 @@ from spool.cli import render
 from spool.core.errors import shown
 from spool.core.lazyclass import dataclass
 
-_SAMPLE = 200  # rows by whose texts the columns of a long list are laid out
+_SAMPLE = 200  # rows whose texts determine the column widths of a long list
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ListColumn(Generic[T]):
-    """A column of a list: how it is drawn, and what it says of a row at this moment."""
+    """A column of a list: its layout, and its text for a row at this moment."""
 
     name: str
     column: render.Column
@@ -41,8 +41,9 @@ class ListColumn(Generic[T]):
 class RowList(ScrollView, Generic[T], can_focus=True):
     """A list of rows under a heading; only visible rows are drawn, so its length costs nothing.
 
-    The cursor stays with the row that it is on while others come and go, and on the same line of the screen: with that
-    *key*, else with the name that the key begins with. At the top of a list without the focus it stays at the top.
+    The cursor stays on its row while others come and go, at the same line of the screen: on the row with the same
+    *key*, else with the same name, the first part of the key. At the top of a list without the focus it stays at the
+    top.
     """
 
     ALLOW_SELECT = False
@@ -91,7 +92,7 @@ class RowList(ScrollView, Generic[T], can_focus=True):
 
     @property
     def current(self) -> T | None:
-        """The row that the cursor is on."""
+        """The row under the cursor."""
         return self._rows[self._at] if self._rows else None
 
     def show_rows(self, rows: Sequence[T], nothing: str) -> None:
@@ -111,26 +112,26 @@ class RowList(ScrollView, Generic[T], can_focus=True):
             self.post_message(self.Moved())
 
     def _place_of(self, key: tuple[Hashable, ...], rows: Sequence[T]) -> int:
-        """Return where the row with that key is now; else where one with the same name is, else where it was."""
+        """Return the present place of the row with that key; else of one with the same name, else the old place."""
         keys = [self._key(row) for row in rows]
         if key in keys:
             return keys.index(key)
         return next((at for at, other in enumerate(keys) if other[0] == key[0]), self._at)
 
     def draw_changed(self) -> None:
-        """Draw those lines again whose texts are others by now, as the time that a job has run."""
+        """Redraw the lines whose texts have changed, such as the run time of a job."""
         for y, (texts, style) in list(self._drawn.items()):
             at = self.scroll_offset.y + y - 1
             if at < len(self._rows) and (self._texts(self._rows[at]), self._style(self._rows[at])) != (texts, style):
                 self.refresh(Region(0, y, self.size.width, 1))
 
     def on_resize(self) -> None:
-        """Lay the columns out anew."""
+        """Lay out the columns again."""
         self._lay_out()
         self._keep_in_view()
 
     def render_line(self, y: int) -> Strip:
-        """Return a line of what is seen."""
+        """Return a visible line."""
         width = self.size.width
         if y == 0:
             style = self.get_component_rich_style("rowlist--head")
@@ -160,7 +161,7 @@ class RowList(ScrollView, Generic[T], can_focus=True):
         return [shown(column.text(row)) for column in self._columns]
 
     def _lay_out(self) -> None:
-        """Give each column its width, by the first rows and some of the others; leave out what says nothing."""
+        """Set the column widths, by the first rows and some others; drop empty columns."""
         some = [*self._rows[:_SAMPLE], *self._rows[_SAMPLE :: max(1, len(self._rows) // _SAMPLE)]]
         texts = [self._texts(row) for row in some]
         said = [at for at, column in enumerate(self._columns) if not column.column.drop or any(t[at] for t in texts)]
@@ -179,7 +180,7 @@ class RowList(ScrollView, Generic[T], can_focus=True):
             self.scroll_to(y=wanted, animate=False, force=True, immediate=True)
 
     def watch_has_focus(self, _: bool) -> None:
-        """Draw the cursor as one that keys move, or as one that they do not."""
+        """Redraw the cursor, whose style depends on the focus."""
         self.refresh()
 
     def _go(self, at: int) -> None:
@@ -195,7 +196,7 @@ class RowList(ScrollView, Generic[T], can_focus=True):
         self._go(self._at + by)
 
     def action_page(self, by: int) -> None:
-        """Move the cursor by what is seen."""
+        """Move the cursor by a screen."""
         self._go(self._at + by * max(1, self.size.height - 2))
 
     def action_edge(self, to: int) -> None:
@@ -203,12 +204,12 @@ class RowList(ScrollView, Generic[T], can_focus=True):
         self._go(0 if to < 0 else len(self._rows) - 1)
 
     def action_open(self) -> None:
-        """Tell that the row is wanted."""
+        """Report that the row was opened."""
         if self._rows:
             self.post_message(self.Opened())
 
     def on_click(self, event: events.Click) -> None:
-        """Move the cursor to the row; twice: open it. Of the head: tell which column it was."""
+        """Move the cursor to the row; on a second click open it. For the head, report the column."""
         if event.y == 0:
             self._head_clicked(event.x - 1)
             return
@@ -235,7 +236,7 @@ class TextPane(ScrollView, can_focus=True):
         self._lines: Sequence[str] = ()
 
     def show_lines(self, lines: Sequence[str], *, anew: bool) -> None:
-        """Show other lines; *anew*: of something else, from their end on."""
+        """Show other lines; *anew*: of another text, from their end on."""
         at_end = anew or self.is_vertical_scroll_end
         self._lines = lines
         self.virtual_size = Size(max(map(cell_len, lines), default=0), len(lines))
@@ -244,7 +245,7 @@ class TextPane(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Return a line of what is seen."""
+        """Return a visible line."""
         x, top = self.scroll_offset
         at = top + y
         text = self._lines[at] if at < len(self._lines) else ""
@@ -252,10 +253,10 @@ class TextPane(ScrollView, can_focus=True):
 
 
 class Choices(Static):
-    """A line of words, one of them selected, by a click too."""
+    """A line of words, one of them selected, also by mouse."""
 
     class Chosen(Message):
-        """One was clicked."""
+        """A word was clicked."""
 
         def __init__(self, name: str) -> None:
             super().__init__()
@@ -276,14 +277,14 @@ class Choices(Static):
         self.update(text)
 
     def on_click(self, event: events.Click) -> None:
-        """Tell which word was clicked."""
+        """Report the word that was clicked."""
         name = next((name for end, name in self._ends if event.x < end), None)
         if name is not None:
             self.post_message(self.Chosen(name))
 
 
 class Question(ModalScreen[bool]):
-    """A yes-or-no question."""
+    """A question with the answers yes and no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "Yes"),
@@ -296,7 +297,7 @@ class Question(ModalScreen[bool]):
         self._question, self._yes, self._no = question, yes, no
 
     def compose(self) -> ComposeResult:
-        """Make the dialog; the careful answer has the focus."""
+        """Create the dialog; the safe answer has the focus."""
         with Vertical(classes="dialog"):
             yield Static(Text(shown(self._question)))
             with Horizontal(classes="answers"):
@@ -305,7 +306,7 @@ class Question(ModalScreen[bool]):
 
     @on(Button.Pressed)
     def pressed(self, event: Button.Pressed) -> None:
-        """Answer by a click, or Enter."""
+        """Answer by mouse, or Enter."""
         self.dismiss(event.button.id == "yes")
 
     def action_answer(self, answer: bool) -> None:
@@ -314,7 +315,7 @@ class Question(ModalScreen[bool]):
 
 
 class Prompt(ModalScreen[str | None]):
-    """A question with a text as its answer; None: dismissed."""
+    """A prompt for a text; None: dismissed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave it")]
 
@@ -323,7 +324,7 @@ class Prompt(ModalScreen[str | None]):
         self._question, self._value = question, value
 
     def compose(self) -> ComposeResult:
-        """Make the dialog."""
+        """Create the dialog."""
         with Vertical(classes="dialog"):
             yield Static(Text(shown(self._question)))
             yield Input(self._value, compact=True)
@@ -331,16 +332,16 @@ class Prompt(ModalScreen[str | None]):
 
     @on(Input.Submitted)
     def submitted(self, event: Input.Submitted) -> None:
-        """Answer with what was typed."""
+        """Return the typed text."""
         self.dismiss(event.value)
 
     def action_leave(self) -> None:
-        """Answer with nothing."""
+        """Dismiss the prompt."""
         self.dismiss(None)
 
 
 class Help(ModalScreen[None]):
-    """What the keys do."""
+    """The list of keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter", "leave", "Back")]
 
@@ -349,7 +350,7 @@ class Help(ModalScreen[None]):
         self._keys, self._more = keys, more
 
     def compose(self) -> ComposeResult:
-        """Make the page."""
+        """Create the page."""
         table = Table.grid(padding=(0, 2))
         for key, does in self._keys:
             table.add_row(Text(key, style="bold"), Text(does))
@@ -358,5 +359,5 @@ class Help(ModalScreen[None]):
             yield Static(Text(f"\n{self._more}"))
 
     def action_leave(self) -> None:
-        """Go back."""
+        """Close the page."""
         self.dismiss(None)
