@@ -213,6 +213,7 @@ PLAIN |= {"command": SHOW, "workdir": "ROOT", "environment": {}, "umask": 0o022,
 @example(case=PLAIN)
 @example(case=PLAIN | {"stdout": "ROOT/new/er/out", "stderr": "ROOT/also/err", "umask": 0})
 @example(case=PLAIN | {"stdout": "ROOT/sub", "stderr": "ROOT/also/err"})
+@example(case=PLAIN | {"before": "stop"})
 @example(case=PLAIN | {"stdout": "ROOT/new/"})
 @example(case=PLAIN | {"stdout": "ROOT/new/er", "stderr": "ROOT/new/er/out"})
 @example(case=PLAIN | {"before": "error!", "command": ("missing",)})

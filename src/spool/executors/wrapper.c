@@ -1051,6 +1051,7 @@ static int run_command(void)
     int status = 0;
     if (ended)
         return ended;
+    has_run = 1; /* a shell starts its child first, and that finds the records */
     if (exists("stop") || exists("signal"))
         return 128 + SIGTERM; /* the run was stopped before this process could hear of it */
     put("status", "running\n"); /* before the command can tamper with its records */
@@ -1062,7 +1063,6 @@ static int run_command(void)
         go_back();
     }
     child = pid;
-    has_run = 1;
     do {
         const long number = k_sigwait(heard, -1);
         if (number > 0 && number != SIGCHLD)
