@@ -82,6 +82,7 @@ CORE_STDLIB = {
 HOMES = {
     "click": "cli",
     "filelock": "store/lock.py",
+    "jinja2": "page/document.py",
     "libtmux": "executors/tmux.py",
     "msgspec": "formats",
     "pluggy": "listeners/plugins.py",

@@ -6,6 +6,7 @@ import re
 import time
 from base64 import b64encode
 from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,13 @@ def test_controls_and_bidi_controls_are_made_visible(spool_root: Path) -> None:
     text = page_of(hostile(spool_root), NOW_NS)
     assert not re.search("[\u202a-\u202e\u2066-\u2069\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", text)
     assert r"\u202egnp.exe\u0007\u001b[31m\ud800" in text
+
+
+def test_only_our_own_style_and_script_go_in_as_they_are() -> None:
+    """The template escapes everything but the style sheet and the script of the package."""
+    template = (files("spool.page") / "page.html").read_text()
+    assert re.findall(r"(\w+) *\| *safe\b", template) == ["style", "script"]
+    assert not re.search(r"autoescape|Markup", template)
 
 
 def test_long_texts_are_shortened(spool_root: Path) -> None:

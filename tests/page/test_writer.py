@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -232,3 +234,21 @@ def test_the_doctor_tells_whether_it_can_be_written(spool_root: Path, stated: st
     check = [check for check in OF_THE_MACHINE if check.name == "status page"]
     found = [finding.text for finding in examine(str(spool_root), checks=check)]
     assert found == ([told.format(root=spool_root)] if told is not None else [])
+
+
+LOADS = """
+import sys
+from spool.cli import fastsubmit, group, ls
+from spool.dispatcher import service
+from spool.listeners import by_kind, process
+service.preload()
+before = "jinja2" in sys.modules
+by_kind("page", ".", lambda: None)
+print(before, "jinja2" in sys.modules)
+"""
+
+
+def test_the_template_engine_is_loaded_for_the_page_alone() -> None:
+    """Neither a command nor a dispatcher nor the process of the listeners imports Jinja2 before a page is asked for."""
+    said = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True)
+    assert said.stdout == "False True\n"

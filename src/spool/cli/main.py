@@ -1,6 +1,6 @@
 """The entry point of `spool`: the fast path or the full one, and how errors end.
 
-An expected error is one line on stderr and the exit code of its class (`core/errors.py`); only a bug prints a trace.
+An expected error is one line on stderr and the exit code of its class (`core/errors.py`); a bug prints a traceback.
 A command for several jobs continues after a failure and exits with the highest code. `wait`, `run` and `submit --wait`
 exit like the job (`code_of` of `cli/wait.py`).
 """
