@@ -84,6 +84,36 @@ def test_jobs_that_share_a_licence_are_told_one_after_the_other(spool: Command, 
     assert re.search(r"^could start: in 6 s, .*, if the time limits hold$", said, re.MULTILINE)
 
 
+def test_the_tasks_of_an_array_are_planned_before_it_is_expanded(spool: Command, spool_root: Path, now: int) -> None:
+    """The tasks of a waiting `%1` array start one after the other, and then the job that depends on the array."""
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 2\n")
+    put_job(spool_root, "sweep", limited("2m", 'array = "0-2%1"\n'))
+    put_job(spool_root, "after", limited("1m", 'depends_on = "sweep"\n'))
+    plan = asked(spool, "plan")
+    assert [each["name"] for each in plan["starts"]] == ["sweep_0"]
+    assert starts(spool, now) == {"sweep_1": 120, "sweep_2": 240, "after": 360}
+    assert asked(spool, "why", "sweep_2")["reasons"][0]["text"] == "array limit: 1 of 1 running"
+    assert spool("why", "sweep_3").code == 3
+
+
+def test_the_tasks_that_an_array_has_not_issued_are_planned(spool: Command, spool_root: Path, now: int) -> None:
+    """A task that is still in `tasks/` waits like the others, unless its array is held or another job has its name."""
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 1\n")
+    text = limited("2m", 'array = "0-2"\n')
+    put_job(spool_root, "sweep", text, "running")
+    metadir = spool_root / "jobs" / "sweep" / "1"
+    (metadir / "tasks").mkdir(parents=True)
+    (metadir / "job.toml").write_text(text)
+    record = run_records.ArrayRecord("sweep", 1, 3, submitted_at_ns=now - MINUTE, expanded_at_ns=now)
+    (metadir / "array.toml").write_bytes(run_records.render_array(record))
+    for index in (1, 2):
+        (metadir / "tasks" / f"sweep_{index}.toml").write_text(limited("2m"))
+    put_job(spool_root, "sweep_2", limited("3m"), "held")
+    assert [each["name"] for each in asked(spool, "plan")["starts"]] == ["sweep_1"]
+    (spool_root / "running" / "sweep.toml").rename(spool_root / "held" / "sweep.toml")
+    assert asked(spool, "plan")["starts"] == []
+
+
 def test_nothing_is_promised_under_the_floor_of_the_disk(spool: Command, spool_root: Path) -> None:
     """`why`, `plan` and `info` say the same of the disk, in the same units, and no start is told."""
     (spool_root / "config.toml").write_text('autostart = false\ndisk_floor = "100T"\n')

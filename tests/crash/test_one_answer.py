@@ -16,6 +16,7 @@ from crash.world import World, world_at
 from spool.cli.ls import FIELDS
 from spool.cli.render import plain
 from spool.core import layout
+from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
@@ -177,7 +178,10 @@ def _planned(spool: Spool, rows: dict[str, list[JobRow]], *, fresh: bool) -> Non
         if name in named:
             assert answer.expected == named[name].expected, f"plan {name}: expected"
     for name in named:
-        assert any(row.place == QUEUED for row in rows.get(name, ())), f"{name} is planned and not in the list"
+        # Or its array is, which has not issued it yet.
+        of_array = any(row.array or row.place == QUEUED for row in rows.get(array_of(name), ()))
+        listed = any(row.place == QUEUED for row in rows.get(name, ()))
+        assert listed or of_array, f"{name} is planned and not in the list"
     for name, found in rows.items():
         if found[0].state in RUNS and all(row.place == RUNNING for row in found):
             with pytest.raises(SpoolError) as error:

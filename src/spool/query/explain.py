@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from spool.core.arrays import array_of
 from spool.core.errors import SpoolError, cannot
 from spool.core.forecast import StartForecast, forecast
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -66,11 +67,14 @@ def why(spool: Spool, name: str) -> Explanation:
         if DONE in places or spool.runs(name):
             remedy = f"`spool show {name}` says how"
             raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
-        raise spool.no_such_job("find", f"job {name}", name)
+        if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
+            raise spool.no_such_job("find", f"job {name}", name)
     lister = JobLister(spool)
-    seen = snapshot(spool)
+    seen = snapshot(spool, with_tasks=True)
     said = lister.state.jobs.get(name) if lister.state is not None else None
     job = seen.view.queue.get(name) or seen.view.held.get(name)
+    if job is None and not places:
+        raise spool.no_such_job("find", f"job {name}", name)
     if job is None:
         reasons: tuple[PendingReason, ...] = (
             PendingReason("invalid", seen.left_out.get(name, "its file has just been removed")),
@@ -88,7 +92,7 @@ def why(spool: Spool, name: str) -> Explanation:
     run_time = seen.view.past.run_times.of_job(job) if job is not None else None
     return Explanation(
         name=name,
-        place=QUEUED if QUEUED in places else HELD,
+        place=HELD if HELD in places and QUEUED not in places else QUEUED,
         beside=tuple(other for other in (RUNNING, HELD) if other in places and QUEUED in places)
         or ((RUNNING,) if RUNNING in places else ()),
         reasons=reasons,
@@ -259,7 +263,7 @@ class Preview:
 
 def preview(spool: Spool) -> Preview:
     """Return what a dispatcher would do now and later, from a fresh look at the spool and the machine."""
-    seen = snapshot(spool)
+    seen = snapshot(spool, with_tasks=True)
     view, plan = seen.view, seen.plan
     asked = _asked_about(spool)
     grants = {start.name: start.grant for start in plan.starts if start.name not in asked}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 from spool.core import layout
+from spool.core.arrays import array_of
 from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
@@ -63,11 +65,11 @@ class Snapshot:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False) -> Snapshot:
+def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False, with_tasks: bool = False) -> Snapshot:
     """Return the state of the spool and the machine, and the plan for this moment.
 
     The GPUs are read if a job wants one, or always with *with_gpus*; the view of a dispatcher that watches them takes
-    precedence, so that all answers agree.
+    precedence, so that all answers agree. *with_tasks*, the tasks that arrays have not issued yet wait like the others.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
@@ -89,17 +91,38 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         world.close()
     machine = replace(machine, refusal=refusal)
     policy = settings.config.policy
+    arrays = _ForeseenNames(spool, table, _expand(table, now_ns)) if with_tasks else ArrayNames(spool, table)
     if table.queue or table.held or table.runs:  # otherwise no estimate needs the history
         table.remember(past_of(spool, now_ns, policy))
     view = table.view(
         machine,
         ended=OutcomeIndex(spool, table.array_state),
-        arrays=ArrayNames(spool, table),
+        arrays=arrays,
         reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,
         paused=spool.paused,
         holding=_held_back(said),
     )
     return Snapshot(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
+
+
+class _ForeseenNames(ArrayNames):
+    """The tasks of every array, of those too that nothing has *expanded* yet."""
+
+    def __init__(self, spool: Spool, table: SchedulerState, expanded: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__(spool, table)
+        self._expanded = expanded
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        return self._expanded.get(name) or super().__getitem__(name)
+
+
+def _expand(table: SchedulerState, now_ns: int) -> dict[str, tuple[str, ...]]:
+    """Let each task wait that an array has not issued yet; return the tasks of the arrays that nothing has expanded."""
+    found: dict[str, list[str]] = {}
+    for task in table.tasks_to_come(now_ns):
+        table.queue.put(task)
+        found.setdefault(array_of(task.name), []).append(task.name)
+    return {name: tuple(tasks) for name, tasks in found.items() if name in table.array_files}
 
 
 def _load_arrays(spool: Spool, table: SchedulerState, memory: Memory, now_ns: int) -> None:

@@ -219,7 +219,7 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
     from spool.core.runtimes import Source
     from spool.query.snapshot import snapshot  # imported on demand: a list does not need this half of the program
 
-    seen = snapshot(spool, now_ns)
+    seen = snapshot(spool, now_ns, with_tasks=True)
     run_times = seen.view.past.run_times
     ends = {name: at_ns for at_ns, name in seen.view.running.ends(now_ns)}
     starts = forecast(seen.plan, names)

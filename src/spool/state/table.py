@@ -7,12 +7,12 @@ predicts.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from spool.core.arrays import array_of
+from spool.core.arrays import Tasks, array_of
 from spool.core.backfill import Holding
 from spool.core.layout import HELD, QUEUED
-from spool.core.lazyclass import dataclass, field
+from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import (
     Machine,
     Policy,
@@ -399,6 +399,43 @@ class SchedulerState:
             return State.RUNNING
         array = self.arrays.get(array_of(name))
         return State.QUEUED if array is not None and name in array.unissued else None
+
+    def tasks_to_come(self, now_ns: int) -> Iterator[Waiting]:
+        """Yield the tasks that arrays have not issued yet, as each would wait if it were issued now.
+
+        A held array issues none. A task whose name another job has is left out.
+        """
+        for name in self.array_files:
+            job = self.jobs[name]
+            waiting = self._waiting(job, job.queued)
+            if waiting is not None:
+                tasks = Tasks(name, waiting.spec)
+                yield from self._issued(waiting, tasks, range(tasks.count), now_ns)
+        for array in self.arrays.values():
+            if array.held_since_ns is None and array.cancelled is None:
+                waiting = Waiting(
+                    array.name,
+                    array.spec,
+                    array.user,
+                    array.arrived_at_ns,
+                    executor_problem=self.executors.problem_of(array.spec),
+                    elsewhere=self.executors.elsewhere(array.spec.executor),
+                )
+                yield from self._issued(waiting, array.tasks, array.to_issue, now_ns)
+
+    def _issued(self, array: Waiting, tasks: Tasks, positions: Iterable[int], now_ns: int) -> Iterator[Waiting]:
+        spec = replace(array.spec, array=None, matrix=(), rows=(), max_running=None)
+        for position in positions:
+            task = tasks.task_name(position)
+            if task not in self.jobs and task not in self.arrays:
+                yield replace(
+                    array,
+                    name=task,
+                    spec=replace(spec, task=tasks.task(position)),
+                    arrived_at_ns=array.arrived_at_ns + position,
+                    waited_ns_before=0,
+                    clock_at_ns=now_ns,
+                )
 
     @property
     def held_arrays(self) -> frozenset[str]:
