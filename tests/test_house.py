@@ -107,7 +107,7 @@ ABROAD = {
 # The documented modules of the packages that have others beside them.
 DOORS = {
     "filelock": {"filelock"},
-    "libtmux": {"libtmux", "libtmux.common", "libtmux.exc"},
+    "libtmux": {"libtmux", "libtmux.exc"},
     "psutil": {"psutil"},
     "watchdog": {"watchdog.events", "watchdog.observers.api"},
 }
