@@ -82,3 +82,14 @@ def test_a_directory_that_took_the_place_of_another_is_watched(tmp_path: Path, h
     watch.read()
     watch.close()
     assert {hint.filename for hint in watch.take_hints()} == {"ours"}
+
+
+def test_a_working_directory_that_is_gone_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatcher that was started in a directory which is removed later, or was before, has file events."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    watch = DirectoryWatcher()
+    watch.start({"here": str(tmp_path)})
+    watch.close()
+    assert watch.problem is None

@@ -67,7 +67,7 @@ class _Emitter(EventEmitter):
     """
 
     def __init__(self, hear: Callable[[FileSystemEvent], None]) -> None:
-        super().__init__(EventQueue(), ObservedWatch("", recursive=False))
+        super().__init__(EventQueue(), ObservedWatch("/", recursive=False))  # its directories are in the events
         self._hear = hear
         self._directories: dict[int, str] = {}
         self.fd = _checked(_LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
