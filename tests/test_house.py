@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,19 @@ ABROAD = {
     ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
     ("store/locked_spool.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
+}
+
+# The documented modules of the packages that have others beside them.
+DOORS = {
+    "filelock": {"filelock"},
+    "libtmux": {"libtmux", "libtmux.exc"},
+    "psutil": {"psutil"},
+    "watchdog": {"watchdog.events", "watchdog.observers.api"},
+}
+
+PRIVATE: dict[str, str] = {
+    "cli/completion.py imports _resolve_context": "click has no public word for what a cut-off command line asks for",
+    "cli/completion.py imports _resolve_incomplete": "likewise",
 }
 
 MAX_LINES = 800  # beyond that, look again whether the module still hides one decision
@@ -565,6 +581,79 @@ def test_each_third_party_name_is_imported_in_one_place() -> None:
             wrong.append(f"{module.path}:{line} imports {top}; its place is {home}")
     assert not wrong
     assert set(ABROAD) == used
+
+
+def _of_a_library(name: str) -> bool:
+    top = name.split(".")[0]
+    return top in HOMES or any(top == package for _, package in ABROAD)
+
+
+def _library_names(module: Module) -> set[str]:
+    """Return the names under which a module has something of a third-party package."""
+    return {
+        alias.asname or alias.name.split(".")[0]
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if _of_a_library(getattr(node, "module", None) or alias.name)
+    }
+
+
+def test_third_party_packages_are_used_by_their_public_doors() -> None:
+    """Nothing private of a package is imported or read, nothing in it is assigned to, and each module is documented."""
+    wrong = set()
+    for module in modules():
+        doors = {name for name, _ in module.imports() if name.split(".")[0] in DOORS}
+        wrong |= {f"{module.path} imports {name}" for name in doors if name not in DOORS[name.split(".")[0]]}
+        theirs = _library_names(module)
+        wrong |= {f"{module.path} imports {name}" for name in theirs if _is_private(name)}
+        for node in ast.walk(module.tree):
+            targets = [target for target in _targets(node) if isinstance(target, ast.Attribute)]
+            wrong |= {f"{module.path} sets {ast.unparse(part)}" for part in targets if _root(part) in theirs}
+            if isinstance(node, ast.Attribute) and _is_private(node.attr) and _root(node) in theirs:
+                wrong.add(f"{module.path} reads {ast.unparse(node)}")
+    assert _unlisted(wrong, PRIVATE) == []
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _root(node: ast.expr) -> str:
+    """Return the name that a chain of attributes begins with."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_no_class_takes_over_a_private_part_of_a_library() -> None:
+    """What a class that inherits from a package calls `_name`, no class of the package calls so too."""
+    wrong = []
+    for module in modules():
+        theirs = _library_names(module)
+        for node in module.tree.body:
+            if not isinstance(node, ast.ClassDef) or not any(_root(_plain(base)) in theirs for base in node.bases):
+                continue
+            made = getattr(import_module("spool." + module.path.removesuffix(".py").replace("/", ".")), node.name)
+            bases = [base for base in made.__mro__ if _of_a_library(base.__module__) or base is threading.Thread]
+            private = {name for base in bases for name in _private_names(base)}
+            ours = set(_PRIVATE_NAME.findall(ast.unparse(node)))
+            wrong += [f"{module.path}: {node.name} has its own {name}" for name in sorted(ours & private)]
+    assert not wrong
+
+
+_PRIVATE_NAME = re.compile(r"(?:\bself\.|\bdef )(_[a-z]\w*)")
+
+
+def _private_names(base: type) -> set[str]:
+    try:
+        return set(_PRIVATE_NAME.findall(inspect.getsource(base)))
+    except (OSError, TypeError):  # it was compiled
+        return {name for name in vars(base) if _is_private(name)}
+
+
+def _plain(base: ast.expr) -> ast.expr:
+    return base.value if isinstance(base, ast.Subscript) else base
 
 
 def test_every_dependency_is_used_and_every_package_used_is_a_dependency() -> None:

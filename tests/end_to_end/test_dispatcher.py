@@ -24,9 +24,9 @@ import sys, errno
 sys.argv = ["spool", *sys.argv[1:]]
 from spool.dispatcher import inotify
 class Blind:
-    def __init__(self):
+    def __init__(self, hear):
         raise OSError(errno.EMFILE, "inotify instance limit reached")
-inotify._Inotify = Blind
+inotify._Emitter = Blind
 from spool.cli.main import main
 main()
 """

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pwd
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 from spool.machine import cgroups, host
-from spool.machine.host import Host, HostMemory, disk_free_bytes, less_reserve
+from spool.machine.host import Host, HostMemory, disk_free_bytes, file_system_of, less_reserve
 from spool.store.ownership import this_user
 
 MIB = 1 << 20
@@ -202,6 +203,18 @@ def test_disk_space_of_a_directory_that_is_gone_is_unknown(tmp_path: Path) -> No
     """A spool that cannot be asked has unknown space, which is None and not 0."""
     assert disk_free_bytes(tmp_path / "gone") is None
     assert (disk_free_bytes(tmp_path) or 0) > 0
+
+
+def test_the_file_system_of_a_path_is_that_of_the_innermost_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the mounts that a path is below the longest counts, the last one at a place, and none of a similar name."""
+    here = str(tmp_path)
+    mounts = [("/", "ext4"), (f"{here}/grün er", "nfs4"), (f"{here}/a", "xfs"), (f"{here}/a", "tmpfs")]
+    found = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: found)
+    paths = ("a", "a/b", "ab", "grün er/spool")
+    assert [file_system_of(f"{here}/{path}") for path in paths] == ["tmpfs", "tmpfs", "ext4", "nfs4"]
 
 
 def test_the_machine_is_put_together_with_configuration_above_what_was_found(root: Root, tmp_path: Path) -> None:

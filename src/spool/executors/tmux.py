@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
-from typing import Any
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
@@ -42,9 +41,8 @@ with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout or nothing):
     _missing = sys.__stdout__ is None
     if _missing:
         sys.__stdout__ = nothing  # type: ignore[misc]
-    import libtmux
-    from libtmux.common import tmux_cmd
-    from libtmux.exc import LibTmuxException, TmuxCommandNotFound
+    from libtmux import Server
+    from libtmux.exc import TmuxCommandNotFound
 
     if _missing:
         sys.__stdout__ = None  # type: ignore[misc]
@@ -132,9 +130,9 @@ class TmuxExecutor:
         except TmuxCommandNotFound:  # removed a moment ago
             _take_back(told)
             return None
-        except (OSError, LibTmuxException) as error:
+        except OSError as error:
             _take_back(told)
-            if isinstance(error, OSError) and refused(error):
+            if refused(error):
                 raise StartRefused(f"tmux was not started: {_words(error)}") from error
             raise SpoolError(cannot("start", f"job {launch.job}", _words(error), where="tmux")) from error
         took_s = time.monotonic() - begun
@@ -142,24 +140,24 @@ class TmuxExecutor:
         if self._slow_s > LIMIT_S:  # it answers, but the starts of a pass together would take as long as a hang
             self._hung, self._slow_s = (str(server.socket_path), None), 0.0
         # The last of the commands may fail where the first has not: there was no earlier session.
-        pids = answer.stdout[0].split() if answer.stdout else []
+        pids = answer.stdout.partition("\n")[0].split()
         if len(pids) != 2:
             _take_back(told)
-            why = "; ".join(answer.stderr) or f"it ended with {answer.returncode}"
+            why = "; ".join(filter(None, answer.stderr.splitlines())) or f"it ended with {answer.returncode}"
             if sounds_refused(why):
                 raise StartRefused(f"tmux has no room for another session: {why}")
             raise SpoolError(cannot("start", f"job {launch.job}", why, where="tmux"))
         jid = _identity(int(pids[0]), int(pids[1]))
         return self.engine.no_child(launch.job, launch.run, jid, launch.group)
 
-    def _asked(self, server: Server, words: list[str], told: str, launch: Launch) -> tmux_cmd:
+    def _asked(self, server: Server, words: list[str], told: str, launch: Launch) -> subprocess.CompletedProcess[str]:
         """Ask for the session, again if the server was just about to leave: its last session has ended this moment."""
         inheritance = _inheritance(launch)
         until = time.monotonic() + LIMIT_S
         while True:
             _write(told, inheritance)
-            answer = server.cmd("new-session", *words)
-            if answer.stdout or not _LEFT.search(" ".join(answer.stderr)) or time.monotonic() > until:
+            answer = _ask(server, "new-session", *words)
+            if answer.stdout or not _LEFT.search(answer.stderr) or time.monotonic() > until:
                 return answer
             time.sleep(0.005)
 
@@ -174,8 +172,8 @@ class TmuxExecutor:
             raise SpoolError(cannot("attach to", what, "tmux is not installed"))
         target = f"={session_of(job, run)}"
         try:
-            found = server.cmd("has-session", "-t", target)
-        except (OSError, LibTmuxException) as error:
+            found = _ask(server, "has-session", "-t", target)
+        except (OSError, TmuxCommandNotFound) as error:
             raise SpoolError(cannot("attach to", what, _words(error), where="tmux")) from error
         if found.returncode != 0:
             remedy = f"`spool log {job}` shows its output"
@@ -186,13 +184,13 @@ class TmuxExecutor:
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
         """Close the sessions that were kept of *runs*."""
-        with suppress(OSError, SpoolError, LibTmuxException):
+        with suppress(OSError, SpoolError, TmuxCommandNotFound):
             server = server_of(spool_dir)
             if not os.path.exists(str(server.socket_path)):
                 return
-            standing = set(server.cmd("list-sessions", "-F", "#{session_name}").stdout)
+            standing = set(_ask(server, "list-sessions", "-F", "#{session_name}").stdout.splitlines())
             for session in standing & {session_of(job, run) for job, run in runs}:
-                server.cmd("kill-session", "-t", f"={session}")
+                _ask(server, "kill-session", "-t", f"={session}")
 
     def _problem_of_place(self) -> str | None:
         """Return why the server's socket has no place; None once it has one, or no start has found none."""
@@ -221,61 +219,50 @@ class TmuxExecutor:
         return None
 
 
-class Server(libtmux.Server):
-    """A tmux server, every command to which has a time limit, and which knows nothing of an outer run or tmux."""
-
-    def cmd(self, cmd: str, *args: Any, target: str | int | None = None) -> tmux_cmd:
-        """Run a command and return its answer. Raises TimeoutError, OSError, LibTmuxException."""
-        words = ["-S", str(self.socket_path), "-f", str(self.config_file), cmd]
-        if target is not None:
-            words += ["-t", str(target)]
-        return TmuxAnswer(*words, *map(str, args))
-
-
-class TmuxAnswer(tmux_cmd):
-    """What tmux answered: `returncode`, and the lines of `stdout` and `stderr`. It has `LIMIT_S` for that."""
-
-    def __init__(self, *words: str) -> None:
-        """Run tmux. Raises TimeoutError, OSError, TmuxCommandNotFound."""
-        program = shutil.which("tmux")
-        if program is None:
-            raise TmuxCommandNotFound
-        self.cmd = [program, *words]
-        try:
-            done = subprocess.run(
-                self.cmd,
-                cwd="/",  # that of a server that it starts
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="backslashreplace",
-                timeout=LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"it did not answer for {LIMIT_S:g} s") from None
-        self.returncode = done.returncode
-        self.stdout = done.stdout.splitlines()
-        self.stderr = [line for line in done.stderr.splitlines() if line]
-
-
 def server_of(spool_dir: str) -> Server:
     """Return the tmux server of a spool, whether it runs or not. Raises SpoolError if it can have no socket."""
     return Server(socket_path=socket_of(spool_dir), config_file=_CONFIGURATION)
 
 
+def _ask(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
+    """Return what the server says to a command. Raises TimeoutError, OSError, TmuxCommandNotFound.
+
+    libtmux's own `cmd` knows no limit, and hands this process's environment and directory to a server that it starts.
+    """
+    return _run("-S", str(server.socket_path), "-f", str(server.config_file), *words)
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("tmux")
+    if program is None:
+        raise TmuxCommandNotFound
+    try:
+        return subprocess.run(
+            [program, *words],
+            cwd="/",  # that of a server that it starts
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"it did not answer for {LIMIT_S:g} s") from None
+
+
 def _problem_of_version() -> str | None:
     try:
-        said = TmuxAnswer("-V").stdout
-    except (OSError, LibTmuxException) as error:
+        said = _run("-V").stdout.partition("\n")[0]
+    except (OSError, TmuxCommandNotFound) as error:
         if isinstance(error, OSError) and refused(error):
             raise
         return f"tmux cannot be run: {_words(error)}"
-    version = re.search(r"(\d+)\.(\d+)", said[0]) if said else None
+    version = re.search(r"(\d+)\.(\d+)", said)
     if version is None or (int(version[1]), int(version[2])) >= OLDEST:
         return None  # "tmux master" has no number
-    return f"{said[0]} is too old: {'.'.join(map(str, OLDEST))} is needed"
+    return f"{said} is too old: {'.'.join(map(str, OLDEST))} is needed"
 
 
 def _environment() -> dict[str, str]:

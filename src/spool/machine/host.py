@@ -64,20 +64,16 @@ def disk_free_bytes(directory: Path) -> int | None:
     return at.f_bavail * at.f_frsize
 
 
-def file_system_of(path: str, mounts: str = "/proc/self/mounts") -> str:
-    """Return the type of the file system that holds *path*, "" if unknown."""
-    real = os.path.realpath(path)
-    best, kind = "", ""
-    try:
-        with open(mounts, encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                fields = line.split(" ")
-                point = fields[1].encode().decode("unicode_escape", errors="replace") if len(fields) > 2 else ""
-                inside = real == point or real.startswith(point.rstrip("/") + "/")
-                if point and inside and len(point) >= len(best):
-                    best, kind = point, fields[2]
-    except OSError:
-        return ""
+def file_system_of(path: str) -> str:
+    """Return the type of the file system that holds *path*, "" if it cannot be told."""
+    import psutil  # type: ignore[import-untyped]  # 10 ms that most commands need not pay
+
+    real, best, kind = os.path.realpath(path), "", ""
+    with suppress(OSError):
+        for mount in psutil.disk_partitions(all=True):
+            point = mount.mountpoint
+            if f"{real}/".startswith(point.rstrip("/") + "/") and len(point) >= len(best):
+                best, kind = point, mount.fstype
     return kind
 
 
@@ -115,7 +111,7 @@ def host_memory(meminfo: str = "/proc/meminfo") -> HostMemory:
         if total[1:] == available[1:] == ["kB"] and int(available[0]) <= int(total[0]):
             return HostMemory(int(total[0]) << 10, int(available[0]) << 10)
     # A kernel before 3.14, or a container that shows a false total.
-    import psutil  # type: ignore[import-untyped]  # 10 ms that most commands need not pay
+    import psutil
 
     memory = psutil.virtual_memory()
     return HostMemory(memory.total, memory.available)
