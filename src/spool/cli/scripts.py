@@ -14,10 +14,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
+
 from spool.cli import fastsubmit, joboptions
 from spool.cli.telling import tell
 from spool.core.errors import UsageError, cannot
-from spool.core.lazyclass import dataclass, field
 from spool.formats.toml import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ _OPTIONS = joboptions.FLAGS | {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(Struct, frozen=True):
     """What a script yields: keys of the job file, options from its own lines, and a name for the job."""
 
     keys: dict[str, object]
@@ -49,8 +49,7 @@ def is_job_file(words: Sequence[str]) -> bool:
     return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """What the command line says about a script. `keys` are the job file keys that it sets."""
 
     capture: bool | None = None

@@ -11,6 +11,9 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from spool.cli import fastsubmit, joboptions, scripts
 from spool.cli.render import progress, say, say_text
 from spool.cli.telling import code_of, ensure_dispatcher, made, tell
@@ -19,15 +22,13 @@ from spool.client.exports import Exports, exports
 from spool.core import layout
 from spool.core.arrays import ARRAY, INDEX, Tasks
 from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.formats.toml import MAX_BYTES
 from spool.store.glance import defaults_of
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What the command line asks for. `plain` are the words after `--`, `loose` those given without `--`.
 
     `capture` says whether to capture a script, None if not given; `ignore_directives`, whether to skip lines for other
@@ -44,8 +45,7 @@ class Asked:
     ignore_directives: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A job to submit: its name, the text of its file, and whether its script asks to be held."""
 
     name: str
@@ -53,8 +53,7 @@ class Wanted:
     held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """What `spool submit` is told to do: with *files* submit these, else what is *asked* for."""
 
     asked: Asked

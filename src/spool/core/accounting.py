@@ -15,7 +15,8 @@ from enum import StrEnum
 from operator import attrgetter, mul, sub
 from typing import Protocol
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.model import SECOND_NS, State
 from spool.core.units import LARGEST
 
@@ -27,8 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_NS = 3600 * SECOND_NS
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """The most at one moment, and the first moment of it; 0 and None where there was nothing."""
 
     count: int = 0
@@ -216,8 +216,7 @@ class EndedRun(Protocol):
     executor: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """The sums of some runs. None where there is nothing to say; quantiles are times that a run really had.
 
     A job counts once it has ended for good; a run that is followed by a retry is a run and no job.
@@ -411,8 +410,7 @@ class Tagged(Protocol):
         """What its job file calls it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFilter:
+class RunFilter(Struct, frozen=True):
     """Which runs are counted: those that ended from `since` up to, not including, `until`, and are somebody's."""
 
     since_at_ns: int | None = None
@@ -435,8 +433,7 @@ class RunFilter:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(Struct, frozen=True):
     """What `Ledger` has counted. `groups` are by their key, None for runs that have none."""
 
     total: Totals

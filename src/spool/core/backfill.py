@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from heapq import merge
 from math import ceil
 
+from msgspec import Struct, field
+
 from spool.core.gpus import NEW_RUN
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import SECOND_NS, Grant, Running, Waiting
 from spool.core.reasons import Reason
 from spool.core.resources import FreeResources
@@ -27,8 +28,7 @@ FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 """The reasons of a job that lacks room now: only holding others back helps it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EarliestStart:
+class EarliestStart(Struct, frozen=True):
     """When a job could start if what runs ends as expected, and what there will be then.
 
     `guessed`: that rests on the guess of a run time.
@@ -90,8 +90,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
         then.available_bytes = None  # from the first end on, nobody knows what the kernel could give
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """What has been held back for jobs whose start rests on a guess, in seconds of the whole pool.
 
     It goes on growing for the job `name` by `rate` in a second from `since_ns` on.

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from enum import Enum
 from heapq import heappop, heappush
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.model import Dependencies, Spec, State, Waiting
 
 _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)
@@ -32,8 +33,7 @@ class DependencyStatus(Enum):
     IMPOSSIBLE = "impossible"
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(Struct, frozen=True):
     """A verdict, and in words what is still missing or what has made it impossible."""
 
     verdict: DependencyStatus
@@ -41,8 +41,7 @@ class Resolution:
     unseen: bool = False  # waits for a name that does nothing yet
 
 
-@dataclass(frozen=True, slots=True)
-class NameProgress:
+class NameProgress(Struct, frozen=True):
     """How far one name (a job, or an array with all its tasks) has come."""
 
     name: str

@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
+from msgspec import Struct
+
 from spool.core.eventnames import EventName, concerns
 from spool.core.gpuuse import mean_part
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Grant, Notify, Request, Result
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     """One event. It may be told twice, after a crash; its `id` is the same then."""
 
     id: str  # made of what happened, not of when it was told
@@ -48,8 +48,7 @@ class Event:
     gpu: str | None = None  # UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What was said when a start or a cancel was asked about."""
 
     no: str | None = None  # why not, in the objector's words
@@ -63,8 +62,7 @@ class Answer:
         return Answer(None, *("\n".join(filter(None, pair)) for pair in pairs))
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyRule:
+class NotifyRule(Struct, frozen=True):
     """Notifications about all jobs. Each filter is a list of patterns, one of which must match; empty matches all."""
 
     to: tuple[str, ...]

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.dependencies import dependencies_of
 from spool.core.gpus import NEW_RUN
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import Running, State, Waiting
 from spool.core.names import engine_title
 from spool.core.playback import Playback
@@ -31,8 +33,7 @@ _COMPARISONS = 50_000  # of a start with a run that has ended: of starts beyond 
 _GONE = "/"  # in no name: marks a run that has ended
 
 
-@dataclass(frozen=True, slots=True)
-class StartForecast:
+class StartForecast(Struct, frozen=True):
     """When a job is expected to start.
 
     Without `at_ns` there is no such time: it starts later than `later_than_ns`, where that is given, or nobody knows,

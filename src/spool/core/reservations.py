@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 
+from msgspec import Struct
+
 from spool.core.gpus import GpuSlot
-from spool.core.lazyclass import dataclass
 from spool.core.model import Machine, Policy, Reservation, Running
 from spool.core.reasons import count_of, show_instant
 
@@ -41,8 +42,7 @@ def known_gpus(machine: Machine) -> frozenset[int] | None:
     return frozenset(gpu.index for gpu in machine.gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Struct, frozen=True):
     """Which reservations are valid, oldest first, and why the others are not."""
 
     standing: tuple[Reservation, ...]
@@ -110,8 +110,7 @@ def _which(gpus: Collection[int]) -> str:
     return has if sorted(gpus) == list(range(len(gpus))) else f"{has}: {', '.join(map(str, sorted(gpus)))}"
 
 
-@dataclass(slots=True)
-class Moment:
+class Moment(Struct):
     """What one set of reservations that hold at once leaves to a job that runs then."""
 
     at_ns: int
@@ -121,8 +120,7 @@ class Moment:
     counted: Sequence[Reservation]  # those by count that set the budget
 
 
-@dataclass(frozen=True, slots=True)
-class Calendar:
+class Calendar(Struct, frozen=True):
     """The reservations as they bear on jobs that start at one instant, with the GPUs and the runs on them."""
 
     reservations: Sequence[Reservation]

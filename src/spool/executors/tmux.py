@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.core.lazyclass import replace
 from spool.core.model import Jid
 from spool.executors import tmux_pane
 from spool.executors.base import Launch, refused, sounds_refused

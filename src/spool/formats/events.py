@@ -8,7 +8,6 @@ addresses may hold secrets.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
@@ -31,7 +30,7 @@ class _Base(msgspec.Struct, frozen=True):
 _base = msgspec.json.Decoder(_Base)
 _decoder = msgspec.json.Decoder(Event)
 _encoder = msgspec.json.Encoder()
-_NAMES = tuple((field.name, field.default) for field in fields(Event))
+_NAMES = tuple((field.name, field.default) for field in msgspec.structs.fields(Event))
 
 
 def render_event(event: Event) -> bytes:
@@ -164,7 +163,7 @@ def render_facts(found: dict[str, Any]) -> bytes:
 def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
     if value is None:
         return None
-    found = asdict(value)
+    found = msgspec.structs.asdict(value)
     found.pop("gpus_elsewhere", None)  # the request says it
     for key in found.keys() & {"resources", "resource_indices"}:
         found[key] = dict(found[key])

@@ -33,10 +33,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache, lru_cache
 
+from msgspec import Struct, field
+
 from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import Grant, Spec
 from spool.formats.values import resource_variable
 
@@ -93,8 +94,7 @@ _END_OF_TEXTS = b"\nspool_environment() {\n"
 _ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSurroundings:
+class EngineSurroundings(Struct, frozen=True):
     """Where a wrapper on a cluster finds out who it is: the variables of its environment that say so."""
 
     engine: str
@@ -102,8 +102,7 @@ class EngineSurroundings:
     id_variable: str
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """What the wrapper has to know of the machine and of the executor that starts it."""
 
     pid_namespace: str
@@ -119,8 +118,7 @@ class Surroundings:
     engine: EngineSurroundings | None = None  # of a run on a cluster
 
 
-@dataclass(frozen=True, slots=True)
-class Assignments:
+class Assignments(Struct, frozen=True):
     """What differs from run to run. All paths are absolute; nothing is expanded any more."""
 
     metadir: str
@@ -307,8 +305,7 @@ def _quote(value: str) -> str:
     return "'" + value.replace("'", "'\\''") + "'"
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(Struct, frozen=True):
     """Two absolute paths. None as stdout: the executor's own; None as stderr: where stdout goes."""
 
     stdout: str | None

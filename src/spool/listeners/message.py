@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
 
 PREFIX = "spool: "
 """How every title begins, so that people can sort."""
@@ -29,8 +29,7 @@ class UndeliveredError(Exception):
         self.after_s = after_s  # the receiver asks not to be tried earlier than that
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """An event, worded for one address."""
 
     event: str

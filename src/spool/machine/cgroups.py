@@ -23,7 +23,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from spool.core.lazyclass import dataclass, field
+from msgspec import Struct
+
 from spool.machine.identity import PROC
 
 # Version 1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
@@ -38,16 +39,14 @@ _LEAF = "dispatcher"
 _DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
+class Levels(Struct, frozen=True):
     """The directories of one controller, from this process's own group up to the highest that can be seen."""
 
     version: int
     directories: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroups:
+class Cgroups(Struct, frozen=True):
     """Where this process's limits are written. Reads nothing by itself; the methods read anew each time."""
 
     cpu: Levels
@@ -90,8 +89,7 @@ def _own_groups(text: str) -> dict[str, str]:
     return groups
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
+class _Mount(Struct, frozen=True):
     root: str  # which part of the hierarchy is mounted
     point: str
     version: int
@@ -204,12 +202,11 @@ class ControlFiles:
         return any(_mark(path, name) == b"1" for name in _DELEGATION_MARKS)
 
 
-@dataclass(frozen=True, slots=True)
-class RunGroup:
+class RunGroup(Struct, frozen=True):
     """The control group of one run."""
 
     path: Path
-    files: ControlFiles = field(repr=False)
+    files: ControlFiles
 
     @property
     def procs(self) -> Path:
@@ -291,12 +288,11 @@ class RunGroup:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class RunGroups:
+class RunGroups(Struct, frozen=True):
     """The delegated group in which those of the runs are made."""
 
     path: Path
-    files: ControlFiles = field(repr=False)
+    files: ControlFiles
 
     def create(self, job: str, run: int, memory_bytes: int | None) -> RunGroup | None:
         """Make the group of a run and limit its memory; None if the kernel does not hold it to that.

@@ -6,11 +6,13 @@ import re
 import time
 from collections.abc import Collection
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, InvalidValue, NoSuchJob, cannot
-from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS
@@ -27,8 +29,7 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class AccountingReport:
+class AccountingReport(Struct, frozen=True):
     """The sums, and what makes them worth less than they look: lines and files that could not be read."""
 
     statistics: Statistics
@@ -71,8 +72,7 @@ def moment(text: str, now_ns: int) -> int:
     return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class RunEfficiency:
+class RunEfficiency(Struct, frozen=True):
     """One run. `memory_now_bytes` is of one that goes on, on this machine."""
 
     used: MeasuredRun
@@ -81,8 +81,7 @@ class RunEfficiency:
     memory_now_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayEfficiency:
+class ArrayEfficiency(Struct, frozen=True):
     """All tasks of an array."""
 
     job: str

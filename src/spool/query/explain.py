@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
+from msgspec import Struct
+
 from spool.core.errors import SpoolError, cannot
 from spool.core.forecast import StartForecast, forecast
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import Grant, State, Waiting
 from spool.core.priority import OrderFactors
 from spool.query.jobs import JobLister
@@ -18,16 +19,14 @@ _KEPT = frozenset({"held", "hook"})
 _HOOK = "hook "  # how the dispatcher begins what hooks and plugins have against a start
 
 
-@dataclass(frozen=True, slots=True)
-class PendingReason:
+class PendingReason(Struct, frozen=True):
     """One reason. `code` is the planner's word for it, `text` the sentence with numbers."""
 
     code: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """Why a job waits. Without reasons nothing is in its way: it starts at the next pass of a dispatcher."""
 
     name: str
@@ -189,8 +188,7 @@ def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
     return (PendingReason("hook", said),) if said.startswith(_HOOK) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class StartingJob:
+class StartingJob(Struct, frozen=True):
     """A job that would start now, and what it would get."""
 
     place: int  # in the order of the queue, from 1
@@ -203,8 +201,7 @@ class StartingJob:
     expected: str  # how long it is expected to run, and what says so
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingJob:
+class WaitingJob(Struct, frozen=True):
     """A job that goes on waiting. `start_at_ns`: if every run ends when it is expected to, those that go first too."""
 
     place: int
@@ -224,8 +221,7 @@ class WaitingJob:
     start_unknown: str = ""  # why no start time can be named
 
 
-@dataclass(frozen=True, slots=True)
-class EndingJob:
+class EndingJob(Struct, frozen=True):
     """A job that would end now without having started."""
 
     name: str
@@ -233,8 +229,7 @@ class EndingJob:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(Struct, frozen=True):
     """What a dispatcher would do at this moment. Starts and waits are in the order of the queue.
 
     `protected` is the job that room is left for, until `protected_until_at_ns`. `left_out` are the files that cannot

@@ -6,9 +6,10 @@ import os
 from collections.abc import Collection
 from enum import StrEnum
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import InvalidReservation
-from spool.core.lazyclass import dataclass
 from spool.core.model import Reservation
 from spool.core.reservations import is_active, settle
 from spool.formats import reservation
@@ -28,8 +29,7 @@ class ReservationState(StrEnum):
     INVALID = "invalid"  # its file is not valid, or it conflicts with one that was written before: no effect
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationStatus:
+class ReservationStatus(Struct, frozen=True):
     """One file of `reservations/`, or one that was. `problem` is why it has no effect."""
 
     name: str
@@ -45,8 +45,7 @@ class ReservationStatus:
         return self.state not in (ReservationState.INVALID, ReservationState.CANCELLED)
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationFiles:
+class ReservationFiles(Struct, frozen=True):
     """All files of `reservations/`, and the reservations that stand, those that were written first in front."""
 
     rows: tuple[ReservationStatus, ...]

@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
-from spool.core.lazyclass import dataclass
 from spool.core.model import Machine, Reservation
 from spool.core.names import why_not_name
 from spool.core.reservations import NOBODY, conflict, known_gpus
@@ -25,8 +26,7 @@ from spool.store.ownership import check_owner
 from spool.store.spool import Spool
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationRequest:
+class ReservationRequest(Struct, frozen=True):
     """What is asked for, in words. One of `user` and `project`; one of `duration` and `end`."""
 
     name: str
@@ -39,8 +39,7 @@ class ReservationRequest:
     comment: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CreatedReservation:
+class CreatedReservation(Struct, frozen=True):
     """A reservation that was made. `notes` are texts: what could not be checked, what looks like a mistake."""
 
     reservation: Reservation
@@ -48,8 +47,7 @@ class CreatedReservation:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationList:
+class ReservationList(Struct, frozen=True):
     """All reservations of a spool, and the indices of the GPUs that they are about."""
 
     rows: tuple[ReservationStatus, ...]

@@ -10,11 +10,13 @@ import os
 import time
 from contextlib import suppress
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.scheduler import Plan, View, decide
@@ -48,8 +50,7 @@ _LARGE = 1 << 16  # bytes: a larger file that a dispatcher has found invalid is 
 _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """What was seen at one moment, and what follows from it. `left_out` says why a job's file cannot be planned."""
 
     view: View

@@ -12,10 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.accounting import GROUP_KEYS, By, EndedRun, ReadyTimes, RunFilter, nearest_rank
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Machine
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.simulation import Steps
@@ -41,8 +43,7 @@ _TRACKS = 4  # rows that a shared GPU has at most
 _PATIENCE_NS = 3 * SECOND_NS
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineRun:
+class TimelineRun(Struct, frozen=True):
     """One run. `ended_at_ns` None: it goes on; memory None: unknown, or not asked for."""
 
     job: str
@@ -66,8 +67,7 @@ class TimelineRun:
         return None if self.executor in (None, *LOCAL_EXECUTORS) else self.executor
 
 
-@dataclass(frozen=True, slots=True)
-class LaneBar:
+class LaneBar(Struct, frozen=True):
     """Neighbouring columns of a row, `first` up to, not including, `last`; one run has most of them.
 
     `busy` is the part of the row's CPUs, and of the time, in which any run had them. `alone`: no other run had any.
@@ -80,8 +80,7 @@ class LaneBar:
     alone: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineRow:
+class TimelineRow(Struct, frozen=True):
     """A row of a chart: some CPUs, or a GPU, or, where runs shared a GPU, one of its tracks."""
 
     label: str
@@ -89,8 +88,7 @@ class TimelineRow:
     bars: tuple[LaneBar, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WaitTimes:
+class WaitTimes(Struct, frozen=True):
     """How long runs had waited when they started."""
 
     runs: int
@@ -99,8 +97,7 @@ class WaitTimes:
     longest_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class UsageCurve:
+class UsageCurve(Struct, frozen=True):
     """How much was in use: the mean over each column, that over the whole period, and the most at one moment."""
 
     columns: tuple[float, ...]
@@ -108,8 +105,7 @@ class UsageCurve:
     highest: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """What a timeline is made for: the columns of the picture, the CPU rows that it has at most, what colours mean.
 
     `by` None: users, or how runs ended where all are of one user.
@@ -120,8 +116,7 @@ class Frame:
     by: By | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     """What ran in a period. Column *n* begins at `since_at_ns + n * step_ns`.
 
     As memory in use each run counts with its peak, from its start to its end, if the peak is known.

@@ -9,9 +9,11 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.client.submit import is_spool
 from spool.core.errors import InvalidFile, Problem, SpoolError, UsageError, cannot
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run
@@ -45,8 +47,7 @@ _TELL_EVERY = 100  # jobs
 _LONGEST_WAITS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """Jobs to simulate. `cpus` is the machine that they ran on, where that is known."""
 
     source: str
@@ -59,8 +60,7 @@ class Workload:
     is_history: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """What is changed of a workload before it is simulated.
 
     `limits` is the part of the users who state a time limit; `load` the part of the machine that arrives as work.
@@ -71,16 +71,14 @@ class Scenario:
     load: float | None = None  # None: as it is
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWaits:
+class GroupWaits(Struct, frozen=True):
     """The figures of one user's jobs, or of the jobs of one size."""
 
     name: str
     figures: WaitSummary
 
 
-@dataclass(frozen=True, slots=True)
-class LongWait:
+class LongWait(Struct, frozen=True):
     """One of the jobs that waited longest."""
 
     name: str
@@ -91,8 +89,7 @@ class LongWait:
     wait_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyResult:
+class PolicyResult(Struct, frozen=True):
     """One policy's schedule of a workload. `seconds` is what simulating it took.
 
     Users are in the order of what they had of the machine, sizes from small to large.
@@ -107,8 +104,7 @@ class PolicyResult:
     outcomes: tuple[Outcome, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationSetup:
+class SimulationSetup(Struct, frozen=True):
     """The jobs that fit a machine, and how many do not and are left out.
 
     A load is the work of the jobs, processors times run time, as a part of what the machine can do from the first

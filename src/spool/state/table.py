@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
+from msgspec import Struct, field
+
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
 from spool.core.layout import HELD, QUEUED
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import (
     Machine,
     Policy,
@@ -32,8 +33,7 @@ from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, NO_BACKOFF, Attempts, JobFileVersion, QueueTime, StartBackoff
 
 
-@dataclass(slots=True, eq=False)
-class JobEntry:
+class JobEntry(Struct, eq=False):
     """Everything known of one name."""
 
     name: str
@@ -55,8 +55,7 @@ class JobEntry:
         return self.queued if place == QUEUED else self.held
 
 
-@dataclass(slots=True)
-class SchedulerState:
+class SchedulerState(Struct):
     """The jobs, and the same facts as the planner wants them."""
 
     jobs: dict[str, JobEntry] = field(default_factory=dict)

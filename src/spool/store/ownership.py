@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from grp import getgrgid, getgrnam
 
+from msgspec import Struct
+
 from spool.core.errors import InvalidConfig, SpoolUnusable, cannot
-from spool.core.lazyclass import dataclass
 from spool.core.model import SOMEONE_WHO
 from spool.store.disk import open_directory, owner_of
 
@@ -110,8 +111,7 @@ def _gid_of(name: str) -> int | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """What an open file says of where it comes from. `inode` tells it from another one of its name."""
 
     uid: int

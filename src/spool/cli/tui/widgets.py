@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from msgspec import Struct
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -23,14 +24,12 @@ from textual.widgets import Button, Input, Label, Static
 
 from spool.cli import render
 from spool.core.errors import shown
-from spool.core.lazyclass import dataclass
 
 _SAMPLE = 200  # rows by whose texts the columns of a long list are laid out
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ListColumn(Generic[T]):
+class ListColumn(Struct, Generic[T], frozen=True):
     """A column of a list: how it is drawn, and what it says of a row at this moment."""
 
     name: str
