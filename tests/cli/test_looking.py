@@ -121,7 +121,7 @@ def test_ls_prints_json_even_if_there_is_nothing(spool: Command, spool_root: Pat
     assert found["version"] == 1
     assert found["dispatcher"] is False
     [row] = found["jobs"]
-    fields = {name.removesuffix("_ns") if name.endswith("_at_ns") else name for name in JobRow.__dataclass_fields__}
+    fields = {name.removesuffix("_ns") if name.endswith("_at_ns") else name for name in JobRow.__struct_fields__}
     assert set(row) == fields
     assert (row["name"], row["state"], row["priority"], row["memory_bytes"]) == ("a", "queued", 10, None)
 

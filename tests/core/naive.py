@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from core.planning import S, spec
 from spool.core.simulation import SimulatedJob

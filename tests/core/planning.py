@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from spool.core.forecast import StartForecast, forecast
 from spool.core.model import (
@@ -28,7 +29,7 @@ S = 1_000_000_000
 GIB = 1 << 30
 NOW = 1_767_268_800 * S  # 2026-01-01 12:00 UTC
 
-_REQUEST = {each.name for each in fields(Request)}
+_REQUEST = set(Request.__struct_fields__)
 
 
 def at(clock: str) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from core.planning import NOW, S, gpus, job, machine, plan, run, started, why
 from spool.core.backfill import Holding, earliest_start

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from spool.core.eventnames import ENDS, EVENT_WORDS, JOB_WORDS, EventName, concerns
 from spool.core.events import Event, NotifyRule, addressees, body, headline

@@ -6,13 +6,13 @@ import ast
 import inspect
 import pkgutil
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import spool.core
 from core.planning import GIB, NOW, S, gpus, job, machine, plan, run, started, view

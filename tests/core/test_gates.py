@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from core.planning import NOW, S, at, job, later, machine, plan, run, started, view, why
 from spool.core.model import Dependencies, Policy, Spec, State, Waiting

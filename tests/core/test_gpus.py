@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from core.planning import GIB, NOW, foretold, gpus, job, machine, plan, run, started, why
 from spool.core.gpus import is_of_type, unknown_gpus

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core.planning import NOW, S, at, foretold, gpus, job, machine, plan, run, started, why
 from spool.core.gpus import GpuSlots

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from spool.core.lazyclass import replace
 from spool.core.lifecycle import LastSigns, RunEnd, end_of
 
 WATCHED = LastSigns(granted_at_ns=100, began_ns=110, watched=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core.planning import GIB, NOW, S, gpus, grant_of, machine, spec
 from core.worlds import BOX, POLICIES, comings, over_committed

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core.planning import GIB, NOW, S, gpus, machine
 from spool.core.model import ArrayTask, Dependencies, Limits, Machine, Policy, Request, Running, Spec, Waiting

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from crash.test_random_lives import NAMES, SEED, Life
 from crash.world import World, world_at
@@ -107,10 +108,9 @@ def same(files: dict[str, object], own: dict[str, object]) -> None:
 
 def difference(files: object, own: object) -> str:
     """Return in which fields two values differ."""
-    if files == own or type(files) is not type(own) or not is_dataclass(files):
+    if files == own or type(files) is not type(own) or not isinstance(files, Struct):
         return "" if files == own else f"{files}, and of its own: {own}"
-    names = [each.name for each in fields(files)]
-    pairs = [(name, getattr(files, name), getattr(own, name)) for name in names]
+    pairs = [(name, getattr(files, name), getattr(own, name)) for name in files.__struct_fields__]
     return "; ".join(f"{name} {one}, and of its own: {other}" for name, one, other in pairs if one != other)
 
 

@@ -6,11 +6,11 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from crash.world import Session, ends_of, history, world_at
 from spool import executors

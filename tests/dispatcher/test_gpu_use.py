@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from crash.world import Session, world_at
 from spool.core import layout

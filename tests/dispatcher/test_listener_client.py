@@ -12,10 +12,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from end_to_end.plugging import MARKER, install
 from spool.core import layout

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from crash.world import Session, history, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
-from spool.core.lazyclass import replace
 from spool.core.model import Gpu, Grant, Machine, Result, Spec, Stop, StopKind
 from spool.dispatcher import filemoves, scanner, supervisor, timers
 from spool.dispatcher.confinement import Confinement, Thing

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidJob, InvalidValue
 from spool.core.model import (
@@ -644,7 +644,7 @@ _ANY = st.recursive(
     ),
     max_leaves=4,
 )
-_KEYS = [key for key in Spec.__slots__ if key not in ("request", "time_limit_ns")] + [
+_KEYS = [key for key in Spec.__struct_fields__ if key not in ("request", "time_limit_ns")] + [
     "cpus",
     "gpus",
     "memory",

@@ -6,12 +6,12 @@ import json
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -142,6 +141,6 @@ NO_KEYS |= {"defaults_text", "promotes", "protects", "guess_budget", "strict_ord
 def test_keys_and_fields_of_the_model_are_the_same(table: KeyTable, parts: dict[str, type]) -> None:
     """What a row fills is a field of the model, and each field is filled by a row."""
     filled = {(part, field) for part, field in _filled(table) if field not in NO_FIELDS}
-    known = {(part, field.name) for part, model in parts.items() for field in fields(model)}
+    known = {(part, field) for part, model in parts.items() for field in model.__struct_fields__}
     made = {tuple(part.rpartition(".")[::2]) for part in parts}
     assert filled == {(part, field) for part, field in known - made if field not in NO_KEYS}

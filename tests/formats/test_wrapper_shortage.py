@@ -8,11 +8,11 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spool.formats.wrapper import NO_JID, REFUSED
 from support import wait_for

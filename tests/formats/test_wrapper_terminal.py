@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from support import wait_for
 from wrapper_runs import WRAPPERS, Run, Runs, runs_below, surroundings, words_of

@@ -9,13 +9,14 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spool.formats.wrapper import Assignments, render
 from wrapper_runs import COMPILED, NOBODY, compiled_wrapper, kill_session, poor_directory, surroundings, words_of

@@ -8,11 +8,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from receivers import HOST, MailServer, WebServer
 from spool import __version__

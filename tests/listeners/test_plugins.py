@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from msgspec.structs import replace
 
 from end_to_end.plugging import MARKER, install
 from spool.core.eventnames import EventName

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spool.core.model import ForeignProcess, GpuWork
 from spool.machine.gpus import QUIET_BYTES, DeviceUse, Ignore, Ours, UseReader, in_pid_namespace, who

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spool.client.submit import make_spool
 from spool.client.waiting import Awaited
 from spool.core import layout
-from spool.core.lazyclass import replace
 from spool.core.model import Grant, Request, Result, State
 from spool.formats import run_records
 from spool.formats.history import render_history, render_result

@@ -5,10 +5,10 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from plugins.fake_nvml import FakeNvml
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Running, Spec, Waiting

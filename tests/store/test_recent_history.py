@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from spool.core.lazyclass import replace
 from spool.core.model import SECOND_NS
 from spool.formats.history import read_ended_runs, render_history
 from spool.store import history

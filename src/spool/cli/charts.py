@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct
+
 from spool.core.errors import SpoolError, UsageError, cannot
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Result, State
 from spool.core.simulation import Curve, SimulatedPolicy
 
@@ -56,8 +57,7 @@ OUTCOME_COLOURS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
+class Style(Struct, frozen=True):
     """How a chart is drawn: width, colour, and characters."""
 
     width: int = 80
@@ -144,8 +144,7 @@ _BEFORE_NS, _AFTER_NS = 12 * _HOUR_NS, 14 * 24 * _HOUR_NS
 _TICK = 8  # columns that a label on the scale needs
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """From when to when, and the mark to draw it with: one of the words of MARKS, or a digit."""
 
     start_at_ns: int
@@ -153,8 +152,7 @@ class Bar:
     mark: str
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One row: its label and its bars."""
 
     label: str

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import click
+from msgspec import Struct
 
 from spool.cli import joboptions, render
 from spool.cli.common import for_each, named, names_argument, one_job, opened, states_of, states_option
@@ -15,15 +16,13 @@ from spool.cli.telling import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, InvalidJob, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import State
 from spool.core.names import is_pattern
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 
-@dataclass(frozen=True, slots=True)
-class JobVerb:
+class JobVerb(Struct, frozen=True):
     """The folders that a verb applies to, and the results that need a dispatcher; None: all."""
 
     places: tuple[str, ...]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from spool.cli import joboptions, render
 from spool.cli.common import SpelledOption, name_argument, one_job, own
@@ -19,7 +20,6 @@ from spool.cli.telling import tell
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import replace
 from spool.core.model import JobDefaults, Spec, in_force
 from spool.formats import jobfile, slurm
 from spool.formats.jobfile import edited

@@ -10,7 +10,8 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.units import format_duration
 
 SECOND_NS = 1_000_000_000
@@ -24,8 +25,7 @@ class Lost(Exception):  # noqa: N818  (not always an error)
         self.matters = matters
 
 
-@dataclass(frozen=True, slots=True)
-class Directive:
+class Directive(Struct, frozen=True):
     """One option in a line of a script, as written; `value` is None for a flag."""
 
     line: int
@@ -38,8 +38,7 @@ class Directive:
         return f"{self.system} {self.option}" + (f"{between}{self.value}" if self.value is not None else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+class Converted(Struct, frozen=True):
     """The result for a directive: `words` of our command line, or why it is `lost`. No words: not needed here."""
 
     directive: Directive

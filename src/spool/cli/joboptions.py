@@ -290,7 +290,7 @@ def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: 
     *what* names the job. *stated* are the keys that were set; for other keys the message stays unchanged. *spelled* is
     the option that takes any key, `--with`.
     """
-    from spool.core.lazyclass import replace
+    from msgspec.structs import replace
 
     options = [option for option in OPTIONS if not option.value]
     flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}

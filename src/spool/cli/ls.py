@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import click
+from msgspec import Struct
 
 from spool.cli import render
 from spool.cli.common import job_name, json_option, moment_of, states_of, states_option, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.errors import ExitCode, shown
-from spool.core.lazyclass import dataclass
 from spool.core.names import is_pattern
 from spool.core.pools import in_words
 from spool.core.units import show_duration
@@ -27,8 +27,7 @@ _WATCH_S = 2.0
 _MARGIN = 6  # terminal lines for the head of the table and for remarks
 
 
-@dataclass(frozen=True, slots=True)
-class JobField:
+class JobField(Struct, frozen=True):
     """A column for --columns: its layout, and its text for a job at an instant."""
 
     column: render.Column
@@ -167,8 +166,7 @@ def command(
         return _show(spool, asked)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     """The content of a list, and its form."""
 
     wanted: JobFilter

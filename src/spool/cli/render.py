@@ -14,8 +14,9 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Literal, TextIO, assert_never
 
+from msgspec import Struct
+
 from spool.core.errors import shown
-from spool.core.lazyclass import dataclass, names_of
 from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_size
 
@@ -53,8 +54,7 @@ def style_of(state: State) -> str:
             assert_never(state)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column of a table, and what happens when a terminal is too narrow for it.
 
     *cut*: it is shortened in the "middle" or at its "end", or continues below, broken between "words". *drop*: columns
@@ -376,11 +376,11 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 def plain(value: Any) -> Any:
     """Return *value* as JSON types."""
-    if (names := names_of(type(value))) is not None:
+    if isinstance(value, Struct):
         from spool.formats.timestamps import render_instant
 
         found: dict[str, Any] = {}
-        for name in names:
+        for name in value.__struct_fields__:
             item = getattr(value, name)
             if name.endswith("_at_ns"):
                 found[name.removesuffix("_ns")] = None if item is None else render_instant(item)

@@ -14,11 +14,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
+
 from spool.cli import fastsubmit, joboptions
 from spool.cli.telling import tell
 from spool.client.draft import stem_of
 from spool.core.errors import UsageError, cannot
-from spool.core.lazyclass import dataclass, field
 from spool.formats.toml import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "per
 _OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(Struct, frozen=True):
     """What a script yields: a command, the captured text, options from its own lines, and a name for the job."""
 
     command: str | list[str]
@@ -48,8 +48,7 @@ def is_job_file(words: Sequence[str]) -> bool:
     return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """The command line's statements about a script. `keys` are the job file keys that it sets."""
 
     capture: bool | None = None

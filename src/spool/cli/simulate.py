@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from spool.cli import charts, render
 from spool.cli.common import json_option, opened, value_of
@@ -15,7 +16,6 @@ from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
-from spool.core.lazyclass import replace
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
 from spool.core.simulation import SimulatedPolicy, WaitSummary, distribution

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import click
+from msgspec import Struct
 
 from spool.cli import render
 from spool.cli.common import json_option, moment_of, viewed
@@ -15,7 +16,6 @@ from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import UsageError
-from spool.core.lazyclass import dataclass
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
 from spool.query.accounting import AccountingReport, account
@@ -106,8 +106,7 @@ def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> No
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
+class _Ends(Struct, frozen=True):
     first_end_at_ns: int | None
     last_end_at_ns: int | None
 
@@ -173,8 +172,7 @@ def _memory(total: Totals) -> str:
     return f"{render.size(total.peak_memory_bytes)} by {total.peak_memory_job}" if total.peak_memory_job else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
+class _Cell(Struct, frozen=True):
     """One column of the table; if the terminal is too narrow, columns with the lowest weight are dropped."""
 
     title: str

@@ -6,6 +6,9 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from spool.cli import joboptions, scripts
 from spool.cli.fastsubmit import command_of
 from spool.cli.render import progress
@@ -15,15 +18,13 @@ from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, ne
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.formats.toml import MAX_BYTES
 from spool.store.glance import defaults_of
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What the command line asks for. `plain` are the words after `--`, `loose` those given without `--`.
 
     `capture` says whether to capture a script, None if not given; `ignore_directives`, whether to skip lines for other

@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from spool.client import autostart
 from spool.client.requests import Requests
 from spool.client.submit import make_spool, submit
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.layout import QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
 from spool.formats import toml
 from spool.formats.history import parse_history_line
@@ -80,8 +81,7 @@ def job_files(workdir: str) -> dict[str, bytes]:
     return {name: toml.write({**keys, "workdir": workdir}) for name, keys in jobs.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class DemoEvent:
+class DemoEvent(Struct, frozen=True):
     """One thing that happened: a run began (`result` is None) or ended."""
 
     at_ns: int

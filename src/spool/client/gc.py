@@ -21,10 +21,11 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
-from spool.core.lazyclass import dataclass
 from spool.formats import jobfile, journal, run_records
 from spool.formats.journal import recall
 from spool.store.disk import Disk, open_directory, remedy_for, walk
@@ -40,8 +41,7 @@ _ASIDE = re.compile(rf"[1-9][0-9]*\.gc\.{layout.NAME_PATTERN}\.[0-9]+", re.ASCII
 Step = Callable[[int, int], object]  # called with the number of steps done, and of all
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionPolicy:
+class RetentionPolicy(Struct, frozen=True):
     """What to keep: runs younger than *max_age_ns*, the newest *max_runs* of each job, *max_bytes* in all."""
 
     max_age_ns: int | None = None
@@ -54,8 +54,7 @@ class RetentionPolicy:
         return self.max_age_ns is None and self.max_runs is None and self.max_bytes is None
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiredRun:
+class ExpiredRun(Struct, frozen=True):
     """One run that may be removed."""
 
     name: str
@@ -64,8 +63,7 @@ class ExpiredRun:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """Runs to remove, jobs without any left, with the numbers of their newest runs, and files of reservations."""
 
     runs: tuple[ExpiredRun, ...]
@@ -309,8 +307,7 @@ def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
     return cannot(verb, thing, why, where=shown, remedy=remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class _JobRuns:
+class _JobRuns(Struct, frozen=True):
     """The runs of one job, sorted by whether they are kept."""
 
     runs: list[int]

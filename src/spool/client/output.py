@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator
 from enum import Enum
 
+from msgspec import Struct
+
 from spool.client.waiting import Awaited, End, task_names
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, SpoolError, cannot
-from spool.core.lazyclass import dataclass
 from spool.formats.history import parse_history_line
 from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.spool import Spool
@@ -25,8 +26,7 @@ class Stream(Enum):
     ERR = "stderr"
 
 
-@dataclass(frozen=True, slots=True)
-class OutputPiece:
+class OutputPiece(Struct, frozen=True):
     """Some output of a run. Empty when a run's output begins."""
 
     run: int

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import Stop, StopKind
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records
@@ -65,8 +66,7 @@ DRY_RUN = frozenset(_WOULD.values())
 """The results of dry runs; nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A change of the job file in `place`. `beside` are the places of other files of that name."""
 
     kind: ChangeKind

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
+from msgspec import Struct
+
 from spool.client.autostart import UNIT
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING, STAGING
-from spool.core.lazyclass import dataclass
 from spool.store.disk import Disk, read_file
 
 RESIDENT = (UNIT,)
@@ -45,8 +46,7 @@ class UnitState(StrEnum):
     FOREIGN = "not ours"
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """One unit: the path of its file, and its text."""
 
     name: str
@@ -59,8 +59,7 @@ class Unit:
         return _state_of(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStatus:
+class ServiceStatus(Struct, frozen=True):
     """One unit as reported by the service manager; its words are "" if that does not answer."""
 
     name: str

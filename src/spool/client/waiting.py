@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.arrays import Tasks, array_of, in_words, outcome_of
 from spool.core.errors import InvalidJob, InvalidRecord
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import Result, State
 from spool.formats.run_records import ArrayRecord
 from spool.store.disk import status_of
@@ -23,8 +24,7 @@ _TASKS_EVERY_NS = 250_000_000  # an array may have ten thousand
 _STATE_EVERY_NS = 1_000_000_000  # how often to read a dispatcher's view to find out whether it knows a run
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """The end of a job. INVALID: its file cannot be used, and `reason` says why."""
 
     name: str
@@ -148,8 +148,7 @@ class Awaited:
         return now - self._absent_since_ns > GRACE_NS
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayOutcome:
+class ArrayOutcome(Struct, frozen=True):
     """The state of an ended array. `outcome` None: a requeued task is still active."""
 
     outcome: State | None

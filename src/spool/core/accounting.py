@@ -15,7 +15,8 @@ from enum import StrEnum
 from operator import attrgetter, mul, sub
 from typing import Protocol
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.model import SECOND_NS, State
 from spool.core.units import LARGEST
 
@@ -27,8 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_NS = 3600 * SECOND_NS
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """The most at one moment, and the first moment of it; 0 and None where there was nothing."""
 
     count: int = 0
@@ -217,8 +217,7 @@ class EndedRun(Protocol):
     executor: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """The sums over some runs. A value is None where there is no data; quantiles are times that a run really had.
 
     A job counts once it has ended for good; a run that is followed by a retry counts as a run but not as a job.
@@ -412,8 +411,7 @@ class Tagged(Protocol):
         """The tags of its job file."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFilter:
+class RunFilter(Struct, frozen=True):
     """The runs to count: those that ended from `since` up to, not including, `until`, and match every other field."""
 
     since_at_ns: int | None = None
@@ -436,8 +434,7 @@ class RunFilter:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(Struct, frozen=True):
     """The counts of a `Ledger`. `groups` are by key; None holds the runs without one."""
 
     total: Totals

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from heapq import merge
 from math import ceil
 
+from msgspec import Struct, field
+
 from spool.core.gpus import NEW_RUN
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import SECOND_NS, Grant, Running, Waiting
 from spool.core.reasons import Reason
 from spool.core.resources import FreeResources
@@ -27,8 +28,7 @@ FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 """Reasons that mean a lack of room: only holding other jobs back helps."""
 
 
-@dataclass(frozen=True, slots=True)
-class EarliestStart:
+class EarliestStart(Struct, frozen=True):
     """The time at which a job could start if the runs end as expected, and the machine at that time.
 
     `guessed`: the time rests on a guessed run time.
@@ -90,8 +90,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
         then.available_bytes = None  # after the first end, the memory that the kernel could give is unknown
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """Resources held back for jobs whose start rests on a guess, in seconds of the whole pool.
 
     For the job `name` the amount keeps growing by `rate` per second from `since_ns` on.

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from enum import Enum
 from heapq import heappop, heappush
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.model import Dependencies, Spec, State, Waiting
 
 _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)
@@ -32,8 +33,7 @@ class DependencyStatus(Enum):
     IMPOSSIBLE = "impossible"
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(Struct, frozen=True):
     """The status of a job's dependencies, and in words what is missing or what makes them impossible."""
 
     verdict: DependencyStatus
@@ -41,8 +41,7 @@ class Resolution:
     unseen: bool = False  # depends on a name that was never seen
 
 
-@dataclass(frozen=True, slots=True)
-class NameProgress:
+class NameProgress(Struct, frozen=True):
     """The progress of one name (a job, or an array with all its tasks)."""
 
     name: str

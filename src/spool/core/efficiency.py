@@ -10,9 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, GpuUse, State
 from spool.core.names import engine_title
 from spool.core.units import show_duration, show_size
@@ -31,8 +32,7 @@ _TIME_STEPS_NS = (
 _LONGEST_STEP_NS = 6 * _HOUR_NS
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
+class MeasuredRun(Struct, frozen=True):
     """One run: its grant, and its known usage. None is unknown, or not requested."""
 
     job: str
@@ -56,8 +56,7 @@ class MeasuredRun:
         return self.state.ended
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """What to request next time; None if the run does not tell. `notes` give the reasons and caveats."""
 
     cpus: int | None = None
@@ -67,8 +66,7 @@ class Advice:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
+class Efficiency(Struct, frozen=True):
     """Usage as a fraction of the grant: None if either is unknown or nothing was granted."""
 
     cpus_used: float | None  # CPUs that were busy on average
@@ -80,8 +78,7 @@ class Efficiency:
     advice: Advice
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """The range of one figure over many tasks. All None if it is unknown for every task."""
 
     known: int
@@ -89,8 +86,7 @@ class Spread:
     most: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """The tasks of an array together, by the newest run of each. The advice fits the neediest task."""
 
     tasks: int

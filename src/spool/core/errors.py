@@ -24,7 +24,7 @@ import errno
 from collections.abc import Iterable
 from enum import IntEnum
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
 
 
 class ExitCode(IntEnum):
@@ -115,8 +115,7 @@ class LockHeld(SpoolError):
     exit_code = ExitCode.LOCK_HELD
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One mistake in a file."""
 
     key: str | None  # dotted: "retry.max"; None if no key is at fault

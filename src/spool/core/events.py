@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
+from msgspec import Struct
+
 from spool.core.eventnames import EventName, concerns
 from spool.core.gpuuse import mean_part
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Grant, Notify, Request, Result
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     """One event. After a crash it may be delivered twice, with the same `id`."""
 
     id: str  # derived from the event, not from the time of delivery
@@ -48,8 +48,7 @@ class Event:
     gpu: str | None = None  # UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The listeners' answer to a proposed start or cancellation."""
 
     no: str | None = None  # the reason for a veto, in the listener's words
@@ -63,8 +62,7 @@ class Answer:
         return Answer(None, *("\n".join(filter(None, pair)) for pair in pairs))
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyRule:
+class NotifyRule(Struct, frozen=True):
     """Notifications about all jobs. Each filter is a list of patterns, one of which must match; empty matches all."""
 
     to: tuple[str, ...]

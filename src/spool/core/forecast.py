@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.dependencies import dependencies_of
 from spool.core.gpus import NEW_RUN
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import Running, State, Waiting
 from spool.core.names import engine_title
 from spool.core.playback import Playback
@@ -33,8 +35,7 @@ _COMPARISONS = 50_000  # comparisons of a start with an ended run; beyond that, 
 _GONE = "/"  # in no name: marks a run that has ended
 
 
-@dataclass(frozen=True, slots=True)
-class StartForecast:
+class StartForecast(Struct, frozen=True):
     """The expected start of a job.
 
     Without `at_ns` the start is unknown: it is later than `later_than_ns`, if that is set, and `unknown` says why.

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from spool.core.lazyclass import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size
@@ -19,8 +21,7 @@ NEW_RUN = 0
 _Kind = tuple[int | None, str | None, bool]  # what a request asks of a GPU: memory, type, several
 
 
-@dataclass(slots=True)
-class GpuSlot:
+class GpuSlot(Struct):
     """One GPU and the shares of our runs."""
 
     gpu: Gpu

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spool.core.lazyclass import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.model import GpuUse, GpuWork, Spec
 from spool.core.units import format_duration, show_duration
 
@@ -19,8 +21,7 @@ IDLE_PERCENT = 1
 """Utilisation up to this counts as idle: a driver that answers a query shows a little."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuWatch:
+class GpuWatch(Struct, frozen=True):
     """The measured usage of the GPUs of one run, in the order of its grant."""
 
     at_ns: int  # the last NVML query, or the begin of the run

@@ -10,7 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import assert_never
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Suspension
 from spool.core.names import engine_title
 
@@ -58,8 +59,7 @@ class Verdict(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """The observations of one run."""
 
     liveness: Liveness
@@ -75,24 +75,21 @@ class Evidence:
     rc_at_ns: int | None = None  # when `rc` was written, by the clock of the file system
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """The last record of a wrapper."""
 
     code: int  # 128+n for signal n
     at_ns: int  # when it was written, by the clock of the file system
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnd:
+class RunEnd(Struct, frozen=True):
     """When a run ended. `is_bound`: it left no exit code; it was last known alive then, and ended then or later."""
 
     at_ns: int
     is_bound: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LastSigns:
+class LastSigns(Struct, frozen=True):
     """The evidence about when a run ended. Instants are by the wall clock, except for `exit_at_ns`."""
 
     granted_at_ns: int
@@ -120,8 +117,7 @@ def end_of(signs: LastSigns, now_ns: int, *, exit_ns: int | None, wrote_ns: int 
     return RunEnd(max(signs.began_ns, min(last_ns, now_ns)), is_bound=exit_ns is None)
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Struct, frozen=True):
     """A verdict; with ENDED also the outcome and why."""
 
     verdict: Verdict
@@ -162,8 +158,7 @@ def prove(evidence: Evidence) -> Proof:
             assert_never(evidence.liveness)
 
 
-@dataclass(frozen=True, slots=True)
-class Remains:
+class Remains(Struct, frozen=True):
     """The findings of one look at a run on this machine that must end."""
 
     others: bool  # processes besides its wrapper
@@ -313,8 +308,7 @@ def exit_words(code: int) -> str:
     return f"signal {code - 128} (exit code {code})" if 128 < code < 128 + 65 else f"exit code {code}"
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
+class Continuation(Struct, frozen=True):
     """The next run of a submission, and how it counts."""
 
     kind: str  # "retry", "requeue" or "hold": as in Result.again
@@ -332,8 +326,7 @@ def delay_ns(retry: Retry, number: int) -> int:
     return int(min(delay, retry.max_delay_ns))
 
 
-@dataclass(frozen=True, slots=True)
-class EndedAttempt:
+class EndedAttempt(Struct, frozen=True):
     """The end of a run, and how many runs of its submission came before it."""
 
     outcome: State

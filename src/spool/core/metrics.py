@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 
+from msgspec import Struct
+
 from spool.core.eventnames import ENDS, EventName
 from spool.core.events import Event
 from spool.core.gpuuse import mean_part
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Result
 
 _MINUTE_NS = 60 * SECOND_NS
@@ -34,8 +35,7 @@ COUNTED = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
 _REMEMBERED = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class RunUsage:
+class RunUsage(Struct, frozen=True):
     """The current resource use of all runs of a spool together."""
 
     memory_bytes: int = 0

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from spool.core.lazyclass import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 SECOND_NS = 1_000_000_000
 
@@ -63,8 +64,7 @@ class StopKind(StrEnum):
     UNSCHEDULABLE = "unschedulable"  # it waited too long on its engine
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """The resources that a job requests."""
 
     cpus: int = 1
@@ -75,8 +75,7 @@ class Request:
     resources: tuple[tuple[str, int], ...] = ()  # named resources and their counts, ordered by name
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     """The resources granted to a run."""
 
     cpus: int = 0
@@ -94,8 +93,7 @@ class Grant:
         return len(self.gpu_uuids) or self.gpus_elsewhere
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """When to retry a run that failed. Delay before retry n: min(delay * backoff**(n-1), max_delay)."""
 
     max: int = 0
@@ -105,16 +103,14 @@ class Retry:
     on: frozenset[str | int] = frozenset({"failed"})  # outcomes and exit codes
 
 
-@dataclass(frozen=True, slots=True)
-class WarningSignal:
+class WarningSignal(Struct, frozen=True):
     """`signal = "USR1@60s"`: sent that long before the time limit."""
 
     name: str  # without "SIG"
     before_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dependencies:
+class Dependencies(Struct, frozen=True):
     """Job names that a job depends on. An array's name means all of its tasks."""
 
     all: tuple[str, ...] = ()  # every one finished
@@ -128,16 +124,14 @@ class Dependencies:
         return self.all + self.any + self.ended + self.failed + ((self.each,) if self.each else ())
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
+class ArraySpec(Struct, frozen=True):
     """`array = "0-99:2%4"`: the indices, and how many tasks at most run at once."""
 
     indices: tuple[int, ...]
     max_running: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayTask:
+class ArrayTask(Struct, frozen=True):
     """The array and index of an expanded task."""
 
     array: str  # the name of the expanded file
@@ -145,8 +139,7 @@ class ArrayTask:
     max_running: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(Struct, frozen=True):
     """Where to send notifications about the job, and for which events."""
 
     to: tuple[str, ...]
@@ -158,8 +151,7 @@ DEFAULT_KILL_GRACE_NS = 10 * SECOND_NS
 DEFAULT_PRIORITY = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(Struct, frozen=True):
     """What a job file says, parsed: every key of the format page, typed, sizes and durations as integers."""
 
     command: str | tuple[str, ...]
@@ -207,8 +199,7 @@ class Spec:
         return self.array is not None or bool(self.matrix) or bool(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class JobDefaults:
+class JobDefaults(Struct, frozen=True):
     """Defaults for keys that a job file does not set, as values and as text."""
 
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
@@ -216,8 +207,7 @@ class JobDefaults:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Jid:
+class Jid(Struct, frozen=True):
     """The identity of a wrapper: a pid alone proves nothing."""
 
     pid: int
@@ -232,8 +222,7 @@ SOMEONE_WHO = "someone who can write to "
 """Begins the words for a possible mover of a file in a directory that others can write to; the place follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """An order to stop a run: why, by whom and since when."""
 
     kind: StopKind
@@ -253,8 +242,7 @@ def in_force(spec: Spec, edited: Spec) -> Spec:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """The end of a run; `result.toml` and one line of `history.jsonl`."""
 
     job: str
@@ -290,8 +278,7 @@ class Result:
         return self.recorded_at_ns if self.recorded_at_ns is not None else self.ended_at_ns
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuUse(Struct, frozen=True):
     """A run's use of one of its GPUs while that was watched. None is unknown, never 0."""
 
     watched_ns: int = 0  # how long its utilisation was known
@@ -302,8 +289,7 @@ class GpuUse:
     peak_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuWork:
+class GpuWork(Struct, frozen=True):
     """The current activity of a run on one GPU. None is what NVML does not report."""
 
     job: str
@@ -311,8 +297,7 @@ class GpuWork:
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One GPU or MIG instance as the machine shows it. None is unknown, and unknown is not free."""
 
     uuid: str
@@ -329,8 +314,7 @@ class Gpu:
     work: tuple[GpuWork, ...] = ()  # the activity of each of our runs that was there all the time
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignProcess:
+class ForeignProcess(Struct, frozen=True):
     """A process on a GPU that was not granted to the run of that process.
 
     Pid 0 is memory in use whose process cannot be seen. `job`: the process belongs to a run of that job, which was not
@@ -344,8 +328,7 @@ class ForeignProcess:
     job: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """A named resource of the whole spool, such as licences: the total, and the indices if it has any."""
 
     name: str
@@ -353,8 +336,7 @@ class Pool:
     indices: tuple[int, ...] = ()  # each is granted to one run at a time; (): the resource is only counted
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """The resources of the machine. The totals are those that may be granted, after reserves."""
 
     cpus: int
@@ -373,8 +355,7 @@ class Machine:
         return cls(cpus=0, memory_bytes=0, most_runs=most_runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """A job that waits in `queued/`, or is parked in `held/`."""
 
     name: str
@@ -390,8 +371,7 @@ class Waiting:
     elsewhere: str | None = None  # name of the other machine that it is for; None: this one
 
 
-@dataclass(frozen=True, slots=True)
-class Suspension:
+class Suspension(Struct, frozen=True):
     """The suspensions of a run. The clock of its time limit is stopped while it is suspended."""
 
     before_ns: int = 0  # total of the past suspensions
@@ -406,8 +386,7 @@ class Suspension:
 NOT_SUSPENDED = Suspension()
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """A run that is alive or not proved gone, and so holds its grant."""
 
     name: str
@@ -437,8 +416,7 @@ class Running:
         return self.started_at_ns + self.suspension.before_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(Struct, frozen=True):
     """GPUs reserved from `start` until `end`."""
 
     name: str
@@ -452,8 +430,7 @@ class Reservation:
     created_at_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """A quota: None is unlimited."""
 
     max_running_jobs: int | None = None
@@ -462,8 +439,7 @@ class Limits:
     max_queued_jobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The part of the configuration that decides."""
 
     order: str = "slowdown"  # or "arrival"; see `order`

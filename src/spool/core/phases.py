@@ -8,56 +8,49 @@ from __future__ import annotations
 
 from typing import TypeAlias, assert_never
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.lifecycle import RunEnd
 from spool.core.model import Result, State
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
+class Unread(Struct, frozen=True):
     """An earlier dispatcher started it, and its records cannot be read yet: nothing is concluded from them."""
 
     empty: bool = False  # no process of it is left
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(Struct, frozen=True):
     """Its job file was claimed for it, and nothing was started yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unstartable:
+class Unstartable(Struct, frozen=True):
     """It could not be started, and never will be."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBack:
+class TakenBack(Struct, frozen=True):
     """It was not started this time, so that its job waits on."""
 
     refusal: str | None = None  # what the machine says
 
 
-@dataclass(frozen=True, slots=True)
-class Active:
+class Active(Struct, frozen=True):
     """Its wrapper is on its way or at work, here or on another machine, where it may wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outlived:
+class Outlived(Struct, frozen=True):
     """Its wrapper has ended, and processes of the run may be left."""
 
     since_ns: int | None = None  # their grace counts from then, if that is known
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Struct, frozen=True):
     """No process of it is left, and how it ended is not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Void:
+class Void(Struct, frozen=True):
     """Its command has not begun and never will; nothing counts."""
 
     end: RunEnd
@@ -65,8 +58,7 @@ class Void:
     held_because: str = ""  # why its job must be held: its engine refuses it
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """It is over, and it is known how."""
 
     outcome: State
@@ -76,8 +68,7 @@ class Ended:
     unstarted: bool = False  # no wrapper was there to write anything down
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """Its result is written."""
 
     ended: Ended
@@ -85,8 +76,7 @@ class Recorded:
     accounted: bool = False  # the history has its line
 
 
-@dataclass(frozen=True, slots=True)
-class Filed:
+class Filed(Struct, frozen=True):
     """Its job file is where it belongs after the result."""
 
     ended: Ended

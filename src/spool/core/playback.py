@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import count
 
+from msgspec.structs import replace
+
 from spool.core.backfill import as_run
 from spool.core.gpus import left_by
-from spool.core.lazyclass import replace
 from spool.core.model import Policy, Running, State, Waiting
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from msgspec import Struct
+
 from spool.core.fairness import LEAST_NS as LEAST_PASSED_NS
 from spool.core.fairness import LONG_NS, PassedWork, Shares, Work, share_key, weigh
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Grant, Policy, Pool, Request, Result, Waiting
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.queue import Place, Shape, WaitingQueue, place
@@ -97,8 +98,7 @@ class Past:
             passed.fold(self._asked())
 
 
-@dataclass(frozen=True, slots=True)
-class OrderFactors:
+class OrderFactors(Struct, frozen=True):
     """The factors of a job's place. `score` is None if the order is not by slowdown."""
 
     waited_ns: int

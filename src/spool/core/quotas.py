@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from spool.core.lazyclass import dataclass, field, names_of
+from msgspec import Struct, field
+
 from spool.core.model import Grant, Limits, Policy, Running, Waiting
 from spool.core.pools import Pools
 
@@ -137,7 +138,7 @@ def limits_of(default: Limits, named: Mapping[str, Limits], name: str) -> Limits
     return Limits(
         **{
             each: getattr(default, each) if getattr(own, each) is None else getattr(own, each)
-            for each in names_of(Limits) or ()
+            for each in Limits.__struct_fields__
         }
     )
 
@@ -197,8 +198,7 @@ def _limits_anybody(policy: Policy) -> bool:
     return bool(named) or not (policy.default_user_limits == policy.default_project_limits == _UNLIMITED)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedLimits:
+class SharedLimits(Struct, frozen=True):
     """The limits in force for groups and arrays: the lowest that a waiting or running member states."""
 
     groups: Sequence[Lowest] = ()

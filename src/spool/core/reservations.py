@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 
+from msgspec import Struct
+
 from spool.core.gpus import GpuSlot
-from spool.core.lazyclass import dataclass
 from spool.core.model import Machine, Policy, Reservation, Running
 from spool.core.reasons import count_of, show_instant
 
@@ -41,8 +42,7 @@ def known_gpus(machine: Machine) -> frozenset[int] | None:
     return frozenset(gpu.index for gpu in machine.gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Struct, frozen=True):
     """The valid reservations, oldest first, and the reasons against the others."""
 
     standing: tuple[Reservation, ...]
@@ -110,8 +110,7 @@ def _which(gpus: Collection[int]) -> str:
     return has if sorted(gpus) == list(range(len(gpus))) else f"{has}: {', '.join(map(str, sorted(gpus)))}"
 
 
-@dataclass(slots=True)
-class Moment:
+class Moment(Struct):
     """The GPUs that one set of simultaneously active reservations leaves to a job."""
 
     at_ns: int
@@ -121,8 +120,7 @@ class Moment:
     counted: Sequence[Reservation]  # the reservations by count that set the budget
 
 
-@dataclass(frozen=True, slots=True)
-class Calendar:
+class Calendar(Struct, frozen=True):
     """The effect of the reservations on jobs that start at one instant, given the GPUs and the runs on them."""
 
     reservations: Sequence[Reservation]

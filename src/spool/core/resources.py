@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
 
+from msgspec.structs import replace
+
 from spool.core import reservations as reserved
 from spool.core.gpus import GpuSlot, GpuSlots
-from spool.core.lazyclass import replace
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.names import engine_title
 from spool.core.pools import why_never

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from heapq import merge
 
-from spool.core.lazyclass import replace
+from msgspec.structs import replace
+
 from spool.core.model import Running
 from spool.core.ordered import Ordered
 from spool.core.quotas import Counts, Lowest

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Set
 from datetime import UTC, tzinfo
 from heapq import heapify, heappop, heappush
 
+from msgspec import Struct, field
+
 from spool.core.backfill import (
     FULL,
     BackfillReservation,
@@ -28,7 +30,6 @@ from spool.core.backfill import (
 )
 from spool.core.constraints import Constraints
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
 from spool.core.priority import Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
@@ -43,8 +44,7 @@ _TRIES = 3
 """How many jobs that do not fit are candidates for protection: 3 was the best of 1, 3 and 9 in experiments."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """The whole spool as seen at one time.
 
     `ended` gives the newest outcome of a name that neither waits nor runs; only its `get` is used, for the names in
@@ -72,16 +72,14 @@ class View:
 _BEYOND_HELP = frozenset({"never_fits", "dependency"})
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """A job that starts now, and its grant."""
 
     name: str
     grant: Grant
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """A waiting or held job that ends without a start: `unschedulable`, or `cancelled` by its dependencies."""
 
     name: str
@@ -217,8 +215,7 @@ def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int
     return min((at for at in times if at is not None and at > now_ns), default=None)
 
 
-@dataclass(slots=True)
-class PassResult:
+class PassResult(Struct):
     """The placements of one pass, in the order of the decisions."""
 
     starts: list[tuple[str, Grant]] = field(default_factory=list)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from heapq import nsmallest
 from itertools import accumulate, pairwise
 from operator import mul, sub
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
 from spool.core.accounting import nearest_rank
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.playback import Playback
 from spool.core.priority import ARRIVAL, SHORTEST, SLOWDOWN, Past
@@ -45,8 +46,7 @@ class SimulatedPolicy(StrEnum):
     SPOOL = "spool"  # as the configuration says
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedJob:
+class SimulatedJob(Struct, frozen=True):
     """A job of the future: its request, its arrival, and its run time if it is not stopped."""
 
     name: str
@@ -56,8 +56,7 @@ class SimulatedJob:
     user: str = "user"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The fate of a job. Without a start it ended waiting, or waits for ever: then it has no end either."""
 
     name: str
@@ -88,8 +87,7 @@ def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
     )
 
 
-@dataclass(slots=True)
-class Pass:
+class Pass(Struct):
     """One turn of the simulated dispatcher, for observers."""
 
     now_ns: int
@@ -205,8 +203,7 @@ def simulate(
     return Simulation(coming, machine, under(discipline, policy), reservations=reservations).run()
 
 
-@dataclass(frozen=True, slots=True)
-class WaitSummary:
+class WaitSummary(Struct, frozen=True):
     """How long jobs waited, and how much of the machine they had. Means are None without data.
 
     Waits are of jobs that started; `left` counts those that never did. Utilisation is between 0 and 1, of the time
@@ -225,8 +222,7 @@ class WaitSummary:
     gpu_utilisation: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Figures(WaitSummary):
+class Figures(WaitSummary, frozen=True):
     """A whole schedule in numbers. The queue's mean is over the makespan: the first submission to the last end."""
 
     max_queue: int
@@ -234,8 +230,7 @@ class Figures(WaitSummary):
     makespan_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """The use of the machine and the number of waiting jobs over time: means over intervals of equal length."""
 
     start_at_ns: int

@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
@@ -34,16 +35,14 @@ ASKED = "hook submitting: asked"
 _GOOD_FOR_NS = 60 * SECOND_NS  # for a yes: its reasons may no longer hold after that
 
 
-@dataclass(slots=True)
-class _StartReview:
+class _StartReview(Struct):
     number: int
     version: tuple[object, ...]  # of the job under review
     answer: Answer | None = None
     at_ns: int = 0  # when the answer came, monotonic
 
 
-@dataclass(slots=True)
-class _CancelReview:
+class _CancelReview(Struct):
     number: int
     live: ActiveRun
     stop: Stop

@@ -13,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidFile, InvalidJob, Problem
 from spool.core.eventnames import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Result, Spec, State, Stop, StopKind
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Thing
@@ -437,8 +438,7 @@ class ArrayFiles:
         self._state.changed()
 
 
-@dataclass(slots=True)
-class _Staged:
+class _Staged(Struct):
     file: JobFileVersion
     data: bytes
     texts: TaskFiles

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
 from spool.core.errors import SpoolError, cannot
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.dispatcher.timers import Timer
 from spool.store.disk import SpoolTrouble, remedy_for
@@ -53,8 +54,7 @@ class Thing(NamedTuple):
         return f"run {self.run} of job {self.name}" if self.kind == "run" else f"{self.kind} {self.name}"
 
 
-@dataclass(slots=True)
-class Trouble:
+class Trouble(Struct):
     """The last error of a piece of work."""
 
     text: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from spool.core.lazyclass import dataclass, field
+from msgspec import Struct, field
+
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.journal import Journal
@@ -15,8 +16,7 @@ from spool.store.config import Settings
 from spool.store.locked_spool import LockedSpool
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """Created once by the dispatcher and passed to its components."""
 
     spool: LockedSpool
@@ -65,8 +65,7 @@ class WorkQueue:
         return bool(self._names)
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """Possible changes of files by users, found by the scanner."""
 
     runs: WorkQueue = field(default_factory=WorkQueue)  # live runs whose file in running/ changed

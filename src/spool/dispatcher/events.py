@@ -14,10 +14,12 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.errors import NO_ROOM
 from spool.core.eventnames import EventName
 from spool.core.events import Event
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import Grant, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
@@ -60,8 +62,7 @@ class ConditionKind(StrEnum):
     DISPATCHER = "dispatcher"
 
 
-@dataclass(frozen=True, slots=True)
-class OngoingCondition:
+class OngoingCondition(Struct, frozen=True):
     """A lasting condition: a reservation in force, a GPU in use, a running dispatcher.
 
     *name* is that of the reservation or the UUID of the GPU; a dispatcher has none.

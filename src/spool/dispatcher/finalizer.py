@@ -10,10 +10,12 @@ import logging
 import stat
 from collections.abc import Callable, Mapping
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import PREEMPTED, EndedAttempt, continuation
 from spool.core.model import Jid, Result, Spec, State, StopKind
 from spool.core.phases import Ended, Filed, Recorded, Void
@@ -39,8 +41,7 @@ log = logging.getLogger(__name__)
 _FILE = "file"
 
 
-@dataclass(frozen=True, slots=True)
-class Unstarted:
+class Unstarted(Struct, frozen=True):
     """A submission that ends without a run, wherever its file was."""
 
     name: str

@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
-from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Grant, Spec
 from spool.core.phases import Unstartable
@@ -47,8 +48,7 @@ IN_THE_WAY = "running/ already has a file with its name that belongs to no run: 
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(Struct, frozen=True):
     """A job that cannot be started for a reason that no plan can know."""
 
     name: str
@@ -333,8 +333,7 @@ def is_on_its_way(live: ActiveRun) -> bool:
     return live.handle is not None and live.handle.liveness() is not Liveness.ABSENT
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedStart:
+class PreparedStart(Struct, frozen=True):
     """The part of a metadir that was made ahead, and for which start."""
 
     start: tuple[object, ...]

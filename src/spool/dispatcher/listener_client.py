@@ -10,9 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from msgspec import Struct
+
 from spool.client.autostart import environment
 from spool.core.events import Answer, Event
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.formats.listener_protocol import (
     AT_ONCE,
@@ -194,8 +195,7 @@ class ListenerClient:
         self._child.send(render(message))
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(Struct):
     event: Event
     after: int  # the position up to which it gets the events about the job first
     tries: int = 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.backfill import Holding
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Machine, State
 from spool.core.phases import Void
 from spool.core.reasons import show_instant
@@ -32,8 +34,7 @@ _FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
 _FORESEEN_FOR_NS = SECOND_NS  # the order of the jobs changes as they wait, so slowly that nobody sees it in that time
 
 
-@dataclass(frozen=True, slots=True)
-class ForeseenPlan:
+class ForeseenPlan(Struct, frozen=True):
     """The plan that holds once a run has left its room, if nothing else changes before."""
 
     plan: Plan

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import takewhile
 
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidFile, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import replace
 from spool.core.lifecycle import Liveness, Verdict, prove
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.gpuuse import GpuWatch
-from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import (
     EngineWord,
     Evidence,
@@ -469,8 +471,7 @@ def _words(code: int) -> str:
     return known.get(code, f"signal {-code}" if code < 0 else exit_words(code))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Moment:
+class _Moment(Struct, frozen=True, order=True):
     at_ns: int  # on the clock since boot
     key: tuple[str, int]
     warning: bool

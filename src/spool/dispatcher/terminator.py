@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.layout import QUEUED
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
 from spool.core.phases import Unread
 from spool.dispatcher.admission import Admission
@@ -176,8 +177,7 @@ class StopOrders:
             self._context.journal.note(stopping_line(live))
 
 
-@dataclass(slots=True, eq=False)
-class _Terminating:
+class _Terminating(Struct, eq=False):
     live: ActiveRun
     handle: RunHandle
     kill_at_ns: int  # monotonic
@@ -256,8 +256,7 @@ class Terminator:
             run.look_at_ns = now + _LONGEST_LOOK_NS
 
 
-@dataclass(slots=True, eq=False)
-class _Changing:
+class _Changing(Struct, eq=False):
     """A run with processes that may not be in the wanted state yet."""
 
     live: ActiveRun

@@ -17,12 +17,14 @@ from enum import StrEnum
 from functools import cached_property
 from importlib.util import find_spec
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.client.autostart import UNIT, unit_for
 from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import InvalidConfig, SpoolError
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
@@ -62,8 +64,7 @@ class Level(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One finding of a check. `remedy` says what to do; `fixed`: that is done."""
 
     check: str  # the name of the check, or of a part of it
@@ -110,8 +111,7 @@ class Subject:
             return Config()
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """A row of the table. A finding that names no part of the check has the check's name."""
 
     name: str

@@ -14,9 +14,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import SpoolError
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import show_duration, whole_words
@@ -152,8 +153,7 @@ def _unlimited(settings: Mapping[str, str]) -> bool:
 # The probe.
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     """What the probe has found, and what Slurm has said of it."""
 
     said: Mapping[str, str]

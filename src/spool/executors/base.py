@@ -11,8 +11,9 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from spool.core.errors import SHORTAGES
-from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import Jid, Machine, Spec
 from spool.formats.wrapper import Surroundings
@@ -20,8 +21,7 @@ from spool.machine.cgroups import RunGroup
 from spool.machine.host import login_environment
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """One wrapper to be started. The metadir and the script in it are there already."""
 
     job: str
@@ -66,8 +66,7 @@ def _without_marks(environment: Mapping[str, str]) -> dict[str, str]:
 _SHELLS_OWN = frozenset({"BASH_VERSION", "SHELLOPTS", "BASHOPTS"})
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What a run has used; None is unknown."""
 
     cpu_time_ns: int | None = None
@@ -75,8 +74,7 @@ class Usage:
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEnd:
+class EngineEnd(Struct, frozen=True):
     """How the engine of a run elsewhere says that it has ended."""
 
     word: EngineWord

@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 NAME = "spool-wrapper"
 
@@ -33,8 +33,7 @@ _NO_ROOM = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 _TRY_S = 10
 
 
-@dataclass(frozen=True, slots=True)
-class FoundWrapper:
+class FoundWrapper(NamedTuple):
     """What runs the scripts of runs: the program at `path`; or, without one, `/bin/sh`, for the reason `why`."""
 
     path: str | None
@@ -107,8 +106,7 @@ class NotBuiltError(Exception):
     """The program cannot be compiled here. The text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(NamedTuple):
     """A program that was compiled, and the tag of the platforms that it is for, as a wheel states them."""
 
     path: str

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from spool.core.errors import SpoolError
-from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord
 from spool.executors.base import Launch
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
 
-@dataclass(frozen=True, slots=True)
-class EnginePolicy:
+class EnginePolicy(Struct, frozen=True):
     """How an engine is used, as the configuration says."""
 
     poll_ns: int
@@ -22,8 +22,7 @@ class EnginePolicy:
     most: int  # at once
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True):
     """One job in the engine's list."""
 
     id: str

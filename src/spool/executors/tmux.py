@@ -23,9 +23,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.core.lazyclass import replace
 from spool.core.model import Jid
 from spool.executors import tmux_pane
 from spool.executors.base import Launch, refused, sounds_refused

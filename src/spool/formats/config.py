@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.eventnames import EVENT_WORDS
 from spool.core.events import NotifyRule
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
@@ -244,8 +244,7 @@ CONFIG = KeyTable(
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(Struct, frozen=True):
     """Memory reserved for the system: a share of the total, or a size."""
 
     share_ppm: int | None = None  # millionths of the total
@@ -259,8 +258,7 @@ class Reserve:
         return max(total_bytes * share // 1_000_000, MINIMUM_RESERVE_BYTES) if share else 0
 
 
-@dataclass(frozen=True, slots=True)
-class GpuConfig:
+class GpuConfig(Struct, frozen=True):
     """How GPUs are watched. The policy says which are used, and in which order."""
 
     poll_ns: int = 5 * SECOND_NS
@@ -269,8 +267,7 @@ class GpuConfig:
     ignore_below_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GcConfig:
+class GcConfig(Struct, frozen=True):
     """The limits beyond which ended runs are removed. None: no limit."""
 
     max_age_ns: int | None = None
@@ -278,8 +275,7 @@ class GcConfig:
     max_size_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """The values of `config.toml`. A missing or empty file is `Config()`."""
 
     policy: Policy = field(default_factory=Policy)

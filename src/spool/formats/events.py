@@ -7,7 +7,6 @@ there, and the names are those of `history.jsonl`. A job's recipients are left o
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ class _Base(msgspec.Struct, frozen=True):
 _base = msgspec.json.Decoder(_Base)
 _decoder = msgspec.json.Decoder(Event)
 _encoder = msgspec.json.Encoder()
-_NAMES = tuple((field.name, field.default) for field in fields(Event))
+_NAMES = tuple((field.name, field.default) for field in msgspec.structs.fields(Event))
 
 
 def render_event(event: Event) -> bytes:
@@ -163,7 +162,7 @@ def render_facts(found: dict[str, Any]) -> bytes:
 def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
     if value is None:
         return None
-    found = asdict(value)
+    found = msgspec.structs.asdict(value)
     found.pop("gpus_elsewhere", None)  # the request has it
     for key in found.keys() & {"resources", "resource_indices"}:
         found[key] = dict(found[key])

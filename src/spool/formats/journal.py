@@ -13,7 +13,6 @@ from contextlib import suppress
 import msgspec
 
 from spool.core import layout
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import Stop, StopKind
 
 
@@ -98,16 +97,15 @@ def _is_of_a_job(line: Waits | Left | Started | Stopping | Over) -> bool:
     return layout.valid_name(line.job) and 0 < run <= layout.MOST_RUNS
 
 
-@dataclass(slots=True)
-class Memory:
+class Memory(msgspec.Struct):
     """The combined content of the journal."""
 
-    waits: dict[str, Waits] = field(default_factory=dict)
-    open: dict[tuple[str, int], Started] = field(default_factory=dict)  # started and not over
-    over: dict[tuple[str, int], tuple[Started, Over]] = field(default_factory=dict)
-    closed: dict[str, Started] = field(default_factory=dict)  # the newest run that is over for good
-    stopping: dict[tuple[str, int], Stop] = field(default_factory=dict)  # where no record says so
-    told: set[str] = field(default_factory=set)  # facts that listeners were told of, and that still hold
+    waits: dict[str, Waits] = msgspec.field(default_factory=dict)
+    open: dict[tuple[str, int], Started] = msgspec.field(default_factory=dict)  # started and not over
+    over: dict[tuple[str, int], tuple[Started, Over]] = msgspec.field(default_factory=dict)
+    closed: dict[str, Started] = msgspec.field(default_factory=dict)  # the newest run that is over for good
+    stopping: dict[tuple[str, int], Stop] = msgspec.field(default_factory=dict)  # where no record says so
+    told: set[str] = msgspec.field(default_factory=set)  # facts that listeners were told of, and that still hold
 
 
 def recall(lines: list[Line]) -> Memory:

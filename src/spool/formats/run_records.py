@@ -17,9 +17,10 @@ from __future__ import annotations
 import re
 from typing import Any, TypeGuard, TypeVar
 
+from msgspec import Struct
+
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
-from spool.core.lazyclass import dataclass
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SOMEONE_WHO, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.formats import toml
@@ -130,8 +131,7 @@ def parse_rc(data: bytes) -> int | None:
     return int(line)
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenUsage:
+class WrittenUsage(Struct, frozen=True):
     """A run's resource use, as written by the wrapper. None is unknown."""
 
     cpu_time_ns: int | None = None
@@ -215,8 +215,7 @@ def parse_status(data: bytes) -> State | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class GrantRecord:
+class GrantRecord(Struct, frozen=True):
     """The content of `grant.toml`: the grant of a run, and what settles the run after a restart."""
 
     job: str
@@ -270,8 +269,7 @@ def parse_grant(data: bytes) -> GrantRecord:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayRecord:
+class ArrayRecord(Struct, frozen=True):
     """The content of `array.toml`: the source of the tasks, and when. An array has it instead of `grant.toml`."""
 
     job: str

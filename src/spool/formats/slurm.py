@@ -11,8 +11,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import Struct, field
+
 from spool.core.errors import InvalidValue, SpoolError, cannot
-from spool.core.lazyclass import dataclass, field
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import whole_words
@@ -24,8 +25,7 @@ _MOST_WORDS = 200  # characters of Slurm's words about a job
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmConfig:
+class SlurmConfig(Struct, frozen=True):
     """The table `[slurm]` of the configuration: how jobs are handed to Slurm."""
 
     partition: str | None = None
@@ -141,8 +141,7 @@ FIELDS = "%i\t%T\t%r\t%N\t%k"
 """The fields for `squeue -o`: id, state, reason, nodes and, last because it may hold anything, comment."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLine:
+class QueueLine(Struct, frozen=True):
     """One job as squeue shows it."""
 
     id: str

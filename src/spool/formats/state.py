@@ -12,7 +12,6 @@ from typing import Any, cast
 from msgspec import DecodeError, Raw, Struct, field, json, to_builtins
 
 from spool.core.gpuuse import GpuWatch
-from spool.core.lazyclass import dataclass
 from spool.core.model import ForeignProcess, Gpu, GpuUse
 
 
@@ -143,8 +142,7 @@ class GpuView(Struct, frozen=True, kw_only=True):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GpusTold:
+class GpusTold(Struct, frozen=True):
     """The GPUs that a dispatcher saw, and the time of that NVML query."""
 
     gpus: tuple[Gpu, ...]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct, field
+
 from spool.core.errors import InvalidFile, Problem
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import SECOND_NS, Request, Spec
 from spool.core.simulation import SimulatedJob
 
@@ -35,8 +36,7 @@ MOST_PROBLEMS = 5
 _LABEL = re.compile(r";\s*([A-Za-z][A-Za-z ]*?)\s*:\s*(.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """The jobs of a trace, in the order of the file, and the known facts about their machine.
 
     `incomplete` counts the lines that cannot be simulated: without a run time or processors (jobs that were cancelled
@@ -51,8 +51,7 @@ class Trace:
     counts_cpus: bool = True
 
 
-@dataclass(slots=True)
-class OddLines:
+class OddLines(Struct):
     """Counts lines with more or fewer columns than the format has: missing ones are unknown, extra ones ignored."""
 
     columns: int
@@ -75,8 +74,7 @@ class OddLines:
         )
 
 
-@dataclass(slots=True)
-class Specs:
+class Specs(Struct):
     """Shares one spec among all jobs with the same request: few shapes save time and memory."""
 
     _known: dict[tuple[object, ...], Spec] = field(default_factory=dict)

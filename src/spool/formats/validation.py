@@ -17,7 +17,6 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from spool.core.errors import InvalidFile, InvalidValue, Problem, shown
-from spool.core.lazyclass import dataclass
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
 from spool.formats.keys import REQUIRED, Key, KeyTable
@@ -183,8 +182,7 @@ def _plain(word: str) -> str:
     return word.lower().replace("-", "_")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of value: its type in the file, and its parser; unchanged by default.
 
     `parse` takes the value and raises InvalidValue. `read` also takes its path and the whole reading, and adds problems

@@ -33,10 +33,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache, lru_cache
 
+from msgspec import Struct, field
+
 from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import Grant, Spec
 from spool.formats.values import resource_variable
 
@@ -72,8 +73,7 @@ _TEXTS = ("init", "prolog", "prep", "end", "epilog")
 _ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSurroundings:
+class EngineSurroundings(Struct, frozen=True):
     """Variables in the environment of a wrapper on a cluster by which it finds its identity."""
 
     engine: str
@@ -81,8 +81,7 @@ class EngineSurroundings:
     id_variable: str
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """Facts about the machine and the executor that the wrapper needs."""
 
     pid_namespace: str
@@ -98,8 +97,7 @@ class Surroundings:
     engine: EngineSurroundings | None = None  # of a run on a cluster
 
 
-@dataclass(frozen=True, slots=True)
-class Assignments:
+class Assignments(Struct, frozen=True):
     """The parts of the script that differ from run to run. All paths are absolute; nothing is expanded any more."""
 
     metadir: str
@@ -277,8 +275,7 @@ def _quote(value: str) -> str:
     return "'" + value.replace("'", "'\\''") + "'"
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(Struct, frozen=True):
     """The output files as absolute paths. None as stdout: the executor's own; None as stderr: same as stdout."""
 
     stdout: str | None

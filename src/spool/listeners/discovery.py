@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
+from msgspec import Struct, field
+
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.layout import CURSORS, Layout
-from spool.core.lazyclass import dataclass, field
 from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
@@ -42,8 +43,7 @@ _MOST_LOADS = 3
 _LOADING = f"{CURSORS}/.loading"  # how often loading was begun and not completed
 
 
-@dataclass(frozen=True, slots=True)
-class Subscriptions:
+class Subscriptions(Struct, frozen=True):
     """The kinds of listeners, and what is known of the events that they want before they run."""
 
     kinds: frozenset[str] = frozenset()
@@ -84,8 +84,7 @@ def page_path(config: Config, root: str) -> str | None:
     return os.path.join(root, os.path.expanduser(stated)) if stated is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class HookFiles:
+class HookFiles(Struct, frozen=True):
     """The executables of each event in the order of running, and the problems with other files there."""
 
     paths: dict[str, tuple[str, ...]] = field(default_factory=dict)

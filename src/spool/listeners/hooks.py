@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from msgspec import Struct
+
 from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, Jid
 from spool.core.units import whole_words
 from spool.formats.config import Config
@@ -103,8 +104,7 @@ def _brief(text: str) -> str:
     return whole_words(_printable(lines[-1]), 300) if lines else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _HookResult:
+class _HookResult(Struct, frozen=True):
     """How a hook ended: `problem` is the error, None if there was none."""
 
     problem: str | None

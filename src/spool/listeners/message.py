@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
 
 PREFIX = "spool: "
 """Prefix of every title, for sorting."""
@@ -29,8 +29,7 @@ class UndeliveredError(Exception):
         self.after_s = after_s  # the receiver's least delay before a retry
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """An event, worded for one address."""
 
     event: str

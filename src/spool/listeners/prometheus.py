@@ -9,10 +9,10 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct, field
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from spool.core.lazyclass import dataclass, field
 from spool.core.metrics import Histogram, RunUsage, Sums
 from spool.core.model import OUTCOMES, SECOND_NS, State
 from spool.formats.state import GpuView, MachineView, PassesView, StateView
@@ -31,8 +31,7 @@ Values = Sequence[tuple[Mapping[str, str], float]]
 _NO_LABELS: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(Struct, frozen=True):
     """The data of the metrics."""
 
     spool_dir: str

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.listeners.message import MESSAGES, Message, Transport, UndeliveredError, digest
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,7 @@ _TOO_MANY = "it keeps failing and too many messages are waiting"
 _AWAY = 3  # after this number of failures in a row the receiver is more than restarting
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """Delays and limits of retries."""
 
     first_s: float = 2.0  # until the first retry; each later delay is doubled
@@ -42,8 +42,7 @@ class Patience:
         return float(min(self.first_s * 2 ** min(failures - 1, 30), self.longest_s))
 
 
-@dataclass(slots=True, eq=False)
-class _Queued:
+class _Queued(Struct, eq=False):
     message: Message
     done: Callable[[], None]
     since: float  # its arrival, or the receiver's first failure after that
@@ -51,8 +50,7 @@ class _Queued:
     due: float = 0.0
 
 
-@dataclass(slots=True)
-class _Due:
+class _Due(Struct):
     batch: list[_Queued]  # to be sent together
     stale: list[_Queued]  # to be given up
 

@@ -22,7 +22,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from spool.core.lazyclass import dataclass, field
+from msgspec import Struct
+
 from spool.machine.identity import PROC
 
 # Version 1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
@@ -37,16 +38,14 @@ _LEAF = "dispatcher"
 _DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
+class Levels(Struct, frozen=True):
     """The directories of one controller, from this process's own group up to the highest visible one."""
 
     version: int
     directories: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroups:
+class Cgroups(Struct, frozen=True):
     """The files with this process's limits. Each method reads them anew."""
 
     cpu: Levels
@@ -89,8 +88,7 @@ def _own_groups(text: str) -> dict[str, str]:
     return groups
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
+class _Mount(Struct, frozen=True):
     root: str  # the mounted part of the hierarchy
     point: str
     version: int
@@ -203,12 +201,11 @@ class ControlFiles:
         return any(_mark(path, name) == b"1" for name in _DELEGATION_MARKS)
 
 
-@dataclass(frozen=True, slots=True)
-class RunGroup:
+class RunGroup(Struct, frozen=True):
     """The control group of one run."""
 
     path: Path
-    files: ControlFiles = field(repr=False)
+    files: ControlFiles
 
     @property
     def procs(self) -> Path:
@@ -290,12 +287,11 @@ class RunGroup:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class RunGroups:
+class RunGroups(Struct, frozen=True):
     """The delegated group that contains the groups of the runs."""
 
     path: Path
-    files: ControlFiles = field(repr=False)
+    files: ControlFiles
 
     def create(self, job: str, run: int, memory_bytes: int | None) -> RunGroup | None:
         """Create the group of a run with a memory limit; None if the kernel does not enforce the limit.

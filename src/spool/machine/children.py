@@ -17,7 +17,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.machine.identity import PROC, read_bytes
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ _SECOND_NS = 1_000_000_000
 _KIBIBYTE = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Reaped:
+class Reaped(Struct, frozen=True):
     """A child that has ended, and the resource use of it and of the children that it waited for."""
 
     pid: int

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.model import SECOND_NS
 from spool.machine.child_process import ChildProcess
 
@@ -29,8 +30,7 @@ _PATIENCE_NS = 30 * SECOND_NS  # waiting time for the helper, beyond the time li
 _LAST_WORDS_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """One command. *environment*: None means that of the helper."""
 
     arguments: tuple[str, ...]
@@ -39,8 +39,7 @@ class Command:
     urgent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CommandEnd:
+class CommandEnd(Struct, frozen=True):
     """The result of a command."""
 
     status: int | None  # its exit status; None: unknown, because it or the helper was ended
@@ -48,8 +47,7 @@ class CommandEnd:
     err: str = ""
 
 
-@dataclass(slots=True)
-class _Order:
+class _Order(Struct):
     line: bytes
     within_ns: int
     urgent: bool

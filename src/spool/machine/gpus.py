@@ -26,9 +26,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import asdict
 
-from spool.core.lazyclass import dataclass, field, replace
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
+
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess
@@ -53,8 +54,7 @@ NO_ANSWER = "NVML has not answered yet"
 _MOMENT_SECONDS = 0.1  # for a killed helper to be gone
 
 
-@dataclass(frozen=True, slots=True)
-class Ignore:
+class Ignore(Struct, frozen=True):
     """Foreign processes that do not count (`gpu.ignore_processes`): any one of the reasons is enough."""
 
     names: frozenset[str] = frozenset()
@@ -67,8 +67,7 @@ class Ignore:
         return small or process.name in self.names or process.user in self.users
 
 
-@dataclass(frozen=True, slots=True)
-class Ours:
+class Ours(Struct, frozen=True):
     """Our runs on the GPUs.
 
     `job_of` returns the job of a pid, or None; a process of a run that is just ending still belongs to it. `on` is UUID
@@ -79,8 +78,7 @@ class Ours:
     on: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUse:
+class DeviceUse(Struct, frozen=True):
     """The users of one GPU. The fields are those of `spool.core.model.Gpu`."""
 
     foreign: tuple[ForeignProcess, ...] = ()
@@ -279,8 +277,7 @@ def _shared_out(used_bytes: int, granted: Mapping[str, int | None]) -> tuple[tup
     return tuple(taken)
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     gpu: Gpu
     bus: str
     parent: str | None
@@ -446,8 +443,8 @@ class NvmlHelper:
 
     def _read(self, line: bytes) -> Sample:
         try:
-            sample = Sample.from_json(line.decode())
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            sample = Sample.from_json(line)
+        except ValueError as error:
             sample = Sample(failure=f"the process that queries NVML sent an unreadable answer: {error}", leaving=True)
         if sample.leaving:
             self.stop()
@@ -470,8 +467,7 @@ class NvmlHelper:
         self._child.watch(False)  # its exit when idle does not matter
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLook:
+class GpuLook(Struct, frozen=True):
     """The GPUs at one moment, in PCI bus order.
 
     A GPU whose own `problem` is None can be granted; `problem` here says why the state of all GPUs is unknown.
@@ -619,7 +615,7 @@ def main() -> int:
             took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
     finally:
         watcher.close()
-    print(json.dumps({**asdict(look), "in_pid_namespace": in_pid_namespace(), "took_ms": took_ms}, indent=2))
+    print(json.dumps({**to_builtins(look), "in_pid_namespace": in_pid_namespace(), "took_ms": took_ms}, indent=2))
     return 0
 
 

@@ -16,8 +16,9 @@ from datetime import timedelta, timezone, tzinfo
 from functools import lru_cache
 from pathlib import Path
 
+from msgspec import Struct
+
 from spool.core.errors import shown
-from spool.core.lazyclass import dataclass
 from spool.core.model import Gpu, Machine
 from spool.machine import cgroups
 
@@ -25,8 +26,7 @@ MINIMUM_RESERVE_BYTES = 512 << 20
 _SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
 
 
-@dataclass(frozen=True, slots=True)
-class HostMemory:
+class HostMemory(Struct, frozen=True):
     """The memory of the whole machine."""
 
     total_bytes: int

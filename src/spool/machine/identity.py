@@ -10,7 +10,8 @@ import os
 import time
 from functools import cache
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.machine import descriptors
@@ -27,8 +28,7 @@ _LONGEST_ENTRY = 32  # of a list in /proc
 _NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(Struct, frozen=True):
     """The part of /proc/PID/stat that spool uses; see proc_pid_stat(5). Times are clock ticks."""
 
     pid: int

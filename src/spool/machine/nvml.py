@@ -10,17 +10,15 @@ may be waiting for its start, so this module imports little.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct, json
 
 IDLE_SECONDS = 60
 """The helper exits after this time without a question."""
@@ -32,8 +30,7 @@ _LATELY_US = 5_000_000  # how far back to ask for the work of single processes
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One GPU or MIG instance as NVML describes it. None is unknown to NVML."""
 
     uuid: str
@@ -52,8 +49,7 @@ class Device:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One answer. `devices` are those that can be granted, in PCI bus order: never a GPU in MIG mode itself."""
 
     devices: tuple[Device, ...] = ()
@@ -66,21 +62,12 @@ class Sample:
 
     def to_json(self) -> str:
         """Return the sample as one line."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.encode(self).decode()
 
     @staticmethod
-    def from_json(line: str) -> Sample:
-        """Return the sample in *line*. Raises ValueError, TypeError, KeyError or AttributeError if there is none."""
-        fields = json.loads(line)
-        devices = []
-        for device in fields.pop("devices"):
-            processes = device.pop("processes")
-            pairs = None if processes is None else tuple((pid, used) for pid, used in processes)
-            computing = device.pop("computing")
-            shares = None if computing is None else tuple((pid, percent) for pid, percent in computing)
-            devices.append(Device(processes=pairs, computing=shares, **device))
-        split, unreadable = tuple(fields.pop("split")), tuple((index, why) for index, why in fields.pop("unreadable"))
-        return Sample(devices=tuple(devices), split=split, unreadable=unreadable, **fields)
+    def from_json(line: bytes | str) -> Sample:
+        """Return the sample in *line*. Raises ValueError if there is none."""
+        return json.decode(line, type=Sample)
 
 
 class _Nvml:

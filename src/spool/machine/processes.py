@@ -36,8 +36,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.layout import Layout
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import Jid
 from spool.machine import identity
 from spool.machine.descriptors import certainly, is_shortage
@@ -58,8 +60,7 @@ _KIBIBYTE = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True, slots=True)
-class TrackedRun:
+class TrackedRun(Struct, frozen=True):
     """A run to find the processes of."""
 
     job: str
@@ -76,8 +77,7 @@ class TrackedRun:
         return self.job, self.run
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """The result of one look at all processes."""
 
     members: dict[tuple[str, int], frozenset[Process]]
@@ -404,8 +404,7 @@ class Process(NamedTuple):
     start_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Struct, frozen=True):
     """The result of sending a signal."""
 
     signalled: frozenset[Process] = frozenset()

@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.accounting import By, EndedRun, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import OUTCOMES, SECOND_NS, Machine, Result, State
 from spool.core.names import natural
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
@@ -46,8 +48,7 @@ _WAIT = frozenset({State.QUEUED, State.SUBMITTED})
 _BIG = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class RunShown:
+class RunShown(Struct, frozen=True):
     """A run. `gpus` are the indices of its GPUs, `progress` how far it says that it is, `percent` that as a number.
 
     `gpu_mean_percent`: in how much of its time its GPUs computed, on average.
@@ -62,8 +63,7 @@ class RunShown:
     percent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """The first of some jobs, and how many there are of them all."""
 
     jobs: tuple[ListedJob, ...] = ()
@@ -75,8 +75,7 @@ class Shown:
         return self.total - sum(job.count for job in self.jobs)
 
 
-@dataclass(frozen=True, slots=True)
-class UserDay:
+class UserDay(Struct, frozen=True):
     """What one user had within the last day, and has now."""
 
     user: str
@@ -90,8 +89,7 @@ class UserDay:
     gpu_busy: float | None  # the part of those of ended runs in which the GPUs computed
 
 
-@dataclass(frozen=True, slots=True)
-class Day:
+class Day(Struct, frozen=True):
     """What the history says of the last 24 hours."""
 
     outcomes: Mapping[str, int] = field(default_factory=dict)
@@ -106,8 +104,7 @@ class Day:
     cut: bool = False  # more runs have ended than are added up
 
 
-@dataclass(frozen=True, slots=True)
-class PageContent:
+class PageContent(Struct, frozen=True):
     """All that the page tells at one moment."""
 
     spool: str

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
-from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import Proof, Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS
@@ -21,8 +23,7 @@ from spool.store.history import History
 from spool.store.spool import Spool
 
 
-@dataclass(frozen=True, slots=True)
-class AccountingReport:
+class AccountingReport(Struct, frozen=True):
     """The sums, and the lines and files that could not be read."""
 
     statistics: Statistics
@@ -47,8 +48,7 @@ def local_day(at_ns: int) -> Day:
     return f"{now.tm_year:04}-{now.tm_mon:02}-{now.tm_mday:02}", start * SECOND_NS, end * SECOND_NS
 
 
-@dataclass(frozen=True, slots=True)
-class RunEfficiency:
+class RunEfficiency(Struct, frozen=True):
     """One run. `memory_now_bytes` is for a run that is still running on this machine."""
 
     used: MeasuredRun
@@ -57,8 +57,7 @@ class RunEfficiency:
     memory_now_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayEfficiency:
+class ArrayEfficiency(Struct, frozen=True):
     """All tasks of an array."""
 
     job: str

@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Sequence
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Verdict, suspended_words
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
@@ -28,8 +30,7 @@ from spool.store.spool import Spool
 _GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOPPING})
 
 
-@dataclass(frozen=True, slots=True)
-class RunDetails:
+class RunDetails(Struct, frozen=True):
     """One start of the job. `state` is None for a metadir that was withdrawn before its run began."""
 
     run: int
@@ -67,8 +68,7 @@ class RunDetails:
         return max(0, until_ns - self.started_at_ns - self.suspension.total_ns(until_ns))
 
 
-@dataclass(frozen=True, slots=True)
-class OtherFile:
+class OtherFile(Struct, frozen=True):
     """A second file of the name, which waits for the run to end, or is held beside it."""
 
     row: JobRow
@@ -76,8 +76,7 @@ class OtherFile:
     file: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class JobDetails:
+class JobDetails(Struct, frozen=True):
     """One job. `file` is the file of `row`, `problem` the content of the `.error` file of a waiting job."""
 
     name: str

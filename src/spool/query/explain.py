@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
+from msgspec import Struct
+
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError, cannot
 from spool.core.forecast import StartForecast, forecast
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import Grant, State, Waiting
 from spool.core.priority import OrderFactors
 from spool.query.jobs import JobLister
@@ -19,16 +20,14 @@ _KEPT = frozenset({"held", "hook"})
 _HOOK = "hook "  # prefix of the dispatcher's reason for a veto of hooks and plugins
 
 
-@dataclass(frozen=True, slots=True)
-class PendingReason:
+class PendingReason(Struct, frozen=True):
     """One reason. `code` is the planner's code, `text` the sentence with numbers."""
 
     code: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """Why a job waits. Without reasons it starts in the dispatcher's next pass."""
 
     name: str
@@ -193,8 +192,7 @@ def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
     return (PendingReason("hook", said),) if said.startswith(_HOOK) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class StartingJob:
+class StartingJob(Struct, frozen=True):
     """A job that would start now, and its grant."""
 
     place: int  # in queue order, from 1
@@ -207,8 +205,7 @@ class StartingJob:
     expected: str  # the expected run time in words, with its source
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingJob:
+class WaitingJob(Struct, frozen=True):
     """A job that keeps waiting. `start_at_ns`: if every run ends when expected, including jobs that go first."""
 
     place: int
@@ -228,8 +225,7 @@ class WaitingJob:
     start_unknown: str = ""  # why its start is unknown
 
 
-@dataclass(frozen=True, slots=True)
-class EndingJob:
+class EndingJob(Struct, frozen=True):
     """A job that would end now without a start."""
 
     name: str
@@ -237,8 +233,7 @@ class EndingJob:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(Struct, frozen=True):
     """The decisions of a dispatcher at this moment. Starts and waits are in queue order.
 
     `protected` is the job that room is kept for, until `protected_until_at_ns`. `left_out` are files that cannot be

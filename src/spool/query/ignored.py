@@ -9,17 +9,17 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import shown
-from spool.core.lazyclass import dataclass
 from spool.core.names import why_not_name
 
 _NO_JOB = (".", "#", "~")  # hidden files, and files of editors
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
+class Ignored(Struct, frozen=True):
     """An ignored file. `path` is relative to the spool."""
 
     path: str

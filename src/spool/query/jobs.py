@@ -15,6 +15,9 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.client.autostart import is_starting
 from spool.client.waiting import array_outcome
 from spool.core import layout
@@ -22,7 +25,6 @@ from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass, replace
 from spool.core.lifecycle import LastSigns, Proof, Verdict, handed_to, shown, suspended_words
 from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pattern, natural
@@ -57,8 +59,7 @@ _LOOKS = 5  # for a file that keeps moving
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
-@dataclass(frozen=True, slots=True)
-class JobList:
+class JobList(Struct, frozen=True):
     """The jobs, and how reliable the list is."""
 
     rows: tuple[JobRow, ...]
@@ -72,8 +73,7 @@ class JobList:
     unknown: tuple[str, ...] = ()  # requested names without a job
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilter:
+class JobFilter(Struct, frozen=True):
     """A filter for lists of jobs; empty or None selects everything. `names` may be globs.
 
     Among ended jobs it selects the last `recent`, and those that ended since `since_at_ns`.
@@ -613,8 +613,7 @@ def _first_complaint(text: str | None) -> str:
     return lines[0] + more if lines else (text or "").strip()
 
 
-@dataclass(slots=True)  # a frozen one takes four times as long to create, and lists have thousands
-class JobRow:
+class JobRow(Struct):
     """One job. Unknown values are None."""
 
     name: str

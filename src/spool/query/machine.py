@@ -6,11 +6,12 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from spool.client.autostart import outlook
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
-from spool.core.lazyclass import dataclass
 from spool.core.model import ForeignProcess, Gpu, Reservation, Running
 from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
@@ -21,8 +22,7 @@ from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Service, Spool
 
 
-@dataclass(frozen=True, slots=True)
-class GpuHolder:
+class GpuHolder(Struct, frozen=True):
     """A run that has a GPU. `granted_bytes` None: not shared; `taken_bytes` None: its use is unknown."""
 
     job: str
@@ -32,8 +32,7 @@ class GpuHolder:
     taken_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuStatus:
+class GpuStatus(Struct, frozen=True):
     """One GPU. `why_not` is why no job could have it unshared now; None: one could."""
 
     index: int
@@ -51,8 +50,7 @@ class GpuStatus:
     why_not: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuList:
+class GpuList(Struct, frozen=True):
     """All GPUs. `reserved` are the reservations by number, for no GPU in particular."""
 
     gpus: tuple[GpuStatus, ...]
@@ -61,8 +59,7 @@ class GpuList:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunGrant:
+class RunGrant(Struct, frozen=True):
     """The grant of one run."""
 
     job: str
@@ -81,8 +78,7 @@ class RunGrant:
     on_its_way: bool = False  # its engine has not confirmed it yet
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStatus:
+class PoolStatus(Struct, frozen=True):
     """A named resource. Free means that it can be granted now."""
 
     total: int
@@ -90,8 +86,7 @@ class PoolStatus:
     free: int
 
 
-@dataclass(frozen=True, slots=True)
-class DispatcherStatus:
+class DispatcherStatus(Struct, frozen=True):
     """The dispatcher of the spool. None if its last view does not say."""
 
     pid: int | None
@@ -102,8 +97,7 @@ class DispatcherStatus:
     lock_astray: bool = False  # `.lock` was deleted or replaced
 
 
-@dataclass(frozen=True, slots=True)
-class MachineStatus:
+class MachineStatus(Struct, frozen=True):
     """The data of `spool info`. Totals are what may be granted, after reserves."""
 
     spool: str

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.gpus import stranger
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.core.units import show_size
 from spool.formats.state import MachineView
@@ -25,8 +27,7 @@ _NO_GPUS_EVERY_NS = 60 * SECOND_NS
 _WATCHED = (layout.STATE, layout.PAUSED, layout.CONFIG, layout.HISTORY, *layout.PLACES)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuGlance:
+class GpuGlance(Struct, frozen=True):
     """One GPU. `jobs` are its runs, `remark` is its problem or its foreign users."""
 
     index: int
@@ -45,8 +46,7 @@ class GpuGlance:
         return self.memory_total_bytes - self.memory_free_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(Struct, frozen=True):
     """The spool at one moment: active and waiting jobs, the last ended ones (newest first), and the machine.
 
     `machine` is from the running dispatcher's view; None without a dispatcher.

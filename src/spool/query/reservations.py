@@ -7,9 +7,10 @@ import pwd
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import InvalidReservation, SpoolError, cannot
-from spool.core.lazyclass import dataclass
 from spool.core.model import Machine, Reservation
 from spool.core.reservations import NOBODY, conflict, is_active, known_gpus, settle
 from spool.formats import reservation
@@ -29,8 +30,7 @@ class ReservationState(StrEnum):
     INVALID = "invalid"  # its file is invalid, or it conflicts with an earlier one: no effect
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationStatus:
+class ReservationStatus(Struct, frozen=True):
     """One present or former file of `reservations/`. `problem` is why it has no effect."""
 
     name: str
@@ -46,16 +46,14 @@ class ReservationStatus:
         return self.state not in (ReservationState.INVALID, ReservationState.CANCELLED)
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationFiles:
+class ReservationFiles(Struct, frozen=True):
     """All files of `reservations/`, and the valid reservations, in the order of writing."""
 
     rows: tuple[ReservationStatus, ...]
     standing: tuple[Reservation, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationList:
+class ReservationList(Struct, frozen=True):
     """All reservations of a spool, and the indices of the GPUs that they are about."""
 
     rows: tuple[ReservationStatus, ...]

@@ -11,12 +11,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.phases import Outlived
@@ -52,8 +54,7 @@ _LARGE = 1 << 16  # bytes: a larger file that a dispatcher has found invalid is 
 _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The state of a spool at one moment, and the plan for it. `left_out` says why a job's file cannot be planned."""
 
     view: View

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from itertools import pairwise
 
+from msgspec import Struct
+
 from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.lazyclass import dataclass
 from spool.core.model import SECOND_NS, State
 from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
 from spool.store.spool import Spool
@@ -23,8 +24,7 @@ _DEEP = 12  # levels of a tree; deeper ones are not indented further
 _FEW = 2  # this many similar rows are not folded
 
 
-@dataclass(frozen=True, slots=True)
-class ListedJob:
+class ListedJob(Struct, frozen=True):
     """A line of a list: a job, or *count* similar tasks of an array, with the first of them in *row*."""
 
     row: JobRow
@@ -32,8 +32,7 @@ class ListedJob:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayTasks:
+class ArrayTasks(Struct, frozen=True):
     """The tasks of an array in order: those that have begun or wait, and those not issued yet."""
 
     rows: tuple[JobRow, ...]
@@ -146,8 +145,7 @@ def _parents(spool: Spool, row: JobRow, names: Set[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-@dataclass(frozen=True, slots=True)
-class WaitStatus:
+class WaitStatus(Struct, frozen=True):
     """The progress of awaited jobs; an array counts as its tasks."""
 
     total: int

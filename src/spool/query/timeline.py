@@ -12,10 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.accounting import GROUP_KEYS, By, EndedRun, ReadyTimes, RunFilter, nearest_rank
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import SECOND_NS, Machine
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.simulation import Steps
@@ -41,8 +43,7 @@ _TRACKS = 4  # the most rows for a shared GPU
 _PATIENCE_NS = 3 * SECOND_NS
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineRun:
+class TimelineRun(Struct, frozen=True):
     """One run. `ended_at_ns` None: it is still running; memory None: unknown, or not requested."""
 
     job: str
@@ -66,8 +67,7 @@ class TimelineRun:
         return None if self.executor in (None, *LOCAL_EXECUTORS) else self.executor
 
 
-@dataclass(frozen=True, slots=True)
-class LaneBar:
+class LaneBar(Struct, frozen=True):
     """Adjacent columns of a row, `first` up to, not including, `last`; mostly of one run.
 
     `busy` is the share of the row's CPUs, and of the time, that runs had. `alone`: no other run had any.
@@ -80,8 +80,7 @@ class LaneBar:
     alone: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineRow:
+class TimelineRow(Struct, frozen=True):
     """A row of a chart: some CPUs, a GPU, or one of the tracks of a shared GPU."""
 
     label: str
@@ -89,8 +88,7 @@ class TimelineRow:
     bars: tuple[LaneBar, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WaitTimes:
+class WaitTimes(Struct, frozen=True):
     """Waits of runs before their start."""
 
     runs: int
@@ -99,8 +97,7 @@ class WaitTimes:
     longest_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class UsageCurve:
+class UsageCurve(Struct, frozen=True):
     """Resource use: the mean over each column, the mean over the whole period, and the maximum."""
 
     columns: tuple[float, ...]
@@ -108,8 +105,7 @@ class UsageCurve:
     highest: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """The form of a timeline: the columns of the picture, its most CPU rows, the meaning of colours.
 
     `by` None: by user, or by outcome if all runs are of one user.
@@ -120,8 +116,7 @@ class Frame:
     by: By | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     """The runs of a period. Column *n* begins at `since_at_ns + n * step_ns`.
 
     For memory in use, each run counts with its peak, if known, from its start to its end.

@@ -9,9 +9,11 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.client.submit import is_spool
 from spool.core.errors import InvalidFile, Problem, SpoolError, UsageError, cannot
-from spool.core.lazyclass import dataclass, replace
 from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run
@@ -45,8 +47,7 @@ _TELL_EVERY = 100  # jobs between two calls of `told`
 _LONGEST_WAITS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """Jobs to simulate. `cpus` is the size of their machine, if known."""
 
     source: str
@@ -59,8 +60,7 @@ class Workload:
     is_history: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """Changes of a workload before its simulation.
 
     `limits` is the share of users who state a time limit; `load` the work of the jobs as a share of the machine.
@@ -71,16 +71,14 @@ class Scenario:
     load: float | None = None  # None: unchanged
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWaits:
+class GroupWaits(Struct, frozen=True):
     """The figures of one user's jobs, or of one size of jobs."""
 
     name: str
     figures: WaitSummary
 
 
-@dataclass(frozen=True, slots=True)
-class LongWait:
+class LongWait(Struct, frozen=True):
     """One of the jobs with the longest waits."""
 
     name: str
@@ -91,8 +89,7 @@ class LongWait:
     wait_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyResult:
+class PolicyResult(Struct, frozen=True):
     """One policy's schedule of a workload. `seconds` is the duration of the simulation.
 
     Users are in the order of their share of the machine, sizes from small to large.
@@ -107,8 +104,7 @@ class PolicyResult:
     outcomes: tuple[Outcome, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationSetup:
+class SimulationSetup(Struct, frozen=True):
     """The jobs that fit a machine, and the number of those left out because they do not.
 
     A load is the work of the jobs, processors times run time, as a share of the machine's capacity from the first

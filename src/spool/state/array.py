@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec import Struct, field
+
 from spool.core.arrays import Tasks, in_words, outcome_of
-from spool.core.lazyclass import dataclass, field
 from spool.core.model import Result, Spec, State, Stop
 from spool.formats.run_records import ArrayRecord
 
 
-@dataclass(slots=True, eq=False)
-class Array:
+class Array(Struct, eq=False):
     """One expanded array, from its claim until its own file lies in `done/`."""
 
     name: str

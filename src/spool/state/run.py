@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import RUNNING
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.lifecycle import RunEnd, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,
@@ -49,8 +50,7 @@ from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 
-@dataclass(slots=True, eq=False)
-class ActiveRun:
+class ActiveRun(Struct, eq=False):
     """A run that is not over: from its start until its paperwork is done."""
 
     name: str
@@ -87,7 +87,7 @@ class ActiveRun:
     kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # who suspends it, and why, where that is said
-    key: tuple[str, int] = field(init=False)  # what names this run
+    key: tuple[str, int] = ("", 0)  # what names this run
 
     def __post_init__(self) -> None:
         """Name it."""
@@ -219,8 +219,8 @@ class ActiveRun:
         if not isinstance(self.phase, Unread):
             return
         stop, recorded, handle = self.stop, self.stop_recorded, self.handle
-        for each in fields(ActiveRun):
-            setattr(self, each.name, getattr(read, each.name))
+        for name in ActiveRun.__struct_fields__:
+            setattr(self, name, getattr(read, name))
         elsewhere = read.handle is not None and handle is not None and handle.engine is not read.handle.engine
         if handle is not None and not elsewhere:  # it knows what was done about it
             self.handle = handle

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spool.core.lazyclass import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core.lifecycle import PREEMPTED, Liveness
 from spool.core.model import (
     SECOND_NS,
@@ -18,8 +20,7 @@ from spool.store.spool import Spool
 INVALID = "invalid"  # the problem of a file whose `.error` file says more
 
 
-@dataclass(slots=True)
-class JobFileVersion:
+class JobFileVersion(Struct):
     """One version of a job file in `queued/` or `held/`, as last seen."""
 
     inode: int
@@ -42,8 +43,7 @@ class JobFileVersion:
         return (self.inode, self.mtime_ns, self.size) == (other.inode, other.mtime_ns, other.size)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueTime:
+class QueueTime(Struct, frozen=True):
     """A job's place in the queue and its waiting clock; on disk in the journal."""
 
     arrived_at_ns: int
@@ -80,8 +80,7 @@ class QueueTime:
         return replace(self, clock_at_ns=self.clock_at_ns + max(0, now_ns - max(since_ns, self.clock_at_ns)))
 
 
-@dataclass(frozen=True, slots=True)
-class Attempts:
+class Attempts(Struct, frozen=True):
     """Retries and requeues of a submission so far, and the earliest start of the next run."""
 
     attempt: int = 1
@@ -95,8 +94,7 @@ FIRST_ATTEMPT = Attempts()
 LONGEST_PAUSE_NS = 60 * SECOND_NS
 
 
-@dataclass(frozen=True, slots=True)
-class StartBackoff:
+class StartBackoff(Struct, frozen=True):
     """How often in a row the machine has refused a start, why, and when it is tried again."""
 
     times: int = 0

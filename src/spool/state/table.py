@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from spool.core.arrays import Tasks, array_of
 from spool.core.backfill import Holding
 from spool.core.layout import HELD, QUEUED
-from spool.core.lazyclass import dataclass, field, replace
 from spool.core.model import (
     Machine,
     Policy,
@@ -33,8 +35,7 @@ from spool.state.submission import FIRST_ATTEMPT, NO_BACKOFF, Attempts, JobFileV
 from spool.store.ownership import name_of, this_user
 
 
-@dataclass(slots=True, eq=False)
-class JobEntry:
+class JobEntry(Struct, eq=False):
     """The state of one name."""
 
     name: str
@@ -56,8 +57,7 @@ class JobEntry:
         return self.queued if place == QUEUED else self.held
 
 
-@dataclass(slots=True)
-class SchedulerState:
+class SchedulerState(Struct):
     """The jobs, and the same facts in the form for the planner."""
 
     jobs: dict[str, JobEntry] = field(default_factory=dict)

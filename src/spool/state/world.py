@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from spool.core.constraints import short_of_disk
-from spool.core.lazyclass import replace
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine
 from spool.core.reservations import known_gpus
 from spool.formats.state import GpusTold

@@ -11,10 +11,12 @@ import os
 import threading
 import time
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.events import Event
 from spool.core.layout import Layout
-from spool.core.lazyclass import dataclass, replace
 from spool.formats.events import parse_base, parse_cursor, parse_event, render_base, render_cursor
 from spool.store.disk import Disk, of_the_spool, open_log
 from spool.store.reading import read_bytes, read_record
@@ -156,8 +158,7 @@ def cursors(paths: Layout) -> list[str]:
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class EventLine:
+class EventLine(Struct, frozen=True):
     """One line: the event (None: unreadable), its position and that of the next line."""
 
     event: Event | None

@@ -15,8 +15,9 @@ from contextlib import suppress
 from functools import lru_cache
 from grp import getgrgid, getgrnam
 
+from msgspec import Struct
+
 from spool.core.errors import InvalidConfig, SpoolUnusable, cannot
-from spool.core.lazyclass import dataclass
 from spool.core.model import SOMEONE_WHO
 from spool.store.disk import open_directory, owner_of
 
@@ -117,8 +118,7 @@ def _gid_of(name: str) -> int | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """The origin of an open file. `inode` tells it from another file of its name."""
 
     uid: int

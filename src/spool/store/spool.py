@@ -11,11 +11,12 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
-from spool.core.lazyclass import replace
 from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Proof, RunEnd, end_of, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,

@@ -15,8 +15,9 @@ import stat
 import time
 from enum import Enum
 
+from msgspec import Struct
+
 from spool.core import layout
-from spool.core.lazyclass import dataclass
 from spool.store.disk import open_if_there, status_of
 from spool.store.ownership import Origin
 
@@ -37,8 +38,7 @@ class ReadFailure(Enum):
     UNREADABLE = "not readable"
 
 
-@dataclass(frozen=True, slots=True)
-class FileText:
+class FileText(Struct, frozen=True):
     """A job file as read: its identity, to recognise later changes, and its bytes."""
 
     inode: int

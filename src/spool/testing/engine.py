@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import ClassVar
+
+from msgspec import Struct, field
 
 from spool.core import layout
 from spool.core.errors import SpoolError, cannot
@@ -19,8 +20,7 @@ from spool.machine import identity
 HOST = "elsewhere"
 
 
-@dataclass(eq=False)
-class FakeRun:
+class FakeRun(Struct, eq=False):
     """A run of the fake engine. It waits there until `begin`, and goes on until `end`."""
 
     engine: FakeEngine

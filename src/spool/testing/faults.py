@@ -16,7 +16,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-from spool.core.lazyclass import dataclass
+from msgspec import Struct
+
 from spool.store.disk import Disk
 
 
@@ -24,8 +25,7 @@ class PowerCut(BaseException):
     """The process is gone. Not an Exception, so that the program under test cannot catch it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One change of the disk: the primitive's name, and its paths (for a log: its path)."""
 
     name: str

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
+from msgspec import Struct
+
 from spool.cli.why import sentences
 from spool.client.output import Follower, OutputPiece
 from spool.core.errors import SpoolError, shown
-from spool.core.lazyclass import dataclass
 from spool.core.model import State
 from spool.query.explain import why, why_never_begun
 from spool.query.jobs import JobRow
@@ -87,8 +88,7 @@ def _drawn(line: bytes) -> str:
     return shown(text[:_LONGEST] + ("…" if len(text) > _LONGEST else ""))
 
 
-@dataclass(frozen=True, slots=True)
-class PaneSubject:
+class PaneSubject(Struct, frozen=True):
     """The content of the pane below the list: a job, in full or in brief."""
 
     row: JobRow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from msgspec import Struct
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -23,14 +24,12 @@ from textual.widgets import Button, Input, Label, Static
 
 from spool.cli import render
 from spool.core.errors import shown
-from spool.core.lazyclass import dataclass
 
 _SAMPLE = 200  # rows whose texts determine the column widths of a long list
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ListColumn(Generic[T]):
+class ListColumn(Struct, Generic[T], frozen=True):
     """A column of a list: its layout, and its text for a row at this moment."""
 
     name: str
