@@ -422,13 +422,8 @@ class Recovery:
         return live
 
     def _as_it_was_started(self, record: GrantRecord, started: journal.Started | None) -> GrantRecord:
-        """Return *record* as far as nothing contradicts it: the journal knows the boot, a `jid` here the machine."""
-        if started is not None:
-            record = replace(record, boot_id=started.boot_id)
-        found = self._spool.jid(record.job, record.run) if record.executor not in LOCAL_EXECUTORS else None
-        if isinstance(found, Jid) and found.engine is None:
-            record = replace(record, executor=LOCAL_EXECUTORS[0])
-        return record
+        """Return *record* as far as nothing contradicts it: the journal knows the boot."""
+        return record if started is None else replace(record, boot_id=started.boot_id)
 
     def _tell_damaged(self, live: ActiveRun) -> None:
         """Tell which records of a run say nothing that can be true of it."""

@@ -98,9 +98,13 @@ class Spool:
     @classmethod
     def open(cls, root: str) -> Spool:
         """Return the spool at *root*; SpoolUnusable if there is none."""
-        if not os.path.isdir(f"{root}/{layout.QUEUED}"):
-            raise SpoolUnusable(f"cannot open spool: {root}: no spool there; create one with `spool init`")
-        return cls(root)
+        queued = f"{root}/{layout.QUEUED}"
+        if os.path.isdir(queued):
+            return cls(root)
+        if os.path.isdir(f"{root}/{layout.RUNNING}"):  # a directory of it was taken away, or replaced
+            why = "it is not a directory; move it somewhere else" if os.path.lexists(queued) else "it is missing"
+            raise SpoolUnusable(cannot("open", "spool", why, where=queued, remedy="`spool init` makes it again"))
+        raise SpoolUnusable(f"cannot open spool: {root}: no spool there; create one with `spool init`")
 
     # Job files.
 
@@ -336,8 +340,12 @@ class Spool:
         return self._parsed(name, run, layout.STOP, run_records.parse_stop)
 
     def grant(self, name: str, run: int) -> run_records.GrantRecord | None:
-        """Return the grant of a run."""
-        return self._own(name, run, layout.GRANT, run_records.parse_grant)
+        """Return the grant of a run, with its executor: a `jid` that names no engine is of this machine."""
+        found = self._own(name, run, layout.GRANT, run_records.parse_grant)
+        if found is None or found.executor in LOCAL_EXECUTORS:
+            return found
+        jid = self.jid(name, run)
+        return replace(found, executor=LOCAL_EXECUTORS[0]) if isinstance(jid, Jid) and jid.engine is None else found
 
     def array(self, name: str, run: int) -> ArrayRecord | None:
         """Return the record of an expansion, if the metadir is an array's; a run has a grant instead."""
