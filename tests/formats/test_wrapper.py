@@ -284,6 +284,23 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_run(runs: Runs) -> None:
         assert run.rc == (None if run.text("jid") is None else 143)
 
 
+def test_a_signal_between_any_two_steps_before_the_command_ends_the_run(dash_runs: Runs) -> None:
+    """TERM that comes while the command is about to be started is the end of the run, never a success."""
+    run = dash_runs.make("echo ran")
+    text = (run.metadir / "run.sh").read_text()
+    begin = text.index("spool_run() {\n") + len("spool_run() {\n")
+    steps = text[begin : text.index("    spool_enter", begin)].splitlines(keepends=True)
+    places = [number for number, step in enumerate(steps) if re.match(r"    (?!fi|esac|\*|#| )", step)]
+    assert len(places) > 3
+    for place in places:
+        again = dash_runs.make("echo ran")
+        changed = text.replace(str(run.metadir).replace("'", "'\\''"), str(again.metadir).replace("'", "'\\''"))
+        at = changed.index("spool_run() {\n") + len("spool_run() {\n") + sum(map(len, steps[:place]))
+        (again.metadir / "run.sh").write_text(f"{changed[:at]}    kill -s TERM $$\n{changed[at:]}")
+        assert again.run() == 143, steps[place]
+        assert (again.rc, again.text("signal")) == (143, "TERM\n")
+
+
 # --- signal dispositions --------------------------------------------------------------------------------------
 
 

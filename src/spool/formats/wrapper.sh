@@ -208,8 +208,11 @@ spool_enter() {
 
 # spool_run PHASE PROGRAM ARGUMENT...: run a child and wait for it; its exit code is left in spool_code.
 spool_run() {
-    spool_program=$2 spool_code=$spool_ended
-    if [ -z "$spool_late" ] && [ "$spool_ended" -ne 0 ]; then return; fi
+    spool_program=$2
+    if [ -z "$spool_late" ] && [ "$spool_ended" -ne 0 ]; then
+        spool_code=$spool_ended # not before: the signal may come between any two steps
+        return
+    fi
     spool_before=$! spool_phase=$1
     shift
     # shellcheck disable=SC2016  # for that shell to expand
