@@ -41,13 +41,13 @@ class CompiledWrapperHook(BuildHookInterface[Any]):
         build_data["tag"] = f"py3-none-{built.platforms}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was compiled for the wheel, which has it now."""
+        """Remove the compiled program, which is in the wheel now."""
         if scratch := getattr(self, "_scratch", None):
             scratch.cleanup()
 
 
 def _compiled(root: str) -> ModuleType:
-    """Load the module that compiles. The package around it cannot be imported: what it depends on is not there."""
+    """Load the compiling module by its path. Its package cannot be imported, since its dependencies are missing."""
     spec = importlib.util.spec_from_file_location("spool_compiled", f"{root}/src/spool/executors/compiled.py")
     assert spec is not None
     assert spec.loader is not None

@@ -6,8 +6,9 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 import pytest
@@ -82,6 +83,39 @@ PHRASES: dict[str, str] = {
     r"\bgiven leave\b|\bgive leave\b": "allow",
     r"\bmay well be that\b": "may be",
 }
+# What is read by developers: docstrings and comments of the source that name the subject and the noun of the field. A
+# path is added here once it passes.
+NAMED = (
+    "src/spool/api.py",
+    "src/spool/cli/check.py",
+    "src/spool/cli/completion.py",
+    "src/spool/cli/foreign.py",
+    "src/spool/cli/group.py",
+    "src/spool/cli/joboptions.py",
+    "src/spool/cli/main.py",
+    "src/spool/cli/render.py",
+    "src/spool/cli/scripts.py",
+    "src/spool/cli/tui",
+    "src/spool/client",
+    "src/spool/core",
+    "src/spool/formats",
+    "src/spool/listeners",
+    "src/spool/machine",
+    "src/spool/store",
+)
+
+# A regular expression as in PHRASES -> what to say instead, in a docstring or a comment of the source.
+UNNAMED: dict[str, str] = {
+    r"\A(?:learn (?!from)|know |take note|take in |have )": "say what it does: 'Record that …', 'Let …'",
+    r"\bsomebody\b|\beverybody\b|\banybody\b": "the noun: a process, a user, a listener, another dispatcher",
+    r"\bnobody (?:else|asks|says|knows|reads|waits|can|may|is|has)\b": "the noun: 'no process', 'is unknown'",
+    r"\bfor who\b|\bby who\b|\bwho (?:asks|reads|ends|comes|hangs|forks)\b": "the noun: 'for a caller that …'",
+    r"\bnone of our(?:s| business)\b|(?<!there\s)\bis no (?:run|file|job|array|regular)\b": "'is not …', 'is ignored'",
+    r"\bwhat (?:there is|was said|it says|is said)\b": "the noun: the content, the message, the resources",
+}
+_UNNAMED = {
+    re.compile(phrase.replace(" ", r"\s+(?:\#\s*)?"), re.IGNORECASE): instead for phrase, instead in UNNAMED.items()
+}
 _PATTERNS = {
     re.compile(phrase.replace(" ", r"\s+(?:\#\s*)?"), re.IGNORECASE): instead for phrase, instead in PHRASES.items()
 }
@@ -113,9 +147,23 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
         yield begun, comment
 
 
-def found_in(where: str, line: int, text: str) -> Iterator[str]:
+def told(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings and comments of a Python file with their lines: `texts` without other strings."""
+    doc = {
+        node.value.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+    for line, text in texts(source):
+        if line in doc or text.startswith("#"):
+            yield line, re.sub(r"\A\W+", "", text)
+
+
+def found_in(
+    where: str, line: int, text: str, patterns: Mapping[re.Pattern[str], str] = MappingProxyType(_PATTERNS)
+) -> Iterator[str]:
     """Yield what is wrong with a text that begins at a line: the place, the phrase, and what to say instead."""
-    for pattern, instead in _PATTERNS.items():
+    for pattern, instead in patterns.items():
         for match in pattern.finditer(text):
             phrase = " ".join(match.group().split())
             at = line + text.count("\n", 0, match.start())
@@ -142,6 +190,20 @@ def test_texts_are_plain(scanned: str) -> None:
             found += found_in(str(path.relative_to(ROOT)), line, text)
     assert list(files(scanned)), f"nothing to read at {scanned}"
     assert not found, "\n".join(["say it plainly:", *found])
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_docstrings_and_comments_name_their_subject(named: str) -> None:
+    """No docstring or comment of a finished part of the source has a phrase that hides who or what is meant."""
+    found = [
+        wrong
+        for path in files(named)
+        if path.suffix == ".py"
+        for line, text in told(path.read_text(encoding="utf-8"))
+        for wrong in found_in(str(path.relative_to(ROOT)), line, text, _UNNAMED)
+    ]
+    assert list(files(named)), f"nothing to read at {named}"
+    assert not found, "\n".join(["name the subject:", *found])
 
 
 @pytest.mark.parametrize("verb", VERBS)

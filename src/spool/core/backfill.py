@@ -3,7 +3,7 @@
 EASY backfilling (Lifka 1995; Mu'alem and Feitelson 2001): one job at a time is protected, the first in the order that
 does not fit. The others start only if they have ended by the time it could start, or leave it all that it needs.
 
-If that time is an estimate, the protection is bounded: an estimate that keeps receding protects nobody and would leave
+If that time is an estimate, the protection is bounded: an estimate that keeps receding protects no job and would leave
 the machine idle. The job is protected only while the idle resources until then cost at most a tenth of the whole pool
 over the time that it has waited, minus what it has already held back.
 """

@@ -86,7 +86,7 @@ def dependencies_of(job: Waiting) -> tuple[str, ...]:
 
 
 def paired_task(job: Waiting, depends: Dependencies) -> str:
-    """Return the task of the array `each` that has the index of *job*; if *job* is no array task, the array itself."""
+    """Return the task of the array `each` that has the index of *job*; if *job* is not a task, the array itself."""
     task = job.spec.task
     return depends.each or "" if task is None else f"{depends.each}_{task.index}"
 

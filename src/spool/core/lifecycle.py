@@ -266,7 +266,7 @@ def shown(
     """Return the state of a run for every view, and the reason; None for a run that was taken back.
 
     *filed* says whether its end is recorded: until then the run holds its job, and is `stopping`. *submitted* is why it
-    waits on its engine; None if it has begun, or was started here. *elsewhere* is what is known of a run on an engine;
+    waits on its engine; None if it has begun, or was started here. *elsewhere* describes a run on an engine;
     None for a run on this machine.
     """
     ordered = f"{stop.kind} by {stop.by}" if stop is not None else ""

@@ -152,7 +152,7 @@ DEFAULT_PRIORITY = 10
 
 
 class Spec(Struct, frozen=True):
-    """What a job file says, parsed: every key of the format page, typed, sizes and durations as integers."""
+    """The content of a job file, parsed: every key of the format page, typed, sizes and durations as integers."""
 
     command: str | tuple[str, ...]
     script: str | None = None  # a script that replaces the first word of `command`
@@ -223,7 +223,7 @@ SOMEONE_WHO = "someone who can write to "
 
 
 class Stop(Struct, frozen=True):
-    """An order to stop a run: why, by whom and since when."""
+    """An order to stop a run: the reason, the user and the time."""
 
     kind: StopKind
     by: str  # a user, or SOMEONE_WHO and a place

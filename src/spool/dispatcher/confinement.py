@@ -126,7 +126,7 @@ class Confinement:
     # Reports.
 
     def held_up(self, besides: str = "") -> str:
-        """Return the trouble of the spool as a whole, because of which no job starts; "" if there is none.
+        """Return the trouble of the spool as a whole, which keeps every job from starting; "" without one.
 
         Troubles of the verb *besides* do not count.
         """

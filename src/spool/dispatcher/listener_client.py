@@ -58,7 +58,7 @@ class ListenerClient:
         self._wanted = False
         self._reviews = _PendingReviews()
         self._position = 0
-        self._behind = False  # whether it has so much unread that it was not told of the last position
+        self._behind = False  # whether it was not told of the last position, since too much was unread
         self._is_ready = False  # whether it has reported that it is ready for reviews
         self._ready_due_ns = 0
         self.trouble: OSError | None = None  # why the process could not be started

@@ -113,7 +113,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
 
 
 def _lock(root: str, wait_s: float, *, patient: bool) -> LockedSpool | None:
-    """Return the spool at *root*, locked; *patient*: wait while something else is in the place of `.lock`.
+    """Return the spool at *root*, locked; *patient*: wait while something else has the name `.lock`.
 
     None if told to leave meanwhile.
     """

@@ -6,7 +6,7 @@ be parsed raises InvalidRecord: it is evidence of something, and must not count 
 
 How the records may change from one version to the next, for these and for `history`:
 
-* A reader takes what it knows and ignores what it does not: later fields of a line, unknown keys.
+* A reader ignores everything that it does not know: later fields of a line, unknown keys.
 * A field is added with a meaning for "absent" that is true of the older writers, and is never made required.
 * A field never changes its meaning or its unit; another meaning gets another name.
 * A word that a reader does not know (an outcome, a kind of stop) is an InvalidRecord, not a guess.

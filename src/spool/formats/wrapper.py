@@ -4,7 +4,7 @@ The script opens the outputs of a run, so `outputs_of` reads its assignments to 
 
 The steps of the script, in order, and its records (docs/FORMAT.md has their grammar):
 
-* `jid`, created exclusively. Who comes second leaves with `ALREADY_STARTED` and runs nothing; who can neither
+* `jid`, created exclusively. A second wrapper leaves with `ALREADY_STARTED` and runs nothing; one that can neither
   create it nor find it leaves with `NO_JID`.
 * `status`; then the outputs are opened and the workdir is entered. If that fails, or a program cannot be
   executed, `error` holds one line that says why, and the exit code is 125 (workdir, outputs), 126 or 127.
@@ -18,12 +18,12 @@ The steps of the script, in order, and its records (docs/FORMAT.md has their gra
   those four that the wrapper was sent.
 * In a terminal of its own, INT and QUIT are not passed on, because the terminal's keys send them to the child as
   well; and after a HUP with which the terminal has gone the wrapper ends at once, without `rc`.
-* `status`, then `usage`: what the command and all that was run around it have used, as far as that is known here.
+* `status`, then `usage`: the resource use of the command and the texts around it, as far as it is known here.
 * `rc` as the last thing: the command's exit code, 128+n for signal n. While the disk is
   full the wrapper tries again every second, until it succeeds, is signalled or the metadir is gone.
-* Where the machine refuses it a process before the command has begun, `refused` instead, and the exit code is
-  `REFUSED`. A shell ends when it cannot fork; what it does then is done by its trap of EXIT. Where a text that comes
-  after the command is refused, the command's exit code stands, and the log says what was left out.
+* If the machine refuses it a process before the command has begun, `refused` instead, and the exit code is
+  `REFUSED`. A shell ends when it cannot fork; its trap of EXIT writes the record. If a text after the command is
+  refused, the command's exit code stands, and the log names the omitted text.
 """
 
 from __future__ import annotations

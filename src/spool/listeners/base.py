@@ -13,7 +13,7 @@ from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
 
 Begin = Callable[[int], None]
-"""Called before each step that somebody else waits for, with the step's time limit in nanoseconds."""
+"""Called before each step of a review, with the step's time limit in nanoseconds."""
 
 
 class Listener(Protocol):

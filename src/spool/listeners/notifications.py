@@ -86,7 +86,7 @@ class Notifier(Listener):
             queue.put(Message(event.name.value, title, texts[lines], document), left.one)
 
     def close(self) -> None:
-        """Send what has not been tried yet, for a moment. The rest is left to the next process."""
+        """Send untried messages for a moment. The rest is left to the next process."""
         deadline = time.monotonic() + _CLOSE_S
         for queue in self._queues.values():
             queue.close()

@@ -82,7 +82,7 @@ class SendQueue:
         self._give_up(dropped, _TOO_MANY)
 
     def close(self) -> None:
-        """Try what was never tried, and leave. What is not delivered then is not done."""
+        """Try the untried messages once, and leave. Those not delivered then are not done."""
         with self._change:
             self._closing = True
             self._change.notify()

@@ -5,11 +5,11 @@ A process group is not enough: `setsid` and double forks leave it. A run consist
 * its wrapper, while that lives, and every process of the wrapper's session;
 * every process that carries the run's mark in its environment (`SPOOL_DIR`, `SPOOL_JOB`, `SPOOL_RUN`);
 * every process that was known to belong to it before;
-* every orphan whose stdout or stderr is a file of the run's metadir, as its log is: `env -i setsid` takes the mark and
-  the session away, and what is left of it when its parent ends is this;
+* every orphan whose stdout or stderr is a file of the run's metadir, as its log is: `env -i setsid` removes the mark
+  and the session, and after the end of its parent only the output shows its run;
 * the descendants of all of these and every process in a session that one of them leads, whatever their environment,
   unless they carry the mark of another run of the same spool, or are this process: a dispatcher that was started from
-  within a job is none of its own;
+  within a job does not belong to it;
 * every process of its control group, if it has one.
 
 `machine/marks.py` defines the marks. A hook has one of its own, and does not belong to the run that it is about.
