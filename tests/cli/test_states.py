@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-from spool.cli import charts, pictures, render, reserve, wait
+from spool.cli import render, reserve, wait
 from spool.core.model import OUTCOMES, State
 from spool.query.reservations import ReservationState
 
@@ -13,11 +13,11 @@ _RUN = {State.STARTING, State.RUNNING, State.STOPPING}
 
 
 def test_every_state_is_drawn_and_every_end_has_an_exit_code() -> None:
-    """No member of State is without a style and an exit code, nor one of its charts without a colour."""
+    """No member of State is without a style and an exit code, nor an outcome without a colour of its own."""
     assert [state for state in State if not render.style_of(state)] == [State.QUEUED]
     assert set(reserve._STYLES) == set(ReservationState)
-    assert set(charts.OUTCOME_COLOURS) == OUTCOMES
-    assert set(pictures.STATE_COLOURS) >= OUTCOMES | _RUN
+    assert len({render.colour_of(state) for state in OUTCOMES}) == len(OUTCOMES)
+    assert render.colour_of("a word of a later version") == render.GREY
     assert [state for state in State if wait.code_of(state, None) == 0] == [State.FINISHED]
     assert wait.code_of(State.FAILED, 7) == 7
     assert len({wait.code_of(state, 7) for state in OUTCOMES}) == len(OUTCOMES)

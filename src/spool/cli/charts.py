@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from spool.cli import render
 from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.model import SECOND_NS, Result, State
 from spool.core.simulation import Curve, SimulatedPolicy
@@ -46,66 +47,40 @@ def can_draw() -> bool:
     return True
 
 
-OUTCOME_COLOURS = {
-    State.FINISHED: "32",
-    State.FAILED: "31",
-    State.TIMEOUT: "33",
-    State.OUT_OF_MEMORY: "31",
-    State.LOST: "31",
-    State.CANCELLED: "35",
-    State.UNSCHEDULABLE: "35",
-}
-
-
-class Style(Struct, frozen=True):
-    """How a chart is drawn: width, colour, and characters."""
-
-    width: int = 80
-    colour: bool = False
-    blocks: bool = True  # False: only ASCII
-
-
-def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, style: Style) -> list[str]:
+def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, width: int) -> list[str]:
     """Return what ran between *begin_ns* and *end_ns*, a row for each job with its runs, oldest first."""
     names = max((len(name) for name in runs), default=0)
     words = max((len(_ending(results)) for results in runs.values()), default=0)
-    room = max(20, style.width - names - words - 4)
+    room = max(20, width - names - words - 4)
     span = max(1, end_ns - begin_ns)
+    paint = render.painter()
 
     def column(at_ns: int) -> int:
         return min(room - 1, max(0, (at_ns - begin_ns) * room // span))
 
     lines = [
-        f"{name.ljust(names)}  {_cells(results, column, room, style)}  {_ending(results)}"
+        f"{name.ljust(names)}  {render.painted(_cells(results, column, room), paint)}  {_ending(results)}"
         for name, results in runs.items()
     ]
-    return [*lines, f"{'':{names}}  {_seconds(span, room, style)}"]
+    return [*lines, f"{'':{names}}  {_seconds(span, room)}"]
 
 
-def _cells(results: Sequence[Result], column: Callable[[int], int], room: int, style: Style) -> str:
+def _cells(results: Sequence[Result], column: Callable[[int], int], room: int) -> list[tuple[str, str]]:
     """Return the cells of one job: waiting, running, and at the end of each run how it ended."""
-    wait, full, bad = ("·", "█", "✗") if style.blocks else (".", "#", "x")
-    cells: list[tuple[str, State | None]] = [(" ", None)] * room
+    wait, full, bad = ("·", "█", "✗") if can_draw() else (".", "#", "x")
+    cells = [("", " ")] * room
     for result in results:
         ended = column(result.ended_at_ns or 0)
         started = column(result.started_at_ns) if result.started_at_ns is not None else ended
         if result.submitted_at_ns is not None:
             for at in range(column(result.submitted_at_ns), started):
-                if cells[at][0] == " ":
-                    cells[at] = (wait, None)
-        for at in range(started, ended + 1):
-            cells[at] = (full, result.outcome)
+                if cells[at][1] == " ":
+                    cells[at] = ("", wait)
+        colour = render.colour_of(result.outcome)
+        cells[started : ended + 1] = [(colour, full)] * (ended + 1 - started)
         if result.outcome is not State.FINISHED:
-            cells[ended] = (bad, result.outcome)
-    if not style.colour:
-        return "".join(sign for sign, _ in cells)
-    out, last = "", None
-    for sign, outcome in cells:
-        if outcome is not last:
-            out += "\x1b[0m" + (f"\x1b[{OUTCOME_COLOURS.get(outcome, '0')}m" if outcome is not None else "")
-            last = outcome
-        out += sign
-    return out + "\x1b[0m"
+            cells[ended] = (colour, bad)
+    return cells
 
 
 def _ending(results: Sequence[Result]) -> str:
@@ -116,17 +91,18 @@ def _ending(results: Sequence[Result]) -> str:
     return f"{last.outcome.value} (run {last.run})" if last.run > 1 else last.outcome.value
 
 
-def _seconds(span_ns: int, room: int, style: Style) -> str:
+def _seconds(span_ns: int, room: int) -> str:
     """Return the axis: a mark at whole seconds, as many as fit."""
     seconds = span_ns / SECOND_NS
     step = next((each for each in (1, 2, 5, 10, 30, 60, 300, 600, 3600) if room / max(seconds / each, 1) >= 8), 3600)
-    cells = ["─" if style.blocks else "-"] * room
+    line, mark = "─┴" if can_draw() else "-+"
+    cells = [line] * room
     at = 0
     while at <= seconds:
         place = int(at / seconds * room) if seconds else 0
         label = f"{at} s"
         if place + len(label) < room:
-            cells[place : place + len(label) + 1] = [("┴" if style.blocks else "+"), *label]
+            cells[place : place + len(label) + 1] = [mark, *label]
         at += step
     return "".join(cells)
 
@@ -234,7 +210,7 @@ def time_ticks(
 
 PLOTS = (".png", ".svg")
 _MANY_BOXES = 4000  # an SVG of more is slow to look at
-COLOURS = ("#888888", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+COLOURS = (render.GREY, "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito 2008: safe for colour-blind readers. The first is grey, the last black."""
 TICKS = (  # s
     (1, "1 s"),

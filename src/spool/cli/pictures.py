@@ -6,7 +6,7 @@ group has a letter: a capital if at least half of the cell was in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from spool.cli import charts, render
 from spool.core.accounting import By
 from spool.core.errors import shown
-from spool.core.model import SECOND_NS, State
+from spool.core.model import SECOND_NS
 from spool.core.names import engine_title
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
@@ -34,31 +34,17 @@ _MINUTE_NS = 60 * SECOND_NS
 _GAP_FROM = 3  # cells of a bar that may lose one to a gap
 _WIDTH_INCHES, _ROW_INCHES, _LETTER_INCHES = 11.0, 0.17, 0.062
 _SHADES = "░▒▓█"
-_GREY = charts.COLOURS[0]
 _BLUE = "#0072b2"
 _GROUP_COLOURS = (_BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _CURVE_COLOURS = (_GROUP_COLOURS[5], _GROUP_COLOURS[4])
-STATE_COLOURS: dict[str, str] = {
-    State.FINISHED: "#009e73",
-    State.RUNNING: "#56b4e9",
-    State.STARTING: "#56b4e9",
-    State.STOPPING: _BLUE,
-    State.SUBMITTED: _GREY,
-    State.FAILED: "#d55e00",
-    State.TIMEOUT: "#e69f00",
-    State.OUT_OF_MEMORY: "#cc79a7",
-    State.LOST: "#f0e442",
-    State.UNSCHEDULABLE: "#999933",
-    State.CANCELLED: _GREY,
-}
 
 
 def colours(found: Timeline) -> dict[str, str]:
     """Return the colour of each group. A state has always the same."""
     if found.by is By.STATE:
-        return {group: STATE_COLOURS.get(group, _GREY) for group in found.groups}
+        return {group: render.colour_of(group) for group in found.groups}
     return {
-        group: _GREY if group == OTHERS else _GROUP_COLOURS[at % len(_GROUP_COLOURS)]
+        group: render.GREY if group == OTHERS else _GROUP_COLOURS[at % len(_GROUP_COLOURS)]
         for at, group in enumerate(found.groups)
     }
 
@@ -125,8 +111,7 @@ class TerminalPicture:
 
     def __init__(self, width: int) -> None:
         self.columns = max(width, _NARROWEST) - _MARGIN
-        self._coloured = render.has_colours()
-        self._blocks = self._coloured and charts.can_draw()
+        self._blocks = render.has_colours() and charts.can_draw()
         self._paint = render.painter()
 
     def lines(self, found: Timeline, panels: Sequence[str]) -> list[str]:
@@ -158,7 +143,7 @@ class TerminalPicture:
                 lines.append("  ".join(words))
                 words, used = [], 0
             sign = "█" if self._blocks else _letter(at)
-            words.append(f"{self._paint(marks[group], sign) if self._coloured else sign} {name}")
+            words.append(f"{self._paint(marks[group], sign)} {name}")
             used += cells
         return [*lines, "  ".join(words)]
 
@@ -180,15 +165,8 @@ class TerminalPicture:
                 if first == end and group == before and bars[-1].last - first >= _GAP_FROM:
                     cells[first] = marks[group], "▐" if self._blocks else "|"  # else two runs would look like one
                 end, before = bars[-1].last, group
-            lines.append(_labelled("" if row.track else shown(row.label), self._painted(cells)))
+            lines.append(_labelled("" if row.track else shown(row.label), render.painted(cells, self._paint)))
         return [*lines, self._axis(found)]
-
-    def _painted(self, cells: Iterable[tuple[str, str]]) -> str:
-        parts = []
-        for style, group in groupby(cells, key=lambda cell: cell[0]):
-            text = "".join(sign for _, sign in group)
-            parts.append(self._paint(style, text) if self._coloured and style else text)
-        return "".join(parts)
 
     def _axis(self, found: Timeline) -> str:
         apart = found.step_ns * _TICK

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from enum import Enum
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Literal, TextIO, assert_never
 
 from msgspec import Struct
@@ -29,29 +30,53 @@ _REDRAWN_NS = 100_000_000  # the shortest time between two redraws
 _NARROW = 5  # cells: no column becomes narrower than this
 
 
-def style_of(state: State) -> str:
-    """Return how a job in that state is drawn."""
+GREY = "#888888"
+
+
+def look_of(state: State) -> tuple[str, str]:
+    """Return the style of a line about a job in that state, and the state's colour in charts.
+
+    The colours of the status page are in `page/page.css`.
+    """
     match state:
         case State.RUNNING | State.STARTING:
-            return "green"
+            return "green", "#56b4e9"
         case State.STOPPING:
-            return "yellow"
+            return "yellow", "#0072b2"
         case State.SUBMITTED:
-            return "blue"
+            return "blue", GREY
         case State.QUEUED:
-            return ""
+            return "", GREY
         case State.HELD:
-            return "cyan"
+            return "cyan", GREY
         case State.INVALID:
-            return "bold red"
+            return "bold red", GREY
         case State.FINISHED:
-            return "dim"
-        case State.FAILED | State.TIMEOUT | State.OUT_OF_MEMORY | State.LOST | State.UNSCHEDULABLE:
-            return "red"
+            return "dim", "#009e73"
+        case State.FAILED:
+            return "red", "#d55e00"
+        case State.TIMEOUT:
+            return "red", "#e69f00"
+        case State.OUT_OF_MEMORY:
+            return "red", "#cc79a7"
+        case State.LOST:
+            return "red", "#f0e442"
+        case State.UNSCHEDULABLE:
+            return "red", "#999933"
         case State.CANCELLED:
-            return "dim yellow"
+            return "dim yellow", GREY
         case _:  # pragma: no cover
             assert_never(state)
+
+
+def style_of(state: State) -> str:
+    """Return how a line about a job in that state is drawn."""
+    return look_of(state)[0]
+
+
+def colour_of(word: str) -> str:
+    """Return the colour of a state in charts, grey for a word that is none."""
+    return look_of(State(word))[1] if word in set(State) else GREY
 
 
 class Column(Struct, frozen=True):
@@ -255,6 +280,13 @@ def painter() -> Callable[[str, str], str]:
         return found.render(text, color_system=system) if style else text
 
     return coloured
+
+
+def painted(cells: Iterable[tuple[str, str]], coloured: Callable[[str, str], str]) -> str:
+    """Return a row of cells, each a style and a sign, with the styles that *coloured* gives them."""
+    return "".join(
+        coloured(style, "".join(sign for _, sign in group)) for style, group in groupby(cells, key=lambda cell: cell[0])
+    )
 
 
 def has_colours() -> bool:
