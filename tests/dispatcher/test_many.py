@@ -366,21 +366,21 @@ def test_a_run_is_stopped_once_a_walk_agrees(watched: Memory) -> None:
     """Below its limit it is not walked for; its peak is the largest sum that was seen."""
     for rss in (50, 60, 40):
         watched.check(rss)
-    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (60, 0, [])
+    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (60, 0, [])
     watched.check(150, pss=90)  # much of it is shared
-    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (90, 0, [])
+    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (90, 0, [])
     watched.check(150, pss=120)
-    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (120, 1, [StopKind.MEMORY])
+    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (120, 1, [StopKind.MEMORY])
 
 
 def test_the_memory_of_a_stranger_is_not_the_runs(watched: Memory) -> None:
     """Neither of one that has the pid of a process that has ended, nor of one that no walk finds."""
     watched.ticks = NEW.start_ticks
     watched.check(150)
-    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (None, 0, [])
+    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (None, 0, [])
     watched.seen, watched.really = {NEW}, set()
     watched.check(150)
-    assert (watched.live.peak_memory_bytes, watched.walks, watched.stops) == (None, 1, [])
+    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (None, 1, [])
 
 
 def test_where_the_kernel_counts_nobody_else_does(watched: Memory) -> None:
@@ -391,7 +391,7 @@ def test_where_the_kernel_counts_nobody_else_does(watched: Memory) -> None:
     assert watched.timers.due_in_ns() is not None
     group.peak_memory_bytes = lambda: 50
     watched.check(90)
-    assert (watched.live.peak_memory_bytes, watched.timers.due_in_ns()) == (50, None)
+    assert (watched.live.usage.peak_memory_bytes, watched.timers.due_in_ns()) == (50, None)
 
 
 def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

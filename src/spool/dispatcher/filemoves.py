@@ -96,7 +96,7 @@ class FileMoves:
         for key, live in list(self._missing.items()):
             if live.file_missing_ns is None or live.is_over or self._state.live.get(key) is not live:
                 del self._missing[key]
-            elif live.stop is None and not live.asking:
+            elif live.order is None:
                 self._try_missing(live)
 
     def _see_edited(self, live: ActiveRun) -> None:
@@ -127,8 +127,10 @@ class FileMoves:
         spool, name, run = self._spool, live.name, live.run
         if spool.exit(name, run) is not None:
             return True
-        recorded = not live.met_alive and spool.result(name, run) is not None  # else the run itself has written it
-        return live.adopted and (recorded or spool.is_void(name, run))
+        if not live.adopted:
+            return False
+        recorded = live.may_be_recorded and spool.result(name, run) is not None  # else the run itself has written it
+        return recorded or spool.is_void(name, run)
 
     def _see_missing(self, live: ActiveRun) -> None:
         stop: Stop | None = None

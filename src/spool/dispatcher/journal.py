@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from spool.formats import journal
 from spool.formats.config import Config
 from spool.formats.journal import Line
-from spool.state.run import ActiveRun
+from spool.state.run import ActiveRun, StopOrdered
 from spool.state.table import JobEntry, SchedulerState
 from spool.store.disk import SpoolTrouble
 from spool.store.logs import Logs
@@ -94,11 +94,11 @@ def all_lines(state: SchedulerState, boot_id: str) -> list[Line]:
     """Return the lines from which `recall` restores the part of *state* in no file; *boot_id* is this boot's."""
     lines: list[Line] = []
     for live in state.live.values():
-        boot = live.boot_id or boot_id
+        boot = (live.origin.boot_id if live.origin is not None else None) or boot_id
         lines.append(
             journal.Started(live.name, live.run, boot, live.inode, live.wait.arrived_at_ns, live.started_at_ns)
         )
-        if live.stop is not None and not live.stop_recorded:
+        if isinstance(live.order, StopOrdered) and not live.order.recorded:
             lines.append(stopping_line(live))
     for array in state.arrays.values():
         at_ns = array.expanded_at_ns

@@ -10,22 +10,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import assert_never
 
-from spool.core import layout
+from spool.core import layout, phases
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
-from spool.core.phases import (
-    Active,
-    Claimed,
-    Ended,
-    Filed,
-    Gone,
-    Outlived,
-    Recorded,
-    TakenBack,
-    Unread,
-    Unstartable,
-    Void,
-)
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Context
@@ -278,15 +265,22 @@ class StatusWriter:
         """Return the state of a run, and the reason, as every view tells them."""
         phase = live.phase
         match phase:
-            case Unread(empty=True) | Gone():  # how it ended cannot be read yet
+            case phases.Unread(empty=True) | phases.Gone():  # how it ended cannot be read yet
                 return State.STOPPING, "has ended"
-            case Void():
+            case phases.Void():
                 proof = Proof(Verdict.VOID)
-            case Ended():
+            case phases.Ended():
                 proof = Proof(Verdict.ENDED, phase.outcome, phase.reason)
-            case Recorded() | Filed():
+            case phases.Recorded() | phases.Filed():
                 proof = Proof(Verdict.ENDED, phase.ended.outcome, phase.ended.reason)
-            case Unread() | Claimed() | Unstartable() | TakenBack() | Active() | Outlived():
+            case (
+                phases.Unread()
+                | phases.Claimed()
+                | phases.Unstartable()
+                | phases.TakenBack()
+                | phases.Active()
+                | phases.Outlived()
+            ):
                 proof = self._proof(live)
             case _:  # pragma: no cover
                 assert_never(phase)

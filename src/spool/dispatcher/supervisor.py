@@ -245,7 +245,7 @@ class Concluder:
         if (found := self._conclude(live)) is None:
             return False
         live.see(found)
-        if live.adopted or None in (live.cpu_time_ns, live.peak_memory_bytes):
+        if live.adopted or None in (live.usage.cpu_time_ns, live.usage.peak_memory_bytes):
             with suppress(OSError):  # nothing depends on it
                 live.used(self._spool.usage(live.name, live.run))
         return True
@@ -267,12 +267,13 @@ class Concluder:
     def _end_of(self, live: ActiveRun, exit_at_ns: int | None = None) -> RunEnd:
         """Return when a run ended."""
         here, seen_ns = live.elsewhere is None, live.handle.alive_at_ns if live.handle is not None else None
+        served_ns = live.origin.served_until_ns if live.origin is not None else None
         signs = LastSigns(
             live.started_at_ns,
             live.ran_from_ns,
             exit_at_ns=exit_at_ns,
             outlived_ns=seen_ns if here else None,
-            served_ns=live.known_alive_ns if here else seen_ns,
+            served_ns=served_ns if here else seen_ns,
             watched=here and not live.may_be_recorded,
         )
         return self._spool.end(live.name, live.run, signs, self._clock())
@@ -287,7 +288,7 @@ class Concluder:
             if stop is not None:  # ordered by a person this very moment
                 live.stop_on_record(stop)
             if left is not None:
-                ended = Evidence(Liveness.GONE, rc=left.code, stop=live.stop_kind, oom_killed=live.oom_killed)
+                ended = Evidence(Liveness.GONE, rc=left.code, stop=live.stop_kind, oom_killed=live.usage.oom_killed)
                 return self._ended(live, prove(ended), left.code, left.at_ns)
         if live.elsewhere is not None and live.handle is not None:
             return self._conclude_elsewhere(live, live.handle)
@@ -301,8 +302,7 @@ class Concluder:
             return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
         if evidence.liveness is Liveness.ABSENT and not live.adopted and self._known_and_gone(live):
             return self._never_spoke(live, "the wrapper ended before it could identify itself")
-        # Where the disk was full a stop is on record here alone; a cancel that is asked about is on record there alone.
-        evidence = replace(evidence, stop=None if live.asking else evidence.stop or live.stop_kind)
+        evidence = replace(evidence, stop=live.stopped_by(evidence.stop))
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
             self._identify(live)
         proof = prove(
@@ -310,7 +310,7 @@ class Concluder:
                 evidence,
                 grace=time.monotonic_ns() < live.unregistered_until_ns,
                 leftovers=live.is_outlived,
-                oom_killed=live.oom_killed,
+                oom_killed=live.usage.oom_killed,
             )
         )
         if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
@@ -335,7 +335,7 @@ class Concluder:
         if handle.liveness() is Liveness.ALIVE:
             return None
         end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
-        stop = None if live.asking else evidence.stop or live.stop_kind
+        stop = live.stopped_by(evidence.stop)
         spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
         if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
             # Taking the jid decides: the engine may start it again, or have it after all.
@@ -354,7 +354,7 @@ class Concluder:
                 evidence,
                 liveness=Liveness.GONE if spoke or end is None else Liveness.ABSENT,
                 stop=stop,
-                oom_killed=live.oom_killed,
+                oom_killed=live.usage.oom_killed,
                 engine=end.word if end is not None else None,
                 said=end.said if end is not None else "",
             )
@@ -393,11 +393,10 @@ class Concluder:
         jid has begun all the same, and its jid is never taken: that would start the job again.
         """
         if self._has_begun(live):
-            stop = None if live.asking else live.stop_kind
-            ended = Evidence(Liveness.GONE, stop=stop, oom_killed=live.oom_killed)
+            ended = Evidence(Liveness.GONE, stop=live.stop_kind, oom_killed=live.usage.oom_killed)
             return self._ended(live, prove(ended))
         self._spool.take_jid(live.name, live.run)
-        if live.stop is not None and not live.asking:
+        if live.stop is not None:
             return self._ended(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind)))
         refusal = self._spool.refusal(live.name, live.run) or (why if refused else None)
         if refusal is not None:

@@ -90,7 +90,7 @@ class Halt:
             if array.cancelled is None and array.result is None and not array.held:
                 self._cancel(array, order)
         for live in list(state.live.values()):
-            if live.stop is None and not live.is_over and not live.asking and live.key not in self._stopped:
+            if live.order is None and not live.is_over and live.key not in self._stopped:
                 self._stopped.add(live.key)
                 self._stops.order(live, order)
         left = False

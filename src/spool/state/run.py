@@ -1,4 +1,4 @@
-"""What is known of one run that is not over: how it was started, and what has become of it since."""
+"""One run until its paperwork is done: what was fixed at its start, its phase, and what is so in any phase."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spool.core import phases
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import RUNNING
 from spool.core.lifecycle import RunEnd, handed_to
@@ -24,23 +25,6 @@ from spool.core.model import (
     in_force,
 )
 from spool.core.names import LOCAL_EXECUTORS, engine_title
-from spool.core.phases import (
-    ACTIVE,
-    CLAIMED,
-    UNREAD,
-    Ended,
-    Filed,
-    Outlived,
-    Phase,
-    Recorded,
-    TakenBack,
-    Unread,
-    Void,
-    after,
-    holds_room,
-    is_over,
-    known_end,
-)
 from spool.executors import RunHandle, Usage
 from spool.formats.config import Config
 from spool.formats.journal import Started
@@ -48,6 +32,25 @@ from spool.formats.run_records import GrantRecord, WrittenUsage
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
+
+
+class Adopted(Struct, frozen=True):
+    """An earlier dispatcher started the run."""
+
+    boot_id: str | None  # of the boot in which it was started, if that is known
+    served_until_ns: int | None = None  # when a dispatcher that watched it was at work last
+    met_alive: bool = False  # by this one, so that no other has written down its end
+
+
+class StopAsked(Struct, frozen=True):
+    """A hook is asked whether the run may be cancelled; until it answers no order on record counts."""
+
+
+class StopOrdered(Struct, frozen=True):
+    """The run is to be stopped."""
+
+    stop: Stop
+    recorded: bool = False  # the record `stop` says it
 
 
 class ActiveRun(Struct, eq=False):
@@ -64,26 +67,19 @@ class ActiveRun(Struct, eq=False):
     started_at_ns: int
     started_boot_ns: int  # on the clock since boot, which cannot be set
     executor: str
-    phase: Phase = CLAIMED
+    phase: phases.Phase = phases.CLAIMED
     handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
-    boot_id: str | None = None  # of the boot in which it was started, if that may not be this one
     unregistered_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
-    stop: Stop | None = None
-    stop_recorded: bool = False  # the record `stop` says it
+    order: StopAsked | StopOrdered | None = None  # to stop it
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
-    known_alive_ns: int | None = None  # by the dispatcher before this one
     mtime_ns: int | None = None  # of the job file in running/, where it was seen
     claim_told: bool = False  # an event has told of the move of its file to running/, or a look has
     refused: StartBackoff = NO_BACKOFF  # how many times in a row it has refused this job
-    cpu_time_ns: int | None = None
-    peak_memory_bytes: int | None = None
+    usage: Usage = Usage()
     gpu_watch: GpuWatch | None = None  # what it does with its GPUs, once that was looked at
-    oom_killed: bool = False
-    adopted: bool = False  # started by an earlier dispatcher
-    met_alive: bool = False  # by this one, so that no other has written down its end
+    origin: Adopted | None = None  # None: this dispatcher started it
     begun_at_ns: int | None = None  # when its wrapper spoke, on another machine
     told: str = ""  # what kept it waiting there when that was last heard
-    asking: bool = False  # somebody is asked whether it may be cancelled
     kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # who suspends it, and why, where that is said
@@ -96,38 +92,43 @@ class ActiveRun(Struct, eq=False):
     @property
     def holds_room(self) -> bool:
         """Whether what it was granted is not free."""
-        return holds_room(self.phase)
+        return phases.holds_room(self.phase)
 
     @property
     def is_over(self) -> bool:
         """Whether it is known how it ended, or that it never began."""
-        return is_over(self.phase)
+        return phases.is_over(self.phase)
 
     @property
-    def ended(self) -> Ended | None:
+    def ended(self) -> phases.Ended | None:
         """Return how it ended; None: that is not known yet, or it never began."""
-        return known_end(self.phase)
+        return phases.known_end(self.phase)
 
     @property
     def end(self) -> RunEnd | None:
         """Return when it ended, or was found never to begin; None: that is not known yet."""
-        over = self.phase if isinstance(self.phase, Void) else self.ended
+        over = self.phase if isinstance(self.phase, phases.Void) else self.ended
         return over.end if over is not None else None
 
     @property
     def result(self) -> Result | None:
         """Return its result once that is recorded."""
-        return self.phase.result if isinstance(self.phase, Recorded | Filed) else None
+        return self.phase.result if isinstance(self.phase, phases.Recorded | phases.Filed) else None
+
+    @property
+    def adopted(self) -> bool:
+        """Whether an earlier dispatcher started it."""
+        return self.origin is not None
 
     @property
     def may_be_recorded(self) -> bool:
         """Whether an earlier dispatcher may have written down how it ended: this one has not met its wrapper alive."""
-        return self.adopted and not self.met_alive
+        return self.origin is not None and not self.origin.met_alive
 
     @property
     def is_outlived(self) -> bool:
         """Whether its wrapper has ended, and processes of it may be left."""
-        return isinstance(self.phase, Outlived)
+        return isinstance(self.phase, phases.Outlived)
 
     @property
     def suspended(self) -> bool:
@@ -140,9 +141,26 @@ class ActiveRun(Struct, eq=False):
         return self.started_boot_ns + self.suspension.before_ns
 
     @property
+    def asking(self) -> bool:
+        """Whether a hook is asked if it may be cancelled."""
+        return isinstance(self.order, StopAsked)
+
+    @property
+    def stop(self) -> Stop | None:
+        """Return the order to stop it; None if it is not being stopped."""
+        return self.order.stop if isinstance(self.order, StopOrdered) else None
+
+    @property
     def stop_kind(self) -> StopKind | None:
         """Return why it is being stopped, None if it is not."""
         return self.stop.kind if self.stop is not None else None
+
+    def stopped_by(self, recorded: StopKind | None) -> StopKind | None:
+        """Return why it was stopped, where its record `stop` says *recorded*.
+
+        Where the disk was full a stop is known here alone; a cancel that a hook is asked about is on record alone.
+        """
+        return None if self.asking else recorded or self.stop_kind
 
     @property
     def elsewhere(self) -> str | None:
@@ -171,7 +189,8 @@ class ActiveRun(Struct, eq=False):
         """Whether *jid*, as its record says, can be its wrapper's: one of this machine is of the boot of its start."""
         if self.elsewhere is not None:
             return True
-        return jid.engine is None and self.boot_id in (None, jid.boot_id)
+        boot_id = self.origin.boot_id if self.origin is not None else None
+        return jid.engine is None and boot_id in (None, jid.boot_id)
 
     def waits_on(self, now_ns: int) -> QueueTime:
         """Return the place in the queue of its job, which waits again since this run has never begun."""
@@ -194,9 +213,9 @@ class ActiveRun(Struct, eq=False):
     def merely_runs(self) -> bool:
         """Whether it runs on this machine, and there is nothing else to say of it."""
         return (
-            self.phase is ACTIVE
+            self.phase is phases.ACTIVE
             and self.executor in LOCAL_EXECUTORS
-            and self.stop is None
+            and not isinstance(self.order, StopOrdered)
             and self.gpu_watch is None
             and not (self.kept or self.suspended_by)
             and self.suspension.since_ns is None
@@ -210,15 +229,15 @@ class ActiveRun(Struct, eq=False):
 
     # Transitions: what becomes of it.
 
-    def see(self, phase: Phase) -> None:
+    def see(self, phase: phases.Phase) -> None:
         """Enter *phase*, in which it was seen, if that follows from the one it is in."""
-        self.phase = after(self.phase, phase)
+        self.phase = phases.after(self.phase, phase)
 
     def become(self, read: ActiveRun) -> None:
         """Take over its records, now that they can be read: it is *read*, and an order to stop it stays one."""
-        if not isinstance(self.phase, Unread):
+        if not isinstance(self.phase, phases.Unread):
             return
-        stop, recorded, handle = self.stop, self.stop_recorded, self.handle
+        order, handle = self.order, self.handle
         for name in ActiveRun.__struct_fields__:
             setattr(self, name, getattr(read, name))
         elsewhere = read.handle is not None and handle is not None and handle.engine is not read.handle.engine
@@ -226,20 +245,20 @@ class ActiveRun(Struct, eq=False):
             self.handle = handle
             if read.jid is not None:
                 handle.identified(read.jid)
-        if stop is not None and self.stop is None:
-            self.stop, self.stop_recorded = stop, recorded
+        if isinstance(order, StopOrdered) and self.order is None:
+            self.order = order
 
     def began(self, boot_ns: int) -> None:
-        """Learn when it began, on the clock since boot."""
+        """Set when it began, on the clock since boot."""
         self.started_boot_ns = boot_ns
 
     def heard(self) -> bool:
-        """Take in what keeps it waiting where it was handed to; return whether that is news."""
+        """Remember what keeps it waiting where it was handed to; return whether that is news."""
         before, self.told = self.told, self.submitted or ""
         return self.told != before
 
     def began_elsewhere(self, at_ns: int, boot_ns: int) -> None:
-        """Learn that its wrapper has spoken on another machine, and when."""
+        """Set when its wrapper spoke on another machine."""
         self.begun_at_ns = at_ns
         self.began(boot_ns)
 
@@ -248,11 +267,11 @@ class ActiveRun(Struct, eq=False):
         self.unregistered_until_ns = until_ns
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
-        """Learn that its job file lies in `running/`."""
+        """Set what its job file in `running/` looks like."""
         self.inode, self.mtime_ns, self.file_missing_ns, self.claim_told = inode, mtime_ns, None, True
 
     def is_claim_told(self) -> bool:
-        """Take note that an event has told of a file in `running/`; return whether that is the one of its claim."""
+        """Count an event of a file in `running/`; return whether it is that of its claim."""
         before, self.claim_told = self.claim_told, True
         return not before
 
@@ -263,22 +282,22 @@ class ActiveRun(Struct, eq=False):
         return mtime_ns > self.started_at_ns if self.mtime_ns is None else mtime_ns != self.mtime_ns
 
     def edited(self, spec: Spec) -> bool:
-        """Learn what its job file says now; return whether anything that counts for it has changed."""
+        """Let what its job file says now count; return whether that changes anything."""
         before, self.spec = self.spec, in_force(self.spec, spec)
         return self.spec != before
 
     def file_missing(self, at_ns: int) -> None:
-        """Learn that its job file is not in `running/`, seen first at *at_ns*, monotonic."""
+        """Mark its job file as missing in `running/` since *at_ns*, monotonic."""
         self.file_missing_ns = at_ns
 
     def file_found(self) -> None:
-        """Learn that its job file is where a retry would put it."""
+        """Mark its job file as found: it is where a retry would put it."""
         self.file_missing_ns = None
 
     def launched(self, handle: RunHandle) -> None:
         """Put its wrapper, which is on its way, in the care of *handle*."""
         self.adopted_as(handle)
-        self.see(ACTIVE)
+        self.see(phases.ACTIVE)
 
     def adopted_as(self, handle: RunHandle) -> None:
         """Put it, which an earlier dispatcher has started, in the care of *handle*."""
@@ -287,36 +306,38 @@ class ActiveRun(Struct, eq=False):
     def taken_back(self, refusal: str | None = None) -> None:
         """Let its missing jid prove at once that it was not started. *refusal* is what the machine says."""
         self.unregistered_until_ns = 0
-        self.see(TakenBack(refusal))
+        self.see(phases.TakenBack(refusal))
 
     def stop_ordered(self, stop: Stop) -> None:
         """Stop it from now on."""
-        self.stop, self.asking = stop, False
+        self.order = StopOrdered(stop)
 
     def stop_on_record(self, stop: Stop | None) -> None:
-        """Learn that the record `stop` says so; *stop* is what stands there if somebody else was first."""
-        self.stop = stop or self.stop
-        self.stop_recorded = True
+        """Mark the order as recorded; *stop* is what the record `stop` says if another was written there first."""
+        if (stands := stop or self.stop) is not None:
+            self.order = StopOrdered(stands, recorded=True)
 
     def stop_asked(self) -> None:
-        """Let it go on while somebody is asked whether it may be cancelled."""
-        self.stop, self.asking = None, True
+        """Let it go on while a hook is asked whether it may be cancelled."""
+        self.order = StopAsked()
 
     def stop_answered(self, kept: str = "") -> None:
-        """Learn that they have answered. *kept* says why it is not cancelled."""
-        self.asking = False
+        """Take the answer of the hook. *kept* says why it is not cancelled."""
+        if self.asking:
+            self.order = None
         self.kept = kept or self.kept
 
     def was_alive(self, at_ns: int) -> None:
-        """Take over that an earlier dispatcher, which watched it, was at work at *at_ns*."""
-        self.known_alive_ns = at_ns
+        """Set until when an earlier dispatcher, which watched it, was at work."""
+        if self.origin is not None:
+            self.origin = replace(self.origin, served_until_ns=at_ns)
 
     def suspends(self, suspension: Suspension, by: str = "") -> None:
-        """Learn how long it has been suspended, and whether it is now; *by* whom and why."""
+        """Set how long it has been suspended, and whether it is now; *by* whom and why."""
         self.suspension, self.suspended_by = suspension, by
 
     def cannot_be_suspended(self) -> None:
-        """Learn that somebody wants it suspended, and its engine lets nobody do that."""
+        """Remember that it was to be suspended, which its engine does not allow."""
         where = engine_title(self.executor)
         self.kept = f"not suspended: it is in {where}; `spool hold {self.name}` stops it and holds it"
 
@@ -324,37 +345,40 @@ class ActiveRun(Struct, eq=False):
 
     def used_memory(self, memory_bytes: int) -> None:
         """Record a peak of memory use."""
-        self.peak_memory_bytes = max(self.peak_memory_bytes or 0, memory_bytes)
+        self.usage = replace(self.usage, peak_memory_bytes=max(self.usage.peak_memory_bytes or 0, memory_bytes))
 
     def gpus_watched(self, watch: GpuWatch) -> None:
-        """Learn what it has done with its GPUs so far."""
+        """Set what it has done with its GPUs so far."""
         self.gpu_watch = watch
 
     def seen_alive(self) -> None:
-        """Learn that its wrapper lives."""
-        self.met_alive = True
+        """Remember that its wrapper was alive under this dispatcher."""
+        if self.origin is not None and not self.origin.met_alive:
+            self.origin = replace(self.origin, met_alive=True)
 
     def measured(self, usage: Usage) -> None:
-        """Learn what it has used in all."""
-        self.oom_killed = usage.oom_killed
-        self.cpu_time_ns = usage.cpu_time_ns if usage.cpu_time_ns is not None else self.cpu_time_ns
-        if usage.peak_memory_bytes is not None:
-            self.peak_memory_bytes = usage.peak_memory_bytes
+        """Set what it has used in all, as far as that was measured."""
+        known = self.usage
+        self.usage = Usage(
+            usage.cpu_time_ns if usage.cpu_time_ns is not None else known.cpu_time_ns,
+            usage.peak_memory_bytes if usage.peak_memory_bytes is not None else known.peak_memory_bytes,
+            usage.oom_killed,
+        )
 
     def used(self, written: WrittenUsage) -> None:
         """Set what its wrapper says it has used, where that says more than what was measured.
 
         Each peak is one that was reached, so the largest counts.
         """
-        if self.cpu_time_ns is None:
-            self.cpu_time_ns = written.cpu_time_ns
+        if self.usage.cpu_time_ns is None:
+            self.usage = replace(self.usage, cpu_time_ns=written.cpu_time_ns)
         if written.peak_bytes is not None:
-            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, written.peak_bytes)
+            self.used_memory(written.peak_bytes)
 
     @property
     def running(self) -> Running:
         """Return the run as the planner sees it; what outlived its command is being stopped as well."""
-        outlived_at_ns = self.phase.since_ns if isinstance(self.phase, Outlived) else None
+        outlived_at_ns = self.phase.since_ns if isinstance(self.phase, phases.Outlived) else None
         return Running(
             self.name,
             self.run,
@@ -398,10 +422,9 @@ class ActiveRun(Struct, eq=False):
             started_at_ns=granted_at_ns,
             started_boot_ns=boot_ns,
             executor=record.executor,
-            phase=ACTIVE,
-            boot_id=record.boot_id,
-            stop=stop,
-            adopted=True,
+            phase=phases.ACTIVE,
+            order=StopOrdered(stop) if stop is not None else None,
+            origin=Adopted(record.boot_id),
             claim_told=True,
         )
 
@@ -438,7 +461,7 @@ class ActiveRun(Struct, eq=False):
             stop=stopping.get((name, run)),
             inode=started.inode,
         )
-        live.phase = UNREAD
+        live.phase = phases.UNREAD
         return live
 
 
