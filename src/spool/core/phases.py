@@ -91,51 +91,44 @@ Phase: TypeAlias = (
 UNREAD, CLAIMED, ACTIVE, GONE = Unread(), Claimed(), Active(), Gone()
 
 
+_LEADS_TO: dict[type[Phase], frozenset[type[Phase]]] = {
+    Unread: frozenset({Active}),
+    Claimed: frozenset({Unstartable, TakenBack, Active, Void, Ended}),
+    Unstartable: frozenset({Ended}),
+    TakenBack: frozenset({Void, Ended}),
+    Active: frozenset({Outlived, Gone, Void, Ended}),
+    Outlived: frozenset({Gone, Void, Ended}),
+    Gone: frozenset({Void, Ended}),
+    Void: frozenset(),
+    Ended: frozenset({Recorded}),
+    Recorded: frozenset({Recorded, Filed}),  # itself once more when the history has its line
+    Filed: frozenset({Filed}),  # after an error the file is moved once more
+}
+_OVER = frozenset({Void, Ended, Recorded, Filed})
+
+
 def after(phase: Phase, seen: Phase) -> Phase:
     """Return the phase of a run that was in *phase* and was seen to be in *seen*.
 
     Total: what does not follow from *phase*, as an observation that comes late or twice, leaves the run where it is.
     """
-    match phase:
-        case Unread():
-            follows = isinstance(seen, Active)
-            if isinstance(seen, Gone):
-                return Unread(empty=True)
-        case Claimed():
-            follows = isinstance(seen, Unstartable | TakenBack | Active | Void | Ended)
-        case Unstartable():
-            follows = isinstance(seen, Ended)
-        case TakenBack():
-            follows = isinstance(seen, Void | Ended)
-        case Active():
-            follows = isinstance(seen, Outlived | Gone | Void | Ended)
-        case Outlived():
-            follows = isinstance(seen, Gone | Void | Ended)
-        case Gone():
-            follows = isinstance(seen, Void | Ended)
-        case Void():
-            follows = False
-        case Ended():
-            follows = isinstance(seen, Recorded)
-        case Recorded() | Filed():  # the line of the history is written, or the file is moved once more after an error
-            follows = isinstance(seen, Filed) or (isinstance(phase, Recorded) and isinstance(seen, Recorded))
-        case _:  # pragma: no cover
-            assert_never(phase)
-    return seen if follows else phase
+    if isinstance(phase, Unread) and isinstance(seen, Gone):
+        return Unread(empty=True)
+    return seen if type(seen) in _LEADS_TO[type(phase)] else phase
 
 
 def is_over(phase: Phase) -> bool:
     """Whether it is known how a run ended, or that it never began."""
-    return isinstance(phase, Void | Ended | Recorded | Filed)
+    return type(phase) in _OVER
 
 
 def holds_room(phase: Phase) -> bool:
     """Whether what a run was granted is not free: something of it may be left."""
     match phase:
+        case Active() | Claimed() | Unstartable() | TakenBack() | Outlived():
+            return True
         case Unread():
             return not phase.empty
-        case Claimed() | Unstartable() | TakenBack() | Active() | Outlived():
-            return True
         case Gone() | Void() | Ended() | Recorded() | Filed():
             return False
         case _:  # pragma: no cover
