@@ -63,6 +63,7 @@ FORGED = {
     "jid: another boot": f'set -- $(cat "$SPOOL_METADIR/jid"); {_jid("$1 $2 other $4 $5")}',
     "jid: an engine": f'set -- $(cat "$SPOOL_METADIR/jid"); {_jid("$1 $2 $3 $4 $5 slurm:1")}',
     "jid: none": 'rm "$SPOOL_METADIR/jid"',
+    "jid: void": 'echo void > "$SPOOL_METADIR/jid"',
     "result: another's": _result(VICTIM),
     "result: a path": _result("../../../outside"),
     "result: another run": _result("SELF", 3),

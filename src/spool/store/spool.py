@@ -485,13 +485,18 @@ class Spool:
     def jid(self, name: str, run: int) -> Jid | Liveness:
         """Return the wrapper's identity, or that there is none (ABSENT) or never will be (VOID)."""
         data = self.record(name, run, layout.JID)
-        if data == run_records.VOID_JID:
+        if data == run_records.VOID_JID and not self._denies_a_start(name, run):
             return Liveness.VOID
         try:
             jid = run_records.parse_jid(data) if data else None
         except InvalidRecord:
             jid = None
         return Liveness.ABSENT if jid is None else jid
+
+    def _denies_a_start(self, name: str, run: int) -> bool:
+        """Whether a void jid is damage: the run has begun, and neither the machine nor an engine refused it."""
+        settled = (layout.REFUSED, layout.ENGINE)
+        return self.has_begun(name, run) and all(self.record(name, run, each) is None for each in settled)
 
     def spoke_at_ns(self, name: str, run: int, granted_at_ns: int | None = None) -> int | None:
         """Return when the wrapper of a run wrote its identity; None if it has not.
