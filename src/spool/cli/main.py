@@ -1,8 +1,33 @@
 """The entry point of `spool`: the fast path or the full one, and how errors end.
 
-An expected error is one line on stderr and the exit code of its class (`core/errors.py`); a bug prints a traceback.
+An expected error is one line on stderr and the exit code of its class; only a bug prints a traceback.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | the attempt failed |
+| 2 | wrong usage |
+| 3 | no such job |
+| 4 | a job file, reservation or configuration is not valid |
+| 5 | the spool cannot be used: missing, not ours, damaged, or the disk is full |
+| 6 | another dispatcher holds the lock |
+| 130 | interrupted with Ctrl-C |
+
 A command for several jobs continues after a failure and exits with the highest code. `wait`, `run` and `submit --wait`
-exit like the job (`code_of` of `cli/wait.py`).
+exit like the job:
+
+| outcome | code |
+|---|---|
+| `finished` | 0 |
+| `failed` | its own code, 128+n for signal n; 1 if it could not be started |
+| `timeout` | 124 |
+| `lost` | 125 |
+| `cancelled` | 130 |
+| `out_of_memory` | 137 |
+| `unschedulable` | 75 |
+| invalid job file | 4 |
+| never seen | 3 |
+| `wait --timeout` is over | 124, and a line on stderr |
 """
 
 from __future__ import annotations
