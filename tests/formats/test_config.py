@@ -110,12 +110,6 @@ def test_golden_configurations_load_for_ever(name: str) -> None:
     assert config.parse((GOLDEN / f"{name}.toml").read_bytes()) == EXPECTED[name]
 
 
-def test_the_documented_defaults_are_those_of_the_values() -> None:
-    """An empty file means what the types say a missing key means: the two tables of defaults are one."""
-    assert config.parse(b"") == Config()
-    assert config.parse(b"").policy == Policy()
-
-
 WRONG = [
     ("resources = 3", '"resources" on line 1: must be a table, not 3'),
     ("resources.licence = 0", '"resources.licence" on line 1: must be a whole number >= 1, not 0'),
