@@ -60,6 +60,7 @@ CORE_STDLIB = {
     "bisect",
     "collections",
     "contextlib",
+    "copy",
     "datetime",  # its values; `now` and its like are looked for by name below
     "difflib",
     "enum",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 from spool.core.backfill import FULL, BackfillReservation, StrictOrder, earliest_start
 from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
@@ -23,8 +24,8 @@ class Constraints:
         self.room = room
         self.now_ns = room.now_ns
         self.policy: Policy = room.policy
-        self.protection: BackfillReservation | StrictOrder | None = None
-        self.cycles: Cycles | None = None
+        self._protection: BackfillReservation | StrictOrder | None = None
+        self._cycles: Cycles | None = None
         self._queue = queue
         self._names = names
         self._running = room.runs.keys()
@@ -33,6 +34,12 @@ class Constraints:
         limits = (self.policy.default_user_limits, self.policy.default_project_limits)
         named = (*self.policy.user_limits.values(), *self.policy.project_limits.values())
         self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))
+
+    def after(self, protection: BackfillReservation | StrictOrder | None, cycles: Cycles) -> Constraints:
+        """Return the rules as the pass leaves them: it protects a job, and knows which dependencies are circular."""
+        after = copy(self)
+        after._protection, after._cycles = protection, cycles
+        return after
 
     def reasons(self, job: Waiting) -> Iterator[Reason]:
         """Yield every reason against *job*, in order."""
@@ -124,8 +131,8 @@ class Constraints:
         for reason in self.room.reasons(job):
             full = full or reason.code in FULL or reason.code == "never_fits"
             yield reason
-        if self.protection is not None and not full and job.elsewhere is None:
-            left = self.protection.why_not(job, self.room)
+        if self._protection is not None and not full and job.elsewhere is None:
+            left = self._protection.why_not(job, self.room)
             if left is not None:
                 yield left
         yield from self._beyond(job)
@@ -147,7 +154,7 @@ class Constraints:
         return f"{job.refused}; tried again at {show_instant(until_ns, self.now_ns, self._zone)}"
 
     def _circle(self, job: Waiting) -> str | None:
-        circle = () if self.cycles is None else self.cycles.through(job)
+        circle = () if self._cycles is None else self._cycles.through(job)
         if not circle:
             return None
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])

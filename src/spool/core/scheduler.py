@@ -99,23 +99,22 @@ class Plan:
     def __init__(
         self, view: View, constraints: Constraints, order: Order, names: DependencyResolver, placed: PassResult
     ) -> None:
-        self.starts = tuple(Start(name, grant) for name, grant in placed.starts)
-        protection = constraints.protection
+        self.starts = placed.starts
+        protection = placed.protection
         self.protected = None if protection is None else protection.job.name
         self.protected_until_ns = None if protection is None else protection.at_ns
         self.protected_by_guess = protection is not None and protection.guessed
         self.holding = placed.holding
-        self.holds_back = bool(placed.refused)
+        self.holds_back = placed.holds_back
         self.next_at_ns = _next_at_ns(view, constraints, placed)
         self.view = view
         self.now_ns = constraints.now_ns
         self.policy = constraints.policy
         self._order = order
-        self._constraints = constraints
+        self._constraints = constraints.after(protection, Cycles(view.queue.watch.jobs(), names))
         self._names = names
         self._started = {start.name for start in self.starts}
         self._known: dict[tuple[ShapeKey, int], Reason | None] = {}
-        constraints.cycles = Cycles(view.queue.watch.jobs(), names)
         self.endings = tuple(
             Ending(name, outcome, self._why_ended(name, outcome)) for name, outcome in names.ended_now.items()
         )
@@ -215,21 +214,18 @@ def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int
     return min((at for at in times if at is not None and at > now_ns), default=None)
 
 
-class PassResult(Struct):
-    """The placements of one pass, in the order of the decisions."""
+class PassResult(Struct, frozen=True):
+    """The placements of one pass, in the order of the decisions, and the job that it protects."""
 
-    starts: list[tuple[str, Grant]] = field(default_factory=list)
-    holding: Holding = field(default_factory=Holding)
+    holding: Holding
     exhausted_at_ns: int | None = None  # when the guess budget of the protected job is used up
-    refused: list[tuple[Request, int]] = field(default_factory=list)  # fit, but held back; with the jobs of each shape
-
-    def hold_for(self, holding: Holding, exhausted_at_ns: int | None) -> None:
-        """Record the resources held back for the protected job, and when the budget for guesses is used up."""
-        self.holding, self.exhausted_at_ns = holding, exhausted_at_ns
+    starts: tuple[Start, ...] = ()
+    holds_back: bool = False
+    protection: BackfillReservation | StrictOrder | None = None
 
 
 class SchedulingPass:
-    """One walk over the waiting jobs. Afterwards the room has the started jobs, and the rules the protected one."""
+    """One walk over the waiting jobs. Afterwards the room has the started jobs."""
 
     def __init__(self, queue: WaitingQueue, constraints: Constraints, order: Order, holding: Holding) -> None:
         self._queue = queue
@@ -243,15 +239,15 @@ class SchedulingPass:
         self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
         self._blocked: list[_Entry] = []  # a heap: the first of each shape without room from the beginning
         self._tries = 0
-        self._placed = PassResult()
+        self._protection: BackfillReservation | StrictOrder | None = None
+        self._starts: list[Start] = []
+        self._refused: list[tuple[Request, int]] = []  # what fits and is held back, how many of a shape
 
     def run(self) -> PassResult:
         """Walk over the waiting jobs."""
-        self._placed.hold_for(Holding(self._held), None)
         if self._line_up():
             self._walk()
-            self._hold()
-        return self._placed
+        return PassResult(*self._holding(), tuple(self._starts), bool(self._refused), self._protection)
 
     def _line_up(self) -> bool:
         """Sort the first job of each shape; return whether any could fit."""
@@ -284,12 +280,12 @@ class SchedulingPass:
         while at < len(entries):
             entry = entries[at]
             at += 1
-            if constraints.protection is None and self._blocked and self._blocked[0] < entry:
+            if self._protection is None and self._blocked and self._blocked[0] < entry:
                 self._protect_before(entry)
-            if isinstance(constraints.protection, StrictOrder):
+            if isinstance(self._protection, StrictOrder):
                 return
             job = queue[entry[4]]
-            if constraints.protection is not None and self._room.of(job.elsewhere).lacks(job.spec.request):
+            if self._protection is not None and self._room.of(job.elsewhere).lacks(job.spec.request):
                 continue
             if not constraints.may_be_tried(job) or self._consider(job, entry[5]):
                 following = self._following(entry[5])
@@ -307,7 +303,7 @@ class SchedulingPass:
     def _protect_before(self, entry: _Entry) -> None:
         """Protect the first job ahead of *entry* for which there was no room from the beginning."""
         blocked = self._blocked
-        while blocked and blocked[0] < entry and self._constraints.protection is None:
+        while blocked and blocked[0] < entry and self._protection is None:
             first = heappop(blocked)
             job = self._queue[first[4]]
             if not self._constraints.may_be_tried(job):
@@ -321,8 +317,7 @@ class SchedulingPass:
 
     def _consider(self, job: Waiting, number: int) -> bool:
         """Start *job*, of the shape *number*, if nothing prevents it; return whether it was started."""
-        constraints, room = self._constraints, self._room
-        protection = constraints.protection
+        constraints, room, protection = self._constraints, self._room, self._protection
         reason = next(constraints.blockers(job), None)
         if reason is not None:
             if reason.code in FULL and protection is None:
@@ -334,13 +329,13 @@ class SchedulingPass:
             grant = protection.grant(job, room)
         if grant is None:
             behind = len(self._shapes[number].eligible) - self._next[number]  # the rest of its shape, held back with it
-            self._placed.refused.append((job.spec.request, 1 + behind))
+            self._refused.append((job.spec.request, 1 + behind))
             return False
         run = as_run(job, grant, constraints.now_ns)
         room.start(run)
         if protection is not None and job.elsewhere is None:
             protection.started(run)
-        self._placed.starts.append((job.name, grant))
+        self._starts.append(Start(job.name, grant))
         return True
 
     def _protect(self, job: Waiting) -> None:
@@ -349,7 +344,7 @@ class SchedulingPass:
             return
         constraints, room = self._constraints, self._room
         if constraints.policy.strict_order:
-            constraints.protection = StrictOrder(job, constraints.now_ns)
+            self._protection = StrictOrder(job, constraints.now_ns)
             return
         self._tries += 1
         if self._tries > _TRIES or not constraints.policy.protects:
@@ -363,18 +358,18 @@ class SchedulingPass:
             until_s = (foretold.at_ns - constraints.now_ns) / SECOND_NS
             if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, constraints.now_ns):
                 return
-        constraints.protection = BackfillReservation(job, foretold, constraints.now_ns, room.runs.run_times)
+        self._protection = BackfillReservation(job, foretold, constraints.now_ns, room.runs.run_times)
 
-    def _hold(self) -> None:
-        """Compute how much is held back from now on for a job whose start rests on a guess."""
-        protection, part = self._constraints.protection, self._constraints.policy.guess_budget
+    def _holding(self) -> tuple[Holding, int | None]:
+        """Return the resources held back from now on for a job whose start rests on a guess, and until when."""
+        protection, part = self._protection, self._constraints.policy.guess_budget
         if protection is None or not protection.guessed:
-            return
+            return Holding(self._held), None
         job, now_ns = protection.job, self._constraints.now_ns
-        rate = self._room.held_back(job.spec.request, self._placed.refused)
+        rate = self._room.held_back(job.spec.request, self._refused)
         left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
         holding = Holding(self._held, job.name, rate, now_ns)
-        self._placed.hold_for(holding, exhausted_at_ns(left_s, rate, part, now_ns))
+        return holding, exhausted_at_ns(left_s, rate, part, now_ns)
 
 
 def resolve_dependencies(
