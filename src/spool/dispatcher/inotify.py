@@ -63,7 +63,7 @@ class _EventsLost(FileSystemEvent):
 class _Emitter(EventEmitter):
     """Emits the events of several directories, as files, and the end of a watch as `DirDeletedEvent`.
 
-    It is never started: the thread that wants the events reads them, so none waits in a queue with locks.
+    It is never started: the thread that wants the events reads them, so they need no queue with locks.
     """
 
     def __init__(self, hear: Callable[[FileSystemEvent], None]) -> None:
