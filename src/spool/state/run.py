@@ -47,7 +47,7 @@ class StopAsked(Struct, frozen=True):
 
 
 class StopOrdered(Struct, frozen=True):
-    """The run is to be stopped."""
+    """The run must stop: why, by whom, and since when."""
 
     stop: Stop
     recorded: bool = False  # the record `stop` says it
@@ -337,7 +337,7 @@ class ActiveRun(Struct, eq=False):
         self.suspension, self.suspended_by = suspension, by
 
     def cannot_be_suspended(self) -> None:
-        """Remember that it was to be suspended, which its engine does not allow."""
+        """Say why it goes on though a user suspends it: its engine does not allow that."""
         where = engine_title(self.executor)
         self.kept = f"not suspended: it is in {where}; `spool hold {self.name}` stops it and holds it"
 
