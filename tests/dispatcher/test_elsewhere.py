@@ -579,7 +579,7 @@ def test_a_wrapper_that_speaks_when_its_jid_is_taken_is_not_lost(
     run = FakeEngine.runs["x", 1]
     jid = session.world.root / "jobs" / "x" / "1" / "jid"
 
-    def identified(_: Any) -> None:
+    def identified(*_: Any) -> None:
         run.absent = False
 
     def spoken(*_: Any) -> bool:
@@ -587,7 +587,7 @@ def test_a_wrapper_that_speaks_when_its_jid_is_taken_is_not_lost(
             run.begin()
         return False
 
-    monkeypatch.setattr(run, "identified", identified)
+    monkeypatch.setattr(type(run), "identified", identified)
     monkeypatch.setattr(LockedSpool, "take_jid", spoken)
     session.survives_errors = True
     run.absent = True
