@@ -1,4 +1,4 @@
-"""The executors by their names. The dispatcher asks for one and knows none of them."""
+"""The executors by name. The dispatcher gets them here and knows no specific one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WHERE = {
 }
 
 NAMES = tuple(_WHERE)
-"""Every executor that a job file or the configuration may name."""
+"""The names of all executors that a job file or the configuration may use."""
 
 
 def by_name(
@@ -34,9 +34,9 @@ def by_name(
     config: Callable[[], Config] = Config,
     home: Home | None = None,
 ) -> Executor:
-    """Return a new executor of that name; its module is imported only now. Raises InvalidValue for other names.
+    """Return a new executor of that name; its module is imported on this call. Raises InvalidValue for other names.
 
-    *local* looks after what it starts on this machine; *home* is the spool of what it starts elsewhere.
+    *local* manages processes that it starts on this machine; *home* is the spool of runs that it starts elsewhere.
     """
     if name not in _WHERE:
         remedy = f"use one of {', '.join(NAMES)}"
@@ -48,7 +48,7 @@ def by_name(
 
 
 class Executors:
-    """The executors of one spool, each made when it is first asked for."""
+    """The executors of one spool, each created on first use."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Executors:
         config: Callable[[], Config] = Config,
         home: Home | None = None,
     ) -> None:
-        """Make none yet. *default* names that of jobs that name none; *local* looks after the runs of this machine.
+        """Create none yet. *default* is the executor of jobs that name none; *local* manages the runs of this machine.
 
-        Without a *home* nothing is started or adopted elsewhere.
+        Without a *home* no run is started or adopted elsewhere.
         """
         self._default = default
         self._config, self._home = config, home
         self.local = local or LocalProcesses()
         self._made: dict[str, Executor] = {}
-        self._engines: dict[str, Engine] = {}  # of those that start runs elsewhere
+        self._engines: dict[str, Engine] = {}  # those that start runs elsewhere
         self._problems: dict[str, str | None] = {}
         self._told: Mapping[str, str] = {}
-        self._unloaded: dict[str, str] = {}  # why executors could not be imported
+        self._unloaded: dict[str, str] = {}  # executors that could not be imported, and why
         self._silent: list[Engine] = []
 
     def __getitem__(self, name: str) -> Executor:
@@ -87,15 +87,15 @@ class Executors:
         return self._problems[name]
 
     def unavailable(self) -> dict[str, str]:
-        """Return which executors can start nothing, and why, as far as they have been asked."""
+        """Return the executors that cannot start anything, with the reasons, as far as they have been asked."""
         return {name: problem for name, problem in self._problems.items() if problem is not None}
 
     def believe(self, told: Mapping[str, str]) -> None:
-        """Take over what a dispatcher says is :meth:`unavailable`: it alone has asked the engines."""
+        """Use a dispatcher's answers about executors that are :meth:`unavailable`: only it has asked the engines."""
         self._told = told
 
     def problem_of(self, spec: Spec) -> str | None:
-        """Return why a job cannot be started: its executor cannot start anything, or takes none of its options."""
+        """Return why a job cannot be started: its executor cannot start anything, or rejects one of its options."""
         if spec.executor_options and self.elsewhere(spec.executor) is None:
             return f"its executor_options are for Slurm, but its executor is {spec.executor or self._default()}"
         return self.problem(spec.executor)
@@ -110,9 +110,10 @@ class Executors:
         return executor.unavailable() or self._told.get(name)
 
     def _load(self, name: str) -> Executor:
-        """Return an executor, made now if need be. Raises InvalidValue, and SpoolError if it cannot be imported now.
+        """Return an executor, created on first use. Raises InvalidValue, and SpoolError if it cannot be imported now.
 
-        Python remembers what it did not find, and that it could not look: that is forgotten, for the next attempt.
+        Python caches which files it did not find, and that it could not look: the cache is cleared for the next
+        attempt.
         """
         try:
             made = by_name(name, self.local, self._config, self._home)
@@ -127,70 +128,70 @@ class Executors:
 
     @property
     def unloaded(self) -> bool:
-        """Whether an executor could not be imported when it was needed: `ask_again` tries it again."""
+        """Whether an executor could not be imported when it was needed: `ask_again` tries again."""
         return bool(self._unloaded)
 
     def elsewhere(self, name: str | None) -> str | None:
-        """Return on which other machine the runs of the executor *name* (None: the default) are; None: on this one."""
+        """Return the other machine where the runs of executor *name* (None: the default) are; None: this one."""
         name = name or self._default()
         return None if name in LOCAL_EXECUTORS else name
 
     def machines(self) -> dict[str, Machine]:
-        """Return what other machines have, as far as somebody has asked for their executors."""
+        """Return the resources of other machines, as far as their executors have been asked."""
         there = {name: engine.machine() for name, engine in self._engines.items()}
         return {name: machine for name, machine in there.items() if machine is not None}
 
     def ask_again(self) -> bool:
-        """Have the next question of an executor answered anew; return whether an answer is another than it was."""
+        """Clear the cached answers, so that the executors are asked again; return whether an answer has changed."""
         before, self._problems = self._problems, {}
         return any(self.problem(name) != problem for name, problem in before.items())
 
     def problems(self) -> list[str]:
-        """Return which executors cannot be loaded, and why engines that have runs of ours cannot be spoken to now."""
+        """Return which executors cannot be loaded, and why engines that have runs of this spool do not answer now."""
         found = map(self.problem, self._engines)
         return [*self._unloaded.values(), *(problem for problem in found if problem is not None)]
 
     def adopt(self, name: str, job: str, run: int, jid: Jid | None) -> RunHandle:
-        """Return the run that an executor of that name has started for another dispatcher.
+        """Return a run that an executor of that name has started for another dispatcher.
 
-        Those of this machine are known without their executor, which need not be installed any more.
+        Runs of this machine are known without their executor, which need not be installed any more.
         """
         engine: Engine = self.local
         if name not in LOCAL_EXECUTORS:
-            with suppress(SpoolError):  # it is left alone then
+            with suppress(SpoolError):  # the run is left alone then
                 engine = self[name].engine
         return engine.adopt(job, run, jid)
 
     def work(self) -> list[RunHandle]:
-        """Have every engine do what is due; return the runs with news."""
+        """Let every engine do its due work; return the runs with news."""
         return [run for engine in self._engines.values() for run in engine.work()]
 
     def turned(self) -> bool:
-        """Whether an engine has fallen silent, or answers again, since the last call."""
+        """Whether an engine has stopped answering, or answers again, since the last call."""
         before, self._silent = self._silent, [engine for engine in self._engines.values() if engine.silent]
         return before != self._silent
 
     def due_ns(self) -> int | None:
-        """Return when an engine has something to do by itself, on the monotonic clock."""
+        """Return when an engine has work of its own to do, on the monotonic clock."""
         return min((due for engine in self._engines.values() if (due := engine.due_ns()) is not None), default=None)
 
     def descriptors(self) -> frozenset[int]:
-        """Return what is readable when :meth:`work` has something to do, of the engines that there are by now."""
+        """Return the engines' descriptors, which are readable when :meth:`work` has something to do."""
         return frozenset(fd for engine in self._engines.values() if (fd := engine.fileno()) is not None)
 
     def groups(self, name: str) -> RunGroups | None:
-        """Return where the control groups of runs can be made that the executor *name* starts; None: nowhere."""
+        """Return where the control groups of the runs of executor *name* can be created; None: nowhere."""
         return self.local.groups if name in LOCAL_EXECUTORS else None
 
     def close(self) -> None:
-        """Let go of what the starts share, and of the orphans."""
+        """Release the shared resources of the starts, and the orphans."""
         for executor in self._made.values():
             executor.close()
         self.local.close()
 
 
 def _why_not_imported(error: Exception) -> str:
-    """Return why something could not be imported: a directory cannot be read, a package is not there, or *error*."""
+    """Return why an import failed: a directory cannot be read, a package is missing, or *error*."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         package = error.name.partition(".")[0]
         for folder in filter(None, sys.path):

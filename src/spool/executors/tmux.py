@@ -70,16 +70,16 @@ class TmuxExecutor:
     name = "tmux"
 
     def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
-        """Start what *engine* is to look after."""
+        """Start runs that *engine* manages."""
         self.engine = engine or LocalProcesses()
         self._process = ProcessExecutor(self.engine, config)
-        self._version: tuple[tuple[str, int, int], str | None] | None = None  # a program, and what is wrong with it
-        self._placeless: str | None = None  # a spool whose server can have no socket
-        self._slow_s = 0.0  # what the last starts took together, each of which took long
-        self._hung: tuple[str, subprocess.Popen[bytes] | None] | None = None  # which socket, and who tries it
+        self._version: tuple[tuple[str, int, int], str | None] | None = None  # a program, and its problem
+        self._placeless: str | None = None  # a spool whose server cannot have a socket
+        self._slow_s = 0.0  # total duration of the last starts if each was slow
+        self._hung: tuple[str, subprocess.Popen[bytes] | None] | None = None  # its socket, and the probing process
 
     def unavailable(self) -> str | None:
-        """Return why no session can be started: tmux is not there, too old, or does not answer."""
+        """Return why no session can be started: tmux is missing, too old, or does not answer."""
         if (problem := self._process.unavailable()) is not None:
             return problem
         program = shutil.which("tmux")
@@ -98,14 +98,14 @@ class TmuxExecutor:
             return f"tmux cannot be run: {_words(error)}"
 
     def surroundings(self) -> Surroundings:
-        """Return what the wrapper's text has to say: its stdin is the terminal, its outputs are the job's."""
+        """Return what the wrapper's text needs to know: its stdin is the terminal, its outputs are the job's."""
         return replace(self._process.surroundings(), stdin=None, terminal=True)
 
     def start(self, launch: Launch) -> LocalRun | None:
-        """Start the wrapper as the first process of a session; a session that was kept of an earlier run is closed.
+        """Start the wrapper as the first process of a session; a session kept from an earlier run is closed.
 
-        None: tmux was not asked, because it does not answer or is no longer there. The job is to wait, and not to fail.
-        Raises SpoolError if tmux says no, StartRefused if it does so for want of a process or the like.
+        None: tmux was not asked, because it does not answer or has been removed. The job must wait, not fail. Raises
+        SpoolError if tmux refuses, StartRefused if it refuses for want of a process or the like.
         """
         try:
             server = server_of(launch.spool_dir)
@@ -113,7 +113,7 @@ class TmuxExecutor:
             self._placeless = launch.spool_dir
             return None
         if self._hung is not None:
-            return None  # many starts of one pass are not to wait one after the other
+            return None  # the many starts of one pass must not wait one after the other
         told = f"{launch.metadir}/{layout.LAUNCH}"
         session = session_of(launch.job, launch.run)
         words = ["-d", "-P", "-F", "#{pane_pid} #{pid}", "-s", session, *_SIZE, "-c", "/"]
@@ -138,9 +138,9 @@ class TmuxExecutor:
             raise SpoolError(cannot("start", f"job {launch.job}", _words(error), where="tmux")) from error
         took_s = time.monotonic() - begun
         self._slow_s = self._slow_s + took_s if took_s > _SLOW_S else 0.0
-        if self._slow_s > LIMIT_S:  # it answers, but the starts of a pass together would take as long as a hang
+        if self._slow_s > LIMIT_S:  # it answers, but all starts of a pass together would take as long as a hang
             self._hung, self._slow_s = (str(server.socket_path), None), 0.0
-        # The last of the commands may fail where the first has not: there was no earlier session.
+        # The last of the commands may fail after the first succeeded: there was no earlier session.
         pids = answer.stdout.partition("\n")[0].split()
         if len(pids) != 2:
             _take_back(told)
@@ -152,7 +152,7 @@ class TmuxExecutor:
         return self.engine.no_child(launch.job, launch.run, jid, launch.group)
 
     def _asked(self, server: Server, words: list[str], told: str, launch: Launch) -> subprocess.CompletedProcess[str]:
-        """Ask for the session, again if the server was just about to leave: its last session has ended this moment."""
+        """Request the session, again if the server was just about to leave: its last session ended at this moment."""
         inheritance = _inheritance(launch)
         until = time.monotonic() + LIMIT_S
         while True:
@@ -179,12 +179,12 @@ class TmuxExecutor:
         if found.returncode != 0:
             remedy = f"`spool log {job}` shows its output"
             raise SpoolError(cannot("attach to", what, f"run {run} has no session", remedy=remedy))
-        # tmux refuses to attach from within another tmux unless it is not told of that.
+        # Within another tmux, tmux refuses to attach unless $TMUX is unset.
         words = ("env", "-u", "TMUX", program, "-S", str(server.socket_path), "attach-session")
         return (*words, *(("-r",) if read_only else ()), "-t", target)
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
-        """Close the sessions that were kept of *runs*."""
+        """Close the sessions kept from *runs*."""
         with suppress(OSError, SpoolError, TmuxCommandNotFound):
             server = server_of(spool_dir)
             if not os.path.exists(str(server.socket_path)):
@@ -194,7 +194,7 @@ class TmuxExecutor:
                 _ask(server, "kill-session", "-t", f"={session}")
 
     def _problem_of_place(self) -> str | None:
-        """Return why the server's socket has no place; None once it has one, or no start has found none."""
+        """Return why the server's socket cannot be placed; None once it can, or if no start has had that problem."""
         if self._placeless is None:
             return None
         try:
@@ -205,7 +205,7 @@ class TmuxExecutor:
         return None
 
     def _problem_of_server(self) -> str | None:
-        """Return that the server hangs as long as it does; it is asked without waiting for the answer."""
+        """Return that the server hangs, while it does; it is tried without waiting for the answer."""
         if self._hung is None:
             return None
         socket, asked = self._hung
@@ -221,14 +221,15 @@ class TmuxExecutor:
 
 
 def server_of(spool_dir: str) -> Server:
-    """Return the tmux server of a spool, whether it runs or not. Raises SpoolError if it can have no socket."""
+    """Return the tmux server of a spool, whether it runs or not. Raises SpoolError if it cannot have a socket."""
     return Server(socket_path=socket_of(spool_dir), config_file=_CONFIGURATION)
 
 
 def _ask(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
-    """Return what the server says to a command. Raises TimeoutError, OSError, TmuxCommandNotFound.
+    """Return the server's answer to a command. Raises TimeoutError, OSError, TmuxCommandNotFound.
 
-    libtmux's own `cmd` knows no limit, and hands this process's environment and directory to a server that it starts.
+    libtmux's own `cmd` has no time limit, and passes this process's environment and directory to a server that it
+    starts.
     """
     return _run("-S", str(server.socket_path), "-f", str(server.config_file), *words)
 
@@ -240,7 +241,7 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             [program, *words],
-            cwd="/",  # that of a server that it starts
+            cwd="/",  # the directory of a server that it starts
             env=_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -267,12 +268,12 @@ def _problem_of_version() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Return what the server and who talks to it inherit. A server with the mark of a run would end with that run."""
+    """Return the environment of the server and its clients. A server with the mark of a run would end with that run."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("SPOOL_", "spool_", "TMUX"))}
 
 
 def _inheritance(launch: Launch) -> dict[str, object]:
-    """Return what the wrapper is to have of this process, and would have of the server."""
+    """Return what the wrapper must inherit from this process, and would otherwise inherit from the server."""
     with open(launch.script, "rb") as script:
         outputs = outputs_of(script.read(), os.path.dirname(launch.script))
     return {
@@ -290,24 +291,24 @@ def _limits(number: int) -> tuple[int, int]:
 
 
 def _write(path: str, told: dict[str, object]) -> None:
-    """Write what only the one who reads it may see: an environment may have secrets."""
+    """Write a file that only its reader may see: an environment may have secrets."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "w", encoding="ascii") as file:
         json.dump(told, file)
 
 
 def _take_back(path: str) -> None:
-    """Remove what nobody will read."""
+    """Remove a file that will not be read."""
     with suppress(OSError):
         os.unlink(path)
 
 
 def _identity(pid: int, server: int) -> Jid | None:
-    """Return who the process *pid* is, None if it is not the one that *server* has started: it has ended already."""
+    """Return the identity of *pid*; None if it is not the process that *server* started, which has ended already."""
     try:
         found = identity.of_process(pid)
         now = identity.read_stat(pid) if found is not None else None
-    except OSError:  # the jid will say it
+    except OSError:  # the jid file will name it
         return None
     return found if now is not None and now.parent == server else None
 
@@ -319,12 +320,12 @@ def _words(error: Exception) -> str:
 
 
 def socket_of(spool_dir: str) -> str:
-    """Return the path of the server's socket: in the spool, or where its real path is too long for one, elsewhere.
+    """Return the path of the server's socket: in the spool, or elsewhere if the spool's real path is too long for one.
 
-    That is where a server has its socket already, else the first place that is this user's alone. Raises SpoolError if
-    there is none.
+    Elsewhere is the place where a server has its socket already, else the first place that only this user can use.
+    Raises SpoolError if there is none.
     """
-    root = os.path.realpath(spool_dir)  # a spool has one server, whatever path leads to it
+    root = os.path.realpath(spool_dir)  # a spool has one server, regardless of the path used
     path = layout.Layout(root).at(layout.TERMINALS)
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
@@ -338,7 +339,7 @@ def socket_of(spool_dir: str) -> str:
             return f"{place}/{name}"
     why = ""
     for place in places:
-        with suppress(OSError):  # what is there instead, and whether that will do, is asked next
+        with suppress(OSError):  # an existing entry, and whether it is suitable, is checked next
             os.mkdir(place, 0o700)
         why = _why_not_private(place)
         if not why:
@@ -348,7 +349,7 @@ def socket_of(spool_dir: str) -> str:
 
 
 def _why_not_private(directory: str) -> str:
-    """Return why others may be able to use *directory*, "" if it is this user's alone."""
+    """Return why others may be able to use *directory*, "" if only this user can."""
     try:
         status = os.lstat(directory)
     except OSError as error:
@@ -358,7 +359,7 @@ def _why_not_private(directory: str) -> str:
 
 
 def session_of(job: str, run: int) -> str:
-    """Return the name of a run's session: another one for any other run, and one that tmux does not change.
+    """Return the name of a run's session: unique to the run, and unchanged by tmux.
 
     tmux makes `_` of dots and colons. A job's name has no `~` and no `+`, so `train.v2` can be `train~v2`.
     """

@@ -1,10 +1,10 @@
-"""What a run's terminal begins with: it makes itself what the dispatcher says, then becomes the wrapper.
+"""The first program of a run's terminal: it sets up its process as the dispatcher says, then becomes the wrapper.
 
-Run as a script, by path, with only the standard library, because each millisecond of it delays a start:
-`tmux_pane.py LAUNCH SCRIPT`. LAUNCH is a file with what the wrapper inherits; it is removed as soon as it is read.
+Run as a script, by path, with only the standard library, because each millisecond of it delays a start: `tmux_pane.py
+LAUNCH SCRIPT`. LAUNCH is a file with what the wrapper inherits; it is removed as soon as it is read.
 
-Beside the wrapper it leaves a viewer: a process that belongs to no run and copies to the terminal what is written
-to the run's outputs, so that who looks at the terminal sees them, and the outputs have nothing of the terminal.
+It leaves a viewer beside the wrapper: a process that belongs to no run and copies the run's outputs to the terminal. So
+the terminal shows them, and the outputs contain nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import sys
 import time
 
 _SHELL = "/bin/sh"
-_REFUSED, _GOES_BACK = "refused", 75  # as the wrapper's
-_TO_VIEWER, _FROM_VIEWER = 6, 7  # of the wrapper, which says by the first that it ends, and waits for the second
+_REFUSED, _GOES_BACK = "refused", 75  # as in the wrapper
+_TO_VIEWER, _FROM_VIEWER = 6, 7  # of the wrapper: by the first it announces its end, on the second it waits
 _BLOCK = 1 << 16
-_BEHIND = 1 << 20  # a reader further behind than that skips what nobody could have read
+_BEHIND = 1 << 20  # a viewer further behind skips the output that could not have been read
 _SHORTEST_MS, _LONGEST_MS = 20, 500
-_LAST_S = 1.0  # how long the end may wait for a terminal that takes nothing any more
+_LAST_S = 1.0  # how long the end may wait for a terminal that accepts no more output
 
 
 def main(launch: str, script: str) -> None:
@@ -36,7 +36,8 @@ def main(launch: str, script: str) -> None:
     try:
         leave_viewer(told["outputs"])
     except OSError as error:
-        # Nothing has begun, and nothing will: the job waits on, as if the wrapper itself had been refused a process.
+        # Nothing has begun, and nothing will: the job keeps waiting, as if the wrapper itself had been refused a
+        # process.
         with open(os.path.join(os.path.dirname(script), _REFUSED), "w", encoding="utf-8") as record:
             record.write(f"cannot start the viewer of its terminal: {error.strerror}\n")
         raise SystemExit(_GOES_BACK) from None
@@ -44,7 +45,7 @@ def main(launch: str, script: str) -> None:
     for number, limits in told["limits"].items():
         try:
             resource.setrlimit(int(number), tuple(limits))
-        except (OSError, ValueError):  # the server has been given less, and nobody can take that back
+        except (OSError, ValueError):  # the server has lower limits, and they cannot be raised
             continue
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
@@ -56,7 +57,7 @@ def main(launch: str, script: str) -> None:
 
 
 def leave_viewer(paths: list[str]) -> None:
-    """Start the viewer, in a session of its own and nobody's child. It ends with this process. Raises OSError."""
+    """Start the viewer, in its own session and not as a child. It ends with this process. Raises OSError."""
     outputs = [Output(path) for path in paths]
     wrapper, to_viewer = os.pipe()
     from_viewer, shown = os.pipe()
@@ -71,7 +72,7 @@ def leave_viewer(paths: list[str]) -> None:
             os._exit(error.errno or 1)
         if grandchild == 0:
             try:
-                # Opened anew: whether a write may wait is then not said for the wrapper's own stdin as well.
+                # Opened anew: non-blocking writes are then not set for the wrapper's own stdin as well.
                 terminal = os.open(os.ttyname(0), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
                 nothing = os.open(os.devnull, os.O_RDWR)
                 for fd in range(3):  # an orphan whose stdout is a run's log would be taken for a part of the run
@@ -93,7 +94,7 @@ def leave_viewer(paths: list[str]) -> None:
 
 
 class Output:
-    """A file that grows, from where it ends now."""
+    """A growing file, from its end at this moment."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -105,7 +106,7 @@ class Output:
             return
 
     def read(self) -> bytes:
-        """Return what is new, at most some of it. Of what is no plain file nothing is ever read."""
+        """Return new content, at most some of it. Only regular files are ever read."""
         if self._fd is None:
             try:
                 fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -118,7 +119,7 @@ class Output:
         size = os.fstat(self._fd).st_size
         note = b""
         if size < self._at:
-            self._at = 0  # it was cut short, and begins anew
+            self._at = 0  # it was truncated, and starts over
         if size - self._at > _BEHIND:
             passed_over = size - _BLOCK - self._at
             self._at += passed_over
@@ -129,17 +130,17 @@ class Output:
 
 
 class Viewer:
-    """Copies *outputs* to *terminal* until the other end of the pipe *wrapper* is closed, and nothing is left."""
+    """Copies *outputs* to *terminal* until the other end of the pipe *wrapper* is closed, and everything is shown."""
 
     def __init__(self, outputs: list[Output], terminal: int, wrapper: int) -> None:
         self._outputs = outputs
         self._terminal = terminal
         self._ended = select.poll()
         self._ended.register(wrapper, select.POLLIN)
-        self._until: float | None = None  # on the monotonic clock, once the wrapper has ended
+        self._until: float | None = None  # monotonic deadline, once the wrapper has ended
 
     def show(self) -> None:
-        """Do that. Raises OSError if the terminal is gone, or takes nothing any more while the wrapper waits."""
+        """Copy until the end. Raises OSError if the terminal is gone, or accepts no output while the wrapper waits."""
         pause_ms = _SHORTEST_MS
         while True:
             over = self._over(pause_ms)

@@ -1,7 +1,7 @@
-"""What the status page tells, as values: the dispatcher's last view, and what the history says of the last day.
+"""The content of the status page, as values: the dispatcher's last view, and the history of the last day.
 
-No job file is read: `state.json` has the jobs, and only runs that are shown are asked how far they are. The lists have
-an end, so that the page of a large spool is no larger than a screen can use.
+No job file is read: `state.json` has the jobs, and only runs on the page are asked for their progress. The lists are
+limited, so that the page of a large spool is no larger than a screen can use.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MOST_ENDED = 15
 MOST_USERS = 12
 COLUMNS = 192  # of the timeline: seven and a half minutes each
 CPU_ROWS = 16
-_DEEP = 2000  # of the waiting jobs: only this number is read to find those that are shown
-_DEEP_ENDED = 300  # likewise of those that have ended
-_MOST_HISTORY = 20_000  # runs of the last day that are added up: 10 MB
+_DEEP = 2000  # of the waiting jobs: only this many are read to find those on the page
+_DEEP_ENDED = 300  # likewise of the ended ones
+_MOST_HISTORY = 20_000  # runs of the last day that are counted: 10 MB
 _MOST_STATE = 1 << 30
-_DAY_SHARE = 100  # adding up the last day may use one part in N of a processor
-_HEAD = 256  # bytes of state.json: they hold when it was written
+_DAY_SHARE = 100  # counting the last day may use one part in N of a processor
+_HEAD = 256  # bytes of state.json: they contain the time of its writing
 _HOUR_NS = 3600 * SECOND_NS
 _RUNS = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
 _WAIT = frozenset({State.QUEUED, State.SUBMITTED})
@@ -49,9 +49,9 @@ _BIG = 1 << 62
 
 
 class RunShown(Struct, frozen=True):
-    """A run. `gpus` are the indices of its GPUs, `progress` how far it says that it is, `percent` that as a number.
+    """A run. `gpus` are the indices of its GPUs, `progress` the progress that it reports, `percent` that as a number.
 
-    `gpu_mean_percent`: in how much of its time its GPUs computed, on average.
+    `gpu_mean_percent`: the share of its time in which its GPUs computed, on average.
     """
 
     row: JobRow
@@ -64,33 +64,33 @@ class RunShown(Struct, frozen=True):
 
 
 class Shown(Struct, frozen=True):
-    """The first of some jobs, and how many there are of them all."""
+    """The first of some jobs, and the number of all of them."""
 
     jobs: tuple[ListedJob, ...] = ()
     total: int = 0
 
     @property
     def left_out(self) -> int:
-        """How many are not shown."""
+        """The number of jobs that are not shown."""
         return self.total - sum(job.count for job in self.jobs)
 
 
 class UserDay(Struct, frozen=True):
-    """What one user had within the last day, and has now."""
+    """The use of one user within the last day, and now."""
 
     user: str
     running: int
     waiting: int
     ended: int
-    failed: int  # runs that did not finish, cancelled ones aside
+    failed: int  # runs that did not finish, without cancelled ones
     wait_median_ns: int | None
     cpu_hours: float
     gpu_hours: float
-    gpu_busy: float | None  # the part of those of ended runs in which the GPUs computed
+    gpu_busy: float | None  # the share of the GPU time of ended runs in which the GPUs computed
 
 
 class Day(Struct, frozen=True):
-    """What the history says of the last 24 hours."""
+    """The history of the last 24 hours."""
 
     outcomes: Mapping[str, int] = field(default_factory=dict)
     wait_median_ns: int | None = None
@@ -100,23 +100,23 @@ class Day(Struct, frozen=True):
     users: tuple[UserDay, ...] = ()
     users_left_out: int = 0
     last: tuple[ListedJob, ...] = ()  # newest first
-    timeline: Timeline | None = None  # None: nothing ran
-    cut: bool = False  # more runs have ended than are added up
+    timeline: Timeline | None = None  # None: there were no runs
+    cut: bool = False  # more runs have ended than are counted
 
 
 class PageContent(Struct, frozen=True):
-    """All that the page tells at one moment."""
+    """The content of the page at one moment."""
 
     spool: str
     host: str
-    at_ns: int  # when this was put together
+    at_ns: int  # the time of this content
     served: bool  # a dispatcher is running
     view_at_ns: int | None  # of the dispatcher's view; None: there is none
     paused: bool
     problems: tuple[str, ...]
     counts: Mapping[str, int]  # jobs by state, arrays apart
     machine: MachineView | None
-    gpus: tuple[GpuView, ...]  # by index, as they were seen last
+    gpus: tuple[GpuView, ...]  # by index, as seen last
     gpus_watched: bool  # else no job needs one, and the dispatcher does not look at them
     runs: tuple[RunShown, ...]
     runs_left_out: int
@@ -126,12 +126,12 @@ class PageContent(Struct, frozen=True):
 
     @property
     def active(self) -> int:
-        """How many jobs wait or run."""
+        """The number of jobs that wait or run."""
         return sum(self.counts.get(state, 0) for state in (*_WAIT, *_RUNS))
 
 
 class ContentReader:
-    """Puts the page's content together again and again, reading what has changed since."""
+    """Builds the page's content repeatedly, and reads only the changes."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -140,18 +140,18 @@ class ContentReader:
         self._view: StateView | None = None
         self._seen: object = None  # of the file that `_view` was read from
         self._damaged = ""
-        self._gpus: tuple[GpuView, ...] = ()  # that were seen last
+        self._gpus: tuple[GpuView, ...] = ()  # seen last
         self._day = Day()
         self._day_due_ns = 0
         self._day_problem = ""
-        self.aside_ns = 0  # processor time of the last look for what has a pace of its own
+        self.aside_ns = 0  # processor time of the last look for work that has its own pace
 
     def changed(self) -> bool:
-        """Whether the dispatcher has written another view than the one that was read."""
+        """Whether the dispatcher has written a newer view than the one that was read."""
         return self._identity() != self._seen
 
     def read(self, now_ns: int, *, served: bool) -> PageContent:
-        """Return the content at *now_ns*. What cannot be read is told in it."""
+        """Return the content at *now_ns*. Read errors are part of it."""
         self._spool = TolerantSpool(self._root)
         self._read_view()
         view = self._view
@@ -196,7 +196,7 @@ class ContentReader:
         yield from self._spool.told()
 
     def _identity(self) -> object:
-        """Return what tells one version of `state.json` from the next; its times change with each heartbeat."""
+        """Return a value that differs between versions of `state.json`; its times change with each heartbeat."""
         path = self._spool.layout.at(layout.STATE)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -245,7 +245,7 @@ class ContentReader:
         return RunShown(row, gpus, view.time_limit_ns, view.array, mean_percent, word, percent)
 
     def _read_day(self, now_ns: int, rows: Collection[JobRow]) -> None:
-        """Add the last day up, unless that takes so long that it is left for a while."""
+        """Count the last day, unless that takes so long that it is postponed."""
         self.aside_ns = 0
         if now_ns < self._day_due_ns:
             return
@@ -304,7 +304,7 @@ def _ended(result: Result) -> JobRow:
 def _state(text: str) -> State:
     try:
         return State(text)
-    except ValueError:  # of a later version
+    except ValueError:  # written by a later version
         return State.QUEUED
 
 
@@ -335,7 +335,7 @@ def _day(runs: Collection[EndedRun], rows: Collection[JobRow], now_ns: int) -> D
 
 
 def _users(found: Statistics, rows: Iterable[JobRow], now_ns: int) -> list[UserDay]:
-    """Return who had runs within the last day, or has jobs now, those that used most first."""
+    """Return the users who had runs within the last day, or have jobs now, by decreasing use."""
     ended = {user or "?": totals for user, totals in found.groups}
     running: Counter[str] = Counter()
     waiting: Counter[str] = Counter()

@@ -1,8 +1,8 @@
-"""The status page as HTML: one document without anything outside of it, from values that say what is on it.
+"""The status page as HTML: one self-contained document, made from the values of its content.
 
-The page is a template, `page.html`; here are the words and numbers that it puts together. All that goes into it is
-escaped, with its control characters and bidi controls made visible. Nothing in it has a style or a handler of its own:
-the policy in its head allows one style sheet and one script, by their hashes.
+The page is a template, `page.html`; this module makes the words and numbers for it. All of them are escaped, and their
+control characters and bidi controls made visible. No element has a style or a handler of its own: the policy in its
+head allows one style sheet and one script, by their hashes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def render(content: PageContent, every_s: float, fresh_s: float) -> bytes:
 
 @cache
 def _template() -> Template:
-    """Return the template, with what is the same on each page."""
+    """Return the template, with the parts that are the same on each page."""
     found = Environment(autoescape=True, finalize=_visible, undefined=StrictUndefined)
     found.filters |= {filter_.__name__.removeprefix("_"): filter_ for filter_ in _FILTERS}
     style, script = _asset("page.css"), _asset("page.js")
@@ -60,7 +60,7 @@ def _template() -> Template:
         "version": __version__,
         "style": style,
         "script": script,
-        "look": sha256((style + script).encode()).hexdigest()[:12],  # another with each version of the two
+        "look": sha256((style + script).encode()).hexdigest()[:12],  # differs for each version of the two
         "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'",
     }
@@ -76,7 +76,7 @@ def _allowed(text: str) -> str:
 
 
 def _visible(value: Any) -> Any:
-    """Return what a value is on the page, before it is escaped: None is nothing, and controls can be seen."""
+    """Return the text of a value on the page, before it is escaped: None is empty, and controls are visible."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return shown(value)
     return "" if value is None else value
@@ -87,7 +87,7 @@ def _cut(text: str, most: int = _LONGEST) -> str:
 
 
 def _middle_cut(name: str) -> str:
-    """Return a name, the middle of a long one left out."""
+    """Return a name, with the middle of a long one left out."""
     tail = _LONGEST_NAME // 3
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - tail]}…{name[-tail:]}"
 
@@ -125,7 +125,7 @@ def _unit(size_bytes: int) -> tuple[str, int]:
 
 
 def _clock(at_ns: int | None, now_ns: int, *, seconds: bool = False) -> str:
-    """Return the time of day of the machine that wrote the page, and the day where it is another."""
+    """Return the time of day in the time zone of the machine that wrote the page, with the day if it is another."""
     if at_ns is None:
         return ""
     at, now = time.localtime(at_ns // SECOND_NS), time.localtime(now_ns // SECOND_NS)
@@ -149,7 +149,7 @@ def _strange(process: ForeignProcess) -> str:
 
 
 def _on_gpus(run: RunShown) -> str:
-    """Return the indices of a run's GPUs, "0-3, 6", or how many it has."""
+    """Return the indices of a run's GPUs, "0-3, 6", or their number."""
     if not run.gpus:
         return count_of(run.row.gpus, "GPU") if run.row.gpus and not run.is_array else ""
     found: list[list[int]] = []
@@ -183,7 +183,7 @@ def _facts(day: Day) -> Iterator[tuple[str, str]]:
 
 
 def _outcomes(day: Day) -> Iterator[dict[str, object]]:
-    """Yield how runs have ended, those that finished first: how many, and which part of a line that is in percent."""
+    """Yield the outcomes of runs, finished ones first: their number, and their share of a line in percent."""
     at, ended = 0.0, sum(day.outcomes.values())
     for state, count in sorted(day.outcomes.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
         if count:
@@ -193,13 +193,13 @@ def _outcomes(day: Day) -> Iterator[dict[str, object]]:
 
 
 def _lanes(line: Timeline) -> tuple[TimelineRow, ...]:
-    """Return the rows of the GPUs; of very many the first, without what shared a GPU with others."""
+    """Return the rows of the GPUs; if there are very many, only the first, without runs that shared a GPU."""
     rows = line.gpu_rows
     return rows if len(rows) <= _MOST_LANES else tuple(row for row in rows if not row.track)[:_MOST_LANES]
 
 
 def _colour_of(line: Timeline, group: str) -> str:
-    """Return the class of a group: a state has the colour that it has everywhere."""
+    """Return the class of a group: a state has the same colour everywhere."""
     return group if line.by is By.STATE else f"k{min(line.groups.index(group), _COLOURS - 1)}"
 
 
@@ -212,8 +212,8 @@ def _bar_title(line: Timeline, bar: LaneBar) -> str:
 
 
 def _ticks(line: Timeline) -> Iterator[tuple[float, str, str]]:
-    """Yield each third hour of the clock in the period: where it is in percent, how important it is, and its label."""
-    quarter_ns = 900 * SECOND_NS  # zones differ by quarters of an hour
+    """Yield each third hour of the clock in the period: its position in percent, its importance, and its label."""
+    quarter_ns = 900 * SECOND_NS  # time zones differ by quarters of an hour
     for at_ns in range(-(-line.since_at_ns // quarter_ns) * quarter_ns, line.until_at_ns + 1, quarter_ns):
         local = time.localtime(at_ns // SECOND_NS)
         if local.tm_min == 0 and local.tm_hour % 3 == 0:

@@ -1,7 +1,7 @@
-"""Writes the status page while a dispatcher is running: a listener that hears nothing, and looks at what changes.
+"""Writes the status page while a dispatcher is running: a listener that ignores events and watches for changes.
 
-It costs the dispatcher's passes nothing, and its own process no more than a small part of a processor: a page that
-takes long to make is made more rarely.
+It costs the dispatcher's passes nothing, and its own process only a small part of a processor: a page that takes long
+to make is made less often.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from spool.store.disk import Disk
 log = logging.getLogger(__name__)
 
 EVERY_S = 3.0
-"""How often the page is written at most."""
+"""The page is written at most once in this time."""
 
 REFRESH_S = 15.0
-"""How often it is written at least: run times go on, and a reader can tell that somebody still writes it."""
+"""The page is written at least once in this time: run times go on, and readers can see that the writer is alive."""
 
-_FRESH_S = 60.0  # after this long without another, the page says that it is old
+_FRESH_S = 60.0  # after this time without another, the page says that it is old
 _SHARE = 50  # making it may use one part in N of a processor
-_EVERYBODYS = 0o644  # who names a place outside of the spool wants it to be read there
+_EVERYBODYS = 0o644  # a path outside of the spool is given so that others can read the page there
 
 
 class PageWriter(Listener):
-    """Writes the page whole, in place of the one before. *config* returns the configuration in force."""
+    """Replaces the page as a whole. *config* returns the configuration in force."""
 
     name = "page"
 
@@ -46,20 +46,20 @@ class PageWriter(Listener):
         self._content = ContentReader(root)
         self._complaint = ""
         self._pause_s = EVERY_S
-        self._next = 0.0  # monotonic: not before
-        self._due = 0.0  # monotonic: even if nothing has changed
+        self._next = 0.0  # monotonic: the earliest next write
+        self._due = 0.0  # monotonic: the next write even without a change
         self._written_to: str | None = None
 
     def wants(self, name: EventName) -> bool:
-        """Say that no event is of interest: what it shows stands in files."""
+        """Return False: no event is of interest, because the content comes from files."""
         return False
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Be done with it."""
+        """Report the event as done."""
         done()
 
     def tick(self) -> float | None:
-        """Write the page if what it shows has changed, or is old, and its time has come."""
+        """Write the page if its content has changed or is old, and its time has come."""
         path = page_path(self._config(), self._root)
         now = time.monotonic()
         if path is None or now < self._next:
@@ -70,7 +70,7 @@ class PageWriter(Listener):
         return self._pause_s
 
     def close(self) -> None:
-        """Write for the last time: the dispatcher has left."""
+        """Write a last time: the dispatcher has left."""
         path = page_path(self._config(), self._root)
         if path is not None:
             self._write(path, served=False)
