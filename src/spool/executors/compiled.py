@@ -1,8 +1,8 @@
-"""The compiled wrapper: a small C program that does what `run.sh` says, without a shell. How it is built and found.
+"""The compiled wrapper: a small C program that does what `run.sh` says, without a shell. Its build and its lookup.
 
-This file imports the standard library only and runs by itself: the build of a wheel loads it by its path, before there
-is a spool to import (`src/hatch_build.py`), and `python src/spool/executors/compiled.py` builds the program beside its
-source, for a checkout that is used as it is.
+This file imports the standard library only and runs by itself: the build of a wheel loads it by its path, before spool
+can be imported (`src/hatch_build.py`), and `python src/spool/executors/compiled.py` builds the program beside its
+source, for use from a checkout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOURCE = f"{_HERE}/wrapper.c"
 SCRIPT = os.path.normpath(f"{_HERE}/../formats/wrapper.sh")  # the source has its constant part
 
 _COMMON = ("-std=gnu11", "-O2", "-g0", "-s", "-Wl,--build-id=none")
-# The start of a C library takes longer than all that the wrapper does. The source has the system calls of x86-64 and
+# The start of a C library takes longer than all the work of the wrapper. The source has the system calls of x86-64 and
 # aarch64, and does not compile this way for other processors.
 _ALONE = ("-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector", "-fno-asynchronous-unwind-tables")
 _WITH_LIBRARY = ("-DWITH_LIBC",)
@@ -34,19 +34,19 @@ _TRY_S = 10
 
 
 class FoundWrapper(NamedTuple):
-    """What runs the scripts of runs: the program at `path`; or, without one, `/bin/sh`, for the reason `why`."""
+    """The interpreter of the runs' scripts: the program at `path`; or, without one, `/bin/sh`, for the reason `why`."""
 
     path: str | None
     why: str = ""
     remedy: str = ""
-    broken: bool = False  # there is a program, and it cannot be used
+    broken: bool = False  # the program exists, but cannot be used
 
 
 def find(wanted: str = "auto", program: str | None = None) -> FoundWrapper:
-    """Return what *wanted*, the key `wrapper` of the configuration, means on this machine.
+    """Return the meaning of *wanted*, the key `wrapper` of the configuration, on this machine.
 
-    The program is tried once in the life of a process. A machine that has no room for the attempt says nothing about
-    the program, so the next call tries again.
+    The program is tried once in the life of a process. If the machine has no room for the attempt, that says nothing
+    about the program, so the next call tries again.
     """
     if wanted == "sh":
         return FoundWrapper(None, 'wrapper = "sh" in config.toml')
@@ -59,7 +59,7 @@ def find(wanted: str = "auto", program: str | None = None) -> FoundWrapper:
 
 @cache
 def _tried(program: str) -> FoundWrapper:
-    """Raise OSError, and remember nothing, if the machine has no room for the attempt."""
+    """Try the program. Raise OSError, and cache nothing, if the machine has no room for the attempt."""
     if not os.path.lexists(program):
         why = "spool was installed without the compiled wrapper"
         return FoundWrapper(None, why, "for faster starts, install gcc and then spool again")
@@ -68,7 +68,7 @@ def _tried(program: str) -> FoundWrapper:
 
 
 def _problem(program: str) -> tuple[str, str]:
-    """Return why *program* cannot be used, and what to do; two empty texts if it can.
+    """Return why *program* cannot be used, and the remedy; two empty texts if it can.
 
     Raises OSError for want of room.
     """
@@ -92,8 +92,8 @@ def _problem(program: str) -> tuple[str, str]:
 
 
 def digest() -> str:
-    """Return what tells this source from every other. The program prints it when it is asked for its version."""
-    import hashlib  # here, as all that building takes: most commands only ask what there is
+    """Return an identity that differs from that of every other source. The program prints it as its version."""
+    import hashlib  # here, like all imports for building: most commands only look the program up
 
     found = hashlib.sha256()
     for path in (SOURCE, SCRIPT):
@@ -103,11 +103,11 @@ def digest() -> str:
 
 
 class NotBuiltError(Exception):
-    """The program cannot be compiled here. The text says why."""
+    """The program cannot be compiled here. The text gives the reason."""
 
 
 class Built(NamedTuple):
-    """A program that was compiled, and the tag of the platforms that it is for, as a wheel states them."""
+    """A compiled program, and the tag of its platforms as a wheel states them."""
 
     path: str
     platforms: str
@@ -143,7 +143,7 @@ def build(folder: str = _HERE, *, alone: bool | None = None) -> Built:
 
 
 def _compile(words: Sequence[str]) -> str:
-    """Run the compiler; return what it says if it fails, or nothing."""
+    """Run the compiler; return its messages if it fails, or an empty text."""
     try:
         done = subprocess.run(words, cwd=_HERE, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
@@ -154,9 +154,9 @@ def _compile(words: Sequence[str]) -> str:
 def _platforms(program: str, alone: bool) -> str:
     """Return the tag for a wheel with *program*.
 
-    Without the C library it runs on any Linux of its processor. The tag for that is `linux_…`, which registries
-    refuse; the oldest versions of both C libraries mean the same to the installers of every Python that runs spool.
-    With the library of this machine it is for machines like this one.
+    Without the C library it runs on any Linux of its processor. The tag for that is `linux_…`, which registries refuse;
+    the oldest versions of both C libraries mean the same to the installers of every Python that runs spool. With the C
+    library of this machine, it is for machines like this one.
     """
     import sysconfig
 
@@ -169,7 +169,7 @@ def _platforms(program: str, alone: bool) -> str:
 
 
 def main() -> None:
-    """Build the program, and print where it is."""
+    """Build the program, and print its path."""
     import argparse
 
     parser = argparse.ArgumentParser(description="Compile spool's wrapper with $CC, or cc.")

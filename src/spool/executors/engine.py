@@ -1,8 +1,8 @@
-"""The runs of a cluster, whatever its engine is: handed over once, found again, and never concluded from silence.
+"""The runs of a cluster, for any engine: submitted once, found again, and never declared over because of silence.
 
-An engine is three commands and a table (`language.py`): submit, look, cancel, and what its words mean. The rest is
-here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that one whose submission has not answered is
-found again in the engine's own list. What two answers of the engine do not have was never submitted. The commands run
+An engine is three commands and a table (`language.py`): submit, look, cancel, and the meaning of its words. The rest is
+here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that it is found in the engine's own list if its
+submission was not answered. A job that is missing from two answers of the engine was never submitted. The commands run
 in a helper process, so nothing here waits.
 """
 
@@ -33,16 +33,16 @@ from spool.machine.commands import Command, CommandEnd, CommandRunner
 log = logging.getLogger(__name__)
 
 GRACE_NS = 120 * SECOND_NS
-"""This long an exit code may stay unseen after the end: caches of network file systems are up to a minute old."""
+"""An exit code may stay unseen this long after the end: caches of network file systems are up to a minute old."""
 
-QUICK_NS, FEW = 2 * SECOND_NS, 20  # asked this often while no more than FEW are there
+QUICK_NS, FEW = 2 * SECOND_NS, 20  # the interval of looks while there are at most FEW runs
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
-_MOST_WORDS = 200  # characters of what a command has said
-_SURE = 2  # answers without a job before it is not there
-_BURST_S = 10  # seconds' worth of submissions that may come at once
-_SENT = 8  # submissions on their way at once
-_IDS = 200  # of one cancel
-_AGAIN_NS = 30 * SECOND_NS  # a cancel that has had no effect is repeated; an engine that has too many jobs asked again
+_MOST_WORDS = 200  # characters of a command's message
+_SURE = 2  # answers without a job before it counts as absent
+_BURST_S = 10  # seconds' worth of submissions that may be sent at once
+_SENT = 8  # unanswered submissions at once
+_IDS = 200  # of one cancel command
+_AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time; a full engine is tried again
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
 _MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
@@ -57,7 +57,7 @@ class _Phase(Enum):
 
 
 class ClusterRun:
-    """A run of a cluster, as its engine and its records tell of it."""
+    """A run of a cluster, according to its engine and its records."""
 
     exit_status: None = None
     is_child = False
@@ -69,33 +69,33 @@ class ClusterRun:
         self.key = key
         self.jid: Jid | None = None
         self.id: str | None = None
-        self.is_ours = False  # the engine has said so: by its answer to the submission, or by the mark
+        self.is_ours = False  # the engine has confirmed it: by its answer to the submission, or by the mark
         self.refusal: str | None = None
         self.ending: EngineEnd | None = None
-        self.command: Command | None = None  # that hands it over
+        self.command: Command | None = None  # that submits it
         self.phase = _Phase.UNSURE
-        self.first_look = first_look  # that says anything about it
-        self.foreign = ""  # the cluster that has it, where that is not the one that answers
+        self.first_look = first_look  # that can report it
+        self.foreign = ""  # the cluster that has it, if another one answers
         self.halted: str | None = None
-        self.waits_again = False  # it has begun, and was put back: what the engine has of it never begins
-        self.alive_at_ns: int | None = None  # when its engine said last that it had begun and not ended
+        self.waits_again = False  # it has begun, and was requeued: the engine's job never begins
+        self.alive_at_ns: int | None = None  # when the engine last reported that it had begun and not ended
         self._said = ""
         self._begun = False
-        self._spoke = 0  # the first look that had it wait though its wrapper had spoken
+        self._spoke = 0  # the first look that had it waiting though its wrapper had registered
         self._node = ""
-        self._misses = 0  # looks in a row that did not have it
+        self._misses = 0  # looks in a row without it
         self._ended_ns = 0  # when its end was first seen
         self._forced = False
         self._explained = False
-        self._settled = False  # its exit code was seen, which is the last that a wrapper writes
+        self._settled = False  # its exit code was seen, which a wrapper writes last
         self._recorded = False
         self._complained = False  # that its record cannot be written
         self._written_end: EngineEnd | None = None  # in its record, because it had not begun
-        self._asked: tuple[str, int] = ("", 0)  # what the last cancel was for, and when it was ordered
+        self._asked: tuple[str, int] = ("", 0)  # the kind of the last cancel, and its time
 
     @property
     def waits(self) -> str | None:
-        """Why it has not begun where it is, in its engine's words."""
+        """Why it has not begun yet, in its engine's words."""
         if self._begun or self.jid is not None:
             return None
         if self.phase is _Phase.KNOWN:
@@ -105,7 +105,7 @@ class ClusterRun:
         return str(self.phase.value)
 
     def identified(self, jid: Jid) -> None:
-        """Know who the wrapper is, and so which of the engine's jobs it is: a submission may have arrived twice."""
+        """Record the wrapper's identity, and so which of the engine's jobs it is: a submission may arrive twice."""
         self.jid = jid
         engine, _, known = (jid.engine or "").partition(":")
         if engine == self.engine.name and known and known != "unknown" and known != self.id:
@@ -114,7 +114,7 @@ class ClusterRun:
             self.is_ours = is_sent
 
     def liveness(self) -> Liveness:
-        """Return what became of it: alive as long as the engine has not said otherwise."""
+        """Return the state of the wrapper: alive until the engine says otherwise."""
         if self.phase is _Phase.ABSENT:
             return Liveness.ABSENT
         if self.phase is not _Phase.KNOWN or self.ending is None:
@@ -123,7 +123,7 @@ class ClusterRun:
             return Liveness.GONE
         found, ended = self.engine.records(self), self.id
         if self._look_for_jid() and self.id != ended:
-            return Liveness.ALIVE  # what has ended was the other one, which came too late
+            return Liveness.ALIVE  # the job that ended was the other one, which came too late
         ending = self._explain(self.ending)
         if not self._forced:
             if not self._is_settled(ending, found):
@@ -132,17 +132,17 @@ class ClusterRun:
         return Liveness.GONE
 
     def watch(self) -> None:
-        """Have nothing that tells of its end by itself: the engine is asked for all."""
+        """Return None: no descriptor shows its end, only the engine's answers do."""
 
     def has_ended(self) -> None:
-        """Do nothing: only the engine tells of that."""
+        """Do nothing: only the engine reports the end."""
 
     def left_behind(self) -> bool:
-        """Leave nothing behind: the engine ends what is left on a node."""
+        """Return False: the engine ends leftovers on a node."""
         return False
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
-        """Have the wrapper pass a signal on to what it runs; return how many runs are told."""
+        """Let the wrapper pass a signal on to its command; return the number of runs that are signalled."""
         if self.id is None or self.ending is not None or self.foreign:
             return 0
         if signal_name not in _PASSED_ON:
@@ -156,26 +156,26 @@ class ClusterRun:
         return Usage()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the run."""
         self.engine.forget(self)
 
     # For its engine.
 
     @property
     def mark(self) -> str:
-        """What its job in the engine is known by."""
+        """The mark that identifies its job in the engine."""
         return f"spool:{self.engine.home.identity()}:{self.key[0]}:{self.key[1]}"
 
     @property
     def lost_node(self) -> str:
-        """The node that has to come back before it is known that nothing of the run is left; "" if none."""
+        """The node that must come back before it is certain that nothing of the run is left; "" if none."""
         return self._node if self.ending is not None and self.ending.word is EngineWord.NODE_LOST else ""
 
     def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
-        """Know what the engine has answered to its submission."""
+        """Process the engine's answer to its submission."""
         self.first_look = next_look
         if self.id is not None:
-            return  # its wrapper has said it first
+            return  # its wrapper has registered first
         if isinstance(answer, str):
             self._becomes(answer)
             self.is_ours = True
@@ -185,17 +185,17 @@ class ClusterRun:
             self.phase = _Phase.UNSURE
 
     def withdraw(self) -> None:
-        """Know that it is not handed over any more."""
+        """Record that it will not be submitted any more."""
         self.phase = _Phase.ABSENT
 
     def was_given_up(self) -> None:
-        """Know that an earlier dispatcher took its jid, so it never begins: because it had ended, or was not there."""
+        """Record that an earlier dispatcher took its jid, so it never begins: because it had ended, or was absent."""
         self.ending = self._written_end
         if self.ending is None:
             self.phase = _Phase.ABSENT
 
     def remember(self) -> None:
-        """Learn what an earlier dispatcher has written down of it."""
+        """Read what an earlier dispatcher has recorded of it."""
         data = self.engine.home.record(*self.key, layout.ENGINE) or b""
         record, end = parse_engine(data), parse_engine_end(data)
         if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
@@ -205,7 +205,7 @@ class ClusterRun:
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
 
     def observe(self, found: Sequence[Sighting], look: int, now_ns: int) -> bool:
-        """Take in what one answer has of it; return whether that is news."""
+        """Process the sightings of it in one answer; return whether they are news."""
         before = (self.phase, self._said, self._begun)
         if len(found) > 1:
             with suppress(OSError):  # the next answer has both again
@@ -223,7 +223,7 @@ class ClusterRun:
             self.is_ours |= _begins_with(seen.mark, self.mark)
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
             self.halted = self.engine.title if seen.halted else ""
-            with suppress(OSError):  # the next answer says it again
+            with suppress(OSError):  # the next answer repeats it
                 self._see_put_back(seen, look, news=seen.said != before_said)
             if seen.word is not None:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
@@ -235,7 +235,7 @@ class ClusterRun:
         return self.ending is not None or before != (self.phase, self._said, self._begun)
 
     def _own(self, found: Sequence[Sighting]) -> Sighting | None:
-        """Return which of the jobs with its mark it is. Its wrapper knows best, then the answer to its submission."""
+        """Return which of the jobs with its mark it is: by its wrapper's jid, else by the answer to its submission."""
         living = [each for each in found if each.word is None]
         if self.id is None:
             return next(iter(living or found[-1:]), None)
@@ -243,16 +243,17 @@ class ClusterRun:
         return next(iter(same or (living if self.jid is None else ())), None)
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
-        """Go on ending it; return whether nothing of it is left."""
+        """Continue to end it; return whether nothing of it is left."""
         if self.phase is _Phase.QUEUED:
             self.engine.withdraw(self)
         if self.ending is not None and kill:
-            self._forced = True  # nobody waits for its exit code any more
+            self._forced = True  # its exit code is no longer waited for
         if self.liveness() is not Liveness.ALIVE:
             return True
         if self.ending is not None or self.foreign or self.engine.silent:
             return False
-        # What stands still there hears no TERM, and only administrators let it go on; to cancel it gives it both.
+        # A suspended job does not receive TERM there, and only administrators continue it; a cancel sends it both
+        # signals.
         kill = kill or bool(self.halted)
         how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
         if not self._was_asked(how, now_ns):
@@ -264,7 +265,7 @@ class ClusterRun:
         return False
 
     def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
-        """See whether it waits though its wrapper has spoken, and had when that was asked: a run begins once."""
+        """Check whether it waits though its wrapper had registered before that look: a run begins only once."""
         if seen.begun or seen.word is not None:
             self._spoke = 0
         elif not self._spoke and (self._begun or news) and self._look_for_jid() and seen.id == self.id:
@@ -272,25 +273,25 @@ class ClusterRun:
         self.waits_again = 0 < self._spoke < look
 
     def _was_asked(self, how: str, now_ns: int) -> bool:
-        """Whether that was ordered, and is not to be repeated yet; the wrapper is told once."""
+        """Whether this was ordered, and need not be repeated yet; the wrapper is signalled once."""
         asked, at_ns = self._asked
         return asked == how and (how == "ask" or now_ns - at_ns < _AGAIN_NS)
 
     def _look_for_jid(self) -> bool:
-        """Return whether the wrapper has said who it is. Raises OSError."""
+        """Return whether the wrapper has registered. Raises OSError."""
         if self.jid is None and isinstance(found := self.engine.home.jid(*self.key), Jid):
             self.identified(found)
         return self.jid is not None
 
     def _becomes(self, job_id: str) -> None:
-        """Know which of the engine's jobs it is, and write that down for the next dispatcher."""
+        """Record which of the engine's jobs it is, also on disk for the next dispatcher."""
         self.id, self.phase, self._recorded, self.is_ours = job_id, _Phase.KNOWN, False, False
-        self.ending, self._ended_ns, self._misses = None, 0, 0  # what is known is of another
+        self.ending, self._ended_ns, self._misses = None, 0, 0  # these facts are about another job
         self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
         self._record()
 
     def _record(self) -> None:
-        """Write its id down; without that the next dispatcher finds it by its mark."""
+        """Write its id to its record; without that the next dispatcher finds it by its mark."""
         try:
             line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-")
             self.engine.home.put_record(*self.key, layout.ENGINE, line)
@@ -310,13 +311,13 @@ class ClusterRun:
             self._ends(EngineWord.FORGOTTEN, f"{self.engine.title} does not know job {self.id} any more", now_ns)
 
     def _ends(self, word: EngineWord, said: str, now_ns: int) -> None:
-        """Know that the engine says that it has ended, for the first time or once more."""
+        """Record that the engine reports its end, for the first time or again."""
         self._ended_ns = self._ended_ns or now_ns
         if self.ending is None or word is not EngineWord.FORGOTTEN:
             self.ending, self._explained = EngineEnd(word, said), False
 
     def _explain(self, ending: EngineEnd) -> EngineEnd:
-        """Return how the engine has ended it, by its log where its own word says too little. Raises OSError."""
+        """Return how the engine has ended it, from its log if the engine's word is too vague. Raises OSError."""
         if not self._explained and ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
             known = self.engine.last_words(self)
             if known is not None:
@@ -327,9 +328,9 @@ class ClusterRun:
         return ending
 
     def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
-        """Write down how it ended before it began, if its job ends with that. Raises OSError.
+        """Record how it ended before it began, if its job ends with that. Raises OSError.
 
-        Its jid is taken next, and says only that it never begins: a dispatcher that comes after that has to know why.
+        Its jid is taken next, which only says that it never begins: a later dispatcher needs the reason.
         """
         if self.id is None or end == self._written_end or not ends_unspoken(end.word) or layout.JID in found:
             return
@@ -338,13 +339,13 @@ class ClusterRun:
         self._written_end = end
 
     def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
-        """Whether its records can be believed to be complete; *found* are their names. Raises OSError."""
+        """Whether its records are certainly complete; *found* are their names. Raises OSError."""
         code = layout.RC in found and self.engine.home.record(*self.key, layout.RC)
         self._settled = bool(code) or layout.REFUSED in found
         if self._settled:
             return True
         if self.jid is None and layout.JID not in found and end.word is not EngineWord.COMPLETED:
-            return True  # who takes the jid finds out whether that is so
+            return True  # taking the jid settles whether that is so
         if end.word is EngineWord.NODE_LOST:
             return self.engine.is_back(self._node)
         unexplained = end.word in (EngineWord.COMPLETED, EngineWord.FAILED, EngineWord.FORGOTTEN)
@@ -366,30 +367,30 @@ class ClusterEngine:
         self._home = home
         self.name = language.name
         self.title = language.title
-        self.cluster: str | None = None  # which one answers; None: nobody has
-        self.full = ""  # why it takes no more for now
+        self.cluster: str | None = None  # the one that answers; None: no answer yet
+        self.full = ""  # why it accepts no more for now
         self._full_until_ns = 0
         self._language = language
         self._clock = clock
         self._runner = runner or CommandRunner()
         self._runs: dict[tuple[str, int], ClusterRun] = {}
-        self._queue: dict[tuple[str, int], ClusterRun] = {}  # to be handed over, in their order
-        self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # what is done with which answer
-        self._answered: deque[Callable[[], None]] = deque()  # what is done with those that have come
+        self._queue: dict[tuple[str, int], ClusterRun] = {}  # to submit, in this order
+        self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # the handler of each answer
+        self._answered: deque[Callable[[], None]] = deque()  # handlers of the answers that have come
         self._news: dict[tuple[str, int], ClusterRun] = {}
-        self._cancels: dict[tuple[str | None, bool, str], dict[str, ClusterRun]] = {}  # to be sent
-        self._looks = 0  # how many were asked for
+        self._cancels: dict[tuple[str | None, bool, str], dict[str, ClusterRun]] = {}  # to send
+        self._looks = 0  # the number of requested looks
         self._looking = False
         self._look_at_ns = 0
-        self._silent_since: float | None = None  # the wall clock
+        self._silent_since: float | None = None  # wall clock
         self._why_silent = ""
-        self._pause_ns = 0  # before it is asked again while it is silent
+        self._pause_ns = 0  # before the next try while it is silent
         self._doubt = False  # a submission was not answered: the next one waits for a look
         self._tokens, self._tokens_at_ns = 0.0, 0
         self._ghosts_until_ns = clock() + _GHOSTS_NS
         self._back: dict[str, int] = {}  # nodes that answer again, and since when
         self._sending = 0
-        self._missing = False  # its commands, when they were last looked for
+        self._missing = False  # its commands, at the last lookup
 
     @property
     def home(self) -> Home:
@@ -397,10 +398,10 @@ class ClusterEngine:
         assert self._home is not None, "nothing is handed over or adopted without a spool"
         return self._home
 
-    # What an executor asks.
+    # For the executor.
 
     def unavailable(self) -> str | None:
-        """Return why nothing can be handed over now; None if it can."""
+        """Return why nothing can be submitted now; None if it can."""
         why = self._language.missing()
         self._missing = why is not None
         if why is not None:
@@ -411,7 +412,7 @@ class ClusterEngine:
         return f"{self.title} has not answered since {since}: {self._why_silent}"
 
     def start(self, launch: Launch) -> ClusterRun:
-        """Have a run handed over, as soon as its turn comes."""
+        """Queue a run for submission."""
         run = ClusterRun(self, (launch.job, launch.run))
         try:
             run.command = self._language.submit(launch, run.mark)
@@ -427,10 +428,10 @@ class ClusterEngine:
         return run
 
     def close(self) -> None:
-        """Let go of the helper; what it is in the middle of, it ends."""
+        """Stop the helper; it finishes its current command."""
         self._runner.close()
 
-    # What an engine is asked.
+    # For the dispatcher.
 
     @property
     def silent(self) -> bool:
@@ -438,7 +439,7 @@ class ClusterEngine:
         return self._silent_since is not None
 
     def machine(self) -> Machine:
-        """Return what it has: what it is asked for, it finds room for."""
+        """Return its resources: it finds room for every request."""
         return Machine.of_an_engine(self._language.policy().most)
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
@@ -455,12 +456,12 @@ class ClusterEngine:
         return known
 
     def terminate(self, runs: Mapping[ClusterRun, bool]) -> Collection[ClusterRun]:
-        """Ask each to end, once, and force those that are True; return what is gone."""
+        """Ask each to end, once, and force those that are True; return those that are gone."""
         now_ns = self._clock()
         return [run for run, kill in runs.items() if run.press(kill=kill, now_ns=now_ns)]
 
     def suspend(self, runs: Mapping[ClusterRun, bool]) -> Collection[ClusterRun]:
-        """Leave them as they are: no engine lets its users do that, and what it halts itself it says."""
+        """Leave them unchanged: no engine lets its users suspend jobs; it reports those that it suspends itself."""
         return list(runs)
 
     def fileno(self) -> int:
@@ -468,7 +469,7 @@ class ClusterEngine:
         return self._runner.fileno()
 
     def due_ns(self) -> int | None:
-        """Return when there is something to do by itself."""
+        """Return when it has work of its own to do."""
         times = [self._runner.due_ns()]
         if self._news or self._answered or (self._cancels and self._silent_since is None):
             times.append(self._clock())
@@ -481,11 +482,11 @@ class ClusterEngine:
         return min((each for each in times if each is not None), default=None)
 
     def work(self) -> Collection[ClusterRun]:
-        """Take in what the commands have answered, and have others run."""
+        """Process the answers of the commands, and start further commands."""
         for number, done in self._runner.work():
             if (take := self._answers.pop(number, None)) is not None:
                 self._answered.append(partial(take, done))
-        while self._answered:  # an error with one costs no other its answer: the next call goes on
+        while self._answered:  # an error with one does not lose the others: the next call goes on
             self._answered.popleft()()
         self._submit()
         self._send_cancels()
@@ -494,57 +495,57 @@ class ClusterEngine:
         news, self._news = self._news, {}
         return list(news.values())
 
-    # What its runs ask.
+    # For its runs.
 
     def forget(self, run: ClusterRun) -> None:
-        """Let go of a run that is over."""
+        """Drop a run that is over."""
         self._runs.pop(run.key, None)
         self._queue.pop(run.key, None)
         if run.phase is _Phase.ABSENT or run.waits_again:
             self._ghosts_until_ns = self._clock() + _GHOSTS_NS
 
     def withdraw(self, run: ClusterRun) -> None:
-        """Do not hand a run over that is still to be."""
+        """Drop a run from the queue of submissions."""
         if self._queue.pop(run.key, None) is not None:
             run.withdraw()
 
     def order_cancel(self, run: ClusterRun, signal: str | None, *, only_waiting: bool) -> None:
-        """Have a run cancelled, or told a signal."""
+        """Order that a run is cancelled, or receives a signal."""
         assert run.id is not None
-        # An id that only a record gives can be any job's: that job is ended if it has at least the name of this one.
+        # An id known only from a record may be any job's: that job is ended only if it also has the name of this one.
         name = "" if run.is_ours else run.key[0]
         self._cancels.setdefault((signal, only_waiting, name), {})[run.id] = run
 
     def now_ns(self) -> int:
-        """Return what its clock says."""
+        """Return the time of its clock."""
         return self._clock()
 
     def records(self, run: ClusterRun) -> frozenset[str]:
-        """Return the names of what lies in its metadir: listing it makes network file systems look again."""
+        """Return the names of its records: listing its metadir makes network file systems refresh their caches."""
         try:
             return frozenset(os.listdir(f"{self.home.root}/{layout.JOBS}/{run.key[0]}/{run.key[1]}"))
         except FileNotFoundError:
             return frozenset()
 
     def last_words(self, run: ClusterRun) -> tuple[EngineWord, str] | None:
-        """Return how the engine has ended it, by what stands in its `engine.log`."""
+        """Return how the engine has ended it, according to its `engine.log`."""
         text = self.home.record_end(*run.key, layout.ENGINE_LOG)
         return self._language.last_words(text.decode("utf-8", "replace"))
 
     def is_back(self, node: str) -> bool:
-        """Whether nothing of its old jobs is left on a node that went away: it is back for long, or it is no more."""
+        """Whether nothing of its old jobs is left on a lost node: it has been back for long enough, or was given up."""
         if not node or node in self._language.nodes_given_up():
             return True
-        # What it had goes on until it has heard from the controller, and ends no sooner than its grace there is over.
+        # Its jobs go on until it has heard from the controller, and end no sooner than the grace there is over.
         return node in self._back and self._clock() >= self._back[node] + GRACE_NS
 
-    # Handing over.
+    # Submitting.
 
     def _may_submit(self) -> bool:
         return self.cluster is not None and self._silent_since is None and not self._doubt and self._sending < _SENT
 
     def _submit(self) -> None:
-        """Hand over as many as may be."""
+        """Submit as many runs as allowed."""
         per_second, now_ns = self._language.policy().per_second, self._clock()
         elapsed_s = (now_ns - self._tokens_at_ns) / 1e9
         self._tokens = min(per_second * _BURST_S, self._tokens + elapsed_s * per_second)
@@ -573,7 +574,7 @@ class ClusterEngine:
             self._news[run.key] = run
 
     def _is_full(self, run: ClusterRun, why: str) -> None:
-        """Hand a run over later, in its place, and no other until then: the engine has too many."""
+        """Submit a run later, in its place, and no other before: the engine has too many jobs."""
         if not self.full:
             log.warning("%s", why)
         self.full, self._full_until_ns = why, self._clock() + _AGAIN_NS
@@ -616,7 +617,7 @@ class ClusterEngine:
                 log.error("job %s run %d is of cluster %s, and %s answers", *run.key, run.foreign, self.cluster)
 
     def _looked(self, number: int, done: CommandEnd) -> None:
-        """Take in one answer about all jobs."""
+        """Process one answer about all jobs."""
         self._looking = False
         seen = self._language.seen(done)
         if seen is None:
@@ -628,7 +629,7 @@ class ClusterEngine:
         now_ns = self._clock()
         self._look_at_ns = now_ns + self._interval_ns
         by_mark: dict[str, list[Sighting]] = {}
-        unmarked: dict[str, Sighting] = {}  # something may have changed their marks
+        unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
             if (match := _MARK.fullmatch(each.mark)) is None:
                 unmarked[each.id] = each
@@ -641,7 +642,7 @@ class ClusterEngine:
             expected = run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number
             if expected and run.observe(found, number, now_ns):
                 self._news[run.key] = run
-        with suppress(OSError):  # what cannot be read now is read after the next look
+        with suppress(OSError):  # unreadable records are read after the next look
             self._end_ghosts(by_mark)
         lost = {run.lost_node for run in self._runs.values() if run.lost_node}
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
@@ -661,12 +662,12 @@ class ClusterEngine:
             self._silent_since = time.time()
             log.error("%s does not answer: %s", self.title, _line(done))
         self._why_silent = _line(done)
-        self.cluster = None  # it may be another one that answers next
+        self.cluster = None  # another one may answer next
         self._pause_ns = min(max(2 * self._pause_ns, self._language.policy().poll_ns), _LONGEST_PAUSE_NS)
         self._look_at_ns = self._clock() + self._pause_ns
 
     def _end_ghosts(self, by_mark: Mapping[str, Iterable[Sighting]]) -> None:
-        """Cancel what can never begin: what has arrived late of runs that were given up, and what was put back."""
+        """Cancel jobs that must never begin: late arrivals of runs that were given up, and requeued jobs."""
         ghosts = []
         for mark, found in by_mark.items():
             _, _, job, run = mark.split(":")
@@ -678,7 +679,7 @@ class ClusterEngine:
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
 
     def _never_begins(self, job: str, run: int, seen: Sighting) -> bool:
-        """Whether a job that lives is of a run that was given up, or that is over and waits once more."""
+        """Whether a live job is of a run that was given up, or that is over and waits again."""
         if self.home.jid(job, run) is Liveness.VOID:
             return True
         return not seen.begun and self.home.record(job, run, layout.RESULT) is not None
@@ -709,33 +710,33 @@ class ClusterEngine:
 
 
 class ClusterExecutor:
-    """Hands wrappers over to an engine that speaks *language*, for the spool *home*."""
+    """Submits wrappers to an engine that speaks *language*, for the spool *home*."""
 
     def __init__(self, language: Language, home: Home | None, runner: CommandRunner) -> None:
-        """Without a *home*, no run can be handed over or adopted."""
+        """Create the executor. Without a *home*, no run can be submitted or adopted."""
         self.name = language.name
         self.engine = ClusterEngine(language, home, runner)
         self._around = language.surroundings
 
     def unavailable(self) -> str | None:
-        """Return that its programs are not there, or that it does not answer."""
+        """Return that its programs are missing, or that it does not answer."""
         return self.engine.unavailable()
 
     def surroundings(self) -> Surroundings:
-        """Return what the wrapper's text has to say: a node tells the rest."""
+        """Return what the wrapper's text needs to know: a node provides the rest."""
         program, reset = reset_of_ignored_signals()
         return Surroundings(pid_namespace="-", host="-", env_program=program, reset=reset, engine=self._around)
 
     def start(self, launch: Launch) -> ClusterRun:
-        """Have the wrapper handed over when its turn comes."""
+        """Queue the wrapper for submission."""
         return self.engine.start(launch)
 
     def close(self) -> None:
-        """Let go of the helper."""
+        """Stop the helper."""
         self.engine.close()
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Raise SpoolError: nothing here has a terminal."""
+        """Raise SpoolError: its runs have no terminal."""
         raise SpoolError(cannot("attach to", f"job {job}", f"it runs in {self.engine.title}, and has no terminal"))
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
@@ -743,12 +744,12 @@ class ClusterExecutor:
 
 
 def _begins_with(comment: str, mark: str) -> bool:
-    """Whether a job has that mark: whole, or lengthened by something."""
+    """Whether a job has that mark: exactly, or with an addition."""
     return comment.startswith(mark) and not comment[len(mark) :][:1].isdigit()
 
 
 def _line(done: CommandEnd) -> str:
-    """Return what a command has said, on one line."""
+    """Return a command's message, on one line."""
     words = " ".join((done.err or done.out).split())
     line = "".join(char if char.isprintable() else "?" for char in words)
     return whole_words(line, _MOST_WORDS) or f"exit status {done.status}"

@@ -1,4 +1,4 @@
-"""What differs between engines: the commands that each is spoken to by, and what its answers mean."""
+"""The differences between engines: their commands, and the meaning of their answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spool.machine.commands import Command, CommandEnd
 
 
 class EnginePolicy(Struct, frozen=True):
-    """How an engine is used, as the configuration says."""
+    """How an engine is used, according to the configuration."""
 
     poll_ns: int
     per_second: float
@@ -31,64 +31,64 @@ class Sighting(Struct, frozen=True):
     begun: bool = False
     word: EngineWord | None = None  # None: it has not ended
     node: str = ""
-    halted: bool = False  # it has begun, and stands still
+    halted: bool = False  # it has begun, and is suspended
 
 
 class Language(Protocol):
-    """How one engine is spoken to. The functions are pure: they make commands, and read what these have answered."""
+    """The commands and answers of one engine. The functions are pure: they make commands, and read their answers."""
 
     name: str
-    """The word for it in job files and records."""
+    """Its name in job files and records."""
 
     title: str
-    """What people call it."""
+    """Its usual name for users."""
 
     surroundings: EngineSurroundings
 
     def policy(self) -> EnginePolicy:
-        """Return how it is used now."""
+        """Return the current policy."""
 
     def missing(self) -> str | None:
-        """Return why it cannot be spoken to from here at all; None if it can."""
+        """Return why its commands cannot be used from here at all; None if they can."""
 
     def identify(self) -> Command:
         """Return the question which cluster this is."""
 
     def cluster(self, done: CommandEnd) -> str | None:
-        """Return its name; None: nobody has answered."""
+        """Return the name of the cluster; None: no answer."""
 
     def submit(self, launch: Launch, mark: str) -> Command:
-        """Return the command that hands a run over. Raises SpoolError for what the engine cannot be asked for."""
+        """Return the command that submits a run. Raises SpoolError for options that the engine does not have."""
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id of what was handed over, or why the engine refuses it; None: it may be there or not.
+        """Return the id of the submitted job, or the refusal; None: the job may exist or not.
 
-        StartRefused: it refuses it for now, because it has too many.
+        StartRefused: refused for now, because there are too many jobs.
         """
 
     def look(self) -> Command:
-        """Return the one question for all jobs."""
+        """Return the one question about all jobs."""
 
     def seen(self, done: CommandEnd) -> list[Sighting] | None:
-        """Return all jobs that the engine knows; None: nobody has answered."""
+        """Return all jobs that the engine knows; None: no answer."""
 
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
-        """Return the command that ends jobs, or tells what they run: *signal* goes to their wrappers alone.
+        """Return the command that ends jobs, or signals them: *signal* goes to their wrappers alone.
 
         With a *name*, a job of another name is left alone.
         """
 
     def is_silence(self, done: CommandEnd) -> bool:
-        """Whether a command has failed because nobody has answered."""
+        """Whether a command has failed because the engine did not answer."""
 
     def nodes(self, names: Collection[str]) -> Command:
-        """Return the question which of these nodes can be spoken to."""
+        """Return the question which of these nodes are reachable."""
 
     def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
-        """Return those that can; None: nobody has answered."""
+        """Return the reachable nodes; None: no answer."""
 
     def nodes_given_up(self) -> frozenset[str]:
-        """Return the nodes that a person calls gone."""
+        """Return the nodes that the administrator has declared gone."""
 
     def last_words(self, log: str) -> tuple[EngineWord, str] | None:
-        """Return how the engine has ended a job by what it wrote into the job's log; None if it did not."""
+        """Return how the engine has ended a job, by its own lines in the job's log; None if there are none."""

@@ -1,21 +1,20 @@
-"""The runs of this machine, no matter what started them: whether they live, how they are ended, what they use.
+"""The runs of this machine, whatever started them: their liveness, their end, their use of resources.
 
 A run is ended by TERM to its whole process tree, and after the grace by KILL, look after look until nothing of it is
-left (`core/lifecycle.py` decides each step). Before KILL all of it is made to stand still, by its control group or by
-STOP: what stands still forks no more, and a child is known by its parent as long as that is there. The wrapper is
-spared while something else is left, so that it can write the exit code down; not for ever, since it may have something
-in its way. Nothing of this needs another process, or a descriptor that is not put by: a machine that has neither left
-is the very one on which a run has to be ended.
+left (`core/lifecycle.py` decides each step). Before KILL all of it is frozen, by its control group or by STOP: a frozen
+process does not fork, and a child is known by its parent while that exists. The wrapper is spared while something else
+is left, so that it can record the exit code; not for ever, since it may be blocked. None of this needs another process,
+or a descriptor that is not reserved: on a machine that has run out of them, a run must be ended all the more.
 
-A run is over when a look that can have missed nothing finds nothing (`machine/processes.py`). Of our own children the
-kernel's list of them proves the same, however fast they fork: whatever outlives its parent becomes our child, and stays
-in the list until we take it away.
+A run is over when a look that cannot have missed anything finds nothing (`machine/processes.py`). For children of this
+process the kernel's list of children proves the same, however fast they fork: a process that outlives its parent
+becomes a child of this process, and stays in the list until it is reaped.
 
-spool never stops a wrapper. One that something else has stopped is continued here.
+spool never stops a wrapper. A wrapper that another program has stopped is continued here.
 
-As a child subreaper the dispatcher inherits what a wrapper of its own leaves behind, so that an ended run costs one
-short read to be sure that nothing is left, not a look at every process of the machine. Where such a look is needed, one
-serves all runs whose wrappers have ended by then.
+As a child subreaper the dispatcher inherits the leftovers of its own wrappers, so that for an ended run one short read
+proves that nothing is left, not a look at every process of the machine. If such a look is needed, one serves all runs
+whose wrappers have ended by then.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from spool.machine.processes import STANDS_STILL, Look, Process, ProcessCache, T
 log = logging.getLogger(__name__)
 
 _WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
-_FREEZE_NS = SECOND_NS  # in which what is killed next should stand still; a process that waits for a disk does not
-_MOST_LOOKS = 8  # of a pass, until all of a run stands still
+_FREEZE_NS = SECOND_NS  # processes to be killed should be frozen in this time; one that waits for a disk is not
+_MOST_LOOKS = 8  # of a pass, until all of a run is frozen
 _BUDGET_NS = SECOND_NS // 10  # after which looks give way to the rest of a pass
 _KIBIBYTE = 1024
 
@@ -59,43 +58,43 @@ class LocalRun:
         jid: Jid | None = None,
         group: RunGroup | None = None,
     ) -> None:
-        """Know a run by its wrapper: *pid*, where that is a child of ours, or *jid*. Nobody: its mark tells."""
+        """Identify a run by its wrapper: *pid* if it is a child of this process, or *jid*. Neither: by its mark."""
         self.engine = engine
         self.key = key
         self.pid = pid
         self.jid = jid
         self.exit_status: int | None = None
-        self.waits = self.halted = self.ending = self.refusal = None  # no engine has a word of its own about it
+        self.waits = self.halted = self.ending = self.refusal = None  # only engines give these
         self.alive_at_ns: int | None = None
         self.was_lean = False  # its wrapper was never a copy of this process, so that its peak is the run's
         self._group = group
         self._usage = Usage()
         self.resists = ""
-        self._found: frozenset[Process] = frozenset()  # by the last look at a run that is to end
-        self._still: frozenset[Process] = frozenset()  # besides the wrapper, if all of them stood still in that look
-        self._told: set[Process] = set()  # these have had TERM
-        self._told_at_ticks = 0  # when the first of them had, as processes count their starts
-        self._killing_since_ns: int | None = None  # the grace is over
-        self._alone_since_ns: int | None = None  # the wrapper is all that is left since then
+        self._found: frozenset[Process] = frozenset()  # by the last look at a run that must end
+        self._still: frozenset[Process] = frozenset()  # besides the wrapper, if all of them were stopped in that look
+        self._told: set[Process] = set()  # these have received TERM
+        self._told_at_ticks = 0  # when the first of them did, in the unit of processes' start times
+        self._killing_since_ns: int | None = None  # the grace is over since then
+        self._alone_since_ns: int | None = None  # only the wrapper is left since then
 
     @property
     def is_child(self) -> bool:
-        """Whether the wrapper is a child of ours."""
+        """Whether the wrapper is a child of this process."""
         return self.pid is not None
 
     def identified(self, jid: Jid) -> None:
-        """Take in the identity of the wrapper, if it is the one of this run: a record can name any process."""
+        """Record the wrapper's identity, if it belongs to this run: a record can name any process."""
         if jid.pid == self.pid if self.pid is not None else self.engine.is_own(self, jid):
             self.jid = jid
 
     def liveness(self) -> Liveness:
-        """Return what became of the wrapper: of a child, only once it is reaped."""
+        """Return the state of the wrapper: for a child, ended only once it is reaped."""
         if self.pid is not None:
             return Liveness.ALIVE if self.exit_status is None else Liveness.GONE
         return Liveness.ABSENT if self.jid is None else self.engine.liveness(self.jid)
 
     def watch(self) -> int | None:
-        """Return a pidfd of a wrapper that is no child of ours."""
+        """Return a pidfd of a wrapper that is not a child of this process."""
         if self.pid is not None or self.jid is None:
             return None
         try:
@@ -104,18 +103,18 @@ class LocalRun:
             fd = -1
         try:
             found = identity.liveness(self.jid)
-        except OSError:  # it is not known now; a poll will see
+        except OSError:  # its identity is unknown now; polling notices it
             found = Liveness.ELSEWHERE
         if fd >= 0 and found is Liveness.ALIVE:
             return fd
         if fd >= 0:
-            os.close(fd)  # another process of that pid, here; the run's own is gone or elsewhere
+            os.close(fd)  # another process has that pid here; the run's own is gone or elsewhere
         if found is Liveness.GONE:
             raise ProcessLookupError
         return None
 
     def has_ended(self) -> None:
-        """Know that the wrapper has ended."""
+        """Record that the wrapper has ended."""
         self.engine.wrapper_ended(self)
 
     def left_behind(self) -> bool:
@@ -123,7 +122,7 @@ class LocalRun:
         return self.engine.left_behind(self)
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
-        """Signal every process of the run but its wrapper; return how many were told."""
+        """Signal every process of the run except its wrapper; return the number of signalled processes."""
         members = self.engine.processes_of([self])[self]
         wrapper = self._wrapper_pid
         spared = {wrapper}
@@ -136,11 +135,11 @@ class LocalRun:
 
     @property
     def holds_memory(self) -> bool:
-        """Whether the kernel counts what the run has in memory, and ends it by itself when that is too much."""
+        """Whether the kernel counts the run's memory, and ends it when it exceeds the limit."""
         return self._group is not None and self._group.peak_memory_bytes() is not None
 
     def usage(self) -> Usage:
-        """Return what the kernel has counted, for its control group if it has one, and what was seen of it."""
+        """Return the kernel's counts, of its control group if it has one, and those of the looks at it."""
         group, self._group = self._group, None
         if group is not None:
             peak, cpu_time_ns = group.peak_memory_bytes(), group.cpu_time_ns()
@@ -153,29 +152,29 @@ class LocalRun:
         return self._usage
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the run."""
         self.engine.forget(self)
 
     # For its engine.
 
     def began_lean(self) -> None:
-        """Record that the wrapper is no copy of this process."""
+        """Record that the wrapper is not a copy of this process."""
         self.was_lean = True
 
     def ended(self, status: int, cpu_time_ns: int, peak_bytes: int) -> None:
-        """Know that the wrapper, a child of ours, is reaped."""
+        """Record that the wrapper, a child of this process, is reaped."""
         self.exit_status = status
         self._usage = Usage(cpu_time_ns, self._usage.peak_memory_bytes)
         self.used(peak_bytes)
 
     def used(self, memory_bytes: int) -> None:
-        """Note how much memory the run had at once."""
-        if memory_bytes:  # else nobody was left to be asked
+        """Record how much memory the run had at once."""
+        if memory_bytes:  # else no process was left to measure
             usage = self._usage
             self._usage = Usage(usage.cpu_time_ns, max(usage.peak_memory_bytes or 0, memory_bytes))
 
     def wake(self) -> None:
-        """Let its wrapper go on if that stands still: it only waits, and a run without it never ends."""
+        """Continue its wrapper if that is stopped: it only waits, and a run without it never ends."""
         jid = self.jid or (identity.of_process(self.pid) if self.pid is not None and self.exit_status is None else None)
         if jid is None or not _stands_still(wrapper := Process(jid.pid, jid.start_ticks)):
             return
@@ -184,13 +183,13 @@ class LocalRun:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the run was seen to have in memory."""
+        """The largest memory use of the run that was seen."""
         return self._usage.peak_memory_bytes or 0
 
     def wanted(self, *, halts: bool = False) -> TrackedRun:
-        """Return what its processes are known by; *halts*: stop each one when it is found.
+        """Return the identification of its processes; *halts*: stop each one when it is found.
 
-        Of our own child that is known before it has written its jid.
+        A child of this process is known before it has written its jid.
         """
         jid = self.jid
         if jid is None and self.pid is not None:
@@ -202,9 +201,9 @@ class LocalRun:
         return TrackedRun(job, run, self.engine.spool_dir, jid, self._found | self._told, grouped, halts)
 
     def press(self, look: Look, *, kill: bool, certain: bool) -> EndStep:
-        """Go on ending it, after a look at what is left of it; return what that was.
+        """Continue to end it, after a look at its remaining processes; return the step taken.
 
-        *kill*: the grace is over. *certain*: nothing of it can have been missed.
+        *kill*: the grace is over. *certain*: the look cannot have missed any.
         """
         now, found = time.monotonic_ns(), look.members[self.key]
         wrapper = frozenset(process for process in found if process.pid == self._wrapper_pid)
@@ -243,13 +242,13 @@ class LocalRun:
             case EndStep.OVER | EndStep.LOOK:
                 self._go_on()
                 self._note("" if step is EndStep.OVER else "processes come and go too fast to tell whether one is its")
-        # Nobody but a stranger makes a wrapper stand still, and all waits for it then.
+        # Only another program stops a wrapper, and then everything waits for it.
         if wrapper & look.still and step is not EndStep.KILL_ALL:
             send(wrapper, signal.SIGCONT)
         return step
 
     def _ask(self, others: frozenset[Process], wrapper: frozenset[Process], look: Look) -> None:
-        """Send TERM to what is to have it, and let go on what stands still: it hears nothing before."""
+        """Send TERM to the processes that must receive it, and continue stopped ones: they do not handle it before."""
         if not others:
             news = set(wrapper - self._told)  # between two of its children: no later one must start
         elif news := self._untold(others, others | wrapper):
@@ -261,7 +260,7 @@ class LocalRun:
             send(still, signal.SIGCONT)
 
     def _note(self, why: str) -> None:
-        """Tell why it goes on, once."""
+        """Log why it goes on, once."""
         if why and why != self.resists:
             log.warning("job %s run %d: it cannot be ended yet: %s", *self.key, why)
         self.resists = why
@@ -270,7 +269,7 @@ class LocalRun:
         return self._group is not None and self._group.frozen()
 
     def _go_on(self, *, all_of_it: bool = False) -> None:
-        """Let its control group go on, where that was made to stand still; or end it, *all_of_it*."""
+        """Continue its control group, if it was frozen; or end it, *all_of_it*."""
         if self._group is not None:
             if all_of_it:
                 self._group.kill()
@@ -284,8 +283,8 @@ class LocalRun:
     def suspend(self, look: Look, *, on: bool) -> bool:
         """Stop the processes that a look has found, or continue them; return whether all of them obeyed.
 
-        The wrapper is spared: it only waits, and tmux wakes a session whose first process stands still. What stands
-        still was not missed by a look, but what runs may have been.
+        The wrapper is spared: it only waits, and tmux wakes a session whose first process is stopped. A look cannot
+        have missed stopped processes, only running ones.
         """
         others = {process for process in look.members[self.key] if process.pid != self._wrapper_pid}
         wrong = others - look.still if on else others & look.still
@@ -293,10 +292,11 @@ class LocalRun:
         return not wrong and (not on or (bool(others) and look.certain))
 
     def _untold(self, others: frozenset[Process], left: frozenset[Process]) -> set[Process]:
-        """Return who is to have TERM now: everybody once, and later those who began before that and were not seen.
+        """Return the processes that must receive TERM now: first all, later older ones that were not seen before.
 
-        What a job starts to clean up after itself, and the epilog, is not told to end before the grace is over. But
-        between the look and the signal a shell may have begun its next command, and waits for that before its trap.
+        Processes that a job starts to clean up after itself, and the epilog, do not receive it before the grace is
+        over. But between the look and the signal a shell may have begun its next command, and waits for that before its
+        trap.
         """
         if not self._told:
             return set(others)
@@ -315,7 +315,7 @@ class LocalRun:
 class LocalProcesses:
     """The processes of all runs on this machine. `inherit` makes it the parent of their orphans."""
 
-    tells = False  # of what is no child of this process
+    tells = False  # nothing reports processes that are not children of this process
     silent = False
 
     def __init__(
@@ -326,7 +326,7 @@ class LocalProcesses:
         groups: RunGroups | None = None,
         is_wrapper: Callable[[Jid, str, str, int], bool] = _is_wrapper,
     ) -> None:
-        """Begin without runs. *liveness* tells what became of a wrapper, *groups* is where control groups can be made.
+        """Begin without runs. *liveness* returns the state of a wrapper, *groups* is the place for control groups.
 
         *is_wrapper* tells whether a living process is that of a run.
         """
@@ -336,74 +336,74 @@ class LocalProcesses:
         self.groups = groups
         self._children: dict[int, LocalRun] = {}  # by the pid of the wrapper
         self._processes = Children()
-        self._unrelated: set[int] = set()  # children that are no run's
+        self._unrelated: set[int] = set()  # children of no run
         self._inherits = False
-        self._inherited: frozenset[int] | None = None  # our children after the last that were reaped, once asked for
-        self._ended: set[LocalRun] = set()  # wrappers that have ended, and nobody has looked for what they left behind
-        self._left: dict[LocalRun, bool] = {}  # whether they did, by a look after their end; for who asks next
+        self._inherited: frozenset[int] | None = None  # children of this process after the last reaping, once read
+        self._ended: set[LocalRun] = set()  # wrappers that have ended, with leftovers not looked for yet
+        self._left: dict[LocalRun, bool] = {}  # whether they had leftovers, by a look after their end, until asked
         self._own_peak_kib = 0  # as far as it was looked at
         self._census = ProcessCache()
-        self._unheard: set[LocalRun] = set()  # the kernel does not tell us when their wrappers are stopped
+        self._unheard: set[LocalRun] = set()  # the kernel does not report when their wrappers are stopped
 
     def inherit(self) -> None:
         """Become the parent of every orphan of a run."""
         self._inherits = children.become_subreaper()
 
     def close(self) -> None:
-        """Give the orphans back."""
+        """Stop adopting orphans."""
         self._processes.close()
         if self._inherits:
             children.become_subreaper(on=False)
 
     def machine(self) -> None:
-        """Have only this machine."""
+        """Return None: its resources are those of this machine."""
 
     def fileno(self) -> None:
-        """Have none: SIGCHLD and pidfds tell."""
+        """Return None: SIGCHLD and pidfds report the ends."""
 
     def due_ns(self) -> int | None:
-        """Return when to reap, on the monotonic clock, though no child may have ended; None: not before one does."""
+        """Return when to reap, on the monotonic clock, even without an ended child; None: not before one ends."""
         return self._processes.due_ns
 
     def work(self) -> tuple[()]:
-        """Return nothing: :meth:`reap` tells all."""
+        """Return nothing: :meth:`reap` reports all."""
         return ()
 
     def wake_wrappers(self) -> None:
-        """Let those wrappers go on that were stopped and are no children of ours: of a child, :meth:`reap` hears it."""
+        """Continue stopped wrappers that are not children of this process: those of children, :meth:`reap` notices."""
         for run in self._unheard:
             run.wake()
 
     def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
-        """Return the run whose wrapper is this child of ours."""
+        """Return the run whose wrapper is this child."""
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
         self._processes.added(pid)
         self._unrelated.discard(pid)
-        self._census.ask_again(pid)  # its pid may have been a stranger's
+        self._census.ask_again(pid)  # its pid may have belonged to an unrelated process
         return made
 
     def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:
-        """Return a run that another program has started; *jid* is who its wrapper is, if that is known."""
+        """Return a run that another program has started; *jid* identifies its wrapper, if known."""
         made = LocalRun(self, (job, run), jid=jid, group=group)
         self._unheard.add(made)
         return made
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
         """Return a run that another dispatcher has started."""
-        self._census.ask_again()  # what is of it was seen as a stranger's
+        self._census.ask_again()  # its processes were seen as unrelated ones
         adopted = self.no_child(job, run, None, self.groups.existing(job, run) if self.groups is not None else None)
         if jid is not None:
             adopted.identified(jid)
         return adopted
 
     def is_own(self, run: LocalRun, jid: Jid) -> bool:
-        """Whether *jid* can be the wrapper of *run*; of a process that is gone its record is all there is."""
+        """Whether *jid* can be the wrapper of *run*; of a process that is gone only the record is left."""
         if self.liveness(jid) is not Liveness.ALIVE:
             return True
         return self._is_wrapper(jid, self.spool_dir, *run.key)
 
     def forget(self, run: LocalRun) -> None:
-        """Let go of a run that is over."""
+        """Drop a run that is over."""
         self._ended.discard(run)
         self._left.pop(run, None)
         self._unheard.discard(run)
@@ -411,9 +411,9 @@ class LocalProcesses:
             self._children.pop(run.pid, None)
 
     def reap(self) -> Iterator[LocalRun]:
-        """Yield the runs whose wrapper, a child of ours, has ended, with its exit status and what it used.
+        """Yield the runs whose wrapper, a child of this process, has ended, with its exit status and resource use.
 
-        One that was stopped goes on.
+        A stopped wrapper is continued.
         """
         self._inherited = None
         for pid, status, usage in self._processes.reap():
@@ -429,16 +429,16 @@ class LocalProcesses:
                 run.wake()
 
     def _says_something(self, peak_kib: int) -> bool:
-        """Whether a child's peak is of its run: a child counts our memory until it has turned into the wrapper.
+        """Whether a child's peak is its run's: a child counts this process's memory until it has become the wrapper.
 
-        The rusage of this process will not do: it counts the process that started us, up to the same moment.
+        The rusage of this process cannot be used: it counts the process that started this one, up to the same moment.
         """
         if peak_kib > self._own_peak_kib:
             self._own_peak_kib = processes.peak_rss_bytes([os.getpid()]) // _KIBIBYTE
         return peak_kib > self._own_peak_kib
 
     def wrapper_ended(self, run: LocalRun) -> None:
-        """Have the next look for what wrappers left behind serve *run*, too."""
+        """Let the next look for leftovers of wrappers serve *run*, too."""
         self._ended.add(run)
 
     def left_behind(self, run: LocalRun) -> bool:
@@ -453,13 +453,13 @@ class LocalProcesses:
     def _unknown_orphans(self) -> set[int] | None:
         """Return the inherited processes that belong to no known run; None if the kernel does not list them.
 
-        An orphan of a run becomes a child of ours only if the wrapper was one.
+        An orphan of a run becomes a child of this process only if the wrapper was one.
         """
         if not self._inherits:
             return None
         if self._inherited is None:
-            # Once for all that have ended together: what they left behind became ours before they could be reaped,
-            # and goes only by being reaped.
+            # Once for all that have ended together: their leftovers became children of this process before the wrappers
+            # could be reaped, and only reaping removes them.
             self._inherited = children.children_of_self()
         inherited = self._inherited
         if inherited is None:
@@ -467,7 +467,7 @@ class LocalProcesses:
         return {pid for pid in inherited if pid not in self._children} - self._unrelated
 
     def _look_back(self, run: LocalRun, orphans: set[int]) -> None:
-        """Look for what the wrappers of *run* and of all others that are known to have ended left behind."""
+        """Look for the leftovers of *run* and of all other runs whose wrappers are known to have ended."""
         ended = {run, *self._ended, *(child for child in self._children.values() if child.exit_status is not None)}
         self._ended.clear()
         look = self.look_for({*ended, *self._children.values()} if orphans else ended)
@@ -477,28 +477,28 @@ class LocalProcesses:
         self._note_alive(ended, look)
 
     def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
-        """Return the processes of each run: its session, its descendants and what carries its marks."""
+        """Return the processes of each run: its session, its descendants and those that carry its marks."""
         runs = list(runs)
         found = processes.scan(run.wanted() for run in runs)
         return {run: set(found[run.key]) for run in runs}
 
     def look_for(self, runs: Iterable[LocalRun], halt: Mapping[LocalRun, bool] | None = None) -> Look:
-        """Look for the processes of these runs, and say whether any can have been missed; stop those of *halt*.
+        """Look for the processes of these runs, and tell whether any can have been missed; stop those of *halt*.
 
-        On a machine that is too busy for certainty the look gives way to the rest of the pass, and is not certain.
+        On a machine that is too busy for certainty the look yields to the rest of the pass, and is not certain.
         """
         wanted = [run.wanted(halts=halt is not None and halt[run]) for run in runs]
         return processes.look(wanted, until_ns=time.monotonic_ns() + _BUDGET_NS)
 
     def _sees_all(self, run: LocalRun, look: Look) -> bool:
-        """Whether what a look has not found of a run is not there."""
+        """Whether processes of a run that a look has not found do not exist."""
         if look.certain or look.members[run.key]:
             return look.certain
-        # All that a child of ours has left behind is a child of ours by now, or has one that is.
+        # Every process that a child of this process has left behind is its child by now, or a descendant of one.
         return run.is_child and run.exit_status is not None and self._unknown_orphans() == set()
 
     def terminate(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
-        """Go on ending *runs*, after one walk over all processes, or as many as there is time for."""
+        """Continue to end *runs*, after one walk over all processes, or as many as time allows."""
         self._inherited = None
         gone, going, until_ns = list[LocalRun](), dict(runs), time.monotonic_ns() + _BUDGET_NS
         for _ in range(_MOST_LOOKS):
@@ -512,21 +512,22 @@ class LocalProcesses:
         return gone
 
     def _note_alive(self, runs: Iterable[LocalRun], look: Look) -> None:
-        """Note which of *runs* a look has found alive: the last such look bounds the end of a run."""
+        """Record which of *runs* a look has found alive: the last such look bounds the end of a run."""
         for run in runs:
             if look.members[run.key]:
                 run.alive_at_ns = time.time_ns()
 
     def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
-        """Have *runs* stand still or go on, after one walk over all processes; return those that do."""
+        """Suspend or continue *runs*, after one walk over all processes; return those in the wanted state."""
         look = self.look_for(runs, halt=runs)
         return [run for run, on in runs.items() if run.suspend(look, on=on)]
 
     def memory_bytes(self, limits: Mapping[LocalRun, int]) -> dict[LocalRun, int]:
-        """Return what these runs have in memory, exactly where that is over the limit that stands beside each.
+        """Return the memory use of these runs, exactly if it exceeds the limit beside each run.
 
-        Left out is who has less than ever, and of whom nobody is left. What seems to be over its limit is looked at
-        again, closely: resident sizes count shared pages once for each process, so they are cheap and never too low.
+        Left out are runs within their limit that use no more than their known peak, and runs without processes. Runs
+        that seem to exceed their limit are measured again, closely: resident sizes count shared pages once for each
+        process, so they are cheap and never too low.
         """
         found = self._census.look(lambda: (run.wanted() for run in limits))
         used, over = dict[LocalRun, int](), list[LocalRun]()

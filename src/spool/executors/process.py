@@ -1,6 +1,6 @@
-"""The plain way: the wrapper is a child of the dispatcher, in a session of its own.
+"""The plain way: the wrapper is a child of the dispatcher, in its own session.
 
-Where there is the compiled wrapper, it runs as a server, and makes a child of this process for each run. Elsewhere the
+If the compiled wrapper is available, it runs as a server, and makes a child of this process for each run. Otherwise the
 wrapper is a shell.
 """
 
@@ -30,7 +30,7 @@ SHELL = "/bin/sh"
 
 _ANSWER = struct.Struct("i")  # a pid, or -errno
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
-_SERVER_FD = 3  # of the server: where it hears of runs
+_SERVER_FD = 3  # of the server: it receives requests there
 _ANSWERS_WITHIN_S = 2
 _ROOM = 1024  # for the path of a script, and for the marks of a run, which its wrapper shows
 _NULL_DEVICE = [
@@ -39,21 +39,21 @@ _NULL_DEVICE = [
 ]
 
 Spawn = Callable[[list[str], Mapping[int, int], Mapping[str, str]], int]
-"""Start these words, with descriptors (the child's number: ours) and an environment; return the pid."""
+"""Start a command, with descriptors (the child's number: this process's) and an environment; return the pid."""
 
 
 class ProcessExecutor:
-    """Start what carries out `run.sh`, in a session of its own, with the defined environment.
+    """Start the program that executes `run.sh`, in its own session, with the defined environment.
 
-    Nothing of the dispatcher's goes along.
-    Every signal has its default effect in it again, and none is blocked: a dispatcher that was started in the
-    background has SIGINT ignored (under nohup SIGHUP too), and its jobs would ignore them for ever.
+    It inherits nothing of the dispatcher. Every signal has its default effect in it again, and none is blocked: a
+    dispatcher that was started in the background has SIGINT ignored (under nohup SIGHUP too), and its jobs would ignore
+    them for ever.
     """
 
     name = "process"
 
     def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
-        """Start what *engine* is to look after; by itself for one who starts nothing."""
+        """Start runs that *engine* manages; without one, only for callers that start nothing."""
         self.engine = engine or LocalProcesses()
         self._config = config
         self._server: WrapperServer | None = None
@@ -61,7 +61,7 @@ class ProcessExecutor:
         self._nursery = SpawnThread()
 
     def unavailable(self) -> str | None:
-        """Return why no wrapper can be started: there is no shell, or no /proc to prove by who it is."""
+        """Return why no wrapper can be started: there is no shell, or no /proc to prove identities."""
         if not os.access(SHELL, os.X_OK):
             return f"{SHELL} does not exist"
         try:
@@ -72,7 +72,7 @@ class ProcessExecutor:
         return None
 
     def surroundings(self) -> Surroundings:
-        """Return what the wrapper's text has to say on this machine."""
+        """Return what the wrapper's text needs to know on this machine."""
         program, reset = reset_of_ignored_signals()
         return Surroundings(
             boot_id=identity.boot_id(),
@@ -85,7 +85,7 @@ class ProcessExecutor:
         )
 
     def start(self, launch: Launch) -> LocalRun:
-        """Start the wrapper; it is a child of this process and has to be reaped.
+        """Start the wrapper; it is a child of this process and must be reaped.
 
         Raises StartRefused if the machine has no room for another process.
         """
@@ -98,7 +98,7 @@ class ProcessExecutor:
         try:
             identity_fd = os.memfd_create("identity")
             pid = self._spawn([SHELL, launch.script, TOLD], {0: identity_fd}, launch.inherited())
-            # While the shell comes up. If it is faster, it finds nothing and looks for itself.
+            # While the shell starts. If the shell is faster, it finds nothing and looks for itself.
             with contextlib.suppress(OSError):
                 os.pwrite(identity_fd, f"{pid} {identity.start_ticks(pid) or ''}\n".encode(), 0)
         except OSError as error:
@@ -121,12 +121,12 @@ class ProcessExecutor:
         if self._server is not None and self._server.program != program:
             self._dismiss_server()
         if self._server is None:
-            with contextlib.suppress(OSError):  # the start of a shell will say what is wrong
+            with contextlib.suppress(OSError):  # the start of a shell reports the problem
                 self._server = WrapperServer(self._spawn, program)
         return self._server
 
     def _start_by_server(self, program: str, launch: Launch) -> LocalRun | None:
-        """Start the wrapper; None: a shell has to, because this run, or this server, is not as others are.
+        """Start the wrapper; None: a shell must do it, because this run, or this server, is unusual.
 
         Raises StartRefused.
         """
@@ -145,7 +145,7 @@ class ProcessExecutor:
             except OSError as error:
                 if refused(error):
                     raise _not_started(launch, program, error) from error
-                return None  # too long for it; or a sandbox or an emulator knows no child of a parent
+                return None  # too long for it; or a sandbox or an emulator lacks children of the parent
             run = self.engine.child(launch.job, launch.run, pid, launch.group)
             run.began_lean()
             return run
@@ -157,7 +157,7 @@ class ProcessExecutor:
             self._server = None
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Raise SpoolError: nothing here has a terminal."""
+        """Raise SpoolError: its runs have no terminal."""
         why, remedy = f"run {run} has no terminal: it runs as a plain process", f"`spool log -f {job}` shows its output"
         raise SpoolError(cannot("attach to", f"job {job}", why, remedy=remedy))
 
@@ -186,27 +186,27 @@ def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
 
 
 def _not_started(launch: Launch, program: str, error: OSError) -> SpoolError:
-    """Return the error to raise where *program* could not be started."""
+    """Return the error for a *program* that could not be started."""
     if refused(error):
         return StartRefused(f"{program} was not started: {error.strerror}")
     return SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error), where=program))
 
 
 def reset_of_ignored_signals() -> tuple[str, str | None]:
-    """Return the path of env, and the option by which it gives SIGINT and SIGQUIT their default effect again.
+    """Return the path of env, and its option that resets SIGINT and SIGQUIT to their default effect.
 
-    GNU coreutils has it since 8.31; where there is none (busybox), jobs under a shell other than bash cannot be
-    interrupted by these two.
+    GNU coreutils has it since 8.31; without it (busybox), jobs under a shell other than bash cannot be interrupted by
+    these two.
     """
     try:
         return _env_that_resets()
-    except OSError:  # it is asked again for the next job: a machine without room says nothing about it
+    except OSError:  # it is tried again for the next job: a shortage on the machine says nothing about it
         return _env(), None
 
 
 @cache
 def _env_that_resets() -> tuple[str, str | None]:
-    """Ask once in the life of a dispatcher. What an option does is found out by running it, not by a version."""
+    """Try it once in the life of a dispatcher. The effect of an option is found by running it, not by a version."""
     program, option, null = _env(), "--default-signal=INT,QUIT", subprocess.DEVNULL
     words = [program, option, "--", "true"]
     works = subprocess.run(words, stdin=null, stdout=null, stderr=null, check=False).returncode == 0
@@ -220,11 +220,11 @@ def _env() -> str:
 class WrapperServer:
     """The compiled wrapper as a server: it makes a child of this process for each run, and leaves with this process.
 
-    Nobody waits for a program to be executed then. The child is the wrapper, which has nothing of the server's.
+    Then no start waits for a program to be executed. The child is the wrapper, and inherits nothing of the server.
     """
 
     def __init__(self, spawn: Spawn, program: str) -> None:
-        """Start it. Raises OSError."""
+        """Start the server. Raises OSError."""
         self.program = program
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -240,16 +240,16 @@ class WrapperServer:
             theirs.close()
 
     def start(self, request: bytes) -> int:
-        """Return the pid of the wrapper that was started as *request* says.
+        """Return the pid of the wrapper that was started for *request*.
 
-        Raises BrokenPipeError if the server is gone and has started nothing; TimeoutError if it cannot be told whether
-        it has, and then it never will; OSError of the kind for which nothing was started.
+        Raises BrokenPipeError if the server is gone and has started nothing; TimeoutError if it is unknown whether it
+        has, and then it never will; OSError of the kind for which nothing was started.
         """
         try:
             self._socket.send(request)
             try:
                 answer = self._socket.recv(_ANSWER.size)
-            except BlockingIOError:  # it stands still
+            except BlockingIOError:  # it is stopped
                 self._end()
                 answer = self._socket.recv(_ANSWER.size)
         except (ConnectionResetError, BlockingIOError) as error:  # it is gone, and has not taken the request
@@ -262,14 +262,14 @@ class WrapperServer:
         return int(pid)
 
     def dismiss(self) -> None:
-        """End it."""
+        """End the server."""
         self._end()
         self._socket.close()
 
     def _end(self) -> None:
         other_end = select.poll()
         other_end.register(self._socket, 0)
-        if not other_end.poll(0):  # else it is gone, and its pid may be another's by now
+        if not other_end.poll(0):  # else it is gone, and its pid may belong to another process by now
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)

@@ -1,4 +1,4 @@
-"""Slurm, by its own commands: their arguments, and what their answers mean (`formats/slurm.py` reads them)."""
+"""Slurm, by its own commands: their arguments, and the meaning of their answers (`formats/slurm.py` reads them)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
-_WITHIN_S = 60.0  # squeue gives a controller up after 19 s that is not there
+_WITHIN_S = 60.0  # squeue gives up an unreachable controller after 19 s
 
 
 class SlurmLanguage:
-    """What Slurm is told and says."""
+    """The commands and answers of Slurm."""
 
     name = "slurm"
     title = ENGINES[name]
@@ -36,42 +36,42 @@ class SlurmLanguage:
 
     def __init__(self, config: Callable[[], Config]) -> None:
         self._config = config
-        self._sbatch: str | None = None  # where it was when Slurm's programs were last looked for
+        self._sbatch: str | None = None  # its path at the last lookup of Slurm's programs
 
     def policy(self) -> EnginePolicy:
-        """Return what `[slurm]` says."""
+        """Return the policy from `[slurm]`."""
         config = self._config().slurm
         return EnginePolicy(config.poll_ns, config.submit_per_second, config.max_in_flight)
 
     def missing(self) -> str | None:
-        """Return which of Slurm's programs are not there."""
+        """Return which of Slurm's programs are missing."""
         found = {program: shutil.which(program) for program in _PROGRAMS}
         self._sbatch = found.get("sbatch")
         missing = [program for program, path in found.items() if path is None]
         return f"Slurm is not installed here: no {', '.join(missing)} in PATH" if missing else None
 
     def identify(self) -> Command:
-        """Ask for the configuration."""
+        """Return the question for the configuration."""
         return _urgent("scontrol", "show", "config")
 
     def cluster(self, done: CommandEnd) -> str | None:
-        """Return the name in it."""
+        """Return the cluster's name in it."""
         return slurm.cluster_of(done.out) if done.status == 0 else None
 
     def submit(self, launch: Launch, mark: str) -> Command:
-        """Hand the wrapper over as a batch script, in the environment that every job begins with."""
+        """Return the submission of the wrapper as a batch script, in the environment that every job begins with."""
         config = self._config().slurm
         assert launch.spec is not None
         said = slurm.options(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=config)
         environment = slurm.environment(launch.inherited())
         environment |= {key: os.environ[key] for key in slurm.NEEDED if key in os.environ}
-        # Found as the other commands are, by the PATH of this process: that of the job may lack it.
+        # Found like the other commands, by the PATH of this process: that of the job may lack it.
         return Command(
             (self._sbatch or shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S
         )
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id, or Slurm's words for why it refuses; a limit on the number of jobs is one for now."""
+        """Return the id, or the refusal in Slurm's words; a limit on the number of jobs is one for now."""
         if done.status == 0:
             return slurm.submitted_id(done.out)
         if self.is_silence(done):
@@ -81,16 +81,16 @@ class SlurmLanguage:
         return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
 
     def look(self) -> Command:
-        """Ask for all jobs of this user, those that have ended among them."""
+        """Return the question for all jobs of this user, including ended ones."""
         return _urgent("squeue", "--me", "--array", "--states=all", f"--format={slurm.FIELDS}")
 
     def seen(self, done: CommandEnd) -> list[Sighting] | None:
-        """Return them."""
+        """Return the jobs in squeue's answer."""
         lines = slurm.queue_lines(done.out) if done.status == 0 else None
         return None if lines is None else [_sighting(line) for line in lines]
 
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
-        """Call scancel."""
+        """Return the call of scancel."""
         return _urgent(*slurm.cancel(ids, signal, only_waiting=only_waiting, name=name))
 
     def is_silence(self, done: CommandEnd) -> bool:
@@ -98,19 +98,19 @@ class SlurmLanguage:
         return slurm.is_silence(done.status, done.err)
 
     def nodes(self, names: Collection[str]) -> Command:
-        """Ask sinfo."""
+        """Return the question to sinfo."""
         return _urgent("sinfo", "--noheader", "-N", f"--nodes={','.join(names)}", "--format=%N\t%T")
 
     def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
-        """Return those that are not marked as silent."""
+        """Return the nodes that are not marked as not responding."""
         return slurm.nodes_back(done.out) if done.status == 0 else None
 
     def nodes_given_up(self) -> frozenset[str]:
-        """Return what `other_hosts_gone` names."""
+        """Return the nodes in `other_hosts_gone`."""
         return frozenset(self._config().other_hosts_gone)
 
     def last_words(self, log: str) -> tuple[EngineWord, str] | None:
-        """Return what slurmstepd wrote."""
+        """Return the last words of slurmstepd."""
         return slurm.last_words(log)
 
 
@@ -119,7 +119,7 @@ def _urgent(*arguments: str) -> Command:
 
 
 def _sighting(line: slurm.QueueLine) -> Sighting:
-    """Return what a line of squeue means. A word that nobody knows is that of a job that lives."""
+    """Return the meaning of a line of squeue. A job with an unknown state is alive."""
     begun = line.state not in slurm.WAITING and line.state not in slurm.ENDED
     halted, end = line.state in slurm.HALTED, slurm.ENDED.get(line.state)
     return Sighting(line.id, line.comment, line.text, begun, end, line.node, halted)
@@ -131,11 +131,11 @@ class SlurmExecutor(ClusterExecutor):
     def __init__(
         self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
     ) -> None:
-        """Speak to Slurm as *config* says. Without a *home*, no run can be handed over or adopted."""
+        """Call Slurm as *config* says. Without a *home*, no run can be submitted or adopted."""
         super().__init__(SlurmLanguage(config), home, CommandRunner(lambda: slurm.environment(os.environ)))
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Return the command that opens a shell beside what the run runs, on its node."""
+        """Return the command that opens a shell beside the run's processes, on its node."""
         what, there = f"job {job}", Layout(spool_dir)
         if read_only:
             remedy = f"`spool log -f {job}` shows its output"
@@ -149,5 +149,5 @@ class SlurmExecutor(ClusterExecutor):
 
 
 def _unblocked(path: str, flags: int) -> int:
-    """Open a record of a job, who may have put a FIFO there."""
+    """Open a record without blocking: a job may have put a FIFO in its place."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""The wrapper in a terminal of its own: a session of a tmux server that serves this spool and nobody else.
+"""The wrapper in a terminal of its own: a session of a tmux server that serves only this spool.
 
 The job reads from the terminal, so one can attach and type. It writes to its outputs as under any executor; a viewer
 beside it (`tmux_pane.py`) copies them to the terminal. So the log is what the job wrote, byte for byte, without prompt,
