@@ -1,4 +1,4 @@
-"""What users do to the files of jobs that run or waited: delete, move, put into `running/` by hand."""
+"""Changes of job files by users, for jobs that run or waited: delete, move, put into `running/` by hand."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from spool.store.ownership import mover
 
 log = logging.getLogger(__name__)
 
-# A file that an editor saves is gone for a moment. A deletion by `spool cancel` has left its record and counts at once.
+# A file is missing for a moment while an editor saves it. A deletion by `spool cancel` has left a record and counts at
+# once.
 MISSING_NS = 300_000_000
-_SLACK_NS = 60 * SECOND_NS  # what a dispatcher may have left unseen before it was killed
+_SLACK_NS = 60 * SECOND_NS  # a dispatcher may have missed this much before it was killed
 
 
 class FileMoves:
-    """Makes of each change of a file what it means."""
+    """Applies the meaning of each change of a file."""
 
     def __init__(
         self, context: Context, scanner: Scanner, finalizer: Finalizer, stops: StopOrders, limits: LimitEnforcer
@@ -39,7 +40,7 @@ class FileMoves:
         self._spool = context.spool
         self._state = context.state
         self._changes = context.changes
-        self._timer = context.timers.timer()  # when a missing file counts as deleted
+        self._timer = context.timers.timer()  # due when a missing file counts as deleted
         self._scanner = scanner
         self._finalizer = finalizer
         self._stops = stops
@@ -48,7 +49,7 @@ class FileMoves:
         self._called_off: dict[str, list[tuple[JobEntry, bytes]]] = {}  # cancelled while an earlier run was alive
 
     def see(self) -> None:
-        """See to all that the look has found since the last call; what fails is seen to by a later one."""
+        """Process all changes that the look has found since the last call; failures are tried again by a later call."""
         self._see_moves()
         for name in self._changes.strays:
             if self._try("take in", name, self._see_stray):
@@ -62,7 +63,7 @@ class FileMoves:
                 del self._called_off[name]
 
     def _try(self, verb: str, name: str, action: Callable[[str], None]) -> bool:
-        """Do that to the job *name*, unless it failed a moment ago; return whether it is done."""
+        """Apply *action* to the job *name*, unless it failed a moment ago; return whether it succeeded."""
         if self._confinement.pauses(Thing.of_job(name), verb):
             return False
         with self._confinement.of(Thing.of_job(name), verb) as piece:
@@ -70,7 +71,7 @@ class FileMoves:
         return not piece.failed
 
     def _see_moves(self) -> None:
-        """See what was done to the files of live runs: deleted, moved to another directory, replaced."""
+        """Process moves of the files of live runs: deleted, moved to another directory, replaced."""
         for name in self._changes.runs.take():
             job = self._state.jobs.get(name)
             live = job.live if job is not None else None
@@ -100,7 +101,7 @@ class FileMoves:
                 self._try_missing(live)
 
     def _see_edited(self, live: ActiveRun) -> None:
-        """Take in what the file of a run says now; a file that is not valid says nothing."""
+        """Apply the new content of a run's file; an invalid file changes nothing."""
         defaults = self._spool.defaults(live.name, live.run, self._context.settings.config.kill_grace_ns)
         spec = self._spool.job_spec(RUNNING, live.name, defaults)
         if spec is None or spec.is_array:
@@ -119,10 +120,10 @@ class FileMoves:
                 self._see_missing(live)
 
     def _is_over(self, live: ActiveRun) -> bool:
-        """Whether the run had ended by itself when its file was taken away: that stops nothing any more.
+        """Whether the run had ended by itself when its file was taken away: then that does not stop it.
 
-        It was a person, or it was the paperwork of another dispatcher, which was cut off after that: of its end, or of
-        a start that it took back.
+        The file was moved by a user, or by the paperwork of another dispatcher, which was interrupted after that: of
+        the run's end, or of a start that was taken back.
         """
         spool, name, run = self._spool, live.name, live.run
         if spool.exit(name, run) is not None:
@@ -168,7 +169,7 @@ class FileMoves:
             return
         self._state.doubt(name)
         if job is not None:
-            self._state.unblock(job)  # it may have been in the way of the one in queued/, and be gone
+            self._state.unblock(job)  # the file that blocked the one in queued/ may be gone
 
     def _see_vanished(self, name: str) -> None:
         self._see_unseen(name)
@@ -191,9 +192,9 @@ class FileMoves:
             )
 
     def _see_unseen(self, name: str, since_ns: int = 0) -> None:
-        """Give a job that was cancelled before any look at it, from *since_ns* on, its place: its end is recorded then.
+        """Restore the place of a job that was cancelled after *since_ns* and before any look: its end is recorded then.
 
-        A name that has run, or whose newest end the history knows, has a record in `done/` and no submission.
+        A name that has run, or whose newest end is in the history, has a record in `done/` and no submission.
         """
         job = self._state.jobs.get(name)
         if job is not None and (job.live is not None or job.wait is not None):
@@ -208,16 +209,16 @@ class FileMoves:
         job = self._state.job(name)
         self._state.recall_file(job, status.st_ino)
         self._context.journal.note_place(job)
-        self._context.journal.commit()  # what follows is finished by the next dispatcher, like any end
+        self._context.journal.commit()  # the rest is finished by the next dispatcher, like any end
 
     def _call_off(self, job: JobEntry, live: ActiveRun) -> None:
-        """Take note that the second submission of a name was cancelled. It has a number after that of *live*.
+        """Record that the second submission of a name was cancelled. Its number comes after that of *live*.
 
-        So it is written down when that run is over: the newest metadir of a name is that of the run that is alive.
+        So its end is recorded when that run is over: the newest metadir of a name is that of the live run.
         """
         name, wait = job.name, job.wait
         if wait is None or wait.arrived_at_ns == live.wait.arrived_at_ns:
-            return  # it is the submission that runs: somebody has moved its file about
+            return  # it is the submission that runs: its file was moved there and back
         found = self._finalizer.file_in(DONE, name)
         if found is None:
             return
@@ -233,13 +234,14 @@ class FileMoves:
             del those[0]
         job = self._state.jobs.get(name)
         if job is not None:
-            self._context.journal.note_place(job)  # a third one of the name; the journal has just lost sight of it
+            self._context.journal.note_place(job)  # a third submission of the name; the journal has just dropped it
             self._state.settle(job)
 
     def settle_places(self) -> None:
-        """After the first look: what waited when the last dispatcher left, and is in no directory any more.
+        """After the first look: settle jobs that waited when the last dispatcher left, and do not wait any more.
 
-        So is what was submitted and cancelled while there was none. A file that was in `done/` before that is a record.
+        Also jobs that were submitted and cancelled without a dispatcher. A file that was in `done/` before that is a
+        record.
         """
         served_ns = (self._spool.served_until_ns() or 0) - _SLACK_NS
         for name in set(self._spool.names(DONE)).difference(self._spool.jobs_with_runs()):
@@ -254,7 +256,7 @@ class FileMoves:
                     self._settle_place(job)
 
     def _waits_unread(self, name: str) -> bool:
-        """Whether the file of a job waits, and could not be read yet."""
+        """Whether a job's file waits, and could not be read yet."""
         return any(os.path.lexists(self._spool.layout.job_file(place, name)) for place in (QUEUED, HELD))
 
     def _was_filed_away(self, job: JobEntry) -> bool:

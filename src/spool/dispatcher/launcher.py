@@ -1,7 +1,7 @@
 """Launch the runs of a plan: metadir, claim, journal, wrapper, in the order of docs/FORMAT.md 5.
 
-All starts of a pass are prepared and remembered before the first is launched, so that one line of the journal,
-and where durability asks for it one sync, serves them all.
+All starts of a pass are prepared and recorded before the first is launched, so that one line of the journal, and one
+sync if `durability` requires it, serves them all.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 
-_LOAD_AGAIN_NS = SECOND_NS  # an executor that could not be imported
+_LOAD_AGAIN_NS = SECOND_NS  # for an executor that could not be imported
 
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
 
 class Blocked(Struct, frozen=True):
-    """A job that cannot be started for a reason that no plan can know."""
+    """A job that cannot be started, for a reason that the plan cannot know."""
 
     name: str
     why: str
@@ -73,7 +73,7 @@ class Launcher:
         self._ahead = Preparation(context.spool, context.settings, self._scripts)
 
     def close(self) -> None:
-        """Let go of what was made ready."""
+        """Release everything prepared."""
         self._ahead.drop()
         self._executors.close()
 
@@ -91,12 +91,12 @@ class Launcher:
         return True
 
     def ask_executors_again(self) -> None:
-        """Have the next question of an executor answered anew, and tell the table what was waiting for that."""
+        """Let the executors be asked again, and tell the table which jobs were waiting for that."""
         if self._executors.ask_again():
             self.tell_executors_problems()
 
     def tell_executors_problems(self) -> None:
-        """Have every waiting job know what keeps its executor from starting it: the configured one may be another."""
+        """Set for every waiting job why its executor cannot start it: the configured executor may have changed."""
         waiting = [self._state.queue[name] for name in self._state.queue]
         for job in waiting:
             if job.executor_problem != self._executors.problem_of(job.spec):
@@ -105,17 +105,17 @@ class Launcher:
     def start(
         self, starts: Sequence[tuple[Start, Answer | None]], now_ns: int
     ) -> tuple[list[ActiveRun], list[Blocked], SpoolTrouble | None]:
-        """Start each of *starts*; return the runs (an `Unstartable` one was not launched) and what stays behind.
+        """Start each of *starts*; return the runs (an `Unstartable` one was not launched) and the jobs left behind.
 
-        Each start comes with what hooks want its wrapper to say. A job whose file was changed, moved or deleted since
-        it was looked at is skipped: the next look sees why. Where the spool as a whole fails, that is returned
-        too, and the caller takes the runs back.
+        Each start comes with the hooks' texts for its wrapper. A job whose file was changed, moved or deleted since the
+        last look is skipped: the next look sees why. A failure of the spool as a whole is returned too, and the caller
+        takes the runs back.
         """
         prepared: dict[ActiveRun, RunGroup | None] = {}
         blocked: list[Blocked] = []
         try:
             trouble = self._start_all(starts, now_ns, prepared, blocked)
-        finally:  # what is kept in memory can wait until the wrappers are on their way
+        finally:  # updates in memory can wait until the wrappers are on their way
             for live in prepared:
                 self._state.claimed(self._state.job(live.name), live, now_ns)
         if trouble is None and any(not is_unstartable(live) and not is_on_its_way(live) for live in prepared):
@@ -129,7 +129,7 @@ class Launcher:
         prepared: dict[ActiveRun, RunGroup | None],
         blocked: list[Blocked],
     ) -> SpoolTrouble | None:
-        """Do what :meth:`start` says on the disk; add each job that was claimed to *prepared*."""
+        """Do the disk work of :meth:`start`; add each claimed job to *prepared*."""
         try:
             self._prepare_all(starts, now_ns, prepared, blocked)
             self._remember(prepared, now_ns)
@@ -138,7 +138,7 @@ class Launcher:
                 live.taken_back()
                 _remove(group)
             return trouble
-        refused = False  # then it would be to all the others, too
+        refused = False  # then all others would be refused, too
         for live, group in prepared.items():
             if not refused:
                 refused = self._launch(live, group, now_ns)
@@ -154,14 +154,14 @@ class Launcher:
         prepared: dict[ActiveRun, RunGroup | None],
         blocked: list[Blocked],
     ) -> None:
-        """Claim the jobs of *starts* for runs, as far as nothing is in the way."""
+        """Claim the jobs of *starts* for runs, unless something is in the way."""
         for start, texts in starts[: self._shortage.most()]:
             job = self._startable(start.name)
             if job is None or job.queued is None:
                 continue
             why = ""
             with self._confinement.of(Thing.of_job(start.name), "start") as piece:
-                # The claim finds out by itself; what it has found is looked at before a number is given away again.
+                # The claim detects it by itself; its finding is checked before another number is used.
                 why = self._in_the_way(start.name) if start.name in self._state.doubted else ""
                 if not why:
                     self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
@@ -172,7 +172,7 @@ class Launcher:
                 blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
 
     def _remember(self, prepared: Iterable[ActiveRun], now_ns: int) -> None:
-        """Have the journal know of runs before they are launched."""
+        """Record runs in the journal before they are launched."""
         boot_id, lines = identity.boot_id(), list[journal.Line]()
         for live in prepared:
             self._events.run(EventName.SUBMITTED, live, now_ns)
@@ -183,15 +183,15 @@ class Launcher:
                 self._journal.sync()
 
     def _in_the_way(self, name: str) -> str:
-        """Return which second file of its name keeps a job from being started, "" if none does."""
+        """Return the second file of its name that keeps a job from being started, "" if there is none."""
         if status_of(self._spool.layout.job_file(layout.RUNNING, name)) is not None:
             return IN_THE_WAY
         return "its file is in held/ too: remove one of the two" if self._spool.is_between(name) else ""
 
     def foresee(self, start: Start | None, now_ns: int) -> None:
-        """Make *start* shorter, which is probably the next."""
+        """Prepare *start*, which is probably the next, so that it takes less time."""
         is_ready = False
-        with suppress(OSError, SpoolError, ImportError):  # the start itself will say what is wrong
+        with suppress(OSError, SpoolError, ImportError):  # the start itself will report the error
             if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
                 live = self._imagined(job, job.queued, start.grant, now_ns)
                 if live is not None:
@@ -200,7 +200,7 @@ class Launcher:
             self._ahead.drop()
 
     def _imagined(self, job: JobEntry, file: JobFileVersion, grant: Grant, now_ns: int) -> ActiveRun | None:
-        """Return the run that would begin; None if its script names a control group, which is made when the run is."""
+        """Return the future run; None if its script names a control group, which is created together with the run."""
         if self._executors.local.groups is not None and grant.memory_bytes is not None:
             return None
         return self._live(job, file, self._spool.next_run(job.name), grant, now_ns)
@@ -214,7 +214,7 @@ class Launcher:
     def _prepare(
         self, job: JobEntry, file: JobFileVersion, grant: Grant, texts: Answer | None, now_ns: int
     ) -> dict[ActiveRun, RunGroup | None]:
-        """Claim a job for a run; return that with the control group that it enters, or nothing if the claim failed."""
+        """Claim a job for a run; return it with the control group that it enters, or nothing if the claim failed."""
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, grant, now_ns)
@@ -236,7 +236,7 @@ class Launcher:
         )
         files, group = {layout.GRANT: run_records.render_grant(record)}, None
         if ready is None:
-            # The claim sees to it that this is still what the file says, and it is what was found to be an order.
+            # The claim ensures that this is still the file's content, and the text that was found to be an order.
             text = file.text if file.text is not None else spool.waiting_text(name, file.version)
             if text is None:
                 return {}
@@ -256,7 +256,7 @@ class Launcher:
         return {live: group}
 
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
-        """Write the wrapper of a run, and make the control group that holds it to its memory, if there can be one."""
+        """Write the wrapper of a run, and create the control group that limits its memory, if possible."""
         groups, group = self._executors.groups(live.executor), None
         if groups is not None and live.grant.memory_bytes is not None:
             group = groups.create(live.name, live.run, live.grant.memory_bytes)
@@ -287,7 +287,7 @@ class Launcher:
         )
 
     def _launch(self, live: ActiveRun, group: RunGroup | None, now_ns: int) -> bool:
-        """Start the wrapper of a run, and tell whether the machine refuses to."""
+        """Start the wrapper of a run; return whether the machine refuses to."""
         if is_unstartable(live):
             return False
         metadir = self._spool.layout.metadir(live.name, live.run)
@@ -318,7 +318,7 @@ class Launcher:
 
 
 def _remove(group: RunGroup | None) -> None:
-    """Remove a control group that nothing has entered."""
+    """Remove a control group that no process has entered."""
     if group is not None:
         group.remove()
 
@@ -334,7 +334,7 @@ def is_on_its_way(live: ActiveRun) -> bool:
 
 
 class PreparedStart(Struct, frozen=True):
-    """The part of a metadir that was made ahead, and for which start."""
+    """The prepared part of a metadir, and its start."""
 
     start: tuple[object, ...]
     config: Config
@@ -342,12 +342,12 @@ class PreparedStart(Struct, frozen=True):
     changed_ns: int  # when a record came or went last
 
     def serves(self, live: ActiveRun, file: JobFileVersion, config: Config) -> bool:
-        """Whether it is what would be made for *live* now."""
+        """Whether it equals the preparation that would be made for *live* now."""
         return self.config is config and self.start == _essence(live, file)
 
 
 class Preparation:
-    """Has at most one start ready."""
+    """Keeps at most one start ready."""
 
     def __init__(self, spool: LockedSpool, settings: Settings, scripts: WrapperWriter) -> None:
         self._spool = spool
@@ -356,9 +356,9 @@ class Preparation:
         self._ready: PreparedStart | None = None
 
     def prepare(self, live: ActiveRun, file: JobFileVersion, executor: Executor) -> bool:
-        """Make the start of *live*, which is no run yet, ready; return False if its file has changed.
+        """Prepare the start of *live*, which is not a run yet; return False if its file has changed.
 
-        Raises OSError, and SpoolError for what no process can be given.
+        Raises OSError, and SpoolError for arguments that no process can have.
         """
         if self._ready is not None and not self._ready.serves(live, file, self._settings.config):
             self.drop()
@@ -373,18 +373,18 @@ class Preparation:
         return True
 
     def take(self, live: ActiveRun, file: JobFileVersion) -> PreparedStart | None:
-        """Return what is ready for the start of *live*, which is the caller's from now on."""
+        """Return the preparation for the start of *live*; the caller owns it from now on."""
         if self._ready is None or not self._ready.serves(live, file, self._settings.config):
             return None
         metadir = status_of(self._ready.staged.metadir)
-        if metadir is None or metadir.st_mtime_ns != self._ready.changed_ns:  # somebody has swept the staging directory
+        if metadir is None or metadir.st_mtime_ns != self._ready.changed_ns:  # the staging directory was swept
             self.drop()
             return None
         ready, self._ready = self._ready, None
         return ready
 
     def drop(self) -> None:
-        """Throw away what is ready."""
+        """Discard the preparation."""
         if self._ready is not None:
             self._spool.unstage(self._ready.staged)
             self._ready = None
@@ -401,7 +401,7 @@ def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, 
 
 
 def _essence(live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:
-    """Return all that a start's records depend on, but for the moment and the configuration."""
+    """Return everything that a start's records depend on, except the moment and the configuration."""
     return (live.name, live.run, file.version, live.spec, live.grant, live.attempts, live.executor)
 
 
@@ -418,7 +418,7 @@ class WrapperWriter:
     ) -> bytes:
         """Return the text of `run.sh`; *texts* are those of plugins, *group* is the control group that it enters.
 
-        Raises SpoolError for what no process can be given.
+        Raises SpoolError for arguments that no process can have.
         """
         spec, metadir = live.spec, self._spool.layout.metadir(live.name, live.run)
         command = spec.command
@@ -433,7 +433,7 @@ class WrapperWriter:
             attempt=live.attempts.attempt,
             metadir=metadir,
         )
-        if live.elsewhere is not None:  # its engine says which GPUs it has
+        if live.elsewhere is not None:  # its engine chooses its GPUs
             environment |= {"SPOOL_GPUS": str(spec.request.gpus)}
             for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
                 environment.pop(name, None)
@@ -463,13 +463,13 @@ def _both(first: str | None, second: str | None) -> str | None:
 
 
 def workdir_of(spec: Spec) -> str:
-    """Return where a job runs: the home directory if it does not say; a relative path is taken from there."""
+    """Return the directory in which a job runs: by default the home directory; a relative path is taken from there."""
     home = os.path.expanduser("~")
     return os.path.join(home, expanded(spec.workdir, dict(spec.env))) if spec.workdir else home
 
 
 def output_path(template: str | None, live: ActiveRun) -> str | None:
-    """Return where an output goes: `%n` is the job, `%r` the run, `%a` the array index, `%%` a percent sign.
+    """Return the path of an output: `%n` is the job, `%r` the run, `%a` the array index, `%%` a percent sign.
 
     A relative path is taken from the workdir.
     """

@@ -1,7 +1,7 @@
-"""Recover after a restart: find every run that is not over, and finish what a crash or a power cut left half done.
+"""Recover after a restart: find every run that is not over, and finish what a crash or a power cut interrupted.
 
-What the files prove counts. The journal adds what they cannot say: the places in the queue, and after a power cut
-the starts and ends whose file moves did not reach the disk.
+The evidence of the files counts. The journal adds the facts that they lack: the places in the queue, and after a power
+cut the starts and ends whose file moves did not reach the disk.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _RECOVER = "read the records of"
 _ADOPT = "use every record of"
 _Known = journal.Started | journal.Waits | None
 _RESTORE = "restore the result of"
-_LATELY_NS = 60 * SECOND_NS  # by then file systems have written what nobody asked them to sync
+_LATELY_NS = 60 * SECOND_NS  # after this time file systems have written data without a sync
 
 
 class Recovery:
     """Fills an empty table from a spool.
 
-    What cannot be read of one name leaves that name *unsettled*: nothing of it starts, and it is tried again. A run
-    that the journal knows is watched and limited meanwhile, by what its job file says.
+    A name with unreadable records stays *unsettled*: none of its jobs starts, and reading is tried again. Meanwhile a
+    run that the journal knows is watched and limited, according to its job file.
     """
 
     def __init__(self, context: Context, prober: Prober) -> None:
@@ -64,22 +64,22 @@ class Recovery:
         self._state = context.state
         self._prober = prober
         self.memory = Memory()
-        self._served_until_ns: int | None = None  # when the dispatcher before this one was at work last
+        self._served_until_ns: int | None = None  # the last sign of work of the previous dispatcher
         self._confinement = context.confinement
         self._journal = context.journal
         self._events = context.events
-        self._untold: set[str] = set()  # names with a run that neither `running/` nor the journal tells of
+        self._untold: set[str] = set()  # names with a run that is neither in `running/` nor in the journal
         self.arrays: dict[str, int] = {}  # the newest runs of arrays that need work
 
     def open(self, memory: Memory) -> None:
-        """Begin, with what the journal says: restore the results that a power cut took."""
+        """Begin with the journal's content: restore the results that a power cut took."""
         self.memory = memory
         self._served_until_ns = self._spool.served_until_ns()
         with self._confinement.service("restore", "the results that a power cut took"):
             restore_results(self._spool, memory, self._prober.boot_id(), self._confinement)
 
     def unfinished_moves(self) -> None:
-        """File away what had ended for good before a power cut that took the move back."""
+        """File away the jobs that had ended for good before a power cut that undid the move."""
         for name in self.memory.closed:
             self._settling(name, lambda name: self._finish_move(name))
 
@@ -102,26 +102,26 @@ class Recovery:
             self._refuse_other_hosts(live)
 
     def _with_recent_runs(self) -> set[str]:
-        """Return the jobs that have got a run since about when the journal was last written.
+        """Return the jobs that may have a run since about the last writing of the journal.
 
-        A start whose line is not in the journal came after that: all that began earlier is known from there. Without
-        a journal any job may have one. What an entry of `jobs/` shows is enough, since there may be 100,000.
+        A start without a line in the journal came after that: all earlier starts are known from it. Without a journal
+        any job may have one. The status of an entry of `jobs/` is enough, since there may be 100,000.
         """
         journal = status_of(self._spool.layout.at(layout.JOURNAL))
         since_ns = journal.st_mtime_ns - _LATELY_NS if journal is not None else 0
         found = set()
         with suppress(FileNotFoundError), os.scandir(self._spool.layout.at(layout.JOBS)) as entries:
             for entry in entries:
-                # The time of change: a directory that was made ahead of the start is only renamed by it.
+                # The time of change: a directory that was prepared before the start is only renamed by it.
                 if entry.stat(follow_symlinks=False).st_ctime_ns >= since_ns and layout.valid_name(entry.name):
                     found.add(entry.name)
         return found
 
     def _see_untold(self, name: str) -> None:
-        """See whether the newest run of a name is one that neither `running/` nor the journal tells of.
+        """Check whether the newest run of a name is one that is neither in `running/` nor in the journal.
 
-        Its file was claimed, and taken out of `running/` before any other dispatcher came. A job that waits there has
-        only been prepared: its run is taken back.
+        Its file was claimed, and taken out of `running/` before another dispatcher came. The run of a job that waits
+        there was only prepared, and is taken back.
         """
         spool = self._spool
         run = spool.latest_run(name)
@@ -136,19 +136,19 @@ class Recovery:
             self._untold.add(name)
 
     def places(self) -> None:
-        """Give the waiting jobs their places in the queue back, before the first look finds their files."""
+        """Restore the waiting jobs' places in the queue, before the first look finds their files."""
         waiting = set(self._spool.names(QUEUED)) | set(self._spool.names(HELD))
         ran_before = waiting & set(self._spool.jobs_with_runs())
         for name, line in self.memory.waits.items():
             job = self._state.job(name)
             if name not in waiting and job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
-                continue  # it waits no more: the run began, and the power went before the journal had that
+                continue  # it waits no more: the run began, and the power failed before the journal had it
             self._state.recall_place(name, line)
             if name in ran_before:
                 self._settling(name, self._find_series)
 
     def try_again(self) -> list[str]:
-        """Try again what could not be read; return the names that are settled by now."""
+        """Try again what could not be read; return the names that are settled now."""
         settled = []
         for name in list(self._state.unsettled):
             if self._confinement.pauses(Thing.of_job(name), _RECOVER):
@@ -159,7 +159,7 @@ class Recovery:
         return settled
 
     def unsettled_again(self, name: str) -> None:
-        """Take note that what followed from the records of *name* could not be done."""
+        """Mark *name* as unsettled: the consequences of its records could not be applied."""
         self._state.unsettle(name, self._confinement.why(name))
 
     def unfinished_array(self, store: ArrayStore, name: str) -> tuple[Array, set[str]] | None:
@@ -167,7 +167,7 @@ class Recovery:
         return unfinished(self._spool, store, name, self.arrays[name], self.memory)
 
     def worth_remembering(self) -> list[journal.Line]:
-        """Return what the next dispatcher has to know of the names that are not settled."""
+        """Return the journal lines that the next dispatcher needs about unsettled names."""
         lines: list[journal.Line] = []
         known = self._state.live.keys()
         for name in self._state.unsettled:
@@ -177,7 +177,7 @@ class Recovery:
         return lines
 
     def _settling(self, name: str, step: Callable[[str], None]) -> bool:
-        """Do one step of the recovery of a name; return whether it is done, else the name is not settled."""
+        """Do one step of the recovery of a name; return whether it succeeded, else the name is not settled."""
         with self._confinement.of(Thing.of_job(name), _RECOVER) as piece:
             step(name)
         if piece.failed:
@@ -212,24 +212,24 @@ class Recovery:
             self._state.add_run(self._state.job(name), live)
         else:
             known.become(live)
-            self._state.add_run(self._state.job(known.name), known)  # what it was granted was not known either
+            self._state.add_run(self._state.job(known.name), known)  # its grant was not known either
 
     def _watch_unread(self, name: str) -> None:
-        """Watch the run that the journal knows, as far as that can be done without its records."""
+        """Watch a run from the journal, as far as that is possible without its records."""
         job, memory = self._state.job(name), self.memory
         if job.live is not None:
             return
         live = ActiveRun.of_journal(self._spool, name, memory.open, memory.stopping, self._settings.config)
         if live is not None and not live.spec.is_array:
             live.began(_started_boot_ns(None, live.started_at_ns))
-            with suppress(OSError):  # an engine elsewhere knows it by records that cannot be read
+            with suppress(OSError):  # an engine elsewhere identifies it by records that are unreadable
                 live.adopted_as(self._executors.adopt(live.executor, name, live.run, None))
             self._state.add_run(job, live)
 
     def _finish_cut_off(self, name: str) -> None:
-        """Finish the end of an earlier submission of a name that waits, which never started: its line of history.
+        """Finish the interrupted end of an earlier submission that never started: its line of history.
 
-        The journal knows of the later one only.
+        The name waits again, and the journal knows the later submission only.
         """
         spool, run = self._spool, self._spool.latest_run(name)
         result = spool.result(name, run) if run is not None else None
@@ -250,7 +250,7 @@ class Recovery:
             self._state.recall_series(job, job.live.attempts)
 
     def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
-        """Whether the name is an array's: its metadir is no run's, and nobody will ever write a `jid` there."""
+        """Whether the name is an array's: its metadir is not a run's, and will never contain a `jid`."""
         spool = self._spool
         run = spool.latest_run(name)
         if run is not None and spool.array(name, run) is not None:
@@ -264,11 +264,11 @@ class Recovery:
             return False
         started = max((line for key, line in memory.open.items() if key[0] == name), key=lambda line: line.run)
         if started.boot_id == self._prober.boot_id():
-            # Somebody removed the metadir: what its tasks have come to is on record, and what was not issued is lost.
+            # The metadir was removed: the results of its tasks are on record, and the tasks not issued are lost.
             self._restore_array(started, spec)
             self.arrays[name] = started.run
         elif in_running:
-            # A power cut took it back, and with it all that was made of the file: it is expanded anew.
+            # A power cut undid the claim, and with it all that was made of the file: it is expanded again.
             spool.requeue_file(name, QUEUED)
         return True
 
@@ -297,12 +297,13 @@ class Recovery:
         if remembered is not None:
             started = memory.open[name, remembered]
             if self._taken_back(name, started):
-                # The claim is made again, so that the end finds the file in its place.
+                # The claim is repeated, so that the end finds the file in its place.
                 spool.claim_again(name, QUEUED)
             elif self._end_lost(name, started):
                 log.warning("job %s had ended, but the power cut took its result", name)
                 spool.claim_again(name, DONE)
-            # In this boot no power cut took it: somebody removed it, and what runs without it has begun all the same.
+            # Within one boot no power cut can have taken it: it was removed, and its run without metadir has begun all
+            # the same.
             removed = started.boot_id == self._prober.boot_id() and remembered not in spool.runs(name)
             if not removed and spool.grant(name, remembered) is None:
                 self._restore_metadir(name, remembered, started)
@@ -318,7 +319,7 @@ class Recovery:
         return None
 
     def _without_run(self, name: str, newest: int, memory: Memory) -> None:
-        """See to a file in `running/` that belongs to no run: claimed and not started, put there by hand, or over."""
+        """Handle a file in `running/` that belongs to no run: claimed and not started, put there by hand, or over."""
         over = memory.closed.get(name)
         if (
             over is not None
@@ -332,7 +333,7 @@ class Recovery:
             log.warning("job %s was in running/ without a run; moved back to queued/", name)
 
     def _claimed_run(self, name: str) -> int | None:
-        """Return the newest run that was granted anything, if the file in `running/` was claimed for it."""
+        """Return the newest run with a grant, if the file in `running/` was claimed for it."""
         for run in reversed(self._spool.runs(name)):
             grant = self._spool.grant(name, run)
             if grant is not None:
@@ -343,13 +344,13 @@ class Recovery:
         return None
 
     def _taken_back(self, name: str, started: journal.Started) -> bool:
-        """Whether a power cut took back the claim of a started job: nobody has touched its file in `queued/` since."""
+        """Whether a power cut undid the claim of a started job: its file in `queued/` is untouched since."""
         if started.boot_id == self._prober.boot_id():
             return False
         return self._spool.untouched(started.inode, name, QUEUED, started.at_ns)
 
     def _end_lost(self, name: str, started: journal.Started) -> bool:
-        """Whether a run was filed away whose end a power cut has emptied: nobody cancelled it, it is lost."""
+        """Whether a power cut has emptied the end of a filed run: it was not cancelled, so it is lost."""
         spool, run = self._spool, started.run
         return (
             started.boot_id != self._prober.boot_id()
@@ -361,7 +362,7 @@ class Recovery:
         )
 
     def _restore_metadir(self, name: str, run: int, started: journal.Started) -> None:
-        """Make what the journal remembers of a run whose metadir a power cut took back into evidence again."""
+        """Restore the records of a run from the journal after a power cut took its metadir."""
         spool = self._spool
         attempts = self._series(name, started.arrived_at_ns, before=run)
         spec = self._spec(name, run, started.inode)
@@ -384,7 +385,7 @@ class Recovery:
         spool.publish_metadir(name, run, {layout.SPEC_COPY: text, layout.GRANT: run_records.render_grant(record)})
 
     def _adopt(self, name: str, run: int, known: _Known) -> ActiveRun:
-        """Take a run in; *known* is what the journal has of it, or of the job as it waited."""
+        """Adopt a run; *known* is its line in the journal, or that of its job while it waited."""
         spool = self._spool
         started = known if isinstance(known, journal.Started) else None
         granted = spool.grant(name, run)
@@ -399,7 +400,7 @@ class Recovery:
             spool.take_jid(name, run)
         found = spool.jid(name, run)
         stop = spool.stop(name, run)
-        # A jid that is there and says nothing may be in the middle of being written.
+        # An empty jid may be in the middle of being written.
         grace_ns = SILENT_NS if found is Liveness.ABSENT else 0
         live = ActiveRun.of_records(
             record,
@@ -422,11 +423,11 @@ class Recovery:
         return live
 
     def _as_it_was_started(self, record: GrantRecord, started: journal.Started | None) -> GrantRecord:
-        """Return *record* as far as nothing contradicts it: the journal knows the boot."""
+        """Return *record* with the boot of the start, which the journal knows."""
         return record if started is None else replace(record, boot_id=started.boot_id)
 
     def _tell_damaged(self, live: ActiveRun) -> None:
-        """Tell which records of a run say nothing that can be true of it."""
+        """Report the records of a run that cannot be true of it."""
         damaged = self._spool.damaged(*live.key)
         if live.jid is None and isinstance(self._spool.jid(*live.key), Jid):
             damaged.append(layout.JID)
@@ -436,7 +437,7 @@ class Recovery:
             self._confinement.failed(Thing.of_run(live.key), _ADOPT, error)
 
     def _spec(self, name: str, run: int, inode: int) -> Spec:
-        """Return what the run was to do: its copy of the job file says so, or the file, wherever it is."""
+        """Return the spec of the run: from its copy of the job file, or from the job file, wherever it is."""
         spool = self._spool
         defaults = self._settings.config.defaults
         spec = spool.spec_in_force(name, run, kill_grace_ns=defaults.kill_grace_ns)
@@ -447,7 +448,7 @@ class Recovery:
         return spec or Spec(command="true")
 
     def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
-        """Return what can be said in place of a `grant.toml` that a power cut emptied."""
+        """Return a substitute for a `grant.toml` that a power cut emptied."""
         executor = presumed_executor(self._spool, name, run, spec, self._settings.executor)
         record = GrantRecord(job=name, run=run, grant=presumed_grant(spec), executor=executor)
         if known is None:
@@ -458,7 +459,7 @@ class Recovery:
         )
 
     def _series(self, name: str, arrived_at_ns: int, *, before: int | None = None) -> Attempts:
-        """Return how far a submission has come; what was prepared and never claimed is taken back."""
+        """Return the attempts of a submission so far; a run that was prepared and never claimed is taken back."""
         return attempts_so_far(self._spool, name, arrived_at_ns, before=before, settle=self._spool.take_jid)
 
     def _refuse_other_hosts(self, live: ActiveRun) -> None:
@@ -480,17 +481,17 @@ class Recovery:
 
 
 def _started_boot_ns(jid: Jid | Liveness | None, at_ns: int) -> int:
-    """Return when the run started, on the clock that counts since boot and that nobody sets."""
+    """Return when the run started, on the clock since boot, which cannot be set."""
     if isinstance(jid, Jid):
         return jid.start_ticks * identity.TICK_NS
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)
 
 
 def restore_results(spool: LockedSpool, memory: Memory, boot_id: str, confinement: Confinement) -> None:
-    """Restore the results that the history knows, and those that only the journal knows.
+    """Restore the results in the history, and those that only the journal knows.
 
-    The latter are of runs whose line of history is lost as well: *memory* is told that they are open, so that their
-    paperwork is done again.
+    The latter are of runs whose line of history is lost as well: *memory* marks them as open, so that their paperwork
+    is done again.
     """
     for result in _lately(spool):
         with confinement.of(Thing.of_run((result.job, result.run)), _RESTORE):
@@ -504,9 +505,9 @@ def restore_results(spool: LockedSpool, memory: Memory, boot_id: str, confinemen
 
 
 def _was_taken(spool: LockedSpool, result: Result, memory: Memory, boot_id: str) -> bool:
-    """Whether a power cut can have taken what the history says: what began in this boot, none has come over.
+    """Whether a power cut can have taken a result of the history: if the run began in this boot, there was none since.
 
-    A metadir that is missing beside a later one was removed.
+    A missing metadir beside a later one was removed.
     """
     job, run = result.job, result.run
     if not layout.valid_name(job) or not 0 < run <= layout.MOST_RUNS or run <= spool.last_removed_run(job):
@@ -532,7 +533,7 @@ def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started,
             memory.closed.pop(started.job, None)
         return
     if not over.final:
-        spool.ensure_metadir(*key)  # the number is taken
+        spool.ensure_metadir(*key)  # so that the number is taken
         return
     result = Result(
         job=started.job,
@@ -549,7 +550,7 @@ def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started,
 
 
 def _lately(spool: LockedSpool) -> list[Result]:
-    """Return what was recorded in the last minute before the newest line."""
+    """Return the results of the last minute before the newest line."""
     newest = next(spool.accounts_since(None), None)
     if newest is None or newest.told_at_ns is None:
         return []
@@ -567,7 +568,7 @@ def unfinished(
 ) -> tuple[Array, set[str]] | None:
     """Return the array *name* (*run* is its newest) if it is not over, and its tasks that were not issued yet.
 
-    Of one that is over the paperwork is finished.
+    If it is over, its paperwork is finished.
     """
     record = spool.array(name, run)
     if record is None:
@@ -584,7 +585,7 @@ def unfinished(
 
 
 def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remembered: bool) -> None:
-    """Move the file of an array that is over: to `done/`, or back to `queued/` if somebody put it into `running/`."""
+    """Move the file of an array that is over: to `done/`, or back to `queued/` if a user put it into `running/`."""
     name = record.job
     if remembered:
         store.archive(record.inode or 0, name, spool.record(name, record.run, layout.SPEC_COPY))
@@ -602,7 +603,7 @@ def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
         return None
     array = new_array(spec, record, record.inode or 0, record.user or this_user())
     for place in (RUNNING, HELD):
-        # Edited or saved by an editor since, it is the array's file all the same.
+        # Even if it was edited or saved by an editor since, it is the array's file.
         status = status_of(spool.layout.job_file(place, name))
         if status is not None:
             array.file_seen(status.st_ino)
@@ -611,7 +612,7 @@ def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
 
 
 def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
-    """Write the tasks again that a power cut left empty; the array's file has all that they are made of."""
+    """Write the tasks again that a power cut left empty; the array's file has all their content."""
     name, run = array.name, array.run
     texts: TaskFiles | None = None
     for position, task in enumerate(array.names):

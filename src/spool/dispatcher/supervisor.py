@@ -1,4 +1,4 @@
-"""Supervise the runs: find out that one is over, how it ended, what it uses, and whether that is over a limit."""
+"""Supervise the runs: notice their ends and how they ended, measure their use, enforce their limits."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
 
-POLL_NS = SECOND_NS  # where no event tells of an end, or of a change of the files
+POLL_NS = SECOND_NS  # where no event reports an end, or a change of the files
 
 
 _MOST_FAILURES = 3  # of an engine to start a job, in a row
 _FIND_OUT = "find out the end of"
-_NOT_BY_CHANCE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})  # that a run has ended before it began
+_NOT_BY_CHANCE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})  # of a run that ends before it begins
 COULD_NOT_START = "could not start: "
-_NO_FORK = frozenset({2, 254})  # what dash and busybox end with, and bash after its tries, where they cannot fork
+_NO_FORK = frozenset({2, 254})  # exit codes of dash and busybox, and of bash after its tries, if they cannot fork
 _CANNOT_FORK = re.compile(rb": (?:Cannot fork|can't fork: [^\n]*|fork: Resource temporarily unavailable)\n\Z")
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ _AGAIN_NS = SECOND_NS // 4  # after an error
 
 _WRITE_GPUS_EVERY_NS = 15 * SECOND_NS
 _READ_GPUS, _WRITE_GPUS, _JUDGE_GPUS = "read the GPU use of", "write the GPU use of", "warn of the idle GPUs of"
-_MOST_LOOKS = 2  # a look stands for no more time than that many looks are apart
+_MOST_LOOKS = 2  # a look counts for at most the time of this many intervals between looks
 
 
 class Supervisor:
@@ -79,25 +79,25 @@ class Supervisor:
         self._wakeup = wakeup
         self.concluder = Concluder(context.spool, prober, context.clock)
         self._timer = context.timers.timer(always=True)
-        self._suspects: set[tuple[str, int]] = set()  # runs whose end there is reason to look for
-        self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs of whose end no event tells
-        self._ended: list[ActiveRun] = []  # found, and nobody was told of them
-        self._begun: list[ActiveRun] = []  # elsewhere, and nobody was told of that
-        self._news = False  # an engine has said something else of a run that waits there
+        self._suspects: set[tuple[str, int]] = set()  # runs whose end must be checked
+        self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs whose end no event reports
+        self._ended: list[ActiveRun] = []  # found, and not returned yet
+        self._begun: list[ActiveRun] = []  # elsewhere, and not returned yet
+        self._news = False  # an engine has news of a run that waits there
         self._poll_at_ns = 0
 
     def watch(self, live: ActiveRun) -> None:
-        """Find the end of a run from now on; call it once events tell of that, or cannot."""
+        """Watch for the end of a run from now on; call it once events report that, or cannot."""
         if self._unwatched(live):
             self._polled[live.key] = live
             self._timer.set(self._poll_at_ns)
 
     def suspect(self, live: ActiveRun) -> None:
-        """Have the next call of :meth:`collect` look at the evidence of *live*."""
+        """Let the next call of :meth:`collect` look at the evidence of *live*."""
         self._suspects.add(live.key)
 
     def collect(self) -> list[ActiveRun]:
-        """Return the runs that are over, and it is known how. The room of a run is free once no process is left."""
+        """Return the runs that are over, with known ends. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
         reap_at_ns = self._executors.local.due_ns()
         if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
@@ -129,7 +129,7 @@ class Supervisor:
         return ended
 
     def _take_ended(self, keys: set[tuple[str, int]]) -> None:
-        """Have runs looked at whose wrappers have ended; all are known before what the first left behind is sought."""
+        """Look at runs whose wrappers have ended; all are recorded before the leftovers of the first are sought."""
         for key in keys:
             live = self._state.live.get(key)
             if live is not None and live.handle is not None:
@@ -137,12 +137,12 @@ class Supervisor:
         self._suspects |= keys
 
     def begun(self) -> list[ActiveRun]:
-        """Return the runs that have begun where they are since the last call: their time limits count from then."""
+        """Return the runs that have begun elsewhere since the last call: their time limits count from then."""
         begun, self._begun = self._begun, []
         return begun
 
     def heard(self) -> bool:
-        """Return whether an engine has said something new of a run that waits there, since the last call."""
+        """Return whether an engine has news of a run that waits there, since the last call."""
         news, self._news = self._news, False
         return news
 
@@ -156,7 +156,7 @@ class Supervisor:
         held_room, over = run.holds_room, False
         try:
             over = self._over(run)
-        finally:  # its room is free, whether its end can be read or not
+        finally:  # its room is free, even if its end cannot be read
             if over or (held_room and not run.holds_room):
                 self._state.recount(run)
         if over:
@@ -171,20 +171,20 @@ class Supervisor:
             self._polled.pop(key, None)
 
     def _unwatched(self, live: ActiveRun) -> bool:
-        """Whether no event tells of the end of a run."""
+        """Whether no event reports the end of a run."""
         return not live.is_over and not self._wakeup.watches(live)
 
     def _nothing_left(self, live: ActiveRun) -> None:
-        """Free the grant of a run that has nothing left: the next one can have it."""
+        """Free the grant of a run that has no processes left, for the next run."""
         live.see(GONE)
         self._state.recount(live)
 
     def _over(self, live: ActiveRun) -> bool:
-        """Whether nothing of the run is left; what outlived its wrapper is told to end."""
+        """Whether nothing of the run is left; processes that outlived its wrapper are told to end."""
         handle = live.handle
         if handle is not None and isinstance(live.phase, Active | Outlived):
             found = self._liveness(live, handle)
-            if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only thought to be
+            if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
                 live.seen_alive()
             if live.elsewhere is not None:
                 self._note_begin(live)
@@ -193,18 +193,18 @@ class Supervisor:
                 if found is Liveness.ALIVE and self.concluder.was_given_up(live):
                     found = Liveness.ABSENT  # its engine may have it, but it never begins
                 if found is Liveness.ALIVE:
-                    return self.concluder.was_recorded(live)  # however long it waits there before it says who it is
+                    return self.concluder.was_recorded(live)  # however long it waits there before its wrapper registers
                 if found is Liveness.ABSENT:
-                    live.see(GONE)  # its engine has answered that it does not have it
+                    live.see(GONE)  # its engine has answered that it does not know it
             if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
-                return False  # somebody has removed what says who its wrapper is: it lives while anything of it does
-            # One that never identified itself: any process with the run's mark may be the wrapper.
+                return False  # its jid was removed: it is alive while any process of it is
+            # The wrapper never registered: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
                 if live in self._terminator or handle.left_behind():
                     if not live.is_outlived:
                         live.see(Outlived(self.concluder.wrapper_end_ns(live)))
-                        self._state.recount(live)  # when it ends is known better now
+                        self._state.recount(live)  # its end is known better now
                     self._terminator.hurry(live)
                     return False
                 live.see(GONE)
@@ -213,7 +213,7 @@ class Supervisor:
         return self.concluder.conclude(live)
 
     def _note_begin(self, live: ActiveRun) -> None:
-        """Count the time of a run elsewhere from when its wrapper spoke, as far as clocks agree."""
+        """Count the time of a run elsewhere from the start of its wrapper, as far as clocks agree."""
         if live.submitted is None:
             return
         if (spoke_ns := self.concluder.spoke_at_ns(live)) is not None:
@@ -233,7 +233,7 @@ class Supervisor:
 
 
 class Concluder:
-    """Looks at the evidence of runs. What cannot be read raises OSError, and nothing is concluded from it."""
+    """Looks at the evidence of runs. Unreadable evidence raises OSError, and nothing is concluded from it."""
 
     def __init__(self, spool: LockedSpool, prober: Prober, clock: Clock) -> None:
         self._spool = spool
@@ -251,12 +251,12 @@ class Concluder:
         return True
 
     def wrapper_end_ns(self, live: ActiveRun) -> int:
-        """Return when the wrapper of a run ended, which is now where it left no exit code."""
+        """Return when the wrapper of a run ended: now if it left no exit code."""
         left = self._spool.exit(live.name, live.run)
         return left.at_ns if left is not None else self._clock()
 
     def _ended(self, live: ActiveRun, proof: Proof, code: int | None = None, at_ns: int | None = None) -> Ended:
-        """Return how a run ended, as *proof* says; its wrapper has written the exit code *code* down *at_ns*."""
+        """Return the end of a run with *proof*; its wrapper has recorded the exit code *code* at *at_ns*."""
         assert proof.outcome is not None
         return Ended(proof.outcome, self._reason(live, proof, code), self._end_of(live, at_ns), code)
 
@@ -282,10 +282,10 @@ class Concluder:
         if isinstance(live.phase, Unstartable):
             return self._unstarted(live, live.phase.why)
         if not live.adopted and live.exit_status is not None and live.stop is None:
-            # Our own child has ended and nobody stopped it: an exit code is all the evidence there is to read.
+            # A child of this process has ended and was not stopped: an exit code is the only evidence to read.
             left = self._spool.exit(live.name, live.run)
             stop = None if live.asking else self._spool.stop(live.name, live.run)
-            if stop is not None:  # ordered by a person this very moment
+            if stop is not None:  # ordered by a user at this very moment
                 live.stop_on_record(stop)
             if left is not None:
                 ended = Evidence(Liveness.GONE, rc=left.code, stop=live.stop_kind, oom_killed=live.usage.oom_killed)
@@ -296,7 +296,7 @@ class Concluder:
         if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
             evidence = self._without_metadir(live)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
-            # Our own child, and it is gone without a jid: no other process can come to create one.
+            # A child of this process, and it is gone without a jid: no other process can create one.
             code = os.waitstatus_to_exitcode(live.exit_status)
             why = f"the wrapper ended with {_words(code)} before it could identify itself"
             return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
@@ -315,8 +315,8 @@ class Concluder:
         )
         if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
             if isinstance(self._spool.jid(live.name, live.run), Jid):
-                return self._conclude(live)  # the wrapper has spoken in this very moment
-            # The record was removed, or it was cut short and says nothing; its writer has had enough time.
+                return self._conclude(live)  # the wrapper has registered at this very moment
+            # The record was removed, or is truncated and empty of meaning; its writer has had enough time.
             liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
             proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.is_outlived))
         elif proof.verdict is Verdict.SILENT:
@@ -329,7 +329,7 @@ class Concluder:
         return self._ended(live, proof, evidence.rc, evidence.rc_at_ns)
 
     def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> Ended | Void | None:
-        """Look at the evidence of a run whose processes its engine alone sees: the engine's word stands for them."""
+        """Look at the evidence of a run whose processes only its engine sees: the engine's word stands for them."""
         if self.was_given_up(live):
             return Void(self._end_of(live))
         if handle.liveness() is Liveness.ALIVE:
@@ -340,7 +340,7 @@ class Concluder:
         if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
             # Taking the jid decides: the engine may start it again, or have it after all.
             spoke = not self._spool.take_jid(live.name, live.run)
-            if spoke and self.jid(live) is not None:  # it was not seen before, and so may be what came after it
+            if spoke and self.jid(live) is not None:  # unseen before, so later records may be too
                 self._identify(live)
                 return self._conclude_elsewhere(live, handle)
             if spoke and end is None and stop is None:
@@ -373,9 +373,9 @@ class Concluder:
         return result is not None
 
     def was_given_up(self, live: ActiveRun) -> bool:
-        """Whether an earlier dispatcher took the jid of a run, and was killed before that was written down.
+        """Whether an earlier dispatcher took the jid of a run, and was killed before recording that.
 
-        Its job waits again, and nobody has moved its file for that; unless its engine had ended it.
+        Its job waits again, and its file was not moved for that; unless its engine had ended it.
         """
         end = live.handle.ending if live.handle is not None else None
         if not live.adopted or live.stop is not None or (end is not None and ends_unspoken(end.word)):
@@ -383,14 +383,14 @@ class Concluder:
         return self._spool.is_void(*live.key)
 
     def spoke_at_ns(self, live: ActiveRun) -> int | None:
-        """Return when the wrapper of a run said who it is; None if it has not."""
+        """Return when the wrapper of a run registered; None if it has not."""
         return self._spool.spoke_at_ns(live.name, live.run, live.started_at_ns)
 
     def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> Ended | Void:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
 
-        *refused*: the wrapper says by its exit code that the machine refused it something. A job that removes its own
-        jid has begun all the same, and its jid is never taken: that would start the job again.
+        *refused*: the wrapper's exit code says that the machine refused it something. A job that removes its own jid
+        has begun all the same, and its jid is never taken: that would start the job again.
         """
         if self._has_begun(live):
             ended = Evidence(Liveness.GONE, stop=live.stop_kind, oom_killed=live.usage.oom_killed)
@@ -404,7 +404,7 @@ class Concluder:
         return self._unstarted(live, why)
 
     def jid(self, live: ActiveRun) -> Jid | None:
-        """Return who the wrapper says it is; None while it has not, or where that cannot be."""
+        """Return the wrapper's identity from its record; None if it has not registered, or cannot be it."""
         found = self._spool.jid(live.name, live.run)
         return found if isinstance(found, Jid) and live.may_be(found) else None
 
@@ -414,18 +414,18 @@ class Concluder:
             live.handle.identified(jid)
 
     def _known_and_gone(self, live: ActiveRun) -> bool:
-        """Whether the one process that could be the wrapper, as its executor said, has ended."""
+        """Whether the one process that can be the wrapper, according to its executor, has ended."""
         return live.handle is not None and live.handle.liveness() is Liveness.GONE
 
     def _has_begun(self, live: ActiveRun) -> bool:
-        """Whether a run without a jid has had one: it was seen, or there are traces, or our own records are gone."""
+        """Whether a run without a jid has had one: it was seen, or has left traces, or spool's records are gone."""
         seen = live.handle is not None and live.handle.is_child and live.jid is not None
         if seen or self._spool.has_begun(live.name, live.run):
             return True
         return not live.adopted and status_of(self._spool.layout.record(*live.key, layout.GRANT)) is None
 
     def _without_metadir(self, live: ActiveRun) -> Evidence:
-        """Return what is known of a run whose metadir somebody removed; the wrapper ends with the command's code."""
+        """Return the evidence of a run whose metadir was removed; the wrapper ends with the command's code."""
         if live.exit_status is not None:
             code = os.waitstatus_to_exitcode(live.exit_status)
             return Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
@@ -433,14 +433,15 @@ class Concluder:
         return Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
 
     def _reason(self, live: ActiveRun, proof: Proof, code: int | None) -> str:
-        """Return why a run ended so, with what its records and the order to stop it add to *proof*."""
+        """Return the reason of a run's end: that of *proof*, with details from its records and the order to stop it."""
         stop = live.stop
         if proof.outcome is State.FAILED:
             failure = self._spool.failure(live.name, live.run)
             if failure:
                 return f"{COULD_NOT_START}{failure}"
             if code in _NO_FORK and _CANNOT_FORK.search(self._spool.last_words(live.name, live.run)):
-                # It may have done anything before, so it has failed; whether it may run again its `retry` says.
+                # The command may have done anything before, so it has failed; its `retry` decides whether it runs
+                # again.
                 return f"{proof.reason}: its shell says that the machine refused it a process"
         elif proof.outcome is State.LOST:
             if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
@@ -453,12 +454,12 @@ class Concluder:
 
 
 def _refused_for_good(live: ActiveRun, refusal: str | None) -> str:
-    """Return why a job is held whose engine never had it and refuses it; "" if it does not."""
+    """Return why a job must be held that its engine has refused for good; "" if it has not."""
     return f"{refusal}; `spool edit {live.name}`, then `spool release {live.name}`" if refusal else ""
 
 
 def _failed_too_often(live: ActiveRun, failure: str) -> str:
-    """Return why a job is held that never began where it was handed to; *failure* is "" where that was by chance."""
+    """Return why a job must be held that never began at its engine; *failure* is "" if that was by chance."""
     if not failure or live.refused.times + 1 < _MOST_FAILURES:
         return ""
     again = f"`spool release {live.name}` tries again"
@@ -477,7 +478,7 @@ class _Moment(Struct, frozen=True, order=True):
 
 
 def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
-    """Whether that moment of a run has come; its limit may have been changed since it was set."""
+    """Whether that moment of a run has come; its limit may have changed since it was set."""
     if live.submitted is not None:
         return live.gives_up_boot_ns is not None and live.gives_up_boot_ns <= now_ns
     limit, signal = live.spec.time_limit_ns, live.spec.signal
@@ -488,7 +489,7 @@ def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
 
 
 class LimitEnforcer:
-    """Watches the limits of live runs. *order* orders a run to be stopped."""
+    """Enforces the limits of live runs. *order* orders a run to be stopped."""
 
     def __init__(self, context: Context, order: Callable[[ActiveRun, Stop], None]) -> None:
         self._confinement = context.confinement
@@ -503,14 +504,14 @@ class LimitEnforcer:
         self._memory_at_ns = 0
 
     def add(self, live: ActiveRun) -> None:
-        """Watch a run that has been started or adopted, that goes on, or whose limit has changed."""
+        """Watch a run that was started, adopted or continued, or whose limit has changed."""
         limit = live.spec.time_limit_ns
         if limit is not None and live.submitted is None:
             end = live.counts_from_boot_ns + limit
             heapq.heappush(self._moments, _Moment(end, live.key, False))
             signal = live.spec.signal
             if signal is not None:
-                # Later than that when it was adopted is better than never.
+                # For an adopted run that may be late, which is better than never.
                 heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
         if live.gives_up_boot_ns is not None:
             heapq.heappush(self._moments, _Moment(live.gives_up_boot_ns, live.key, False))
@@ -520,7 +521,7 @@ class LimitEnforcer:
         self._timer.set(self._moments[0].at_ns if self._moments else None)
 
     def check(self) -> None:
-        """Warn and stop what is over a limit."""
+        """Warn and stop runs that exceed a limit."""
         now = boot_clock()
         while self._moments and self._moments[0].at_ns <= now:
             moment = heapq.heappop(self._moments)
@@ -554,15 +555,15 @@ class LimitEnforcer:
             self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
 
     def _check_memory(self) -> None:
-        """Stop what is over its memory limit."""
-        runs: dict[Any, ActiveRun] = {}  # all of this machine: those elsewhere are held to their memory there
+        """Stop runs that exceed their memory limit."""
+        runs: dict[Any, ActiveRun] = {}  # all of this machine: elsewhere the engine enforces the limit
         for key in self._with_memory:
             live = self._state.live.get(key)
             if live is not None and live.holds_room and live.handle is not None and not live.handle.holds_memory:
                 runs[live.handle] = live
         self._with_memory = {live.key for live in runs.values()}
         if not runs:
-            return  # a walk over all processes would be for nothing
+            return  # a walk over all processes would be useless
         limits = {handle: live.grant.memory_bytes or 0 for handle, live in runs.items()}
         for handle, used in self._executors.local.memory_bytes(limits).items():
             live, limit = runs[handle], limits[handle]
@@ -573,22 +574,22 @@ class LimitEnforcer:
 
 
 class GpuUseRecorder:
-    """Adds up what runs do with their GPUs, and notices those that leave them idle. *order* orders a run to be stopped.
+    """Sums up the GPU use of runs, and notices runs that leave their GPUs idle. *order* orders a run to be stopped.
 
-    It rests on the looks that the planner takes anyway while jobs with GPUs run (`gpu.poll`), and asks NVML nothing
-    itself. What it has added up stands in the metadir (`gpus.toml`), written once in a while, so that the mean of a run
-    is right across a restart of the dispatcher.
+    It uses the looks that the planner takes anyway while jobs with GPUs run (`gpu.poll`), and asks NVML nothing itself.
+    Its sums are in the metadir (`gpus.toml`), written once in a while, so that the mean of a run is right across a
+    restart of the dispatcher.
     """
 
     def __init__(self, context: Context, world: MachineMonitor, order: Callable[[ActiveRun, Stop], None]) -> None:
         self._context = context
         self._world = world
         self._order = order
-        self._seen_at_ns: int | None = None  # when NVML was asked for the last look that was taken in
+        self._seen_at_ns: int | None = None  # the time of the last processed look of NVML
         self._written_ns: dict[tuple[str, int], int] = {}  # monotonic: when the record of each run was written
 
     def watch_run(self, live: ActiveRun) -> None:
-        """Take in what an earlier dispatcher has added up of a run."""
+        """Read the sums of a run that an earlier dispatcher has recorded."""
         if not live.adopted or not live.grant.gpu_uuids:
             return
         with self._context.confinement.of(Thing.of_run(live.key), _READ_GPUS):
@@ -598,7 +599,7 @@ class GpuUseRecorder:
                 self._written_ns[live.key] = time.monotonic_ns()
 
     def turn(self, machine: Machine | None) -> None:
-        """Take in a new look at the GPUs, if there is one."""
+        """Process a new look at the GPUs, if there is one."""
         at_ns = self._world.gpus_at_ns
         if machine is None or at_ns is None or at_ns == self._seen_at_ns:
             return
@@ -614,7 +615,7 @@ class GpuUseRecorder:
         self._written_ns = {key: at for key, at in self._written_ns.items() if key in state.live}
 
     def leave(self) -> None:
-        """Write down what was added up since it was written last."""
+        """Write the sums since the last writing."""
         for live in list(self._context.state.live.values()):
             if live.gpu_watch is not None and live.result is None:
                 self._write(live)
@@ -622,7 +623,7 @@ class GpuUseRecorder:
     def _take_in(self, live: ActiveRun, at_ns: int, work: list[GpuWork | None]) -> None:
         before = live.gpu_watch or GpuWatch.since(live.started_at_ns, len(live.grant.gpu_uuids))
         if live.stop is not None or live.is_outlived:
-            return  # what it does while it is being ended says nothing of it
+            return  # its use while it is being ended is not typical of it
         if live.suspension.since_ns is not None:
             live.gpus_watched(before.passed_over(at_ns))
             return
@@ -635,11 +636,11 @@ class GpuUseRecorder:
             self._write(live)
 
     def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
-        """Tell that a run leaves its GPUs idle, and stop it if that is its wish."""
+        """Report that a run leaves its GPUs idle, and stop it if its job file says so."""
         words, stops = watch.words(live.spec), live.spec.gpu_idle_action == "stop"
         log.warning("job %s run %d: %s%s", live.name, live.run, words, "; stopping it" if stops else "")
         self._context.events.run(EventName.GPU_IDLE, live, at_ns, words, part=str(watch.told + 1))
-        # Where a hook keeps it from being stopped, it is asked again after the same time, not at every look.
+        # If a hook prevents the stop, it is asked again after the same time, not at every look.
         live.gpus_watched(watch.telling(again=stops))
         flushed = False
         with suppress(OSError):  # on a full disk it is stopped all the same
@@ -647,11 +648,11 @@ class GpuUseRecorder:
             flushed = True
         if stops:
             self._order(live, Stop(StopKind.CANCEL, "spool", self._context.clock(), words))
-        if flushed:  # else the next dispatcher tells it again: what says that it was told comes last
+        if flushed:  # else the next dispatcher repeats the report: the record of it comes last
             self._write(live)
 
     def _is_old(self, live: ActiveRun) -> bool:
-        """Whether to write the record: after the first look at once, so that short runs have one, later rarely."""
+        """Whether the record is due: after the first look at once, so that short runs have one, later rarely."""
         written_ns = self._written_ns.get(live.key)
         return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
 
