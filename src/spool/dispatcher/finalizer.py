@@ -1,7 +1,7 @@
 """Finalize a run that is over: decide whether the job goes on, write result and history, move the job file.
 
-It can be cut off anywhere and is done again by the next dispatcher. How the run ended is known before (`conclude`),
-and its resources are given to the next before anything is written: nothing waits for paper.
+If interrupted anywhere, it is done again by the next dispatcher. The end of the run is known before (`conclude`), and
+its resources are free before anything is written: no start waits for paperwork.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _FILE = "file"
 
 
 class Unstarted(Struct, frozen=True):
-    """A submission that ends without a run, wherever its file was."""
+    """A submission that ends without a run, with its job file."""
 
     name: str
-    spec: Spec | None  # None: its file cannot be understood
+    spec: Spec | None  # None: its file is not valid
     user: str
     wait: QueueTime | None
     attempts: Attempts
@@ -54,7 +54,8 @@ class Unstarted(Struct, frozen=True):
 class Finalizer:
     """Does the paperwork of runs, and of jobs that end without one.
 
-    Always in the order "result, history, events, move": a crash leaves something to be done again, never left out.
+    Always in the order "result, history, events, move": after a crash something may be done again, but is never left
+    out.
     """
 
     def __init__(self, context: Context, scanner: Scanner, outcomes: OutcomeIndex) -> None:
@@ -71,8 +72,8 @@ class Finalizer:
     def file(self, ended: list[ActiveRun], now_ns: int) -> list[ActiveRun]:
         """Do the paperwork of runs that are over: every result, then the history, then every move.
 
-        After an error (the disk is full) it is called again with the same runs and goes on where it was. Returns those
-        that are done: what fails for one run is done by a later call.
+        After an error (the disk is full) it is called again with the same runs and continues. Returns the finished
+        runs: a failure for one run is tried again by a later call.
         """
         over = [live for live in ended if live.key in self._state.live]
         filed = [live for live in ended if live.key not in self._state.live]
@@ -97,7 +98,7 @@ class Finalizer:
         return filed
 
     def _accounts(self, over: list[ActiveRun]) -> dict[tuple[str, int], Result]:
-        """Return what the history says of those that an earlier dispatcher may have written down, in one reading."""
+        """Return the results in the history of runs that an earlier dispatcher may have recorded, in one reading."""
         asked = {live.key: live.started_at_ns for live in over if live.may_be_recorded}
         found: dict[tuple[str, int], Result] = {}
         for known in self._spool.accounts_since(min(asked.values())) if asked else ():  # newest first
@@ -107,7 +108,7 @@ class Finalizer:
         return found
 
     def _try(self, live: ActiveRun, step: Callable[[ActiveRun], None], *, partly: bool = False) -> bool:
-        """Do one step of the paperwork of a run; return whether it is done. *partly*: more steps follow."""
+        """Do one step of the paperwork of a run; return whether it succeeded. *partly*: more steps follow."""
         with self._confinement.of(Thing.of_run(live.key), _FILE, partly=partly) as piece:
             step(live)
         return not piece.failed
@@ -119,9 +120,9 @@ class Finalizer:
         accounts: Mapping[tuple[str, int], Result],
         now_ns: int,
     ) -> None:
-        """Write down how a run ended, and add its line of the history to *lines* if *accounts* has none."""
+        """Record the end of a run, and add its line of the history to *lines* if *accounts* does not have it."""
         if isinstance(live.phase, Ended):
-            # Beside a wrapper that has lived since, a result is none of an earlier dispatcher.
+            # If its wrapper has been alive since, a result is not by an earlier dispatcher.
             recorded = self._spool.result(live.name, live.run) if live.may_be_recorded else None
             # A power cut may have emptied the result and spared the line of the history, which is synced.
             result = recorded or accounts.get(live.key) or self._result(live, live.phase)
@@ -143,14 +144,14 @@ class Finalizer:
 
     def _write(self, live: ActiveRun, ended: Ended, result: Result) -> None:
         if result.outcome not in (State.FINISHED, State.FAILED) or ended.unstarted:
-            # In all other cases the wrapper has written the word. It comes first: a result says that all is written.
+            # In all other cases the wrapper has written the status. It comes first: a result says that all is written.
             self._spool.put_record(live.name, live.run, layout.STATUS, run_records.render_status(result.outcome))
-        if ended.unstarted:  # no wrapper has said it
+        if ended.unstarted:  # no wrapper has written it
             self._spool.put_record(live.name, live.run, layout.JOB_LOG, _said(result.reason))
         self._spool.put_record(live.name, live.run, layout.RESULT, render_result(result))
 
     def _move(self, job: JobEntry, live: ActiveRun, ended: Ended, result: Result) -> None:
-        """Put the job's file where it belongs after *result*, and the job where it stands."""
+        """Move the job's file to its place after *result*, and set the state of the job."""
         spool, name = self._spool, live.name
         final = result.again is None
         tried_again = result.again in ("retry", "requeue") and live.stop_kind not in (StopKind.REQUEUE, StopKind.HOLD)
@@ -173,37 +174,37 @@ class Finalizer:
             self._state.go_on(job, attempts, QueueTime(live.wait.arrived_at_ns, 0, None) if anew else None)
         try:
             if final and job.queued is None and job.held is None:
-                self._state.settle(job)  # what comes under its name from now on, an event tells
+                self._state.settle(job)  # later files of its name are reported by events
             else:
                 self.revisit(job)
-        finally:  # whether its file could be seen or not
-            if not final:  # its place comes first: a job whose run is over and that has no place begins anew
+        finally:  # even if its file could not be seen
+            if not final:  # its place comes first: a job without a place, whose run is over, begins anew
                 self._journal.note_place(job)
                 self._journal.note(over)
 
     def revisit(self, job: JobEntry) -> None:
-        """See what the name of a job whose run is over has in store."""
+        """Look again at the files of a job whose run is over."""
         self._scanner.examine(QUEUED, job.name, anew=True)
         self._scanner.examine(HELD, job.name, anew=True)
         self._state.settle(job)
 
     def _ended(self, name: str, result: Result) -> None:
-        """Let those that depend on *name* know how it ended."""
+        """Report the end of *name* to the jobs that depend on it."""
         self.outcomes.record(name, result.outcome)
         self._state.ended(name, result.outcome, result.ended_at_ns)
 
     def _moved_away(self, live: ActiveRun) -> bool:
-        """Whether the file of a run was moved to another directory by a person."""
+        """Whether the file of a run was moved to another directory by a user."""
         return self._waits_again(live) or self._spool.holds(live.inode, live.name, DONE)
 
     def _waits_again(self, live: ActiveRun) -> bool:
-        """Whether a person has moved the file of a run to where it waits."""
+        """Whether a user has moved the file of a run to where it waits."""
         return self._spool.holds(live.inode, live.name, QUEUED, HELD, mtime_ns=live.mtime_ns)
 
     def _void(self, job: JobEntry, live: ActiveRun, void: Void, now_ns: int) -> None:
-        """Put the job of a run whose command has not begun and never will back; nothing is counted."""
+        """Requeue the job of a run whose command has not begun and never will; nothing is counted."""
         if isinstance(self._spool.jid(live.name, live.run), Jid):
-            # Its wrapper is gone, and has said that the machine refused it a process: its number is not used again.
+            # Its wrapper is gone, and has reported that the machine refused it a process: its number is not used again.
             self._spool.put_record(live.name, live.run, layout.JID, run_records.VOID_JID)
         self._state.refused(job, live, void.refusal, now_ns)
         if void.held_because and self._spool.hold_because(live.name, void.held_because, RUNNING):
@@ -221,7 +222,7 @@ class Finalizer:
             self._journal.note(journal.Over(live.name, live.run, False))
 
     def _end_taken_back(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
-        """End a job whose start was taken back and which cannot wait on: deleted, or a newer one of its name waits."""
+        """End a job whose start was taken back and which cannot wait: deleted, or a newer one of its name waits."""
         spool, name = self._spool, live.name
         text = spool.record(name, live.run, layout.SPEC_COPY)
         result = self._cut_off(name, live.wait)
@@ -235,7 +236,7 @@ class Finalizer:
         self._ended(name, result)
 
     def _why_taken_back(self, live: ActiveRun, *, filed: bool) -> str:
-        """Return why a job does not wait on whose start was taken back."""
+        """Return why a job does not keep waiting after its start was taken back."""
         if live.stop_kind is StopKind.CANCEL and live.stop is not None:
             why = f": {live.stop.reason}" if live.stop.reason else ""
             return f"cancelled by {live.stop.by} before it started{why}"
@@ -245,12 +246,12 @@ class Finalizer:
         return "a newer file replaced it before it started" if newer else "deleted before it started"
 
     def _tell(self, job: JobEntry, result: Result, spec: Spec | None) -> None:
-        """Have it told how a run, or a job that never ran, has ended: once, however often its paperwork is tried."""
+        """Report the end of a run, or of a job that never ran: once, however often its paperwork is tried."""
         if self._state.told(job, result.run):
             self._events.end(result, spec)
 
     def _put_unstarted(self, job: JobEntry, result: Result, text: bytes | None, spec: Spec | None) -> None:
-        """Write down the end of a job that never started, as far as that is not done, and tell it."""
+        """Record the end of a job that never started, as far as that is not done, and report it."""
         spool = self._spool
         if spool.result(result.job, result.run) is None:
             files = {
@@ -296,7 +297,7 @@ class Finalizer:
         )
         kind = live.stop_kind
         if kind in (StopKind.REQUEUE, StopKind.HOLD):
-            if set(self._spool.places(live.name)) <= {DONE}:  # somebody has thought better of that
+            if set(self._spool.places(live.name)) <= {DONE}:  # the user has changed the order to a cancellation
                 return replace(result, reason=f"{reason}, and cancelled")
         elif self._superseded(self._state.job(live.name), live):
             return result
@@ -323,8 +324,8 @@ class Finalizer:
     def end_unstarted(self, job: JobEntry, place: str, outcome: State, reason: str, now_ns: int) -> None:
         """End a job that never started (given up, or cancelled while it waited): records, history, `done/`.
 
-        A file that was moved to `done/` ended the job when it was moved, which is when it was changed last.
-        Nothing ends if the file in *place* is not the one that was seen: it was held, withdrawn or edited meanwhile.
+        A file that was moved to `done/` ended the job at the time of the move, which is its last change. Nothing ends
+        if the file in *place* is not the one that was seen: it was held, withdrawn or edited meanwhile.
         """
         spool, name = self._spool, job.name
         found = self.file_in(place, name)
@@ -367,7 +368,7 @@ class Finalizer:
             self._journal.note_place(goes_on)
 
     def _cut_off(self, name: str, wait: QueueTime | None) -> Result | None:
-        """Return how this submission has ended already, if an earlier dispatcher was cut off while it said so."""
+        """Return how this submission has ended already, if an earlier dispatcher was interrupted in recording it."""
         run = self._spool.latest_run(name)
         result = self._spool.result(name, run) if run is not None else None
         if result is None or wait is None or result.started_at_ns is not None or result.again is not None:
@@ -375,7 +376,7 @@ class Finalizer:
         return result if result.submitted_at_ns == wait.arrived_at_ns else None
 
     def file_in(self, place: str, name: str) -> tuple[JobFileVersion, bytes] | None:
-        """Return the file of a job that lies in *place* now, with what it says, and its text; None if none does."""
+        """Return the file of a job that lies in *place* now, with its spec, and its text; None if there is none."""
         status = status_of(self._spool.layout.job_file(place, name))
         text = self._spool.job_text(place, name)
         if status is None or text is None or not stat.S_ISREG(status.st_mode):
@@ -384,12 +385,12 @@ class Finalizer:
         return JobFileVersion(*seen, spec_of(text, name, self._settings.config.defaults)), text
 
     def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:
-        """Return the end of a submission that waited, and whose file is *file*."""
+        """Return the end of a waiting submission whose file is *file*."""
         ended = Unstarted(job.name, file.spec, name_of(file.uid), job.wait, job.attempts)
         return self._never_ran(ended, outcome, reason, now_ns)
 
     def _never_ran(self, ended: Unstarted, outcome: State, reason: str, now_ns: int) -> Result:
-        """Return the end of a submission that never ran: all that its job file asked for stays known."""
+        """Return the end of a submission that never ran, with the requests of its job file."""
         result = Result(
             job=ended.name,
             run=self._spool.next_run(ended.name),
@@ -409,11 +410,11 @@ class Finalizer:
 
 
 def _moved_at_ns(job: JobEntry, file: JobFileVersion, now_ns: int) -> int:
-    """Return when the file of a job was moved to where it lies, at the latest now: a rename sets its ctime."""
+    """Return when the file of a job was moved to its directory, at the latest now: a rename sets its ctime."""
     arrived_at_ns = job.wait.arrived_at_ns if job.wait is not None else 0
     return min(max(file.changed_at_ns, arrived_at_ns), now_ns)
 
 
 def _said(text: str) -> bytes:
-    """Return what spool writes into the log of a run that has written none itself."""
+    """Return spool's own message for the log of a run that has written none itself."""
     return f"spool: {shown(text)}\n".encode(errors="replace")

@@ -36,7 +36,7 @@ _MODES_TOO = _MASK | _ATTRIB  # and times set by hand; a link made or removed ra
 
 
 class NameChange(Enum):
-    """What an event says of a name in a directory."""
+    """The meaning of an event for a name in a directory."""
 
     CAME = "there is something new under it"
     GONE = "nothing has it any more"
@@ -81,7 +81,7 @@ class _Emitter(EventEmitter):
         self._hear(event)
 
     def queue_events(self, timeout: float = 0) -> None:
-        """Read the events that are there; *timeout* is not needed."""
+        """Read the pending events; *timeout* is not needed."""
         try:
             events = os.read(self.fd, _BUFFER)
         except BlockingIOError:
@@ -98,7 +98,7 @@ class _Emitter(EventEmitter):
         if mask & _Q_OVERFLOW:
             return _EventsLost("")
         directory = self._directories.get(wd)
-        if directory is None or mask & _DELETE_SELF:  # the end of its watch was told, or follows
+        if directory is None or mask & _DELETE_SELF:  # the end of its watch was reported, or will be
             return None
         if mask & (_MOVE_SELF | _IGNORED):
             del self._directories[wd]
@@ -111,7 +111,7 @@ class _Emitter(EventEmitter):
 
 
 def _checked(answer: int, path: str = "") -> int:
-    """Return what inotify answered. Raises OSError."""
+    """Return the answer of inotify. Raises OSError."""
     if answer == -1:
         number = ctypes.get_errno()
         words = {
@@ -133,14 +133,14 @@ class DirectoryWatcher:
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
         self._general_problem: str | None = None  # the one that stays
         self._emitter: _Emitter | None = None
-        self._keys: dict[str, str] = {}  # of the directories that are watched
+        self._keys: dict[str, str] = {}  # of the watched directories
         self._wanted: dict[str, tuple[str, int]] = {}  # the directory of each key, and its events
-        self._stale = False  # whether a directory is another than the one that is watched, or is gone
+        self._stale = False  # whether a directory was replaced since it was watched, or is gone
 
     def start(self, directories: Mapping[str, str], modes_of: Collection[str] = ()) -> None:
         """Watch *directories* (a key for each path), *modes_of* some of them for changed modes too.
 
-        Where that cannot be done, `problem` says why.
+        If that fails, `problem` has the reason.
         """
         try:
             self._emitter = _Emitter(self._on_event)
@@ -161,7 +161,7 @@ class DirectoryWatcher:
         self._keys[path] = key
 
     def renew(self) -> None:
-        """Watch the directories that took the place of others; `problem` says where that cannot be done yet."""
+        """Watch the directories that replaced others; `problem` names those that cannot be watched yet."""
         if self._emitter is None or not self._stale:
             return
         self.problem = self._general_problem
@@ -174,7 +174,7 @@ class DirectoryWatcher:
                 self.problem = f"no file events of {self._wanted[key][0]} ({error.strerror})"
 
     def also(self, key: str, directory: str) -> None:
-        """Watch a directory that may not be there yet, and those in it whose name ends with `.d`, changed modes too."""
+        """Watch a directory that may not exist yet, and those in it whose name ends with `.d`, changed modes too."""
         if self._emitter is None or not os.path.isdir(directory):
             return
         with suppress(OSError):
@@ -189,7 +189,7 @@ class DirectoryWatcher:
         return self._emitter.fd if self._emitter is not None else None
 
     def read(self) -> None:
-        """Take in the events that are there."""
+        """Read the pending events."""
         if self._emitter is not None:
             self._emitter.queue_events()
 
@@ -207,11 +207,11 @@ class DirectoryWatcher:
 
     @property
     def has_hints(self) -> bool:
-        """Whether there is something to look at."""
+        """Whether there is a hint."""
         return bool(self._hints)
 
     def take_hints(self) -> list[Hint]:
-        """Return where to look, once."""
+        """Return the hints, once."""
         hints, self._hints = self._hints, []
         return hints
 

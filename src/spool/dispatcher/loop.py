@@ -1,7 +1,7 @@
 """The dispatcher: one pass after the other, in one thread, under the lock.
 
-A pass observes (files, exits, answers), plans, and carries the plan out. Every pass can be the last: whatever it has
-done when the process is killed is enough for the next dispatcher to go on from.
+A pass observes (files, exits, answers), plans, and carries the plan out. Every pass can be the last: its work up to a
+kill of the process is enough for the next dispatcher to continue.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Task = tuple[Thing, str]
-"""What a step of a pass is done to, and the verb: "cannot VERB THING"."""
+"""The object of a step of a pass, and the verb: "cannot VERB THING"."""
 
 _LOCK: Task = Thing("service", "the spool again"), "lock"
 _OBSERVE: Task = Thing("spool", "the spool"), "look at"
@@ -73,11 +73,11 @@ _TELL: Task = Thing("service", "the listeners"), "tell"
 _JOURNAL: Task = Thing("spool", "the journal"), "write"
 _LISTENERS: Task = Thing("service", "the listeners"), "serve"
 _END = "end"
-_LOCK_EVERY_NS = SECOND_NS // 20  # how soon it is seen that the spool or its lock was taken away
+_LOCK_EVERY_NS = SECOND_NS // 20  # how soon the loss of the spool or its lock is noticed
 
 
 class Dispatcher:
-    """A dispatcher of one spool; made once the lock is held. `wakeup` may be told to leave."""
+    """A dispatcher of one spool, created once the lock is held. `wakeup` may ask it to leave."""
 
     def __init__(self, spool: LockedSpool, *, clock: Callable[[], int] = time.time_ns) -> None:
         self.spool = spool
@@ -130,8 +130,8 @@ class Dispatcher:
         self.launcher = Launcher(context, self.planner.shortage)
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
-        self._unfiled: list[ActiveRun] = []  # runs that are over, and whose paperwork is not done
-        self._shown_version = 0  # of the state, that the status knows of
+        self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
+        self._shown_version = 0  # the version of the state that the status shows
         self._watches_gpus = False
         self._watched: frozenset[int] = frozenset()  # the descriptors of engines
         self._lock_seen_ns = -_LOCK_EVERY_NS
@@ -149,19 +149,19 @@ class Dispatcher:
         return local
 
     def _reading_outcome(self, name: str) -> Piece:
-        """Return the boundary around reading how a job has ended."""
+        """Return the boundary around reading the end of a job."""
         return self.confinement.of(Thing.of_job(name), "read the outcome of")
 
     def _matters(self, name: str) -> bool:
-        """Whether a waiting job depends on how the job *name* has ended."""
+        """Whether a waiting job depends on the end of the job *name*."""
         return bool(self.state.queue.watch.dependents(name))
 
     # Life.
 
     def open(self) -> None:
-        """Find out how things stand: adopt what runs, finish what was cut off.
+        """Read the situation: adopt running jobs, finish interrupted work.
 
-        Raises OSError where the spool as a whole cannot be read; opened anew by another call it goes on.
+        Raises OSError if the spool as a whole cannot be read; another call continues.
         """
         confinement = self.confinement
         with confinement.service("read", "the wrapper"):
@@ -183,7 +183,7 @@ class Dispatcher:
         self.halt.open()
         for live in list(self.state.live.values()):
             self._watch(live)
-        # What the first look finds stays for long; to collect garbage among it over and over would cost as much again.
+        # The first look creates values that last; repeated garbage collection among them would cost as much again.
         gc.disable()
         self.observer.look_at_first()
         gc.freeze()
@@ -198,10 +198,10 @@ class Dispatcher:
             self._compact()
 
     def close(self) -> None:
-        """Leave; what runs goes on."""
+        """Leave; runs go on."""
         parts = (self.launcher, self.watcher, self.world, self.events, self.logs, self.wakeup)
         steps = [part.close for part in parts]
-        if self.spool.is_ours:  # else another dispatcher may have spoken since
+        if self.spool.is_ours:  # else another dispatcher may have reported since
             self._write_status(force=True)
             steps = [self.gpu_use.leave, self.monitor.leaves, self.journal.commit, *steps]
         for leave in steps:
@@ -212,20 +212,20 @@ class Dispatcher:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits that could ever start by itself, and nothing runs."""
+        """Whether nothing runs, and no waiting job could ever start by itself."""
         waiting = len(self.state.queue) - self.arrays.waiting_held()
         return not self.state.live and not waiting and not self.scanner.awaits_writers and self.arrays.idle
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing runs, and what waits, or cannot be filed, can be helped by people only."""
+        """Whether nothing runs, and only users can help the jobs that wait or cannot be filed."""
         troubled = all(not live.holds_room and self.confinement.why(live.name) for live in self.state.live.values())
         plan = self.planner.plan
         return troubled and not self.scanner.awaits_writers and plan is not None and plan.stuck
 
     @property
     def asking(self) -> bool:
-        """Whether somebody, or NVML, is asked about a start or a cancel, and has not answered."""
+        """Whether a review, or a question to NVML, about a start or a cancellation is open."""
         return self.admission.waiting or self.planner.awaits_gpus
 
     # A pass.
@@ -233,8 +233,8 @@ class Dispatcher:
     def turn(self) -> bool:
         """Do one pass; return whether another has something to do at once.
 
-        Each step is confined by itself: what fails for the spool as a whole holds up what follows from it, and never
-        the limits and the stops.
+        Each step is confined by itself: a failure of the spool as a whole holds up the steps that depend on it, and
+        never the limits and the stops.
         """
         self._keep_lock()
         self.events.begin_pass()
@@ -242,7 +242,7 @@ class Dispatcher:
         self._serve(_TAKE_ANSWERS, self._take_answers)
         self._recover()
         ended = self._collect_ended()
-        self._serve(_SUSPEND, self.suspender.work)  # engines have said by now which runs they halt
+        self._serve(_SUSPEND, self.suspender.work)  # engines have reported by now which runs they halt
         self.limits.check()
         self.stops.record_again()
         version = self.state.version
@@ -250,7 +250,7 @@ class Dispatcher:
         if not self._held_up():
             more = bool(self._serve(_GO_ON, self._work_on_arrays))
         if self.settings.config.policy.on_failure != "continue":
-            self._file()  # nothing is to start after the first that failed
+            self._file()  # nothing must start after the first job that failed
         more = bool(self._serve(_HALT, self.halt.work)) or more
         if not self._held_up(besides="start") and not self.halt.going_on:
             started = bool(self._step(_START, self._plan))
@@ -272,7 +272,7 @@ class Dispatcher:
         return (more or self.observer.unfinished or changed) and not self._held_up()
 
     def _step(self, task: Task, step: Callable[[], T]) -> T | None:
-        """Do a step of a pass that holds up the starts while it cannot be done; None where that is now."""
+        """Do a step of a pass that holds up the starts while it fails; return None if it fails now."""
         if self.confinement.troubled and self.confinement.pauses(*task):
             return None
         return self._serve(task, step)
@@ -289,7 +289,7 @@ class Dispatcher:
         return result
 
     def _held_up(self, besides: str = "") -> bool:
-        """Whether nothing starts because of what is wrong with the spool as a whole."""
+        """Whether nothing starts because of a problem of the spool as a whole."""
         return self.confinement.troubled and bool(self.confinement.held_up(besides))
 
     def _keep_lock(self) -> None:
@@ -346,18 +346,18 @@ class Dispatcher:
         self.wakeup.wait(self.due_in_ns(limit_ns))
 
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
-        """Return how long until a component has something to do, at most *limit_ns*; None: until something happens."""
+        """Return the time until a component has something to do, at most *limit_ns*; None: until an event."""
         due = self.timers.due_in_ns(held_up=self._held_up())
         engines_ns = self.executors.due_ns()
         engines = None if engines_ns is None else max(0, engines_ns - time.monotonic_ns())
         return min((wait for wait in (due, engines, limit_ns) if wait is not None), default=None)
 
     def get_ahead(self) -> None:
-        """Make the start that will probably be the next ready; for when there is nothing else to do."""
+        """Prepare the probable next start, while there is nothing else to do."""
         start = None if self.admission.reviews_starts else self.planner.foreseen(paused=self.pause.paused)
         self.launcher.foresee(start, self.clock())
 
-    # What is seen.
+    # Observations.
 
     def _observe(self) -> None:
         if self.observer.listen() | self.wakeup.reload_asked():
@@ -367,10 +367,10 @@ class Dispatcher:
             self.executors.local.wake_wrappers()
             self.launcher.ask_executors_again()
         if self.launcher.load_executors_again():
-            self._reload()  # which tells of it
+            self._reload()  # which reports it
 
     def _reload(self) -> None:
-        """See whether the configuration, the pause or the listeners have changed."""
+        """Check whether the configuration, the pause or the listeners have changed."""
         config, executor = self.settings.config, self.settings.executor
         reloaded = self.settings.reload()
         if reloaded:
@@ -392,10 +392,10 @@ class Dispatcher:
         else:
             self.status.refresh()
 
-    # What was cut off.
+    # Interrupted work.
 
     def _recover(self) -> None:
-        """Try again to read what could not be read when the dispatcher began."""
+        """Try again to read records that were unreadable when the dispatcher began."""
         for name in self.recovery.try_again():
             if name in self.recovery.arrays:
                 self._resume_array(name)
@@ -407,7 +407,7 @@ class Dispatcher:
                 self.finalizer.revisit(self.state.job(name))
 
     def _resume_array(self, name: str) -> None:
-        """Go on with an array that an earlier dispatcher left in progress."""
+        """Continue an array that an earlier dispatcher left in progress."""
         found = None
         with self.confinement.of(Thing("array", name), "resume") as piece:
             found = self.recovery.unfinished_array(self.arrays.store, name)
@@ -416,10 +416,10 @@ class Dispatcher:
         elif found is not None:
             self.arrays.resume(*found)
 
-    # What starts.
+    # Starts.
 
     def _plan(self) -> bool:
-        """Plan anew if anything has changed, and carry the plan out; return whether anything was started."""
+        """Plan if anything has changed, and carry the plan out; return whether anything was started."""
         now, before = self.clock(), self.planner.machine
         plan = self.planner.renew(now, paused=self.pause.paused)
         machine = self.planner.machine
@@ -435,7 +435,7 @@ class Dispatcher:
         return began is not None
 
     def _end(self, ending: Ending, now: int) -> bool:
-        """End a job that will never start; return whether that is done, else the next plan says it again."""
+        """End a job that will never start; return whether that succeeded, else the next plan repeats it."""
         thing = Thing.of_job(ending.name)
         job = self.state.jobs.get(ending.name)
         if job is None or job.live is not None or (job.queued is None and job.held is None):
@@ -449,12 +449,12 @@ class Dispatcher:
         return not piece.failed
 
     def _start(self, wanted: list[Start], now: int) -> int | None:
-        """Start what nobody is asked about; return how many are on their way, None if nothing was tried."""
-        # Last of all those who are asked: a yes is used up, and what NVML said is old by the next pass.
+        """Start jobs without open reviews; return how many are on their way, None if nothing was tried."""
+        # The last question of all: an approval is used up, and NVML's answer is old by the next pass.
         starts = self.admission.review(wanted, now) if wanted else []
         if not starts:
             return None
-        # What a look found goes to the journal before a start that follows from it.
+        # The findings of a look go to the journal before a start that follows from them.
         self.journal.commit()
         runs, blocked, trouble = self.launcher.start(starts, now)
         for live in runs:
@@ -463,7 +463,7 @@ class Dispatcher:
             self.arrays.names.forget(live.name)
             self.state.began(live.name)
         for one in blocked:
-            # It keeps nobody else waiting, and is tried again after the next look at everything.
+            # It does not keep others waiting, and is tried again after the next complete look.
             if self.state.block(self.state.job(one.name), one.why) and not one.told:
                 log.error("cannot start job %s: %s", one.name, one.why)
         if trouble is not None:
@@ -488,7 +488,7 @@ class Dispatcher:
             self.context.changes.runs.add(live.name)
         self.stops.resume(live)
 
-    # What ends.
+    # Ends.
 
     def _collect_ended(self) -> list[ActiveRun]:
         ended = self.supervisor.collect()
@@ -501,7 +501,7 @@ class Dispatcher:
         return ended
 
     def _file(self) -> None:
-        """Do the paperwork of what has ended; what an error leaves undone is done by a later call."""
+        """Do the paperwork of ended runs; work that an error leaves unfinished is done by a later call."""
         if not self._unfiled:
             return
         filed = self._step(_FILE, self._do_paperwork)

@@ -1,4 +1,4 @@
-"""Plan a pass: what the machine has, what is known of the jobs, and what `decide` makes of it when either changes."""
+"""Plan a pass: give the state of the machine and of the jobs to `decide` when either changes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.locked_spool import LockedSpool
 
-_FEW_HELD = 64  # whose dependencies are looked at by every decision
-_GONE_BACK = run_records.render_status(State.QUEUED)  # a wrapper that was refused something
-_BEGUN_AFTER_NS = 2_000_000_000  # whatever its records say: the job may have removed them
+_FEW_HELD = 64  # held jobs: every decision looks at their dependencies
+_GONE_BACK = run_records.render_status(State.QUEUED)  # the status of a wrapper that was refused something
+_BEGUN_AFTER_NS = 2_000_000_000  # regardless of its records: the job may have removed them
 _FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
-_FORESEEN_FOR_NS = SECOND_NS  # the order of the jobs changes as they wait, so slowly that nobody sees it in that time
+_FORESEEN_FOR_NS = SECOND_NS  # the order of the jobs changes so slowly as they wait that this time makes no difference
 
 
 class ForeseenPlan(Struct, frozen=True):
-    """The plan that holds once a run has left its room, if nothing else changes before."""
+    """The plan for the moment at which a run has left its room, if nothing else changes before."""
 
     plan: Plan
     leaves: str  # the job of that run
     decisive: int  # of the state, before it leaves
-    others: tuple[object, ...]  # what else the plan is made of
+    others: tuple[object, ...]  # the other inputs of the plan
     instead_of: Plan
     at_ns: int
 
@@ -57,7 +57,7 @@ class ForeseenPlan(Struct, frozen=True):
 
 
 class Planner:
-    """Makes plans. `plan` is the one that holds, `machine` what it was made for; None before the first."""
+    """Makes plans. `plan` is the current one, `machine` its machine; None before the first."""
 
     def __init__(
         self,
@@ -74,20 +74,20 @@ class Planner:
         self._reservations = reservations
         self._outcomes = outcomes
         self._arrays = arrays
-        self._timer = context.timers.timer(context.clock)  # when the plan says something else by itself
+        self._timer = context.timers.timer(context.clock)  # due when the plan changes by itself
         self._gpu_timer = context.timers.timer()
         self.shortage = Shortage(context.spool, context.timers.timer(context.clock))
         self.past = Remembered(context.spool, context.state)
         self.plan: Plan | None = None
         self.machine: Machine | None = None
-        self._decided: tuple[object, ...] | None = None  # what the plan was made of, once it is carried out
+        self._decided: tuple[object, ...] | None = None  # the inputs of the plan, once it is carried out
         self._made_of: tuple[object, ...] = ()
         self._waits_for_gpus: list[Start] = []
         self._foreseen: ForeseenPlan | None = None
-        self._foreseen_of = -1  # which version of the state
+        self._foreseen_of = -1  # the version of the state
 
     def renew(self, now_ns: int, *, paused: bool) -> Plan | None:
-        """Return a new plan to carry out; None if nothing that it depends on has changed."""
+        """Return a new plan to carry out; None if none of its inputs has changed."""
         machine = self._world.machine(now_ns)
         if refusal := self.shortage.words(now_ns):
             machine = replace(machine, refusal=refusal)
@@ -113,29 +113,30 @@ class Planner:
         return self.plan
 
     def startable(self, starts: Sequence[Start], now_ns: int) -> list[Start]:
-        """Return those of *starts* that need not wait for NVML to tell who is on their GPUs."""
+        """Return the starts that need not wait for NVML to show the users of their GPUs."""
         self._waits_for_gpus = [start for start in starts if not self._world.may_start_on(start.grant)]
         if self._waits_for_gpus:
             self._world.ask_gpus_again(now_ns)
         return [start for start in starts if start not in self._waits_for_gpus]
 
     def carried_out(self, *, starts: int) -> None:
-        """Take note that all of the plan is done, with *starts* starts: it holds until something else changes.
+        """Record that all of the plan is done, with *starts* starts: it holds until something else changes.
 
-        What was started exactly as it was decided leaves nothing to decide: a job that did not start then does not now.
+        If everything was started exactly as decided, no decision is left: a job that did not start then does not start
+        now.
         """
         self._decided = self._made_of
         if self.plan is not None and not self.plan.endings and starts == len(self.plan.starts):
             self._decided = (self._state.decisive, *self._made_of[1:])
 
     def end_pass(self) -> None:
-        """Be woken when there is something to see of the GPUs."""
+        """Set the timer to the next look at the GPUs."""
         self._gpu_timer.set(self._world.due_ns())
 
     def learn(self, live: ActiveRun) -> None:
-        """Learn from a run that is over how long its like may last.
+        """Learn from a run that is over how long similar runs may last.
 
-        What is held back because of such a guess is decided anew.
+        Starts that such a guess holds back are decided again.
         """
         self.past.learn(live)
         if self.plan is not None and self.plan.holds_back:
@@ -143,11 +144,11 @@ class Planner:
 
     @property
     def awaits_gpus(self) -> bool:
-        """Whether a start waits for NVML to tell who is on its GPUs now, or anything for its first answer."""
+        """Whether a start waits for NVML to show the users of its GPUs, or any start for NVML's first answer."""
         return bool(self._waits_for_gpus) or self._world.gpus_are_asked
 
     def foreseen(self, *, paused: bool) -> Start | None:
-        """Return what would start if the run that has lasted longest left its room now; None if that is not known."""
+        """Return the start that would follow if the longest-lasting run left its room now; None if that is unknown."""
         if self._state.decisive != self._foreseen_of:
             self._foreseen_of = self._state.decisive
             self._foreseen = self._imagined(paused=paused)
@@ -161,13 +162,13 @@ class Planner:
         if not state.queue.is_simple or len(state.held) > _FEW_HELD:
             return None  # it would cost more than it saves
         if state.queue.watch.dependents(oldest.name):
-            return None  # how it ends decides
+            return None  # its outcome decides
         with state.runs.without(oldest.name):
             plan = self._decide(self.machine, now_ns, paused=paused)
         return ForeseenPlan(plan, oldest.name, state.decisive, self._others(self.machine), self.plan, now_ns)
 
     def _others(self, machine: Machine) -> tuple[object, ...]:
-        """Return what a plan for *machine* is made of beside the state."""
+        """Return the inputs of a plan for *machine* beside the state."""
         return self._world.what_counts(machine), self._state.executors.machines()
 
     def _decide(self, machine: Machine, now_ns: int, *, paused: bool) -> Plan:
@@ -176,7 +177,7 @@ class Planner:
         return decide(view, now_ns, self._settings.config.policy)
 
     def view(self, machine: Machine, now_ns: int, *, paused: bool, holding: Holding) -> View:
-        """Return what the next plan is made of; *holding* is what the plan before holds back."""
+        """Return the input of the next plan; *holding* is what the previous plan holds back."""
         self.past.see_to(now_ns, self._settings.config.policy)
         return self._state.view(
             machine,
@@ -189,49 +190,49 @@ class Planner:
 
 
 class Shortage:
-    """What the machine refuses to whichever job, and until when nothing is started.
+    """A shortage of the machine that affects any job, and the time until which nothing is started.
 
-    The first job that is refused may be one of its kind, and waits alone. But from then on jobs start one after the
+    The cause of the first refusal may be the job itself, so it waits alone. But from then on jobs start one after the
     other, each once the one before it has begun, until one has; and if another is refused, nothing starts for a while.
     """
 
     def __init__(self, spool: LockedSpool, timer: Timer) -> None:
-        """*timer*, on the wall clock, is when :meth:`words` may say something else."""
+        """*timer*, on the wall clock, is due when :meth:`words` may change."""
         self._spool = spool
         self._timer = timer
         self._refusal = NO_BACKOFF
-        self._job: str | None = None  # that was refused last; None: all is well
-        self._why = ""  # that was refused
+        self._job: str | None = None  # refused last; None: no shortage
+        self._why = ""  # its refusal
         self._first: ActiveRun | None = None  # on its way, and the others wait for it
-        self._known_ns = 0  # when the last refusal was known
+        self._known_ns = 0  # the time of the last refusal
         self._look_in_ns = _FIRST_LOOK_NS
 
     def most(self) -> int | None:
-        """Return how many may start at once, None if nothing is amiss."""
+        """Return how many may start at once, None without a shortage."""
         return None if self._job is None else 0 if self._first is not None else 1
 
     def tries(self, live: ActiveRun) -> None:
-        """Know that a run is on its way."""
+        """Record that a run is on its way."""
         if self._job is not None:
             self._first, self._look_in_ns = live, _FIRST_LOOK_NS
             self._timer.set(time.time_ns() + _FIRST_LOOK_NS)
 
     def refused(self, live: ActiveRun, why: str | None, now_ns: int) -> None:
-        """Count that the machine has refused *live* what *why* says; None: nothing."""
+        """Count the machine's refusal of *live*; *why* None: there was none."""
         if live is self._first:
             self._first = None
         if why is None or live.started_at_ns <= self._known_ns:
-            return  # they were on their way together
+            return  # both were on their way together
         self._known_ns = now_ns
         if self._job not in (None, live.name):
             self._refusal = self._refusal.again(why, now_ns)
         self._job, self._why = live.name, why
 
     def ended(self, lives: Iterable[ActiveRun], now_ns: int) -> None:
-        """Know of runs that are over."""
+        """Process runs that are over."""
         for live in lives:
             if live.elsewhere is not None:
-                continue  # that says nothing about this machine
+                continue  # it says nothing about this machine
             if isinstance(live.phase, Void):
                 self.refused(live, live.phase.refusal, now_ns)
             elif live.started_at_ns > self._known_ns and live.ended is not None and live.ended.exit_code is not None:
@@ -240,7 +241,7 @@ class Shortage:
                 self._first = None
 
     def words(self, now_ns: int) -> str:
-        """Return why nothing is to start now, "" if something may."""
+        """Return why nothing must start now, "" if something may."""
         first = self._first
         if first is not None and self._has_begun(first):
             self._is_over()
@@ -255,12 +256,12 @@ class Shortage:
         return f"{self._why}; tried again at {show_instant(self._refusal.until_ns, now_ns, local_zone())}"
 
     def _has_begun(self, live: ActiveRun) -> bool:
-        """Whether the wrapper says so, or lives for so long that nothing seems to be refused to it."""
+        """Whether its wrapper has registered, or is alive for so long that a refusal is unlikely."""
         if time.clock_gettime_ns(time.CLOCK_BOOTTIME) - live.started_boot_ns >= _BEGUN_AFTER_NS:
             return not live.is_over and live.exit_status is None
         try:
             return self._spool.record(live.name, live.run, layout.STATUS) not in (None, _GONE_BACK)
-        except OSError:  # who but its job keeps us from reading it?
+        except OSError:  # only its job can have made it unreadable
             return True
 
     def _is_over(self) -> None:

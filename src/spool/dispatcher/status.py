@@ -41,13 +41,13 @@ from spool.store.glance import machine_line
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
 _SHARE = 200  # writing may use one part in N of a processor
-_REFRESH_SHARE = 20  # and writing what has probably not changed, one part in N of that
+_REFRESH_SHARE = 20  # and writing an unchanged content, one part in N of that
 _MS = SECOND_NS // 1000
 BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS)
 
 
 class StatusWriter:
-    """Writes `state.json`, whole, as often as its size allows."""
+    """Writes `state.json` as a whole, as often as its size allows."""
 
     def __init__(self, context: Context, watcher: DirectoryWatcher, arrays: Arrays, machine: MachineMonitor) -> None:
         self._spool = context.spool
@@ -64,36 +64,36 @@ class StatusWriter:
         self._next_ns = 0  # monotonic
         self._pace = Pace(_SHARE)
         self._wanted = True
-        self._awaits_word = False  # of a run that was written down as starting, and no event tells when that is over
+        self._awaits_word = False  # a run is shown as starting, and no event reports when that is over
         self._refresh_ns = 0  # monotonic
         self._beat_ns = 0
         self._problems: tuple[str, ...] = ()
         self._gpus_seen = 0
         self._machine_text = b""  # as it was written last
-        self._running: dict[ActiveRun, tuple[Spec, JobView]] = {}  # what was said of those that merely run
+        self._running: dict[ActiveRun, tuple[Spec, JobView]] = {}  # the views of runs that merely run
         self._spoken: set[tuple[str, int]] = set()  # runs whose jid was seen, though their handle does not know it
 
     def changed(self) -> None:
-        """Take note that what the file says is no longer so."""
+        """Mark the file's content as outdated."""
         self._wanted = True
         self._plan_next()
 
     def refresh(self) -> None:
-        """Have the file written again, for what no change tells of; rarely where that takes long."""
+        """Let the file be written again, for changes without events; rarely if writing takes long."""
         self._wanted |= self._awaits_word or time.monotonic_ns() >= self._refresh_ns
         self._plan_next()
 
     def show_problems(self, problems: Iterable[str]) -> bool:
-        """Show these problems of the spool from now on; return whether they are others than before."""
+        """Show these problems of the spool from now on; return whether they have changed."""
         before, self._problems = self._problems, tuple(problems)
         return self._problems != before
 
     def _plan_next(self) -> None:
-        """Be woken when :meth:`write` has something to do."""
+        """Set the timer to when :meth:`write` has something to do."""
         self._timer.set(min(self._next_ns, self._beat_ns) if self._wanted else self._beat_ns)
 
     def write(self, plan: Plan | None, machine: Machine | None, *, paused: bool, force: bool = False) -> None:
-        """Write the file if it is out of date and its time has come."""
+        """Write the file if it is outdated and due."""
         self._write(plan, machine, paused=paused, force=force)
         self._plan_next()
 
@@ -120,7 +120,7 @@ class StatusWriter:
         self._beat_ns = now + _HEARTBEAT_NS
 
     def _write_machine(self, machine: Machine) -> None:
-        """Write what submissions read of the machine, if it has changed. GPUs count until NVML is asked again."""
+        """Write the resources of the machine for submissions, if changed. GPUs count until NVML is asked again."""
         if self._world.gpus_at_ns is not None:
             self._gpus_seen = len(machine.gpus)
         text = machine_line(identity.boot_id(), machine.cpus, machine.memory_bytes, self._gpus_seen)
@@ -140,7 +140,7 @@ class StatusWriter:
         jobs: dict[str, JobView] = {}
         steady = not self._confinement.troubled
         if not steady or len(self._running) > 2 * len(self._state.live):
-            self._running = {}  # those that are over are in it, too
+            self._running = {}  # ended runs are in it, too
         if len(self._spoken) > 2 * len(self._state.live):
             self._spoken &= self._state.live.keys()
         before = self._running
@@ -148,7 +148,7 @@ class StatusWriter:
             if (live := job.live) is not None:
                 said = before.get(live)
                 alone = job.queued is None and job.held is None
-                if said is not None and said[0] is live.spec and alone and live.merely_runs:  # nothing has happened
+                if said is not None and said[0] is live.spec and alone and live.merely_runs:  # no news of it
                     jobs[job.name] = said[1]
                 else:
                     jobs[job.name] = self._live(live, steady=steady and alone)
@@ -192,7 +192,7 @@ class StatusWriter:
         if job.name in self._state.array_files:
             reason = self._arrays.expander.reason(job.name, paused=paused)
         if job.queued is not None and (held_up := self._confinement.held_up()):
-            reason = f"refused: {held_up}"  # as the commands say it that plan with `refusal`
+            reason = f"refused: {held_up}"  # as in the commands that plan with `refusal`
         else:
             reason = job.blocked or job.asked or job.hold_reason or reason
         request = file.spec.request
@@ -214,7 +214,7 @@ class StatusWriter:
         )
 
     def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
-        """Return what is said of a run; *steady*: that may be said again as long as it merely runs."""
+        """Return the view of a run; *steady*: that may be reused while it merely runs."""
         view = self._view_of(live)
         if steady and live.merely_runs and (live.jid is not None or live.key in self._spoken):
             view = rendered(view)
@@ -252,7 +252,7 @@ class StatusWriter:
         )
 
     def _beside(self, live: ActiveRun) -> str:
-        """Return what another job of that name is, which waits for the run to end; "" if there is none."""
+        """Return a description of another job of that name that waits for the run to end; "" if there is none."""
         job = self._state.jobs.get(live.name)
         file = None if job is None else job.queued or job.held
         if job is None or file is None or file.inode == live.inode:
@@ -262,10 +262,10 @@ class StatusWriter:
         return State.QUEUED if job.queued is not None else State.HELD
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
-        """Return the state of a run, and the reason, as every view tells them."""
+        """Return the state of a run, and the reason, as in every view."""
         phase = live.phase
         match phase:
-            case phases.Unread(empty=True) | phases.Gone():  # how it ended cannot be read yet
+            case phases.Unread(empty=True) | phases.Gone():  # its end cannot be read yet
                 return State.STOPPING, "has ended"
             case phases.Void():
                 proof = Proof(Verdict.VOID)
@@ -288,8 +288,8 @@ class StatusWriter:
         return state or State.STARTING, reason
 
     def _proof(self, live: ActiveRun) -> Proof:
-        """Return what is known of a run that may be alive, asking the disk and the machine no more than needed."""
-        if live.submitted is not None:  # its supervisor tells when that is over
+        """Return the proof for a run that may be alive, asking the disk and the machine no more than needed."""
+        if live.submitted is not None:  # its supervisor notices when that is over
             return Proof(Verdict.STOPPING if live.stop is not None else Verdict.STARTING)
         registered = live.elsewhere is not None or live.jid is not None or self._has_spoken(live)
         self._awaits_word |= not registered
@@ -301,7 +301,7 @@ class StatusWriter:
             return True
         try:
             jid = self._spool.jid(live.name, live.run)
-        except OSError:  # told of where the run is looked at
+        except OSError:  # reported where the run is looked at
             return True
         if isinstance(jid, Jid):
             self._spoken.add(live.key)
@@ -357,7 +357,7 @@ class PassCounts(logging.Handler):
         self.errors += 1
 
     def passes(self) -> PassesView:
-        """Return what is known of the passes."""
+        """Return the statistics of the passes."""
         return PassesView(
             count=sum(self._counts),
             sum_ns=self._sum_ns,
@@ -368,7 +368,7 @@ class PassCounts(logging.Handler):
 
 
 def array_views(table: SchedulerState) -> dict[str, JobView]:
-    """Return the view of every array in progress: how far it has come is its reason."""
+    """Return the view of every array in progress: its progress is its reason."""
     if not table.arrays:
         return {}
     running = Counter(live.spec.task.array for live in table.live.values() if live.spec.task is not None)

@@ -1,6 +1,6 @@
-"""Stop runs: an order is reviewed, told and recorded; then ask, give the grace, force, until nothing is left.
+"""Stop runs: an order is reviewed, reported and recorded; then ask, wait for the grace, force, until nothing is left.
 
-Or suspend them, until they are to go on.
+Or suspend them until they are continued.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _LONGEST_HALT_NS = 2 * SECOND_NS
 _SUSPEND = "suspend or continue"
 
 _END = "end"
-_HALT_BUDGET_NS = 20_000_000  # what a halt may take of one pass
+_HALT_BUDGET_NS = 20_000_000  # time for a halt in one pass
 
 
 class Halt:
-    """Cancels what waits and stops what runs, where a job that failed for good is configured to do that.
+    """Cancels waiting jobs and stops runs after a job has failed for good, if so configured.
 
-    The file `.halt` says since when until that is done, so that the next dispatcher goes on with it. What is held stays
-    held, and what comes later runs. *end* ends a job that waits, *cancel* an array.
+    While that is unfinished, the file `.halt` has the time of its begin, so that the next dispatcher goes on with it.
+    Held jobs stay held, and later jobs run. *end* ends a waiting job, *cancel* an array.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class Halt:
         self._end = end
         self._cancel = cancel
         self._order: Stop | None = None
-        self._stopped: set[tuple[str, int]] = set()  # runs that were ordered to stop; a hook may have refused that
+        self._stopped: set[tuple[str, int]] = set()  # runs that were ordered to stop; a hook may have refused
 
     @property
     def going_on(self) -> bool:
-        """Whether something may be left to cancel, so that nothing is to start."""
+        """Whether something may be left to cancel, so that nothing must start."""
         return self._order is not None
 
     def open(self) -> None:
-        """Take in what an earlier dispatcher has not finished."""
+        """Read what an earlier dispatcher has not finished."""
         self._order = self._context.spool.halt()
 
     def failed(self, name: str, why: str) -> None:
-        """Begin, where it is so configured, because a job has failed for good."""
+        """Begin, if so configured, because a job has failed for good."""
         if self._context.settings.config.policy.on_failure != "halt" or self._order is not None:
             return
         order = Stop(StopKind.CANCEL, this_user(), self._context.clock(), f"halted: job {name} {why}")
@@ -106,7 +106,7 @@ class Halt:
         return False
 
     def _end_waiting(self, job: JobEntry, order: Stop) -> bool:
-        """End a job that waits; return whether that is done. Behind a run of its name the file alone is moved."""
+        """End a waiting job; return whether that succeeded. If a run of its name is alive, only the file is moved."""
         thing, now_ns = Thing.of_job(job.name), self._context.clock()
         if self._context.confinement.pauses(thing, _END):
             return False
@@ -119,19 +119,19 @@ class Halt:
 
 
 class StopOrders:
-    """Takes in orders to stop runs: by whom and why."""
+    """Receives the orders to stop runs, with their originators and reasons."""
 
     def __init__(self, context: Context, admission: Admission, monitor: Monitor, terminator: Terminator) -> None:
         self._context = context
         self._admission = admission
         self._monitor = monitor
         self._terminator = terminator
-        self._unrecorded: dict[tuple[str, int], ActiveRun] = {}  # runs that are stopped, which no record says yet
+        self._unrecorded: dict[tuple[str, int], ActiveRun] = {}  # runs being stopped without a record of it yet
 
     def order(self, live: ActiveRun, stop: Stop) -> None:
-        """Record the order to stop *live*, and begin to stop it; unless that may be refused, and is not settled.
+        """Record the order to stop *live*, and begin to stop it, unless a review is open that may refuse it.
 
-        It is stopped also where that cannot be recorded: the record is tried again.
+        It is stopped even if that cannot be recorded: recording is tried again.
         """
         if not self._admission.may_stop(live, stop):
             return
@@ -141,18 +141,18 @@ class StopOrders:
         with suppress(OSError):  # the event stays noted
             self._monitor.stopping(live, stop)
             if stop.kind is StopKind.CANCEL and self._context.journal.has_notes:
-                self._context.journal.commit()  # the next dispatcher is not to ask again about a run that ends already
+                self._context.journal.commit()  # the next dispatcher must not ask again about a run that ends already
         self._record(live)
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
 
     def resume(self, live: ActiveRun) -> None:
-        """Continue stopping a run that an earlier dispatcher was about to stop, unless that needs an answer first."""
+        """Continue stopping a run that an earlier dispatcher was about to stop, unless that needs a review first."""
         if live.stop is not None and self._admission.may_stop(live, live.stop):
             self._monitor.stopping(live, live.stop)
             self._terminator.add(live, live.stop.at_ns)
 
     def record_again(self) -> None:
-        """Try again to record the stops that no record says yet."""
+        """Try again to record the stops without a record."""
         for key, live in list(self._unrecorded.items()):
             if key in self._context.state.live and live.result is None:
                 self._record(live)
@@ -160,7 +160,7 @@ class StopOrders:
                 del self._unrecorded[key]
 
     def forget(self, live: ActiveRun) -> None:
-        """Let go of a run whose paperwork is done."""
+        """Drop a run whose paperwork is done."""
         self._unrecorded.pop(live.key, None)
 
     def _record(self, live: ActiveRun) -> None:
@@ -187,15 +187,15 @@ class _Terminating(Struct, eq=False):
 
 
 class Terminator:
-    """The runs that are being ended. *timer* tells when :meth:`tick` is due."""
+    """The runs that are being ended. *timer* is due when :meth:`tick` is."""
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
         self._runs: dict[tuple[str, int], _Terminating] = {}
-        self._blind = False  # said so, and nothing was seen since
+        self._blind = False  # logged, and no process was seen since
 
     def add(self, live: ActiveRun, since_ns: int | None = None) -> None:
-        """Begin to end *live*. *since_ns*, on the wall clock, is when it was ordered: the grace runs from there."""
+        """Begin to end *live*. *since_ns*, on the wall clock, is the time of the order: the grace runs from there."""
         if live.key in self._runs or live.handle is None:
             return
         elapsed = max(0, time.time_ns() - since_ns) if since_ns is not None else 0
@@ -204,21 +204,21 @@ class Terminator:
         self._timer.set(0)
 
     def hurry(self, live: ActiveRun) -> None:
-        """Look at *live* at the next tick: its wrapper has ended, which may have been the last of it."""
+        """Look at *live* at the next tick: its wrapper has ended, which may have been its last process."""
         self.add(live)
         run = self._runs[live.key]
         run.look_at_ns, run.pause_ns = 0, _FIRST_LOOK_NS
         self._timer.set(0)
 
     def forget(self, live: ActiveRun) -> None:
-        """Let go of a run that is over."""
-        self._runs.pop(live.key, None)  # the next tick sets the timer: of a thousand that end only once
+        """Drop a run that is over."""
+        self._runs.pop(live.key, None)  # the next tick sets the timer: only once for a thousand ends
 
     def __contains__(self, live: ActiveRun) -> bool:
         return live.key in self._runs
 
     def tick(self) -> list[ActiveRun]:
-        """Continue with every run that is due; return those that have nothing left."""
+        """Continue with every due run; return the runs without processes."""
         now = time.monotonic_ns()
         due: dict[Engine, list[_Terminating]] = {}
         for run in self._runs.values():
@@ -232,7 +232,7 @@ class Terminator:
         self._timer.set(min((run.look_at_ns for run in self._runs.values()), default=None))
 
     def _go_on(self, engine: Engine, runs: list[_Terminating], now: int) -> Iterable[ActiveRun]:
-        """Continue with the runs of one engine; return those that have nothing left."""
+        """Continue with the runs of one engine; return the runs without processes."""
         try:
             for run in runs:
                 if now >= run.kill_at_ns and not run.kills:  # from now on it may take some looks, but no waiting
@@ -248,7 +248,7 @@ class Terminator:
         return [run.live for run in runs if run.handle in gone]
 
     def _look_later(self, runs: list[_Terminating], now: int, error: OSError) -> None:
-        """Wait for a machine that has too little left to say which processes there are."""
+        """Try later: the machine has too few resources left to tell which processes exist."""
         if not self._blind:
             log.error("cannot find out which processes to end: %s; trying again", error.strerror)
         self._blind = True
@@ -265,14 +265,14 @@ class _Changing(Struct, eq=False):
 
 
 class Suspender:
-    """Makes the runs stand still that users suspend by a file in `running/`, and lets them go on.
+    """Suspends the runs that users suspend by a file in `running/`, and continues them.
 
-    A run elsewhere stands still when its engine says so, and no time counts against its limit meanwhile.
+    A run elsewhere is suspended when its engine says so, and no time counts against its limit meanwhile.
 
-    A run is suspended from the moment at which that is on record, before its first process stands still, until it is on
-    record that it goes on, after its last process was told to. So a crash never counts time against its limit in which
-    it could not run. The file alone says whether it stays suspended: the next dispatcher goes on from there.
-    *continued* is told of each run that goes on: its limit comes later.
+    A run is suspended from the moment of the record of that, before its first process is stopped, until its
+    continuation is on record, after its last process was continued. So a crash never counts time against its limit in
+    which it could not run. Only the file decides whether it stays suspended: the next dispatcher goes on from there.
+    *continued* is called for each continued run: its limit comes later.
     """
 
     def __init__(self, context: Context, continued: Callable[[ActiveRun], None]) -> None:
@@ -286,7 +286,7 @@ class Suspender:
         self._changing: dict[tuple[str, int], _Changing] = {}
 
     def work(self) -> None:
-        """See to what users have asked for, and to the runs that have not come to a halt yet, or not begun to move."""
+        """Process the requests of users, and the runs that are not suspended or continued completely yet."""
         for name in self._changes.suspensions:
             job = self._state.jobs.get(name)
             live = job.live if job is not None else None
@@ -304,14 +304,14 @@ class Suspender:
             self._look()
 
     def forget(self, live: ActiveRun) -> None:
-        """Take away what suspends a run that is over; the next one of its name is another."""
+        """Remove the suspension of a run that is over; the next run of its name is another."""
         self._changing.pop(live.key, None)
         if live.suspended:
             with self._confinement.of(Thing.of_job(live.name), _SUSPEND):
                 self._spool.withdraw_suspend_order(live.name)
 
     def _see_stray(self, name: str) -> None:
-        """Take away a file that suspends no run."""
+        """Remove a file that suspends no run."""
         if name in self._state.unsettled or self._spool.suspend_order(name) is None:
             return
         if name in self._state.arrays:
@@ -320,7 +320,7 @@ class Suspender:
 
     def _see(self, live: ActiveRun) -> None:
         if isinstance(live.phase, Unread) or live.stop is not None or not live.holds_room or live.is_outlived:
-            return  # what ends needs no clock, and has to move
+            return  # a run that ends needs no clock, and must not be suspended
         by = self._spool.suspend_order(live.name)
         if live.elsewhere is not None:
             if by is not None:
@@ -329,7 +329,7 @@ class Suspender:
                 self._spool.withdraw_suspend_order(live.name)
             halted = live.handle.halted if live.handle is not None else None
             if halted is None:
-                return  # its engine has the say, and has not been heard yet
+                return  # its engine decides, and has not answered yet
             by = halted or None
         if by is None and live.suspended:
             self._go_on(live)
@@ -341,7 +341,7 @@ class Suspender:
             if by != live.suspended_by:
                 live.suspends(live.suspension, by)
                 self._state.recount(live)
-            self._changing.setdefault(live.key, _Changing(live))  # somebody else may have let it go on
+            self._changing.setdefault(live.key, _Changing(live))  # another program may have continued it
 
     def _go_on(self, live: ActiveRun) -> None:
         if live.handle is not None:
@@ -358,7 +358,7 @@ class Suspender:
         self._state.recount(live)
 
     def _look(self) -> None:
-        """Signal those again that are not as they are to be: who forks in the moment of the signal escapes it."""
+        """Signal the unsettled runs again: a process forked at the moment of the signal escapes it."""
         now = time.monotonic_ns()
         due: dict[Engine, list[_Changing]] = {}
         for key, one in list(self._changing.items()):
