@@ -1,7 +1,7 @@
-"""The phases of a run, from the claim of its job file until its paperwork is done, and which leads to which.
+"""The phases of a run, from the claim of its job file until its paperwork is done, and their transitions.
 
-Each phase is a value that has only what is known in it. What is so in more than one phase, such as an order to stop the
-run or its suspension, is no phase and stands beside it. docs/ARCHITECTURE.md has the same table.
+Each phase is a value with only the facts that are known in it. A fact of several phases, such as an order to stop the
+run or its suspension, is not a phase and is kept beside it. docs/ARCHITECTURE.md has the same table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Unread(Struct, frozen=True):
 
 
 class Claimed(Struct, frozen=True):
-    """Its job file was claimed for it, and nothing was started yet."""
+    """Its job file was claimed for it, and no process was started yet."""
 
 
 class Unstartable(Struct, frozen=True):
@@ -31,41 +31,41 @@ class Unstartable(Struct, frozen=True):
 
 
 class TakenBack(Struct, frozen=True):
-    """It was not started this time, so that its job waits on."""
+    """It was not started this time, so its job keeps waiting."""
 
-    refusal: str | None = None  # what the machine says
+    refusal: str | None = None  # the machine's reason
 
 
 class Active(Struct, frozen=True):
-    """Its wrapper is on its way or at work, here or on another machine, where it may wait."""
+    """Its wrapper is being started or at work, here or on another machine, where it may wait."""
 
 
 class Outlived(Struct, frozen=True):
-    """Its wrapper has ended, and processes of the run may be left."""
+    """Its wrapper has ended, and other processes of the run may be left."""
 
-    since_ns: int | None = None  # their grace counts from then, if that is known
+    since_ns: int | None = None  # the start of their grace, if known
 
 
 class Gone(Struct, frozen=True):
-    """No process of it is left, and how it ended is not known yet."""
+    """No process of it is left, and its end is not known yet."""
 
 
 class Void(Struct, frozen=True):
     """Its command has not begun and never will; nothing counts."""
 
     end: RunEnd
-    refusal: str | None = None  # why the machine did not let it begin, so that its job waits on
+    refusal: str | None = None  # why the machine did not let it begin, so that its job keeps waiting
     held_because: str = ""  # why its job must be held: its engine refuses it
 
 
 class Ended(Struct, frozen=True):
-    """It is over, and it is known how."""
+    """It is over, with a known end."""
 
     outcome: State
     reason: str
     end: RunEnd
-    exit_code: int | None = None  # as its wrapper wrote it down
-    unstarted: bool = False  # no wrapper was there to write anything down
+    exit_code: int | None = None  # as recorded by its wrapper
+    unstarted: bool = False  # there was no wrapper to record anything
 
 
 class Recorded(Struct, frozen=True):
@@ -77,7 +77,7 @@ class Recorded(Struct, frozen=True):
 
 
 class Filed(Struct, frozen=True):
-    """Its job file is where it belongs after the result."""
+    """Its job file is in its place after the result."""
 
     ended: Ended
     result: Result
@@ -101,8 +101,8 @@ _LEADS_TO: dict[type[Phase], frozenset[type[Phase]]] = {
     Gone: frozenset({Void, Ended}),
     Void: frozenset(),
     Ended: frozenset({Recorded}),
-    Recorded: frozenset({Recorded, Filed}),  # itself once more when the history has its line
-    Filed: frozenset({Filed}),  # after an error the file is moved once more
+    Recorded: frozenset({Recorded, Filed}),  # again when the history has its line
+    Filed: frozenset({Filed}),  # after an error the file is moved again
 }
 _OVER = frozenset({Void, Ended, Recorded, Filed})
 
@@ -110,7 +110,7 @@ _OVER = frozenset({Void, Ended, Recorded, Filed})
 def after(phase: Phase, seen: Phase) -> Phase:
     """Return the phase of a run that was in *phase* and was seen to be in *seen*.
 
-    Total: what does not follow from *phase*, as an observation that comes late or twice, leaves the run where it is.
+    Total: an observation that does not follow from *phase*, because it comes late or twice, leaves the phase unchanged.
     """
     if isinstance(phase, Unread) and isinstance(seen, Gone):
         return Unread(empty=True)
@@ -118,12 +118,12 @@ def after(phase: Phase, seen: Phase) -> Phase:
 
 
 def is_over(phase: Phase) -> bool:
-    """Whether it is known how a run ended, or that it never began."""
+    """Whether the end of a run is known, or that it never began."""
     return type(phase) in _OVER
 
 
 def holds_room(phase: Phase) -> bool:
-    """Whether what a run was granted is not free: something of it may be left."""
+    """Whether a run's grant is still in use: a process of it may be left."""
     match phase:
         case Active() | Claimed() | Unstartable() | TakenBack() | Outlived():
             return True
@@ -136,7 +136,7 @@ def holds_room(phase: Phase) -> bool:
 
 
 def known_end(phase: Phase) -> Ended | None:
-    """Return how a run ended; None: that is not known yet, or it never began."""
+    """Return the end of a run; None: not known yet, or it never began."""
     match phase:
         case Ended():
             return phase

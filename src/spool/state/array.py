@@ -138,7 +138,7 @@ class Array(Struct, eq=False):
         return self.cancelled
 
     def withdrawn(self) -> None:
-        """Mark it as cancelled because its job file waits nowhere: by whom, its file does not say."""
+        """Mark it as cancelled because its job file does not wait anywhere; the file does not tell the user."""
         self.cancelled = "cancelled"
 
     def cancel_recorded(self) -> None:

@@ -12,7 +12,7 @@ from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
 FEW = 4096
-"""How many names are cached although no job depends on them."""
+"""The number of cached names that no job depends on."""
 
 
 class ArrayNames(Mapping[str, tuple[str, ...]]):

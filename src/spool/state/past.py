@@ -45,7 +45,7 @@ class Remembered:
         return table.past
 
     def learn(self, live: ActiveRun) -> None:
-        """Learn from a run that is over and filed."""
+        """Add the lessons of a run that is over and filed."""
         if live.result is not None and self._made_for is not None:
             self._table.past.learn(live.user, live.result)
 

@@ -1,4 +1,4 @@
-"""One run until its paperwork is done: what was fixed at its start, its phase, and what is so in any phase."""
+"""One run until its paperwork is done: the facts fixed at its start, its phase, and facts independent of the phase."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from spool.store.spool import Spool
 class Adopted(Struct, frozen=True):
     """An earlier dispatcher started the run."""
 
-    boot_id: str | None  # of the boot in which it was started, if that is known
-    served_until_ns: int | None = None  # when a dispatcher that watched it was at work last
-    met_alive: bool = False  # by this one, so that no other has written down its end
+    boot_id: str | None  # of its start, if known
+    served_until_ns: int | None = None  # the last sign of work of a dispatcher that watched it
+    met_alive: bool = False  # by this dispatcher, so that no other one has recorded its end
 
 
 class StopAsked(Struct, frozen=True):
-    """A hook is asked whether the run may be cancelled; until it answers no order on record counts."""
+    """A hook reviews whether the run may be cancelled; until its answer no order on record counts."""
 
 
 class StopOrdered(Struct, frozen=True):
-    """The run must stop: why, by whom, and since when."""
+    """The run must stop: the reason, the user, and the time of the order."""
 
     stop: Stop
-    recorded: bool = False  # the record `stop` says it
+    recorded: bool = False  # the record `stop` has it
 
 
 class ActiveRun(Struct, eq=False):
@@ -68,51 +68,51 @@ class ActiveRun(Struct, eq=False):
     started_boot_ns: int  # on the clock since boot, which cannot be set
     executor: str
     phase: phases.Phase = phases.CLAIMED
-    handle: RunHandle | None = None  # its executor's; None: nothing was started yet, or only its records are known
+    handle: RunHandle | None = None  # None: no process was started yet, or only its records are known
     unregistered_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     order: StopAsked | StopOrdered | None = None  # to stop it
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
-    mtime_ns: int | None = None  # of the job file in running/, where it was seen
-    claim_told: bool = False  # an event has told of the move of its file to running/, or a look has
-    refused: StartBackoff = NO_BACKOFF  # how many times in a row it has refused this job
+    mtime_ns: int | None = None  # of the job file in running/, as seen last
+    claim_told: bool = False  # an event or a look has shown the move of its file to running/
+    refused: StartBackoff = NO_BACKOFF  # how many times in a row the machine has refused this job
     usage: Usage = Usage()
-    gpu_watch: GpuWatch | None = None  # what it does with its GPUs, once that was looked at
+    gpu_watch: GpuWatch | None = None  # its GPU use, once looked at
     origin: Adopted | None = None  # None: this dispatcher started it
-    begun_at_ns: int | None = None  # when its wrapper spoke, on another machine
-    told: str = ""  # what kept it waiting there when that was last heard
+    begun_at_ns: int | None = None  # when its wrapper registered, on another machine
+    told: str = ""  # the reason for its wait there, as last heard
     kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
-    suspended_by: str = ""  # who suspends it, and why, where that is said
-    key: tuple[str, int] = ("", 0)  # what names this run
+    suspended_by: str = ""  # the user who suspends it, and the reason, if known
+    key: tuple[str, int] = ("", 0)  # its identity
 
     def __post_init__(self) -> None:
-        """Name it."""
+        """Set its key."""
         self.key = self.name, self.run
 
     @property
     def holds_room(self) -> bool:
-        """Whether what it was granted is not free."""
+        """Whether its grant is still in use."""
         return phases.holds_room(self.phase)
 
     @property
     def is_over(self) -> bool:
-        """Whether it is known how it ended, or that it never began."""
+        """Whether its end is known, or that it never began."""
         return phases.is_over(self.phase)
 
     @property
     def ended(self) -> phases.Ended | None:
-        """Return how it ended; None: that is not known yet, or it never began."""
+        """Return its end; None: not known yet, or it never began."""
         return phases.known_end(self.phase)
 
     @property
     def end(self) -> RunEnd | None:
-        """Return when it ended, or was found never to begin; None: that is not known yet."""
+        """Return when it ended, or was found never to begin; None: not known yet."""
         over = self.phase if isinstance(self.phase, phases.Void) else self.ended
         return over.end if over is not None else None
 
     @property
     def result(self) -> Result | None:
-        """Return its result once that is recorded."""
+        """Return its result once recorded."""
         return self.phase.result if isinstance(self.phase, phases.Recorded | phases.Filed) else None
 
     @property
@@ -122,27 +122,27 @@ class ActiveRun(Struct, eq=False):
 
     @property
     def may_be_recorded(self) -> bool:
-        """Whether an earlier dispatcher may have written down how it ended: this one has not met its wrapper alive."""
+        """Whether an earlier dispatcher may have recorded its end: this one has not seen its wrapper alive."""
         return self.origin is not None and not self.origin.met_alive
 
     @property
     def is_outlived(self) -> bool:
-        """Whether its wrapper has ended, and processes of it may be left."""
+        """Whether its wrapper has ended, and other processes of it may be left."""
         return isinstance(self.phase, phases.Outlived)
 
     @property
     def suspended(self) -> bool:
-        """Whether it stands still."""
+        """Whether it is suspended."""
         return self.suspension.since_ns is not None
 
     @property
     def counts_from_boot_ns(self) -> int:
-        """From when its time limit counts, on the clock since boot; of one that is suspended nothing is due."""
+        """The start of its time limit, on the clock since boot; a suspended run has no deadline."""
         return self.started_boot_ns + self.suspension.before_ns
 
     @property
     def asking(self) -> bool:
-        """Whether a hook is asked if it may be cancelled."""
+        """Whether a hook reviews its cancellation."""
         return isinstance(self.order, StopAsked)
 
     @property
@@ -156,29 +156,29 @@ class ActiveRun(Struct, eq=False):
         return self.stop.kind if self.stop is not None else None
 
     def stopped_by(self, recorded: StopKind | None) -> StopKind | None:
-        """Return why it was stopped, where its record `stop` says *recorded*.
+        """Return why it was stopped, if its record `stop` has *recorded*.
 
-        Where the disk was full a stop is known here alone; a cancel that a hook is asked about is on record alone.
+        After a full disk only this value knows of a stop; a cancellation under review is on record only.
         """
         return None if self.asking else recorded or self.stop_kind
 
     @property
     def elsewhere(self) -> str | None:
-        """Return on which other machine it runs, None if on this one."""
+        """Return the other machine on which it runs, None if it is this one."""
         return None if self.executor in LOCAL_EXECUTORS else self.executor
 
     @property
     def submitted(self) -> str | None:
-        """Return what keeps it waiting where it was handed to; None if it has begun, or runs on this machine."""
+        """Return the reason for its wait at its engine; None if it has begun, or runs on this machine."""
         if self.elsewhere is None or self.begun_at_ns is not None:
             return None
         return (self.handle.waits if self.handle is not None else None) or handed_to(self.elsewhere)
 
     @property
     def gives_up_boot_ns(self) -> int | None:
-        """Return when it has waited there for too long, on the clock since boot; None: never, or it has begun.
+        """Return when its wait there becomes too long, on the clock since boot; None: never, or it has begun.
 
-        The time that it waited in the queue counts, too.
+        The time in the queue counts, too.
         """
         allowed_ns = self.spec.scheduling_timeout_ns
         if allowed_ns is None or self.submitted is None:
@@ -186,22 +186,22 @@ class ActiveRun(Struct, eq=False):
         return self.started_boot_ns + max(0, allowed_ns - self.wait.waited_ns(self.started_at_ns))
 
     def may_be(self, jid: Jid) -> bool:
-        """Whether *jid*, as its record says, can be its wrapper's: one of this machine is of the boot of its start."""
+        """Whether *jid*, from its record, can be its wrapper's: on this machine it must be of the boot of its start."""
         if self.elsewhere is not None:
             return True
         boot_id = self.origin.boot_id if self.origin is not None else None
         return jid.engine is None and boot_id in (None, jid.boot_id)
 
     def waits_on(self, now_ns: int) -> QueueTime:
-        """Return the place in the queue of its job, which waits again since this run has never begun."""
+        """Return the place in the queue of its job, which waits again because this run has never begun."""
         waited_ns = self.wait.waited_ns_before
-        if self.elsewhere is not None:  # it has waited all along, for its engine in the end
+        if self.elsewhere is not None:  # it has waited all along, at last for its engine
             waited_ns = self.wait.waited_ns(self.started_at_ns) + max(0, now_ns - self.started_at_ns)
         return QueueTime(self.wait.arrived_at_ns, waited_ns, None)
 
     @property
     def ran_from_ns(self) -> int | None:
-        """Return when it began to run; None if it has not: it waits on the machine that it was handed to."""
+        """Return when it began to run; None if it has not: it waits at its engine."""
         return self.started_at_ns if self.elsewhere is None else self.begun_at_ns
 
     @property
@@ -211,7 +211,7 @@ class ActiveRun(Struct, eq=False):
 
     @property
     def merely_runs(self) -> bool:
-        """Whether it runs on this machine, and there is nothing else to say of it."""
+        """Whether it runs on this machine, and there is no other news of it."""
         return (
             self.phase is phases.ACTIVE
             and self.executor in LOCAL_EXECUTORS
@@ -224,24 +224,24 @@ class ActiveRun(Struct, eq=False):
 
     @property
     def exit_status(self) -> int | None:
-        """Return what its wrapper, our own child, has ended with, as wait() reports it."""
+        """Return the exit status of its wrapper, a child of this process, as wait() returns it."""
         return self.handle.exit_status if self.handle is not None else None
 
-    # Transitions: what becomes of it.
+    # Transitions of its life.
 
     def see(self, phase: phases.Phase) -> None:
-        """Enter *phase*, in which it was seen, if that follows from the one it is in."""
+        """Enter *phase*, as seen, if that follows from the current one."""
         self.phase = phases.after(self.phase, phase)
 
     def become(self, read: ActiveRun) -> None:
-        """Take over its records, now that they can be read: it is *read*, and an order to stop it stays one."""
+        """Replace its records by those of *read*, which are readable now; an order to stop it remains."""
         if not isinstance(self.phase, phases.Unread):
             return
         order, handle = self.order, self.handle
         for name in ActiveRun.__struct_fields__:
             setattr(self, name, getattr(read, name))
         elsewhere = read.handle is not None and handle is not None and handle.engine is not read.handle.engine
-        if handle is not None and not elsewhere:  # it knows what was done about it
+        if handle is not None and not elsewhere:  # the handle knows the signals sent so far
             self.handle = handle
             if read.jid is not None:
                 handle.identified(read.jid)
@@ -249,16 +249,16 @@ class ActiveRun(Struct, eq=False):
             self.order = order
 
     def began(self, boot_ns: int) -> None:
-        """Set when it began, on the clock since boot."""
+        """Set its begin, on the clock since boot."""
         self.started_boot_ns = boot_ns
 
     def heard(self) -> bool:
-        """Remember what keeps it waiting where it was handed to; return whether that is news."""
+        """Record the reason for its wait at its engine; return whether that is news."""
         before, self.told = self.told, self.submitted or ""
         return self.told != before
 
     def began_elsewhere(self, at_ns: int, boot_ns: int) -> None:
-        """Set when its wrapper spoke on another machine."""
+        """Set its begin on another machine, when its wrapper registered."""
         self.begun_at_ns = at_ns
         self.began(boot_ns)
 
@@ -267,22 +267,22 @@ class ActiveRun(Struct, eq=False):
         self.unregistered_until_ns = until_ns
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
-        """Set what its job file in `running/` looks like."""
+        """Set the identity and time of its job file in `running/`."""
         self.inode, self.mtime_ns, self.file_missing_ns, self.claim_told = inode, mtime_ns, None, True
 
     def is_claim_told(self) -> bool:
-        """Count an event of a file in `running/`; return whether it is that of its claim."""
+        """Count an event of a file in `running/`; return whether it is the one of its claim."""
         before, self.claim_told = self.claim_told, True
         return not before
 
     def is_new_text(self, inode: int, mtime_ns: int) -> bool:
-        """Whether the job file in `running/` that looks like this may say something new since it was last seen."""
+        """Whether the job file in `running/`, with these values, may have a new content since it was last seen."""
         if inode != self.inode:
             return True
         return mtime_ns > self.started_at_ns if self.mtime_ns is None else mtime_ns != self.mtime_ns
 
     def edited(self, spec: Spec) -> bool:
-        """Let what its job file says now count; return whether that changes anything."""
+        """Apply the new content of its job file; return whether that changes anything."""
         before, self.spec = self.spec, in_force(self.spec, spec)
         return self.spec != before
 
@@ -291,73 +291,73 @@ class ActiveRun(Struct, eq=False):
         self.file_missing_ns = at_ns
 
     def file_found(self) -> None:
-        """Mark its job file as found: it is where a retry would put it."""
+        """Mark its job file as found: it is in the place for a retry."""
         self.file_missing_ns = None
 
     def launched(self, handle: RunHandle) -> None:
-        """Put its wrapper, which is on its way, in the care of *handle*."""
+        """Set *handle*: its wrapper is on its way."""
         self.adopted_as(handle)
         self.see(phases.ACTIVE)
 
     def adopted_as(self, handle: RunHandle) -> None:
-        """Put it, which an earlier dispatcher has started, in the care of *handle*."""
+        """Set *handle*: an earlier dispatcher has started it."""
         self.handle = handle
 
     def taken_back(self, refusal: str | None = None) -> None:
-        """Let its missing jid prove at once that it was not started. *refusal* is what the machine says."""
+        """Let its missing jid prove at once that it was not started. *refusal* is the machine's reason."""
         self.unregistered_until_ns = 0
         self.see(phases.TakenBack(refusal))
 
     def stop_ordered(self, stop: Stop) -> None:
-        """Stop it from now on."""
+        """Set the order to stop it."""
         self.order = StopOrdered(stop)
 
     def stop_on_record(self, stop: Stop | None) -> None:
-        """Mark the order as recorded; *stop* is what the record `stop` says if another was written there first."""
+        """Mark the order as recorded; *stop* is the content of the record `stop` if another was written there first."""
         if (stands := stop or self.stop) is not None:
             self.order = StopOrdered(stands, recorded=True)
 
     def stop_asked(self) -> None:
-        """Let it go on while a hook is asked whether it may be cancelled."""
+        """Let it continue while a hook reviews its cancellation."""
         self.order = StopAsked()
 
     def stop_answered(self, kept: str = "") -> None:
-        """Take the answer of the hook. *kept* says why it is not cancelled."""
+        """Apply the answer of the hook. *kept* is the reason against the cancellation."""
         if self.asking:
             self.order = None
         self.kept = kept or self.kept
 
     def was_alive(self, at_ns: int) -> None:
-        """Set until when an earlier dispatcher, which watched it, was at work."""
+        """Set the last sign of work of an earlier dispatcher that watched it."""
         if self.origin is not None:
             self.origin = replace(self.origin, served_until_ns=at_ns)
 
     def suspends(self, suspension: Suspension, by: str = "") -> None:
-        """Set how long it has been suspended, and whether it is now; *by* whom and why."""
+        """Set its suspensions so far, and the current one; *by*: the user and the reason."""
         self.suspension, self.suspended_by = suspension, by
 
     def cannot_be_suspended(self) -> None:
-        """Say why it goes on though a user suspends it: its engine does not allow that."""
+        """Record why a user cannot suspend it: its engine does not allow that."""
         where = engine_title(self.executor)
         self.kept = f"not suspended: it is in {where}; `spool hold {self.name}` stops it and holds it"
 
-    # Transitions: what the supervisor learns.
+    # Transitions by the supervisor's findings.
 
     def used_memory(self, memory_bytes: int) -> None:
         """Record a peak of memory use."""
         self.usage = replace(self.usage, peak_memory_bytes=max(self.usage.peak_memory_bytes or 0, memory_bytes))
 
     def gpus_watched(self, watch: GpuWatch) -> None:
-        """Set what it has done with its GPUs so far."""
+        """Set its GPU use so far."""
         self.gpu_watch = watch
 
     def seen_alive(self) -> None:
-        """Remember that its wrapper was alive under this dispatcher."""
+        """Record that its wrapper was alive under this dispatcher."""
         if self.origin is not None and not self.origin.met_alive:
             self.origin = replace(self.origin, met_alive=True)
 
     def measured(self, usage: Usage) -> None:
-        """Set what it has used in all, as far as that was measured."""
+        """Set its total use of resources, as far as measured."""
         known = self.usage
         self.usage = Usage(
             usage.cpu_time_ns if usage.cpu_time_ns is not None else known.cpu_time_ns,
@@ -366,9 +366,9 @@ class ActiveRun(Struct, eq=False):
         )
 
     def used(self, written: WrittenUsage) -> None:
-        """Set what its wrapper says it has used, where that says more than what was measured.
+        """Apply the use that its wrapper has recorded, if that is more than was measured.
 
-        Each peak is one that was reached, so the largest counts.
+        Each peak was reached, so the largest counts.
         """
         if self.usage.cpu_time_ns is None:
             self.usage = replace(self.usage, cpu_time_ns=written.cpu_time_ns)
@@ -377,7 +377,7 @@ class ActiveRun(Struct, eq=False):
 
     @property
     def running(self) -> Running:
-        """Return the run as the planner sees it; what outlived its command is being stopped as well."""
+        """Return the run for the planner; a run that has outlived its command is being stopped as well."""
         outlived_at_ns = self.phase.since_ns if isinstance(self.phase, phases.Outlived) else None
         return Running(
             self.name,
@@ -406,7 +406,7 @@ class ActiveRun(Struct, eq=False):
         stop: Stop | None,
         inode: int,
     ) -> ActiveRun:
-        """Return a run that another dispatcher has started, as its records show it."""
+        """Return a run that another dispatcher has started, from its records."""
         grant = record.grant
         if record.executor not in LOCAL_EXECUTORS:
             grant = replace(grant, gpus_elsewhere=spec.request.gpus)
@@ -437,7 +437,7 @@ class ActiveRun(Struct, eq=False):
         stopping: Mapping[tuple[str, int], Stop],
         config: Config,
     ) -> ActiveRun | None:
-        """Return the newest run of that name that the journal knows, without its records; None if it knows none."""
+        """Return the newest run of that name in the journal, without its records; None if there is none."""
         run = max((run for job, run in known if job == name), default=None)
         if run is None:
             return None
@@ -466,7 +466,7 @@ class ActiveRun(Struct, eq=False):
 
 
 def presumed_executor(spool: Spool, name: str, run: int, spec: Spec, default: str) -> str:
-    """Return which executor is assumed to have started a run when no record of its grant is left. Raises OSError."""
+    """Return the executor that is assumed for a run without any record of its grant. Raises OSError."""
     jid = spool.jid(name, run)
     if isinstance(jid, Jid):
         return jid.engine.partition(":")[0] if jid.engine is not None else LOCAL_EXECUTORS[0]
@@ -475,5 +475,5 @@ def presumed_executor(spool: Spool, name: str, run: int, spec: Spec, default: st
 
 
 def presumed_grant(spec: Spec) -> Grant:
-    """Return what a run is assumed to have when no record of its grant is left."""
+    """Return the grant that is assumed for a run without any record of it."""
     return Grant(cpus=spec.request.cpus, resources=spec.request.resources)

@@ -95,7 +95,7 @@ LONGEST_PAUSE_NS = 60 * SECOND_NS
 
 
 class StartBackoff(Struct, frozen=True):
-    """How often in a row the machine has refused a start, why, and when it is tried again."""
+    """The number of refusals of a start by the machine in a row, the reason, and the time of the next try."""
 
     times: int = 0
     why: str = ""
