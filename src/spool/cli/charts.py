@@ -29,7 +29,7 @@ def curve(values: Sequence[float], highest: float) -> str:
 
 
 def area(values: Sequence[float], highest: float, height: int) -> list[str]:
-    """Return *values* as a surface of *height* rows, the top one first, each value as high as its part of *highest*."""
+    """Return *values* as a surface of *height* rows, the top one first, each as high as its part of *highest*."""
     levels = _EIGHTHS if can_draw() else _ASCII
     tops = [
         min(max(round(value / highest * 8 * height), 1 if value > 0 else 0), 8 * height) if highest > 0 else 0
@@ -48,7 +48,7 @@ def can_draw() -> bool:
 
 
 def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, width: int) -> list[str]:
-    """Return what ran between *begin_ns* and *end_ns*, a row for each job with its runs, oldest first."""
+    """Return the runs between *begin_ns* and *end_ns*, a row for each job with its runs, oldest first."""
     names = max((len(name) for name in runs), default=0)
     words = max((len(_ending(results)) for results in runs.values()), default=0)
     room = max(20, width - names - words - 4)
@@ -66,7 +66,7 @@ def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, widt
 
 
 def _cells(results: Sequence[Result], column: Callable[[int], int], room: int) -> list[tuple[str, str]]:
-    """Return the cells of one job: waiting, running, and at the end of each run how it ended."""
+    """Return the cells of one job: waiting, running, and the outcome at the end of each run."""
     wait, full, bad = ("·", "█", "✗") if can_draw() else (".", "#", "x")
     cells = [("", " ")] * room
     for result in results:
@@ -84,7 +84,7 @@ def _cells(results: Sequence[Result], column: Callable[[int], int], room: int) -
 
 
 def _ending(results: Sequence[Result]) -> str:
-    """Return how a job ended, and at which run if it took several."""
+    """Return the outcome of a job, with the number of the run if it took several."""
     if not results:
         return ""
     last = results[-1]
@@ -92,7 +92,7 @@ def _ending(results: Sequence[Result]) -> str:
 
 
 def _seconds(span_ns: int, room: int) -> str:
-    """Return the axis: a mark at whole seconds, as many as fit."""
+    """Return the axis: marks at whole seconds, as many as fit."""
     seconds = span_ns / SECOND_NS
     step = next((each for each in (1, 2, 5, 10, 30, 60, 300, 600, 3600) if room / max(seconds / each, 1) >= 8), 3600)
     line, mark = "─┴" if can_draw() else "-+"
@@ -115,13 +115,13 @@ FINE_SCALES_NS = (
     *(minutes * _MINUTE_NS for minutes in (1, 2, 5, 10, 20, 30)),
     *_SCALES_NS,
 )
-"""Round times that may lie between two marks of an axis."""
+"""Round distances between two marks of an axis."""
 _BEFORE_NS, _AFTER_NS = 12 * _HOUR_NS, 14 * 24 * _HOUR_NS
 _TICK = 8  # columns that a label on the scale needs
 
 
 class Bar(Struct, frozen=True):
-    """From when to when, and the mark to draw it with: one of the words of MARKS, or a digit."""
+    """The begin, the end and the mark of a bar: one of the words of MARKS, or a digit."""
 
     start_at_ns: int
     end_at_ns: int
@@ -169,14 +169,14 @@ def timeline(lines: Sequence[Line], now_ns: int, width: int) -> list[str]:
 
 
 def _dates(start_ns: int, step_ns: int, columns: int) -> str:
-    """Return the labels below the columns: hours, or days where an hour is too narrow for one."""
+    """Return the labels below the columns: hours, or days if the columns of an hour are too few for a label."""
     return axis(
         time_ticks(start_ns, start_ns + step_ns * columns, step_ns * _TICK, _SCALES_NS), start_ns, step_ns, columns
     )
 
 
 def axis(ticks: Iterable[tuple[int, str]], start_ns: int, step_ns: int, columns: int) -> str:
-    """Return labels below columns of *step_ns* each, where there is room for them."""
+    """Return labels below columns of *step_ns* each, as far as there is room."""
     row = [" "] * columns
     for at_ns, label in ticks:
         at = (at_ns - start_ns) // step_ns
@@ -190,7 +190,7 @@ def time_ticks(
 ) -> list[tuple[int, str]]:
     """Return instants of the local clock from *start_ns* to *end_ns*, at least *apart_ns* from each other, labelled.
 
-    What lies between them is a round time: the first of *scales_ns* that is long enough, or the last.
+    Their distance is a round time: the first of *scales_ns* that is long enough, or the last.
     """
     apart = next((each for each in scales_ns if each >= apart_ns), scales_ns[-1])
     offset = datetime.fromtimestamp(start_ns // SECOND_NS).astimezone().utcoffset()
@@ -241,7 +241,7 @@ def figure_for(path: str, size: tuple[float, float] = (10, 9)) -> Any:
         remedy = "`pip install 'spool-scheduler[plot]'`, or `pip install matplotlib` where spool is installed"
         raise SpoolError(cannot("plot", path, "matplotlib is not installed", remedy=remedy)) from None
     rcParams["svg.fonttype"] = "none"  # text stays text, which can be searched and read out
-    rcParams["text.parse_math"] = False  # a name with $ is no formula
+    rcParams["text.parse_math"] = False  # a name with $ is not a formula
     return Figure(figsize=size, layout="constrained")
 
 
@@ -268,7 +268,7 @@ def plot(
 def boxes(
     axes: Any, corners: Sequence[tuple[float, float, float, float]], colours: Sequence[tuple[str, float]], edge: str
 ) -> None:
-    """Draw rectangles (left, top, right, bottom), each in a colour with an opacity; very many become an image."""
+    """Draw rectangles (left, top, right, bottom), each with its colour and opacity; very many become an image."""
     from matplotlib.collections import PolyCollection
 
     many = len(corners) > _MANY_BOXES
@@ -288,7 +288,7 @@ def patch(colour: str) -> Any:
 
 
 def save(figure: Any, path: str) -> None:
-    """Write a figure into a file; a sign that the font lacks becomes a box. Raises SpoolError."""
+    """Write a figure into a file; characters that the font lacks become boxes. Raises SpoolError."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from")
@@ -303,7 +303,7 @@ def _line_style(policy: SimulatedPolicy) -> dict[str, Any]:
 
 
 def _plot_waits(axes: Any, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> None:
-    """Draw the share of jobs that waited at most a given time; a wait below a second counts as none."""
+    """Draw the share of jobs that waited at most a given time; a wait below a second counts as zero."""
     longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
     end = max(longest, 10.0)
     for policy, points in waits.items():

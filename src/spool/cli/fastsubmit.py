@@ -1,4 +1,4 @@
-"""The fast path of `spool submit`: the plain case, in a third of the time that the full way takes.
+"""The fast path of `spool submit`: the plain case, in a third of the time of the full way.
 
 Most of a submission's time goes into imports. So this handles plain values that are certainly valid, and fills the
 same draft as the full way, without the libraries that check values and write help. For everything else it returns
@@ -32,12 +32,12 @@ OF_A_JOB = {
     "--capture": ("capture", "true"),
     "--no-capture": ("capture", "false"),
 }
-"""The options of a job that are no keys, in the form of `joboptions.FLAGS`; a script may have them in its own lines."""
+"""The options of a job that are not keys, as in `joboptions.FLAGS`; a script may have them in its own lines."""
 
 _PLAIN = {**OF_A_JOB, "-c": ("text", "")}
 
 _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "executor_options", "resources")
-"""Keys that may ask for more than a machine has."""
+"""Keys that may request more than a machine has."""
 
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
 _PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")
@@ -58,9 +58,9 @@ def submit(arguments: Sequence[str]) -> int | None:
         values, words, dashes = _understood(arguments[1:])
     except UnclearError:
         return None
-    if not values.keys().isdisjoint(("rows", "start_after", "capture")):  # of a file, in words of people, of a script
+    if not values.keys().isdisjoint(("rows", "start_after", "capture")):  # a file, a time, a script
         return None
-    if any(text.startswith("after") for text in values.get("depends_on", ())):  # in words of other tools
+    if any(text.startswith("after") for text in values.get("depends_on", ())):  # in the form of other tools
         return None
     command: str | list[str]
     texts = values.pop("text", [])
@@ -105,7 +105,7 @@ def _submitted(root: str, draft: Draft, text: str) -> int | None:
 
 
 def _understood(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Sequence[str], bool]:
-    """Return what `read` does; the table of all keys is imported only if one of them is given."""
+    """Return the result of `read`; the table of all keys is imported only if one of them is given."""
     try:
         return read(arguments, _PLAIN)
     except UnclearError:
@@ -117,9 +117,9 @@ def _understood(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Sequenc
 def read(
     arguments: Sequence[str], known: Mapping[str, tuple[str, str]]
 ) -> tuple[dict[str, list[str]], Sequence[str], bool]:
-    """Return the values of the options that *arguments* begin with, what follows, and whether `--` stood between.
+    """Return the values of the options at the begin of *arguments*, the remaining words, and whether `--` came between.
 
-    *known* has each option's key and the value that it stands for, "" if it takes one. Raises UnclearError for others.
+    *known* has each option's key and its fixed value, "" if it takes a value. Raises UnclearError for others.
     """
     values: dict[str, list[str]] = {}
     at = 0
@@ -148,7 +148,7 @@ def read(
 
 
 def _certainly_welcome(root: str, name: str | None, values: Mapping[str, list[str]]) -> bool:
-    """Whether nothing in the spool or of the machine is in the way of such a job. If not, the full way says so."""
+    """Whether neither the spool nor the machine prevents such a job. If one does, the full way reports it."""
     return (
         (name is None or _usable(name))
         and _certainly_fits(root, values)
@@ -161,13 +161,13 @@ def _certainly_welcome(root: str, name: str | None, values: Mapping[str, list[st
 
 
 def _are_there(root: str, name: str | None, depends_on: Sequence[str]) -> bool:
-    """Whether the jobs that job *name* depends on are known, and it is none of them."""
+    """Whether the jobs that job *name* depends on are known, and it is not one of them."""
     needed = [each.strip() for text in depends_on for each in text.split(",") if each.strip()]
     return name not in needed and all(submitting.ever_used(root, each) for each in needed)
 
 
 def _certainly_fits(root: str, values: Mapping[str, list[str]]) -> bool:
-    """Whether the machine, as the dispatcher last found it, has what is asked for."""
+    """Whether the machine, as the dispatcher last found it, has the requested resources."""
     asked = {key: values[key][-1] for key in _SCARCE if key in values}
     if not asked or asked == {"cpus": "1"}:
         return True
@@ -236,7 +236,7 @@ def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
         labels = value if isinstance(value, list) else [str(value)]
         return len(set(labels)) == len(labels) and all(_is_label(label) for label in labels)
     if key.kind == "word":
-        # What it says alone may need more, which the configuration may have: "stop" needs an idle time.
+        # A word may need another key, which the configuration may have: "stop" needs an idle time.
         return value in key.words and (key.name != "gpu_idle_action" or "gpu_idle" in keys)
     if key.kind == "DependsOn":
         return isinstance(value, list) and value != [] and all(layout.valid_name(name) for name in value)
@@ -273,7 +273,7 @@ def _is_amount(text: str, units: str) -> bool:
 
 
 def command_of(words: Sequence[str]) -> str | list[str]:
-    """Return *words* as a command: executed as they are, or a string for the shell if one word needs a shell.
+    """Return *words* as a command: executed directly, or a string for the shell if one word needs a shell.
 
     So `submit -- 'sort a | uniq'` works as with `ssh` and `watch`.
     """

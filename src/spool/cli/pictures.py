@@ -21,17 +21,17 @@ from spool.core.units import show_duration, show_size
 from spool.query.timeline import OTHERS, LaneBar, Timeline, TimelineRow, UsageCurve, WaitTimes
 
 PANELS = ("gpus", "cpus", "use", "waits", "memory")
-"""What a picture consists of, from the top."""
+"""The panels of a picture, from the top."""
 
 FILE_SIZE = (1000, 32)
-"""The columns of a picture in a file, and the rows for CPUs that it has at most."""
+"""The columns of a picture in a file, and the most rows for CPUs."""
 TERMINAL_CPU_ROWS = 12
 _NARROWEST = 40  # cells
 _MARGIN = 12  # cells before the columns, for the names of rows
 _HEIGHT = 3  # rows of a curve on the terminal
-_TICK, _WIDE_TICK = 8, 11  # cells that a mark of the axis needs, and one with seconds
+_TICK, _WIDE_TICK = 8, 11  # cells for a mark of the axis, and for one with seconds
 _MINUTE_NS = 60 * SECOND_NS
-_GAP_FROM = 3  # cells of a bar that may lose one to a gap
+_GAP_FROM = 3  # the fewest cells of a bar that may lose one to a gap
 _WIDTH_INCHES, _ROW_INCHES, _LETTER_INCHES = 11.0, 0.17, 0.062
 _SHADES = "░▒▓█"
 _BLUE = "#0072b2"
@@ -40,7 +40,7 @@ _CURVE_COLOURS = (_GROUP_COLOURS[5], _GROUP_COLOURS[4])
 
 
 def colours(found: Timeline) -> dict[str, str]:
-    """Return the colour of each group. A state has always the same."""
+    """Return the colour of each group. A state always has the same."""
     if found.by is By.STATE:
         return {group: render.colour_of(group) for group in found.groups}
     return {
@@ -50,7 +50,7 @@ def colours(found: Timeline) -> dict[str, str]:
 
 
 def period(found: Timeline) -> str:
-    """Return from when to when, by the local clock: "2026-03-01 14:00 to 16:00"."""
+    """Return the period by the local clock: "2026-03-01 14:00 to 16:00"."""
     first, last = (datetime.fromtimestamp(at // SECOND_NS) for at in (found.since_at_ns, found.until_at_ns))
     short = found.until_at_ns - found.since_at_ns < 600 * SECOND_NS
     clock = "%H:%M:%S" if short else "%H:%M"
@@ -58,7 +58,7 @@ def period(found: Timeline) -> str:
 
 
 def title(found: Timeline) -> str:
-    """Return what the picture shows."""
+    """Return the title of the picture."""
     going_on = f", {found.going_on} still running" if found.going_on else ""
     there = "".join(f", {count} in {engine_title(name)} (not drawn)" for name, count in found.elsewhere.items())
     return f"{count_of(found.runs, 'run')}{there}{going_on}, {period(found)}"
@@ -71,23 +71,23 @@ def _share(used: UsageCurve, there_are: int, what: str) -> str:
 
 
 def _in_use(found: Timeline) -> list[tuple[str, UsageCurve, int]]:
-    """Return for the GPUs, if there are any, and the CPUs how many were in use, and of how many."""
+    """Return the use of the GPUs, if there are any, and of the CPUs, with their numbers."""
     kinds = [("GPUs", found.gpus_used, found.gpus), ("CPUs", found.cpus_used, found.cpus)]
     return [(name, used, max(used.highest, there_are)) for name, used, there_are in kinds if there_are]
 
 
 def cpu_words(found: Timeline) -> str:
-    """Return how much of the CPUs was in use."""
+    """Return the use of the CPUs, in words."""
     return _share(found.cpus_used, found.cpus, "CPUs")
 
 
 def gpu_words(found: Timeline) -> str:
-    """Return how much of the GPUs was in use."""
+    """Return the use of the GPUs, in words."""
     return _share(found.gpus_used, found.gpus, "GPUs")
 
 
 def wait_words(waits: WaitTimes | None) -> str:
-    """Return how long runs waited before they started."""
+    """Return the waits of runs before their starts, in words."""
     if waits is None:
         return "waits: unknown"
     median, p90, longest = map(show_duration, (waits.median_ns, waits.p90_ns, waits.longest_ns))
@@ -95,7 +95,7 @@ def wait_words(waits: WaitTimes | None) -> str:
 
 
 def memory_words(found: Timeline) -> str:
-    """Return how much memory was requested and used."""
+    """Return the requested and the used memory, in words."""
     if not _highest_memory(found):
         return "memory: none requested, use unknown"
     asked, used = show_size(found.memory_asked.highest), show_size(found.memory_used.highest)
@@ -107,7 +107,7 @@ def _highest_memory(found: Timeline) -> int:
 
 
 class TerminalPicture:
-    """Draws a timeline with characters, in lines of *width* cells, or of the fewest that show anything."""
+    """Draws a timeline with characters, in lines of *width* cells, or of the smallest useful width."""
 
     def __init__(self, width: int) -> None:
         self.columns = max(width, _NARROWEST) - _MARGIN
@@ -115,7 +115,7 @@ class TerminalPicture:
         self._paint = render.painter()
 
     def lines(self, found: Timeline, panels: Sequence[str]) -> list[str]:
-        """Return the panels that have something to show, each with its heading, and the legend above."""
+        """Return the panels that are not empty, each with its heading, and the legend above."""
         parts = {
             "gpus": lambda: self._chart(found, found.gpu_rows, gpu_words(found)),
             "cpus": lambda: self._chart(found, found.cpu_rows, cpu_words(found)),
@@ -221,9 +221,9 @@ def _shade(busy: float) -> str:
 
 
 class FilePicture:
-    """Draws a timeline by matplotlib, into a file whose name says whether it is an SVG or a PNG.
+    """Draws a timeline by matplotlib, as SVG or PNG according to the name of the file.
 
-    Raises UsageError and SpoolError, also where matplotlib is not there.
+    Raises UsageError and SpoolError, also if matplotlib is missing.
     """
 
     def __init__(self, path: str, *, dark: bool) -> None:
@@ -234,7 +234,7 @@ class FilePicture:
         )
 
     def draw(self, found: Timeline, panels: Sequence[str]) -> None:
-        """Draw the panels that have something to show, and write the file."""
+        """Draw the panels that are not empty, and write the file."""
         shares = {"gpus": found.gpu_rows, "cpus": found.cpu_rows}
         wanted = [panel for panel in panels if panel != "gpus" or found.gpus]
         heights = [max(len(shares[each]) * _ROW_INCHES, 0.6) if each in shares else 1.2 for each in wanted]
@@ -361,7 +361,7 @@ class FilePicture:
         self._head(axes, memory_words(found))
 
     def _legend(self, figure: Any, found: Timeline) -> None:
-        """Write the title, and below it which colour stands for what."""
+        """Write the title, and below it the meanings of the colours."""
         figure.suptitle(title(found), x=0.01, ha="left", fontsize=11, color=self._ink)
         marks = colours(found)
         handles = [charts.patch(marks[group]) for group in found.groups]
@@ -376,11 +376,11 @@ class FilePicture:
             labelcolor=self._ink,
         )
         for text, group in zip(legend.get_texts(), found.groups, strict=True):
-            text.set_text(render.short(shown(group), 14))  # as a label, one that begins with _ would be left out
+            text.set_text(render.short(shown(group), 14))  # matplotlib leaves out a label that begins with _
 
 
 def _joined(rows: Sequence[TimelineRow]) -> list[tuple[LaneBar, int, int]]:
-    """Return all bars, those of one run in neighbouring rows joined: with their first and last row."""
+    """Return all bars, with those of one run in neighbouring rows joined: with their first and last row."""
     found: list[tuple[LaneBar, int, int]] = []
     open_: dict[tuple[int, int, int, bool], int] = {}
     for at, row in enumerate(rows):

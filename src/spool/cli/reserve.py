@@ -198,7 +198,7 @@ def _gpus(text: str) -> int | list[int]:
 
 
 def _instant(option: str, text: str, now_ns: int) -> datetime:
-    """Return "now", "+2h", a moment in words or a date and time as a reservation has it."""
+    """Return the instant of "now", "+2h", words, or a date and time in the form of a reservation."""
     if text == "now":
         return reservation.local_time(now_ns)
     try:
@@ -246,7 +246,7 @@ def _row(one: ReservationStatus) -> list[str]:
 
 
 def _lines(found: ReservationList) -> Sequence[charts.Line]:
-    """Return a row for each valid reservation, and one for each GPU named by one of them."""
+    """Return a row for each valid reservation, and one for each GPU that one of them names."""
     standing = [(one, one.reservation) for one in found.rows if one.stands and one.reservation is not None]
     lines = [
         charts.Line(one.name, [charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)]) for one, said in standing

@@ -25,9 +25,9 @@ from spool.store.glance import defaults_of
 
 
 class Asked(Struct, frozen=True):
-    """What the command line asks for. `plain` are the words after `--`, `loose` those given without `--`.
+    """The requests of the command line. `plain` are the words after `--`, `loose` those given without `--`.
 
-    `capture` says whether to capture a script, None if not given; `ignore_directives`, whether to skip lines for other
+    `capture`: whether to capture a script, None if not given; `ignore_directives`: whether to skip lines for other
     schedulers.
     """
 
@@ -42,7 +42,7 @@ class Asked(Struct, frozen=True):
 
 
 def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
-    """Return the job that is asked for, valid. Raises UsageError or InvalidJob.
+    """Return the requested job, valid. Raises UsageError or InvalidJob.
 
     *stderr_apart*: its error output goes to a separate file in the metadir, unless an output path is given.
     """
@@ -92,7 +92,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
 
 
 def _what_to_run(asked: Asked) -> scripts.Script:
-    """Return the command or the script that is asked for."""
+    """Return the requested command or script."""
     if asked.shell_command is not None:
         return scripts.Script(asked.shell_command)
     if asked.plain:
@@ -133,7 +133,7 @@ def _tell_left_out(exported: Exports) -> None:
 def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = ()) -> Draft:
     """Return the job in the file *path*, byte for byte, if it is valid; *export* adds to its `env`.
 
-    Variables from our environment never replace those that the file sets. Raises SpoolError.
+    Variables from this process's environment never replace those of the file. Raises SpoolError.
     """
     stem = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
     try:
@@ -166,7 +166,7 @@ def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = (
 
 
 def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
-    """Warn about what will keep *jobs* from running or their notifications from being sent.
+    """Warn about problems that will keep *jobs* from running or their notifications from being sent.
 
     Raises SpoolError if *strict*.
     """
@@ -184,7 +184,7 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
 
 
 def publish(root: str, jobs: Sequence[Draft], *, held: bool, replace: bool) -> None:
-    """Put *jobs* into the spool and see that a dispatcher serves it. Raises SpoolError if a name is taken."""
+    """Put *jobs* into the spool and ensure that a dispatcher serves it. Raises SpoolError if a name is taken."""
     if not replace:
         for job in jobs:
             if (place := submitting.where_taken(root, job.name)) is not None:
