@@ -1,4 +1,4 @@
-"""A small study with real programs, for `spool demo`: its job files, its dispatcher, and what became of it."""
+"""A small study with real programs, for `spool demo`: its job files, its dispatcher, and its results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def job_files(workdir: str) -> dict[str, bytes]:
 
 
 class DemoEvent(Struct, frozen=True):
-    """One thing that happened: a run began (`result` is None) or ended."""
+    """One event: a run began (`result` is None) or ended."""
 
     at_ns: int
     name: str
@@ -90,7 +90,7 @@ class DemoEvent(Struct, frozen=True):
 
 
 class Demonstration:
-    """The study in a spool of its own below *directory*, with a dispatcher that leaves when all is done."""
+    """The study in its own spool below *directory*, with a dispatcher that leaves when all is done."""
 
     def __init__(self, directory: str) -> None:
         self.root = os.path.join(directory, "spool")
@@ -99,7 +99,7 @@ class Demonstration:
         self._dispatcher: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> list[str]:
-        """Make the spool, submit the jobs, start the dispatcher; return the names in the order of submission."""
+        """Create the spool, submit the jobs, start the dispatcher; return the names in the order of submission."""
         os.mkdir(self.workdir, 0o700)
         make_spool(self.root)
         disk = Disk(f"{self.root}/{layout.STAGING}")
@@ -119,7 +119,7 @@ class Demonstration:
         return list(jobs)
 
     def happenings(self) -> Iterator[DemoEvent]:
-        """Yield what happens, as it does, until the dispatcher has left."""
+        """Yield the events, as they happen, until the dispatcher has left."""
         assert self._dispatcher is not None
         spool = Spool(self.root)
         began: set[tuple[str, int]] = set()
@@ -140,7 +140,7 @@ class Demonstration:
             time.sleep(_POLL_S)
 
     def results(self) -> list[Result]:
-        """Return every run that has ended, in the order of the history."""
+        """Return the results of all ended runs, in the order of the history."""
         found = []
         for line in history_lines(self.root):
             try:
@@ -159,14 +159,14 @@ class Demonstration:
 
     @property
     def failed(self) -> str | None:
-        """Return what the dispatcher said, if it did not leave well."""
+        """Return the dispatcher's message, if it has failed."""
         if self._dispatcher is None or self._dispatcher.returncode in (0, None):
             return None
         with open(f"{self.root}/{layout.LOG}", encoding="utf-8", errors="replace") as log:
             return log.read()
 
     def end(self) -> None:
-        """End what still runs, and the dispatcher."""
+        """End the remaining runs, and the dispatcher."""
         if self._dispatcher is None or self._dispatcher.poll() is not None:
             return
         spool = Spool(self.root)
@@ -181,7 +181,7 @@ class Demonstration:
 
 
 def went_well(results: list[Result]) -> bool:
-    """Whether the study came out as it should: all finished but the endless one, and what depended on it."""
+    """Whether the study had the intended outcome: all finished, except the endless job and its dependent."""
     last = {result.job: result.outcome for result in results}
     expected = {"endless": State.TIMEOUT, "publish": State.CANCELLED}
     return all(outcome is expected.get(name, State.FINISHED) for name, outcome in last.items())

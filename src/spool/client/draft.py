@@ -1,8 +1,8 @@
-"""A job before it is in the spool: its keys and its name, what it takes along of the caller's environment, its file.
+"""A job before it is in the spool: its keys, its name, its variables from the caller's environment, its file.
 
-Every way to submit fills a `Draft`: `spool submit`, fast or not, `spool run`, `spool import` and `Client`. What it
-takes along, so that the job finds the same programs as the caller, goes into the file's `env`, where it can be seen and
-edited. Imports almost nothing, because every submission uses it.
+Every way to submit fills a `Draft`: `spool submit`, fast or not, `spool run`, `spool import` and `Client`. Variables
+that it copies, so that the job finds the same programs as the caller, go into the file's `env`, where they can be seen
+and edited. Imports almost nothing, because every submission uses it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# What spool sets itself, and what describes only the current shell or tmux.
+# Variables that spool sets itself, and those that describe only the current shell or tmux.
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
 _NEVER_BEGIN = ("SPOOL_", "spool_", "BASH")
 _SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY")
 
-_LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and no look-alikes: no words, no mistakes
+_LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and no look-alikes: no words, no misreading
 _INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
 _LONGEST_STEM = 40
 
@@ -42,9 +42,9 @@ class Draft:
         self._text = text
 
     def plain_text(self) -> str | None:
-        """Return the job file, tables last, as a person would write it; None where that takes a library.
+        """Return the job file, tables last, as a user would write it; None if that needs a library.
 
-        That is so for a text that needs more than a backslash, and for numbers and tables of other kinds.
+        It does for a text that needs more than a backslash, and for numbers and tables of other kinds.
         """
         return _laid_out(self.keys)
 
@@ -69,9 +69,10 @@ class Draft:
 
 
 def job_keys(command: str | Sequence[str], given: Mapping[str, object], exported: Exports) -> dict[str, object]:
-    """Return the keys of a job that runs *command* as *given* says, here unless that has a `workdir`.
+    """Return the keys of a job that runs *command* with the keys *given*.
 
-    Of *exported*, the keys of `env` that *given* has win. Raises FileNotFoundError if the current directory is gone.
+    It runs in the current directory unless they have a `workdir`. Keys of `env` in *given* override those of
+    *exported*. Raises FileNotFoundError if the current directory is gone.
     """
     keys = {"command": command, "workdir": given.get("workdir") or literal(os.getcwd()), **given}
     own = given.get("env", {})
@@ -94,7 +95,7 @@ def _placeholders(keys: Mapping[str, object]) -> set[str]:
 
 
 class Exports:
-    """Variables for a job: `taken` from the caller, `assigned` on the command line; `left_out` says what, and why."""
+    """Variables for a job: `taken` from the caller, `assigned` on the command line, and the reasons in `left_out`."""
 
     def __init__(self) -> None:
         self.taken: dict[str, str] = {}
@@ -102,9 +103,9 @@ class Exports:
         self.left_out: list[str] = []
 
     def env(self, own: Mapping[str, object], placeholders: Iterable[str] = ()) -> dict[str, object]:
-        """Return the `env` of a job that *own* is for already, which wins over what was taken.
+        """Return the `env` of a job with its *own* `env`, which overrides the taken variables.
 
-        *placeholders* are the `{key}` that mean something in the file, and nothing in what was taken.
+        *placeholders* are the `{key}` that have a meaning in the file, and none in the taken variables.
         """
         taken = self.taken
         for key in placeholders:
@@ -112,7 +113,7 @@ class Exports:
         return {**taken, **self.assigned, **own}
 
     def take(self, names: Iterable[str], environment: Mapping[str, str]) -> None:
-        """Take the variables *names* of *environment*, as far as a file can hold them."""
+        """Take the variables *names* from *environment*, as far as a file can hold them."""
         for name in sorted(names):
             value = environment[name]
             try:
@@ -124,10 +125,10 @@ class Exports:
 
 
 def exports(root: str, asked: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Exports:
-    """Return what the words of `--export` take of *environment*; without any, what the configuration of *root* says.
+    """Return the variables that the words of `--export` take from *environment*.
 
-    A word is ALL, NONE, a name, a pattern or NAME=VALUE, several with commas between. Named variables that are not set
-    are in `left_out`.
+    Without words, the configuration of *root* has them. A word is ALL, NONE, a name, a pattern or NAME=VALUE, several
+    with commas between. Named variables that are not set are in `left_out`.
     """
     found = Exports()
     if not asked:
@@ -181,7 +182,7 @@ def _may_be_secret(name: str) -> bool:
 
 
 def patterns(root: str) -> Sequence[str]:
-    """Return which variables are copied by default: from the configuration of *root*, or the built-in list."""
+    """Return the variables that are copied by default: from the configuration of *root*, or the built-in list."""
     said = config_if(root, b"export")
     return EXPORTED if said is None else said.export
 
@@ -253,7 +254,7 @@ def _is_literal(text: str) -> bool:
 
 
 def _value(value: object) -> str:
-    """Return *value* in TOML; NUL, which no file has, for what `plain_text` refuses."""
+    """Return *value* in TOML; NUL, which no file has, for values that `plain_text` refuses."""
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' if value.isprintable() else "\0"
     if isinstance(value, bool):

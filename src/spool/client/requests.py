@@ -87,7 +87,7 @@ class Requests:
     """The requests of one user."""
 
     def __init__(self, spool: Spool, user: str, disk: Disk | None = None) -> None:
-        """Accept requests of *user*. Raises SpoolUnusable if the spool is another user's."""
+        """Create the requests of *user*. Raises SpoolUnusable if the spool is another user's."""
         check_owner(spool.root)
         self._spool = spool
         self._layout = spool.layout
@@ -95,7 +95,7 @@ class Requests:
         self._user = user
 
     def hold(self, name: str, *, dry_run: bool = False) -> Change:
-        """Hold a job: `mv queued/NAME.toml held/`; a running one is stopped first, `mv running/NAME.toml held/`."""
+        """Hold a job: `mv queued/NAME.toml held/`; a running job is stopped first, `mv running/NAME.toml held/`."""
         running = ChangeKind.HELD if self._is_array(name) else ChangeKind.STOPPED_AND_HELD  # running tasks continue
         moves = {QUEUED: ChangeKind.HELD, RUNNING: running}
         return self._move("hold", name, moves, HELD, dry_run=dry_run)
@@ -107,7 +107,7 @@ class Requests:
     def requeue(
         self, name: str, change: Callable[[str, bytes], bytes] | None = None, *, dry_run: bool = False
     ) -> Change:
-        """Run a job again: `mv done/NAME.toml queued/`; a running one is stopped, `mv running/NAME.toml queued/`.
+        """Run a job again: `mv done/NAME.toml queued/`; a running job is stopped, `mv running/NAME.toml queued/`.
 
         *change*, given its name and its file's text, returns the text to run instead.
         """
@@ -321,9 +321,10 @@ class Requests:
         return f"{name} cancelled"
 
     def _put_away(self, path: str, target: str) -> bool:
-        """Move a file into a directory that is made if need be; False if it is gone.
+        """Move a file into a directory, created if necessary; False if the file is gone.
 
-        Where it cannot be kept, on a full disk or without permission, it goes all the same: nothing needs it there.
+        If the file cannot be kept, on a full disk or without permission, it is removed all the same: it is not needed
+        there.
         """
         with suppress(OSError):
             self._disk.ensure_twin(os.path.dirname(target), os.path.dirname(path))
@@ -346,7 +347,7 @@ class Requests:
             return 0
 
     def _stop(self, name: str, reason: str, kind: StopKind = StopKind.CANCEL) -> bool:
-        """Record who stops the newest run, and remove its file from `running/`; False if that was gone."""
+        """Record the user who stops the newest run, and remove its file from `running/`; False if that was gone."""
         # If it is being stopped already, it does not continue after that without its file. If nothing can be recorded
         # (the disk is full, the metadir is damaged), the deletion alone orders the stop, without user and reason.
         with suppress(OSError):

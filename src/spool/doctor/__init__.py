@@ -1,1 +1,1 @@
-"""What `spool doctor` tries, finds and fixes: unlike the answers of `query`, a check may write to the spool."""
+"""The checks of `spool doctor`, and their fixes: unlike the queries of `query`, a check may write to the spool."""

@@ -65,7 +65,7 @@ class Level(StrEnum):
 
 
 class Finding(Struct, frozen=True):
-    """One finding of a check. `remedy` says what to do; `fixed`: that is done."""
+    """One finding of a check. `remedy` is the instruction; `fixed`: it has been carried out."""
 
     check: str  # the name of the check, or of a part of it
     level: Level
@@ -528,7 +528,7 @@ def _executor(subject: Subject) -> Findings:
 
 
 def _wrapper(subject: Subject) -> Findings:
-    """Report what starts jobs; a dispatcher of the same installation uses the same."""
+    """Report the program that starts jobs; a dispatcher of the same installation uses the same."""
     found = compiled.find(subject.config.wrapper)
     if found.path is not None:
         yield _good(f"compiled: {found.path}")

@@ -1,7 +1,7 @@
-"""What would keep jobs of a spool from running in Slurm, and what to do about it: checks of `spool doctor --slurm`.
+"""Checks of `spool doctor --slurm`: problems that would keep jobs of a spool from running in Slurm, with remedies.
 
-Most of it only a job on a node can tell, so one is submitted with the options of every other job. It looks at a
-directory of the spool from there, and this module at what it has found.
+Most of them only a job on a node can find, so one is submitted with the options of every other job. It looks at a
+directory of the spool from there, and this module evaluates its findings.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from spool.machine.commands import Command, CommandEnd
 from spool.store.disk import Disk, read_file
 
 PATIENCE_S = 120.0
-"""How many seconds the probe may wait in Slurm and run."""
+"""The time in seconds that the probe may wait in Slurm and run."""
 
-_CACHES_S = 65.0  # for how long a network file system may not show what another host has written
+_CACHES_S = 65.0  # a network file system may hide another host's writes this long
 _CLOCK_NS = 5 * SECOND_NS
 _PROBE = "spool-doctor"
 
-# `set -C` has the shell create files as the wrapper creates its `jid`: exclusively.
+# `set -C` lets the shell create files as the wrapper creates its `jid`: exclusively.
 _SCRIPT = """\
 #!/bin/sh
 cd -- DIRECTORY || exit 1
@@ -85,7 +85,7 @@ def _run(command: Command) -> CommandEnd:
 
 
 def _settings(text: str) -> dict[str, str]:
-    """Return the settings that `scontrol show` has said, on lines of their own or `KEY=VALUE` beside one another."""
+    """Return the settings in the output of `scontrol show`, on their own lines or as `KEY=VALUE` on one line."""
     lines = dict(re.findall(r"^(\w+)\s+= (.*)$", text, re.MULTILINE))
     return {key: value.strip() for key, value in (lines or dict(re.findall(r"(\w+)=(\S*)", text))).items()}
 
@@ -154,21 +154,21 @@ def _unlimited(settings: Mapping[str, str]) -> bool:
 
 
 class _Answer(Struct, frozen=True):
-    """What the probe has found, and what Slurm has said of it."""
+    """The findings of the probe, and Slurm's report of it."""
 
     said: Mapping[str, str]
     sighting: str  # its state and reason, in Slurm's words
     comment: str
     settings: Mapping[str, str]  # of the job
-    late_s: float  # how long the answer could not be seen after the end
-    between_ns: tuple[int, int]  # the submission and the moment at which the answer was seen
+    late_s: float  # the delay between the end and the visible answer
+    between_ns: tuple[int, int]  # the submission and the first sight of the answer
 
 
 def _probe(subject: Subject) -> Findings:
-    """Submit a job and say what it found."""
+    """Submit a job and report its findings."""
     language = SlurmLanguage(lambda: subject.config)
     if language.missing() is not None or language.cluster(_run(language.identify())) is None:
-        return  # told already
+        return  # reported already
     disk = Disk(subject.spool.layout.at(layout.STAGING))
     directory = f"{disk.staging}/{os.getpid()}.slurm"
     nonce = secrets.token_hex(8)
@@ -222,7 +222,7 @@ def _script(directory: str) -> bytes:
 
 
 def _until_ended(language: SlurmLanguage, job: str) -> tuple[slurm.QueueLine | None, bool]:
-    """Wait until a job has ended; return what Slurm said last, and whether that is so."""
+    """Wait until a job has ended; return Slurm's last report, and whether the job has ended."""
     last, deadline = None, time.monotonic() + PATIENCE_S
     while True:
         done = _run(language.look())
@@ -240,7 +240,7 @@ def _lines(directory: str) -> Iterator[str]:
 
 
 def _wait_for_answer(directory: str) -> float:
-    """Wait until what the probe has written can be seen here, and return how long that took."""
+    """Wait until the probe's files are visible here, and return how long that took."""
     begun = time.monotonic()
     while "answer" not in os.listdir(directory) and time.monotonic() - begun < _patience_with_caches(directory):
         time.sleep(0.2)
@@ -248,7 +248,7 @@ def _wait_for_answer(directory: str) -> float:
 
 
 def _patience_with_caches(directory: str) -> float:
-    """Return how many seconds an answer may stay unseen: none if the job's own log, which Slurm makes, is not there."""
+    """Return for how many seconds an answer may stay hidden: few without the job's own log, which Slurm creates."""
     return _CACHES_S if os.path.exists(f"{directory}/{layout.ENGINE_LOG}") else 5.0
 
 
@@ -293,7 +293,7 @@ def _clocks(found: _Answer, node: str) -> Finding:
 
 
 def _as_asked(found: _Answer, mark: str) -> Findings:
-    """Say what Slurm has made of the options."""
+    """Report how Slurm has applied the options."""
     if found.comment != mark:
         text = f"Slurm has changed the comment of a job to {found.comment!r}"
         remedy = "have its plugin keep --comment: without it, a submission that does not answer cannot be found again"
