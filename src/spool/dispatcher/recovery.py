@@ -148,7 +148,7 @@ class Recovery:
                 self._settling(name, self._find_series)
 
     def try_again(self) -> list[str]:
-        """Try again what could not be read; return the names that are settled now."""
+        """Try unreadable records again; return the names that are settled now."""
         settled = []
         for name in list(self._state.unsettled):
             if self._confinement.pauses(Thing.of_job(name), _RECOVER):

@@ -180,7 +180,7 @@ class Supervisor:
         self._state.recount(live)
 
     def _over(self, live: ActiveRun) -> bool:
-        """Whether nothing of the run is left; processes that outlived its wrapper are told to end."""
+        """Whether nothing of the run is left; processes that outlived its wrapper receive the order to end."""
         handle = live.handle
         if handle is not None and isinstance(live.phase, Active | Outlived):
             found = self._liveness(live, handle)
@@ -404,7 +404,7 @@ class Concluder:
         return self._unstarted(live, why)
 
     def jid(self, live: ActiveRun) -> Jid | None:
-        """Return the wrapper's identity from its record; None if it has not registered, or cannot be it."""
+        """Return the wrapper's identity from its record; None if it has not registered, or that is another process."""
         found = self._spool.jid(live.name, live.run)
         return found if isinstance(found, Jid) and live.may_be(found) else None
 

@@ -116,7 +116,7 @@ class RunHandle(Protocol):
 
     @property
     def engine(self) -> Engine:
-        """The engine where it runs."""
+        """The machine, or the cluster, where it runs."""
 
     @property
     def jid(self) -> Jid | None:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, for the epilog and the exit code
 _FREEZE_NS = SECOND_NS  # processes to be killed should be frozen in this time; one that waits for a disk is not
 _MOST_LOOKS = 8  # of a pass, until all of a run is frozen
-_BUDGET_NS = SECOND_NS // 10  # after which looks give way to the rest of a pass
+_BUDGET_NS = SECOND_NS // 10  # after that, looks yield to the rest of a pass
 _KIBIBYTE = 1024
 
 

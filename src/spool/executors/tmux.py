@@ -1,11 +1,11 @@
 """The wrapper in a terminal of its own: a session of a tmux server that serves only this spool.
 
-The job reads from the terminal, so one can attach and type. It writes to its outputs as under any executor; a viewer
-beside it (`tmux_pane.py`) copies them to the terminal. So the log is what the job wrote, byte for byte, without prompt,
+The job reads from the terminal, so a user can attach and type. It writes to its outputs as under any executor; a viewer
+beside it (`tmux_pane.py`) copies them to the terminal. So the log is the job's output, byte for byte, without prompt,
 echo or carriage returns, and a job never waits for a terminal that does not read.
 
-All that is asked of tmux is asked with a time limit: a server that hangs delays a pass once, for `LIMIT_S`, and is
-then reported until it answers.
+Every tmux command has a time limit: a server that hangs delays a pass once, for `LIMIT_S`, and is then reported until
+it answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from spool.formats.wrapper import Surroundings, outputs_of
 from spool.machine import descriptors, identity
 from spool.machine.host import umask
 
-# As it is imported libtmux asks stdout for its encoding, and a dispatcher that was started with `>&-` has none.
+# libtmux asks stdout for its encoding when it is imported, and a dispatcher that was started with `>&-` has none.
 with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout or nothing):
     _missing = sys.__stdout__ is None
     if _missing:
@@ -49,14 +49,14 @@ with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout or nothing):
         sys.__stdout__ = None  # type: ignore[misc]
 
 OLDEST = (3, 2)
-"""The oldest tmux that is used: that of the oldest systems that have our Python."""
+"""The oldest supported tmux: that of the oldest systems with spool's Python."""
 
 LIMIT_S = 3.0
-"""How long a tmux command may take. It takes a few milliseconds."""
+"""The time limit of a tmux command in seconds. It takes a few milliseconds."""
 
 _SLOW_S = 0.25
 _CONFIGURATION = os.path.join(os.path.dirname(__file__), "tmux.conf")
-_SIZE = ("-x", "160", "-y", "48")  # until somebody attaches
+_SIZE = ("-x", "160", "-y", "48")  # until a user attaches
 _LEFT = re.compile("server exited|lost server")
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 
