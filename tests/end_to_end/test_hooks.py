@@ -125,13 +125,14 @@ def test_reservations_are_told_by_the_clock_and_by_hand(gpus: Served) -> None:
     """One that begins and ends, one that is removed while it is in force; none twice over a restart."""
     for name in ("reservation_started", "reservation_ended"):
         hook(gpus, name, 'echo "$SPOOL_EVENT||||$SPOOL_REASON|$SPOOL_RESERVATION" >> ledger')
+    gpus.start()
+    gpus.until((gpus.root / "state.json").exists, "its first pass")
     now = datetime.now(UTC)
-    for name, start, end in (("short", 0.5, 1.5), ("long", -60, 3600)):
+    for name, start, end in (("short", 0.5, 4), ("long", -60, 3600)):
         text = f'user = "alice"\ngpus = 1\nstart = {(now + timedelta(seconds=start)).isoformat()}\n'
         staged = gpus.root / ".tmp" / name
         staged.write_text(text + f"end = {(now + timedelta(seconds=end)).isoformat()}\n")
         staged.rename(gpus.root / "reservations" / f"{name}.toml")
-    gpus.start()
 
     def lines() -> list[tuple[str, str]]:
         return sorted((line[0], line[5]) for line in ledger(gpus))

@@ -228,6 +228,11 @@ class Dispatcher:
         """Whether a review, or a question to NVML, about a start or a cancellation is open."""
         return self.admission.waiting or self.planner.awaits_gpus
 
+    @property
+    def searching(self) -> bool:
+        """Whether it is open if a run that is being ended, or whose wrapper has ended, is over."""
+        return self.terminator.searching
+
     # A pass.
 
     def turn(self) -> bool:

@@ -45,6 +45,7 @@ PRELOADED = (
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
+_SEARCH_NS = 5 * SECOND_NS  # how long a single pass goes on looking for what is left of a run, on a busy machine
 _TELLING_S = 30.0
 
 _Version = tuple[str, int, int]  # version of a job file: the job, the inode, the time of the last change
@@ -204,7 +205,7 @@ def _queued(spool: LockedSpool) -> set[_Version]:
 
 
 def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
-    said = ""
+    said, search_until_ns = "", time.monotonic_ns() + _SEARCH_NS
     while not dispatcher.wakeup.leaving:
         try:
             began_ns = time.perf_counter_ns()
@@ -221,7 +222,8 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
         if more:
             dispatcher.sleep(0)
             continue
-        if (once and not dispatcher.asking) or (until_idle and (dispatcher.idle or dispatcher.stuck)):
+        searches = dispatcher.searching and time.monotonic_ns() < search_until_ns
+        if (once and not dispatcher.asking and not searches) or (until_idle and (dispatcher.idle or dispatcher.stuck)):
             return
         limit = None
         if idle_exit_ns is not None:

@@ -217,6 +217,11 @@ class Terminator:
     def __contains__(self, live: ActiveRun) -> bool:
         return live.key in self._runs
 
+    @property
+    def searching(self) -> bool:
+        """Whether the next look may be the first that tells whether a run is over."""
+        return any(not run.look_at_ns or run.handle.resists for run in self._runs.values())
+
     def tick(self) -> list[ActiveRun]:
         """Continue with every due run; return the runs without processes."""
         now = time.monotonic_ns()
