@@ -148,7 +148,7 @@ class Planner:
         return bool(self._waits_for_gpus) or self._world.gpus_are_asked
 
     def foreseen(self, *, paused: bool) -> Start | None:
-        """Return the start that would follow if the longest-lasting run left its room now; None if that is unknown."""
+        """Return the start that would follow if the oldest run left its room now; None if that is unknown."""
         if self._state.decisive != self._foreseen_of:
             self._foreseen_of = self._state.decisive
             self._foreseen = self._imagined(paused=paused)

@@ -252,8 +252,7 @@ class ClusterRun:
             return True
         if self.ending is not None or self.foreign or self.engine.silent:
             return False
-        # A suspended job does not receive TERM there, and only administrators continue it; a cancel sends it both
-        # signals.
+        # A suspended job does not receive TERM there, and only administrators continue it; a cancel does both.
         kill = kill or bool(self.halted)
         how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
         if not self._was_asked(how, now_ns):
