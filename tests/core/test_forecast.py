@@ -20,7 +20,7 @@ from core.test_elsewhere import THERE, far_job, far_run
 from core.worlds import BOX, POLICIES, comings, over_committed, waiting
 from spool.core.backfill import as_run
 from spool.core.forecast import StartForecast, forecast
-from spool.core.model import Dependencies, Grant, Limits, Machine, Policy, Pool, Reservation, Waiting
+from spool.core.model import Dependencies, Grant, Limits, Machine, Policy, Pool, Reservation, State, Waiting
 from spool.core.reasons import CODES
 from spool.core.scheduler import Plan, decide
 from spool.core.simulation import Outcome, Pass, Simulation
@@ -230,7 +230,7 @@ def test_what_is_beyond_the_bound_is_later():
 LOW = machine(disk_free_bytes=1 << 20)
 FULL = {"running": [run("r", cpus=4, ran=0, time_limit_ns=50 * S)]}
 SITUATIONS: dict[str, tuple[Callable[[], Plan], int | None]] = {
-    "held": (lambda: plan(job("j", task=("ar", 0, None)), held_arrays={"ar"}), None),
+    "held": (lambda: plan(job("j", task=("ar", 0, None)), held_arrays={"ar": State.HELD}), None),
     "paused": (lambda: plan(job("j"), paused=True), None),
     "scheduling_timeout": (lambda: plan(job("j", waited=9, scheduling_timeout_ns=S)), None),
     "refused": (lambda: plan(job("j"), on=machine(refusal="no processes")), None),

@@ -18,7 +18,8 @@ from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result
-from spool.dispatcher import arrays
+from spool.dispatcher import arrays, confinement
+from spool.store.disk import Disk
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk
 
@@ -223,6 +224,38 @@ def test_a_full_disk_at_any_change_is_made_up_for(
             if session.dispatchers == 1:
                 assert not repeated(world)
     assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+
+class _NowhereToFile(Disk):
+    """A disk on which one task's file cannot be moved to `done/` for now."""
+
+    def rename_new(self, old: str, new: str) -> bool:
+        if old.endswith(f"/{QUEUED}/sweep_2.toml") and f"/{DONE}/" in new:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), old)
+        return super().rename_new(old, new)
+
+
+def test_a_task_whose_end_is_on_record_never_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled task whose file cannot be moved yet does not take the room of those that were stopped."""
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        session = Session(world, iter([_NowhereToFile(world.staging)]))
+        session.survives_errors = True
+        try:
+            session.users.submit("sweep", "hang # {index}", 'array = "0-4"')
+            session.settle()
+            with monkeypatch.context() as patience:
+                for name in ("FIRST_PAUSE_NS", "LONGEST_PAUSE_NS"):
+                    patience.setattr(confinement, name, 1 << 60)
+                session.users.move("sweep", RUNNING, DONE)
+                session.turns(6)
+            assert session.errors
+            assert not world.alive
+            assert {name for name, _ in world.begun} == {"sweep_0", "sweep_1"}
+            session.end()
+            session.settle()
+        finally:
+            session.end()
+        _check_cancel(world)
 
 
 # Of a play what is hit: the last change of that name which is about a path that ends so.

@@ -101,6 +101,8 @@ def compare(world: World, *, fresh: bool) -> None:
     rows: dict[str, list[JobRow]] = {}
     for row in listed.rows:
         rows.setdefault(row.name, []).append(row)
+    for found in rows.values():  # an array comes before what waits for it, also while it is held
+        found.sort(key=lambda row: not row.array)
     _complete(world, spool, rows)
     _drawn(listed.rows, listed.at_ns)
     _shown(spool, rows)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
-from spool.core.model import Grant, Limits, Policy, Running, Waiting
+from spool.core.model import Grant, Limits, Policy, Running, State, Waiting
 from spool.core.pools import Pools
 
 _UNLIMITED = Limits()
@@ -203,7 +203,7 @@ class SharedLimits(Struct, frozen=True):
 
     groups: Sequence[Lowest] = ()
     arrays: Sequence[Lowest] = ()
-    held: Set[str] = frozenset()  # arrays whose tasks must not start
+    held: Mapping[str, State] = field(default_factory=dict)  # arrays whose tasks must not start
     edited: Mapping[str, int | None] = field(default_factory=dict)  # of arrays whose own file was edited since
 
     def of_group(self, name: str) -> int | None:

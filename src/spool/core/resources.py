@@ -205,8 +205,8 @@ class FreeResources:
         task = job.spec.task
         if task is None:
             return None
-        if task.array in self.limits.held:
-            return Reason("held", f"array {task.array} is held")
+        if (state := self.limits.held.get(task.array)) is not None:
+            return Reason("held", f"array {task.array} is {state}")
         limit = self.limits.of_array(task.array)
         if limit is None:
             return None

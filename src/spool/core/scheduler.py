@@ -12,7 +12,7 @@ of its shape are not tried in that pass. If the sums alone show that no waiting 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from datetime import UTC, tzinfo
 from heapq import heapify, heappop, heappush
 
@@ -49,8 +49,8 @@ class View(Struct, frozen=True):
 
     `ended` gives the newest outcome of a name that neither waits nor runs; only its `get` is used, for the names in
     `queue.watch.names()` and the tasks of the arrays among them, when they have changed. `arrays` gives the tasks of
-    each expanded array, `held_arrays` the arrays whose tasks must not start. `holding` comes from the previous plan.
-    `elsewhere` are the other machines for jobs.
+    each expanded array, `held_arrays` the arrays whose tasks must not start: each is held or cancelled. `holding` comes
+    from the previous plan. `elsewhere` are the other machines for jobs.
     """
 
     machine: Machine
@@ -59,7 +59,7 @@ class View(Struct, frozen=True):
     running: Runs = field(default_factory=Runs)
     ended: Mapping[str, State] = field(default_factory=dict)
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    held_arrays: Set[str] = frozenset()
+    held_arrays: Mapping[str, State] = field(default_factory=dict)
     array_limits: Mapping[str, int | None] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
     past: Past = field(default_factory=lambda: Past(Policy()))
@@ -378,7 +378,7 @@ def resolve_dependencies(
     now_ns: int,
     *,
     paused: bool,
-    held_arrays: Set[str] = frozenset(),
+    held_arrays: Mapping[str, State],
 ) -> list[str]:
     """Return the jobs that end now, recorded in *names*; file all others by the state of their dependencies.
 
@@ -436,5 +436,5 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
     queue.open_dependency(name for name in satisfied if name in queue)
 
 
-def _is_held(job: Waiting, held_arrays: Set[str]) -> bool:
+def _is_held(job: Waiting, held_arrays: Mapping[str, State]) -> bool:
     return job.spec.task is not None and job.spec.task.array in held_arrays

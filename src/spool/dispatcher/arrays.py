@@ -357,20 +357,21 @@ class ArrayFiles:
         return self._timer.at_ns is not None
 
     def see(self, now_ns: int) -> None:
-        """Process every array in progress whose file may have changed."""
+        """Process every array in progress of whose name a file may have changed."""
         moved = set(self._changes.arrays.take())
         self._timer.set(None)
         for array in list(self._state.arrays.values()):
-            goes_on = array.cancelled is None and array.result is None
-            if goes_on and (array.name in moved or array.missing_ns is not None):
+            if array.name in moved or array.missing_ns is not None:
                 self.see_one(array, now_ns)
 
     def see_one(self, array: Array, now_ns: int) -> None:
-        """Find the file of *array* and carry out what its place means; retried if that fails."""
+        """Find the file of *array*, carry out what its place means, and find others of its name; retried on failure."""
         thing = Thing("array", array.name)
         if not self._confinement.pauses(thing, _SEE):
             with self._confinement.of(thing, _SEE) as piece:
-                self._see_one(array, now_ns)
+                if array.cancelled is None and array.result is None:
+                    self._see_one(array, now_ns)
+                self._see_others(array)
             if not piece.failed:
                 return
         self._changes.arrays.add(array.name)
@@ -404,6 +405,24 @@ class ArrayFiles:
             by = mover(spool.root, self._place(array))
             stop = Stop(StopKind.CANCEL, by, now_ns, f"its file was deleted from {self._place(array)}/")
         self._cancel(array, stop or Stop(StopKind.CANCEL, mover(spool.root, self._place(array)), now_ns))
+
+    def _see_others(self, array: Array) -> None:
+        """Tell what other files of its name wait for its end; they are looked at for a start after it."""
+        spool, name = self._spool, array.name
+        found: dict[int, tuple[str, os.stat_result]] = {}
+        for place in (QUEUED, HELD):
+            status = status_of(spool.layout.job_file(place, name))
+            if status is not None and stat.S_ISREG(status.st_mode) and status.st_ino != array.inode:
+                found.setdefault(status.st_ino, (place, status))
+        seen = tuple((place, inode, status.st_mtime_ns, status.st_ctime_ns) for inode, (place, status) in found.items())
+        if seen == array.others_seen:  # they may be long: none is read twice
+            return
+        states = []
+        for place, status in found.values():
+            valid = not spool.why_not(status, place, name) and spool.job_spec(place, name) is not None
+            states.append(State.INVALID if not valid else State.QUEUED if place == QUEUED else State.HELD)
+        array.see_others(tuple(states), seen)
+        self._state.changed()
 
     def _see_text(self, array: Array, place: str) -> None:
         """Apply the limit of running tasks from its file in *place*."""
@@ -457,6 +476,7 @@ class Expander:
         self._spool = context.spool
         self._state = context.state
         self._journal = context.journal
+        self._changes = context.changes
         self._settings = context.settings
         self._timer = context.timers.timer()  # when to retry files that found no room on the disk
         self._store = store
@@ -605,6 +625,8 @@ class Expander:
             return
         array = new_array(spec, record, file.inode, user)
         array.resume(set(array.names))
+        if job.held is not None:  # another file of its name, which waits for its end from now on
+            self._changes.arrays.add(name)
         self._state.expanded(job, array)
         log.info("array %s run %d: expanded into %d tasks", name, run, len(array.names))
 

@@ -184,10 +184,13 @@ class StatusWriter:
         state = State.QUEUED if job.queued is not None else State.HELD
         since = job.wait.arrived_at_ns if job.wait is not None else None
         user = self._state.user_of(job)
+        beside = _beside(job, file.inode) if job.queued is not None and job.held is not None else ""
         if file.spec is None:
             state = State.INVALID if file.problem == INVALID else state
             trouble = self._confinement.why(job.name)
-            return JobView(state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since)
+            return JobView(
+                state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since, beside=beside
+            )
         reason: object = plan.reason(job.name) if plan is not None else None
         if job.name in self._state.array_files:
             reason = self._arrays.expander.reason(job.name, paused=paused)
@@ -198,6 +201,7 @@ class StatusWriter:
         request = file.spec.request
         return JobView(
             state=state,
+            beside=beside,
             reason=str(reason) if reason is not None else "",
             problem=self._confinement.why(job.name),
             attempt=job.attempts.attempt,
@@ -227,7 +231,7 @@ class StatusWriter:
         idle = watch.words(live.spec) if watch is not None else ""
         return JobView(
             state=state,
-            beside=self._beside(live),
+            beside=_beside(self._state.jobs.get(live.name), live.inode),
             reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
             problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
             run=live.run,
@@ -250,16 +254,6 @@ class StatusWriter:
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
         )
-
-    def _beside(self, live: ActiveRun) -> str:
-        """Return a description of another job of that name that waits for the run to end; "" if there is none."""
-        job = self._state.jobs.get(live.name)
-        file = None if job is None else job.queued or job.held
-        if job is None or file is None or file.inode == live.inode:
-            return ""
-        if file.spec is None and file.problem == INVALID:
-            return State.INVALID
-        return State.QUEUED if job.queued is not None else State.HELD
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
         """Return the state of a run, and the reason, as in every view."""
@@ -336,6 +330,17 @@ def _held_back(plan: Plan | None) -> HoldingView | None:
     return HoldingView(amounts=dict(holding.amounts), job=holding.name, rate=holding.rate, since_ns=holding.since_ns)
 
 
+def _beside(job: JobEntry | None, inode: int) -> str:
+    """Return the states of the other jobs of a name than that of the file *inode*, as one text; "" without any."""
+    if job is None:
+        return ""
+    found: dict[int, State] = {}
+    for state, file in ((State.QUEUED, job.queued), (State.HELD, job.held)):
+        if file is not None and file.inode != inode:
+            found.setdefault(file.inode, State.INVALID if file.spec is None and file.problem == INVALID else state)
+    return " ".join(found.values())
+
+
 class PassCounts(logging.Handler):
     """Counts passes, and, as a handler of the log, errors."""
 
@@ -395,5 +400,6 @@ def array_views(table: SchedulerState) -> dict[str, JobView]:
             since_ns=array.arrived_at_ns,
             started_at_ns=array.expanded_at_ns,
             array=True,
+            beside=" ".join(array.beside),
         )
     return views

@@ -83,7 +83,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
     engine: str | None = None  # the engine of its run, on another machine
     array: bool = False  # an array, whose tasks are jobs themselves
-    beside: str = ""  # the state of a second job of this name, which waits for this run to end
+    beside: str = ""  # the states of the other jobs of this name, with a space between two; they wait for this one
 
     def gpu_watch(self, at_ns: int) -> GpuWatch | None:
         """Return the GPU use of its run as of *at_ns*, the time of the view; None if unknown."""
@@ -225,9 +225,10 @@ class StateView(Struct, frozen=True, kw_only=True):
     executors: dict[str, str] = field(default_factory=dict)  # executors that cannot start anything now, and why
 
     def counts(self) -> Counter[str]:
-        """Return how many jobs are in each state: tasks count, not their arrays; a second job of a name counts too."""
+        """Return how many jobs are in each state: tasks count, not their arrays; each job of a name counts."""
         found = Counter(job.state for job in self.jobs.values() if not job.array)
-        found.update(job.beside for job in self.jobs.values() if job.beside)
+        for job in self.jobs.values():
+            found.update(job.beside.split())
         return found
 
 

@@ -243,6 +243,8 @@ class JobLister:
         """Return the rows of a name with files in *places*. Raises _FileMovedError."""
         if len(places) > 1:
             places = self._different(name, places)
+            if places == [QUEUED, HELD] and self._is_held_array(name):
+                places.reverse()
         first = places[0] if places else None
         found = [row] if first is not None and (row := self._readable(name, first)) is not None else []
         for place in places[1:]:
@@ -276,10 +278,12 @@ class JobLister:
         return there
 
     def _runs_beside(self, name: str, inodes: Collection[int]) -> bool:
-        """Whether a run of that name is active that began with a file not in *inodes*."""
+        """Whether a run or an array of that name goes on that began with a file not in *inodes*."""
         run = self._spool.latest_run(name) if self._without_file({}, name) else None
-        grant = self._spool.grant(name, run) if run is not None else None
-        return grant is not None and grant.inode not in inodes
+        if run is None:
+            return False
+        begun = self._spool.grant(name, run) or self._spool.array(name, run)
+        return begun is not None and begun.inode not in inodes
 
     def _without_file(self, files: Mapping[str, Collection[str]], only: str | None = None) -> list[str]:
         """Return the jobs that run or stop in the last view of a dispatcher, and whose files were removed.
@@ -364,7 +368,7 @@ class JobLister:
             return self._running(name, user, spool.job_spec(place, name))
         stated = self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
         state = State.HELD if place == HELD else State.QUEUED
-        array = place == HELD and self._is_array_in_progress(name)
+        array = place == HELD and self._is_held_array(name)
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         if why_not:
             state, reason = State.INVALID, why_not
@@ -374,12 +378,14 @@ class JobLister:
             name, state, user=user, submitted_at_ns=since, reason=reason, place=place, array=array, **stated or {}
         )
 
-    def _is_array_in_progress(self, name: str) -> bool:
-        """Whether a job is an array that was expanded and has not ended."""
+    def _is_held_array(self, name: str) -> bool:
+        """Whether the file of a job in `held/` is that of an array that was expanded and goes on, not a second one."""
         if self._with_runs is not None and name not in self._with_runs:
             return False
         run = self._spool.latest_run(name)
-        return run is not None and self._spool.array(name, run) is not None and self._goes_on(name, run)
+        if run is None or self._spool.array(name, run) is None or not self._goes_on(name, run):
+            return False
+        return self._spool.stop(name, run) is None and RUNNING not in self._spool.places(name)
 
     @cached_property
     def _shape_of(self) -> Callable[[bytes], bytes | None]:

@@ -33,6 +33,8 @@ class Array(Struct, eq=False):
     ended: dict[str, State] = field(default_factory=dict)
     unknown: deque[str] = field(default_factory=deque)  # ended before this dispatcher started: outcome not read yet
     to_cancel: deque[str] = field(default_factory=deque)
+    beside: tuple[State, ...] = ()  # the states of other jobs of its name, which wait for its end
+    others_seen: tuple[tuple[str, int, int, int], ...] = ()  # place, inode, mtime and ctime of their files
     held_since_ns: int | None = None  # its file is in held/: no task is issued or started
     seen: tuple[int, int] | None = None  # inode and mtime of its job file when its text was last read
     max_running: int | None = None  # the limit of running tasks in its file now
@@ -75,6 +77,10 @@ class Array(Struct, eq=False):
     def file_seen(self, inode: int) -> None:
         """Record its file's inode: the file is in its place."""
         self.inode, self.missing_ns = inode, None
+
+    def see_others(self, beside: tuple[State, ...], seen: tuple[tuple[str, int, int, int], ...]) -> None:
+        """Record the states of the other jobs of its name, and which versions of their files have them."""
+        self.beside, self.others_seen = beside, seen
 
     def edited(self, spec: Spec | None, seen: tuple[int, int]) -> bool:
         """Apply its job file as edited; return whether its limit changed. *seen* identifies that version of the file.

@@ -438,9 +438,13 @@ class SchedulerState(Struct):
                 )
 
     @property
-    def held_arrays(self) -> frozenset[str]:
-        """The arrays whose tasks must not start."""
-        return frozenset(array.name for array in self.arrays.values() if array.held)
+    def held_arrays(self) -> dict[str, State]:
+        """The state of each array whose tasks must not start.
+
+        A task of a cancelled array may have its end on record already, and wait only for the move of its file.
+        """
+        found = {name: State.HELD for name, array in self.arrays.items() if array.held}
+        return found | {name: State.CANCELLED for name, array in self.arrays.items() if array.cancelled is not None}
 
     def user_of(self, job: JobEntry) -> str:
         """Return the owner of a job, which is the owner of its file."""
