@@ -228,8 +228,14 @@ class Served:
         self.until(lambda: self.places(name) == [place], f"{name} in {place}/")
 
     def wait_outcome(self, name: str, run: int = 1) -> str:
-        """Wait for the end of a run and return its outcome."""
-        return self.until(lambda: self.outcome(name, run) or "", f"the end of {name}/{run}")
+        """Wait until a run is recorded and its job's file has moved on; return its outcome."""
+
+        def ended() -> str:
+            outcome = self.outcome(name, run)
+            filed = not self.lives() or "running" not in self.places(name) or self.runs(name)[-1] > run
+            return outcome or "" if filed else ""
+
+        return self.until(ended, f"the end of {name}/{run}")
 
     def wait_reason(self, name: str, text: str) -> str:
         """Wait until the reason why a job waits has *text* in it."""

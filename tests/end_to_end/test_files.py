@@ -606,8 +606,11 @@ def test_longest_and_oddest_names_run(shared: Served) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_an_unreadable_file_is_explained(shared: Served) -> None:
     """A file that may not be read is told so, and runs when it may."""
-    path = shared.drop("secret", "true")
-    path.chmod(0)
+    path = shared.path("queued", "secret")
+    staged = shared.root / ".tmp" / "secret"
+    staged.write_bytes(shared.text("true"))
+    staged.chmod(0)
+    staged.rename(path)
     error = path.with_name("secret.toml.error")
     wait_for(error.exists)
     path.chmod(0o600)

@@ -283,8 +283,8 @@ class LocalRun:
     def suspend(self, look: Look, *, on: bool) -> bool:
         """Stop the processes that a look has found, or continue them; return whether all of them obeyed.
 
-        The wrapper is spared: it only waits, and tmux wakes a session whose first process is stopped. A look cannot
-        have missed stopped processes, only running ones.
+        The wrapper is spared: it only waits, and tmux wakes a session whose first process is stopped. So a run whose
+        wrapper is not known yet must not be suspended. A look cannot have missed stopped processes, only running ones.
         """
         others = {process for process in look.members[self.key] if process.pid != self._wrapper_pid}
         wrong = others - look.still if on else others & look.still
@@ -306,6 +306,11 @@ class LocalRun:
             for process in others - self._told
             if process.start_ticks < self._told_at_ticks or _parent(process) not in pids
         }
+
+    @property
+    def knows_its_wrapper(self) -> bool:
+        """Whether its wrapper can be told from the job's other processes."""
+        return self._wrapper_pid is not None
 
     @property
     def _wrapper_pid(self) -> int | None:
@@ -519,8 +524,9 @@ class LocalProcesses:
 
     def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
         """Suspend or continue *runs*, after one walk over all processes; return those in the wanted state."""
-        look = self.look_for(runs, halt=runs)
-        return [run for run, on in runs.items() if run.suspend(look, on=on)]
+        known = {run: on for run, on in runs.items() if run.knows_its_wrapper or not on}
+        look = self.look_for(known, halt=known)
+        return [run for run, on in known.items() if run.suspend(look, on=on)]
 
     def memory_bytes(self, limits: Mapping[LocalRun, int]) -> dict[LocalRun, int]:
         """Return the memory use of these runs, exactly if it exceeds the limit beside each run.
