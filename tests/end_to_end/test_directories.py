@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -67,19 +68,16 @@ def test_what_is_in_the_way_of_a_directory_is_told_and_never_deleted(served: Ser
     served.wait_done("before")
     path = served.root / name
     path.rename(served.root / "elsewhere")
+    aside = served.root / "aside"
     if kind == "file":
-        aside = served.root / "aside"
         aside.write_text("mine")
+    else:
+        aside.symlink_to("nowhere")
+    while os.path.lexists(aside):
         try:
             os.rename(aside, path)
         except IsADirectoryError:  # the dispatcher was faster
-            path.rmdir()
-            os.rename(aside, path)
-    else:
-        while not path.is_symlink():
-            try:
-                path.symlink_to("nowhere")
-            except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
                 path.rmdir()
 
     def told() -> bool:

@@ -35,7 +35,7 @@ def _is_suspended(served: Served, name: str) -> bool:
 
 def _stands_still(pid: int) -> bool:
     stat = identity.read_stat(pid)
-    return stat is not None and stat.state == "T"
+    return stat is not None and (stat.state == "T" or (stat.state == "D" and identity.must_stop(pid)))
 
 
 def _all_stand_still(served: Served, name: str) -> bool:

@@ -311,6 +311,12 @@ def test_a_census_that_could_not_be_taken_is_taken_again(proc: FakeProc, monkeyp
     assert sorted(census.look(lambda: [TrackedRun("a", 3, SPOOL, JID)])["a", 3]) == [50, 51]
 
 
+def state_of(pid: int) -> str:
+    """Return the state of a process as the kernel names it, "" of one that is gone."""
+    stat = identity.read_stat(pid)
+    return stat.state if stat is not None else ""
+
+
 def raising(number: int) -> Callable[..., bytes]:
     """Return a function that fails."""
 
@@ -449,6 +455,29 @@ def test_a_process_that_executes_a_program_is_asked_again() -> None:
         finally:
             child.kill()
     assert [found for found in looks if not found.members[run.key] and found.certain] == []
+
+
+def test_a_parent_that_waits_for_a_stopped_child_to_execute_stands_still(tmp_path: Path) -> None:
+    """After vfork it waits in the kernel, where it cannot be stopped itself; and without a signal it does not."""
+    os.mkfifo(tmp_path / "gate")
+    # The child waits between vfork and exec until the gate has a writer.
+    opens = "(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)"
+    spawn = f"import os, sys; os.posix_spawn('/bin/true', ['true'], {{}}, file_actions=[{opens}])"
+    run = TrackedRun("a", 3, SPOOL)
+    command = [sys.executable, "-I", "-S", "-c", spawn, str(tmp_path / "gate")]
+    with subprocess.Popen(command, env={**os.environ, **MARK}, start_new_session=True) as parent:
+        try:
+            wait_for(lambda: state_of(parent.pid) == "D")
+            [child] = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
+            assert not processes.look([run]).still
+            os.kill(child, signal.SIGSTOP)
+            wait_for(lambda: state_of(child) == "T")
+            assert {process.pid for process in processes.look([run]).still} == {child}
+            os.kill(parent.pid, signal.SIGSTOP)
+            assert {process.pid for process in processes.look([run]).still} == {child, parent.pid}
+            assert state_of(parent.pid) == "D"
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
 
 
 def test_the_session_of_a_process_of_a_run_is_the_runs(proc: FakeProc) -> None:

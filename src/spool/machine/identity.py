@@ -7,6 +7,8 @@ from /proc directly; every function accepts another root for it, so that tests c
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
 from functools import cache
 
@@ -24,6 +26,8 @@ _START_TICKS = 19  # its index among the fields after the name
 _SIZE, _ENVIRONMENT_END = 20, 48
 _PAGE = 4096
 _LONGEST_ENTRY = 32  # of a list in /proc
+_PENDING = re.compile(rb"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)", re.MULTILINE)
+_STOP_MASK = 1 << (signal.SIGSTOP - 1)
 
 _NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
 
@@ -108,6 +112,17 @@ def is_between_programs(pid: int, *, proc: str = PROC) -> bool | None:
     if len(fields) <= _ENVIRONMENT_END or fields[_ENVIRONMENT_END] != b"0":
         return False
     return _tells_environments(proc)
+
+
+def must_stop(pid: int, *, proc: str = PROC) -> bool:
+    """Whether a SIGSTOP waits for a process: it executes nothing of its program before it stops."""
+    try:
+        status = read_bytes(f"{proc}/{pid}/status")
+    except OSError as error:
+        if descriptors.is_shortage(error):
+            raise
+        return False
+    return any(int(mask, 16) & _STOP_MASK for mask in _PENDING.findall(status))
 
 
 @cache

@@ -54,6 +54,7 @@ _KERNEL = 2  # kthreadd, the parent of every kernel thread
 
 STANDS_STILL = "Tt"
 """Process states: stopped by a signal or a tracer."""
+_IN_THE_KERNEL = "D"  # a wait that no signal interrupts
 
 _SOMEBODY_ELSES = ("", 0)  # the mark of a run that was not asked for
 _KIBIBYTE = 1024
@@ -289,9 +290,15 @@ class _Walk:
                     self._orphaned[run.jid.pid] = run.key
 
     def still(self, found: Mapping[tuple[str, int], Collection[Process]]) -> frozenset[Process]:
-        """Return the processes found that were stopped when read."""
+        """Return the processes found that were stopped when read, or must stop before their next instruction."""
         each = (process for processes in found.values() for process in processes)
-        return frozenset(process for process in each if self._alive[process.pid].state in STANDS_STILL)
+        return frozenset(process for process in each if self._stands_still(process.pid))
+
+    def _stands_still(self, pid: int) -> bool:
+        # A shell that has just started a command by vfork waits in the kernel until that command's process executes it.
+        # If that process is stopped before, the shell itself can only stop when it continues.
+        state = self._alive[pid].state
+        return state in STANDS_STILL or (state == _IN_THE_KERNEL and identity.must_stop(pid, proc=self._proc))
 
     def something_moves(self, found: Mapping[tuple[str, int], Collection[Process]]) -> bool:
         """Whether any process besides the wrappers was running."""
