@@ -25,11 +25,16 @@ REAL = {real!r}
 
 def test_leaves_a_child():
     subprocess.Popen(["sleep", "{child}"])
+    wait_for_sleep(b"{child}")
 
 
 def test_leaves_a_daemon():
     subprocess.run(["/bin/sh", "-c", "setsid sleep {daemon} < /dev/null > /dev/null 2>&1 &"], check=True)
-    while not any(b"\\0sleep\\0" in b"\\0" + command and b"{daemon}" in command for command in commands()):
+    wait_for_sleep(b"{daemon}")
+
+
+def wait_for_sleep(seconds):
+    while not any(b"\\0sleep\\0" in b"\\0" + command and seconds in command for command in commands()):
         pass  # until it is the program that it becomes: before, it has no command of its own to be named by
 
 
