@@ -84,15 +84,14 @@ def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
     """
     try:
         fd = open_record(path)
+        try:
+            status = os.fstat(fd)
+            whole = stat.S_ISREG(status.st_mode) and status.st_size < _BLOCK
+            return (status, os.read(fd, _BLOCK)) if whole else None
+        finally:
+            os.close(fd)
     except OSError:
         return None
-    try:
-        status = os.fstat(fd)
-        return (status, os.read(fd, _BLOCK)) if stat.S_ISREG(status.st_mode) and status.st_size < _BLOCK else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 def _is_regular(file: str | int) -> bool:
@@ -102,18 +101,15 @@ def _is_regular(file: str | int) -> bool:
 
 
 def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
-    """Return the content of a small file, None if it is missing or not a regular file. Never blocks."""
+    """Return the content of a small file, None if it is missing or cannot be read. Follows links, never blocks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return _read(fd, limit)
+        finally:
+            os.close(fd)
     except OSError:
         return None
-    try:
-        data = _read(fd, limit)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return data
 
 
 def _read(fd: int, limit: int) -> bytes:
@@ -128,19 +124,19 @@ def _read(fd: int, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def end_of_file(path: str) -> bytes:
-    """Return the last bytes of a file, b"" if it is missing or not a regular file. Never blocks."""
+def end_of_file(path: str, most: int = _BLOCK) -> bytes:
+    """Return the last *most* bytes of a file, b"" if it is missing or not a regular file. Never blocks."""
     try:
         fd = open_if_there(path, open_record)
     except OSError:
-        if not _is_regular(path):
-            return b""
-        raise
+        if _is_regular(path):
+            raise
+        return b""
     if fd is None:
         return b""
     try:
         status = os.fstat(fd)
-        return os.pread(fd, _BLOCK, max(0, status.st_size - _BLOCK)) if stat.S_ISREG(status.st_mode) else b""
+        return os.pread(fd, most, max(0, status.st_size - most)) if stat.S_ISREG(status.st_mode) else b""
     finally:
         os.close(fd)
 
