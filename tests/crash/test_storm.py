@@ -18,7 +18,6 @@ from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.formats.history import read_history
 from spool.store.spool import Spool
 from support import ROOT, make_spool
 
@@ -190,7 +189,7 @@ class Storm:
             numbers.add(number)
         assert not open_runs, f"neither ended nor stopped: {open_runs}"
         assert not [key for key, count in Counter(begun).items() if count > 1], "a run was begun twice"
-        lines = list(read_history((self.root / layout.HISTORY).read_bytes()))
+        lines = list(Spool(str(self.root)).accounts_since(None))
         accounted = Counter((line.job, line.run) for line in lines)
         assert not [key for key, count in accounted.items() if count > 1], "a run has two lines of history"
         assert not set(begun) - set(accounted), "a run has no line of history"

@@ -30,7 +30,6 @@ from spool.executors.base import Launch
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats import jobfile, run_records
-from spool.formats.history import read_history
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
 from spool.state import submission
@@ -419,10 +418,7 @@ class Ends:
 
 def history(root: Path) -> list[Result]:
     """Return every line of the accounting."""
-    try:
-        return list(read_history((root / layout.HISTORY).read_bytes()))
-    except FileNotFoundError:
-        return []
+    return list(Spool(str(root)).accounts_since(None))[::-1]
 
 
 def ends_of(world: World) -> Ends:

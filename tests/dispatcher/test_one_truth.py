@@ -206,6 +206,17 @@ def test_a_job_whose_records_cannot_be_read_is_told_and_the_others_are_shown(ses
     assert machine_status(spool).cpus_granted == 2
 
 
+def test_a_run_whose_job_file_is_lost_keeps_its_room_in_every_view(session: Session) -> None:
+    """Where neither the job file nor the copy of it is left, a command counts the run by its grant, as a dispatcher."""
+    session.users.submit("lost", "hang", "cpus = 2")
+    session.turns(2)
+    session.end()
+    (session.world.root / "running" / "lost.toml").unlink()
+    (session.world.root / "jobs" / "lost" / "1" / "job.toml").unlink()
+    seen = snapshot.snapshot(Spool(str(session.world.root)))
+    assert [(run.name, run.grant.cpus) for run in seen.view.running.values()] == [("lost", 2)]
+
+
 def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -168,3 +169,17 @@ def test_forged_records_harm_no_other_job(tmp_path: Path, stranger: subprocess.P
         assert "Traceback" not in spool.said()
         for name, kind in forgers.items():
             spool.until(lambda name=name: spool.places(name) == ["done"], f"the end of {kind}")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["alive", "killed"])
+def test_a_result_that_a_running_job_writes_does_not_end_it(served: Served, *, killed: bool) -> None:
+    """Beside a living wrapper it counts for nothing: every view says that the job runs."""
+    served.start()
+    served.drop("forger", f"{_result('SELF')}; echo forged; sleep 1000")
+    served.until(lambda: "forged" in served.log("forger"), "the forgery")
+    if killed:
+        served.kill()
+    listed = json.loads(served.spool("ls", "--json").stdout)["jobs"]
+    shown = json.loads(served.spool("show", "forger", "--json").stdout)
+    assert [job["state"] for job in listed] == ["running"]
+    assert [(run["state"], run["ended_at"]) for run in shown["runs"]] == [("running", None)]

@@ -15,7 +15,7 @@ import pytest
 
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import Liveness
-from spool.executors import Launch, compiled
+from spool.executors import Launch, base, compiled
 from spool.executors.process import ProcessExecutor, WrapperServer
 from spool.formats import run_records
 from spool.formats.config import Config
@@ -191,12 +191,12 @@ def test_any_path_of_a_metadir_will_do(either: Shop, name: str, texts: dict[str,
     assert either.finish(either.executor.start(either.launch("exit 5", name, **texts))) == 5
 
 
-def test_what_a_request_has_no_room_for_is_started_as_ever(shop: Shop) -> None:
+def test_what_a_request_has_no_room_for_is_started_as_ever(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment of a megabyte is none of the server's."""
     launch = shop.launch('test ${#A} = 100000 && test "$KEPT" = x && exit 6')
     large = {"KEPT": "x"} | dict.fromkeys("ABCDEFGHIJ", "y" * 100000)
-    long = Launch(launch.job, launch.run, launch.spool_dir, launch.metadir, launch.script, large)
-    assert shop.finish(shop.executor.start(long)) == 6
+    monkeypatch.setattr(base, "login_environment", lambda: large)
+    assert shop.finish(shop.executor.start(launch)) == 6
 
 
 def test_a_program_that_was_removed_serves_as_long_as_it_runs(

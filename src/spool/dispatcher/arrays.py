@@ -198,8 +198,7 @@ class Arrays:
 
     def _recount(self, array: Array, name: str) -> None:
         """Read the outcome of a task that ended while no dispatcher knew of its array."""
-        run = self._spool.latest_run(name)
-        result = self._spool.result(name, run) if run is not None else None
+        result = self._spool.newest_result(name)
         if result is None or (result.submitted_at_ns or 0) < array.arrived_at_ns:
             array.task_ended(name, State.CANCELLED, None)  # that is from an earlier submission: this one never ran
         else:
@@ -594,13 +593,12 @@ class Expander:
         spool, name = self._spool, job.name
         arrived = job.wait.arrived_at_ns
         run = spool.next_run(name)
-        user = name_of(file.uid)
         record = ArrayRecord(
             job=name,
             run=run,
             tasks=staged.texts.tasks.count,
             inode=file.inode,
-            user=user,
+            user=name_of(file.uid),
             host=identity.host(),
             boot_id=identity.boot_id(),
             submitted_at_ns=arrived,
@@ -623,7 +621,7 @@ class Expander:
         if not claimed:
             self._store.withdraw(name, run)
             return
-        array = new_array(spec, record, file.inode, user)
+        array = new_array(spec, record)
         array.resume(set(array.names))
         if job.held is not None:  # another file of its name, which waits for its end from now on
             self._changes.arrays.add(name)

@@ -264,11 +264,10 @@ class FileMoves:
         status = status_of(self._spool.layout.job_file(DONE, job.name))
         if status is None or job.wait is None or status.st_ctime_ns <= job.wait.arrived_at_ns:
             return False
-        run = self._spool.latest_run(job.name)
-        result = self._spool.result(job.name, run) if run is not None else None
-        if run is None or result is None or result.again is not None:
+        result = self._spool.newest_result(job.name)
+        if result is None or result.again is not None:
             return True
-        granted = self._spool.grant(job.name, run)
+        granted = self._spool.grant(job.name, result.run)
         return granted is None or granted.inode != status.st_ino
 
     def _settle_place(self, job: JobEntry) -> None:

@@ -355,8 +355,7 @@ class Finalizer:
 
     def _cut_off(self, name: str, wait: QueueTime | None) -> Result | None:
         """Return how this submission has ended already, if an earlier dispatcher was interrupted in recording it."""
-        run = self._spool.latest_run(name)
-        result = self._spool.result(name, run) if run is not None else None
+        result = self._spool.newest_result(name)
         if result is None or wait is None or result.started_at_ns is not None or result.again is not None:
             return None
         return result if result.submitted_at_ns == wait.arrived_at_ns else None

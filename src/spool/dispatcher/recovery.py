@@ -19,9 +19,8 @@ from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidFile, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Liveness, Verdict, prove
+from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
-from spool.core.names import LOCAL_EXECUTORS
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import SILENT_NS
@@ -29,15 +28,14 @@ from spool.formats import journal, run_records
 from spool.formats.history import render_history, render_result
 from spool.formats.jobfile import TaskFiles
 from spool.formats.journal import Memory
-from spool.formats.run_records import ArrayRecord, GrantRecord, render_array
+from spool.formats.run_records import ArrayRecord, render_array
 from spool.machine import identity
-from spool.state.array import Array, new_array
-from spool.state.run import ActiveRun, presumed_executor, presumed_grant
-from spool.state.submission import Attempts, attempts_so_far
+from spool.state.array import Array
+from spool.state.load import Loader, load_array
+from spool.state.run import ActiveRun
 from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
-from spool.store.ownership import this_user
 from spool.store.spool import Prober
 
 log = logging.getLogger(__name__)
@@ -64,6 +62,7 @@ class Recovery:
         self._state = context.state
         self._prober = prober
         self.memory = Memory()
+        self._loader = self._with(self.memory)
         self._served_until_ns: int | None = None  # the last sign of work of the previous dispatcher
         self._confinement = context.confinement
         self._journal = context.journal
@@ -74,9 +73,13 @@ class Recovery:
     def open(self, memory: Memory) -> None:
         """Begin with the journal's content: restore the results that a power cut took."""
         self.memory = memory
+        self._loader = self._with(memory)
         self._served_until_ns = self._spool.served_until_ns()
         with self._confinement.service("restore", "the results that a power cut took"):
             restore_results(self._spool, memory, self._prober.boot_id(), self._confinement)
+
+    def _with(self, memory: Memory) -> Loader:
+        return Loader(self._spool, memory, self._settings, self._spool.take_jid)
 
     def unfinished_moves(self) -> None:
         """File away the jobs that had ended for good before a power cut that undid the move."""
@@ -132,7 +135,7 @@ class Recovery:
             self._untold.add(name)
         elif spool.jid(name, run) is Liveness.ABSENT:
             spool.take_jid(name, run)
-        elif prove(spool.evidence(name, run, self._prober)).verdict in (Verdict.RUNNING, Verdict.STOPPING):
+        elif spool.load(name, run, self._prober, leftovers=False).proof.verdict in (Verdict.RUNNING, Verdict.STOPPING):
             self._untold.add(name)
 
     def places(self) -> None:
@@ -216,10 +219,10 @@ class Recovery:
 
     def _watch_unread(self, name: str) -> None:
         """Watch a run from the journal, as far as that is possible without its records."""
-        job, memory = self._state.job(name), self.memory
+        job = self._state.job(name)
         if job.live is not None:
             return
-        live = ActiveRun.of_journal(self._spool, name, memory.open, memory.stopping, self._settings.config)
+        live = self._loader.unread_run(name)
         if live is not None and not live.spec.is_array:
             live.began(_started_boot_ns(None, live.started_at_ns))
             with suppress(OSError):  # an engine elsewhere identifies it by records that are unreadable
@@ -231,23 +234,19 @@ class Recovery:
 
         The name waits again, and the journal knows the later submission only.
         """
-        spool, run = self._spool, self._spool.latest_run(name)
-        result = spool.result(name, run) if run is not None else None
-        if run is None or result is None or result.started_at_ns is not None or spool.array(name, run) is not None:
+        spool, result = self._spool, self._spool.newest_result(name)
+        if result is None or result.started_at_ns is not None or spool.array(name, result.run) is not None:
             return
         if not spool.accounted(result):
             self._journal.account(render_history(result, time.time_ns()))
-            self._events.end(result, spool.spec(name, run))
+            self._events.end(result, spool.spec(name, result.run))
 
     def _find_series(self, name: str) -> None:
         line, job = self.memory.waits.get(name), self._state.jobs.get(name)
         if line is None or job is None:
             return
         self._finish_cut_off(name)
-        if job.live is None:
-            self._state.recall_series(job, self._series(name, line.arrived_at_ns))
-        elif job.live.wait.arrived_at_ns == line.arrived_at_ns:
-            self._state.recall_series(job, job.live.attempts)
+        self._loader.recall_series(self._state, job, line)
 
     def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
         """Whether the name is an array's: its metadir is not a run's, and will never contain a `jid`."""
@@ -256,13 +255,12 @@ class Recovery:
         if run is not None and spool.array(name, run) is not None:
             self.arrays[name] = run
             return True
-        remembered = any(job == name for job, _ in memory.open)
-        if run is not None or not remembered:
+        started = memory.newest(name)
+        if run is not None or started is None:
             return False
         spec = spool.job_spec(RUNNING, name) or spool.job_spec(QUEUED, name)
         if spec is None or not spec.is_array:
             return False
-        started = max((line for key, line in memory.open.items() if key[0] == name), key=lambda line: line.run)
         if started.boot_id == self._prober.boot_id():
             # The metadir was removed: the results of its tasks are on record, and the tasks not issued are lost.
             self._restore_array(started, spec)
@@ -293,9 +291,8 @@ class Recovery:
 
     def _unfinished_run(self, name: str, memory: Memory, *, in_running: bool) -> ActiveRun | None:
         spool = self._spool
-        remembered = max((run for job, run in memory.open if job == name), default=None)
-        if remembered is not None:
-            started = memory.open[name, remembered]
+        started = memory.newest(name)
+        if started is not None:
             if self._taken_back(name, started):
                 # The claim is repeated, so that the end finds the file in its place.
                 spool.claim_again(name, QUEUED)
@@ -304,10 +301,10 @@ class Recovery:
                 spool.claim_again(name, DONE)
             # Within one boot no power cut can have taken it: it was removed, and its run without metadir has begun all
             # the same.
-            removed = started.boot_id == self._prober.boot_id() and remembered not in spool.runs(name)
-            if not removed and spool.grant(name, remembered) is None:
-                self._restore_metadir(name, remembered, started)
-            return self._adopt(name, remembered, started)
+            removed = started.boot_id == self._prober.boot_id() and started.run not in spool.runs(name)
+            if not removed and spool.grant(name, started.run) is None:
+                self._restore_metadir(name, started.run, started)
+            return self._adopt(name, started.run, started)
         run = self._claimed_run(name)
         if run is not None:
             return self._adopt(name, run, None)
@@ -363,21 +360,9 @@ class Recovery:
 
     def _restore_metadir(self, name: str, run: int, started: journal.Started) -> None:
         """Restore the records of a run from the journal after a power cut took its metadir."""
-        spool = self._spool
-        attempts = self._series(name, started.arrived_at_ns, before=run)
-        spec = self._spec(name, run, started.inode)
-        record = GrantRecord(
-            job=name,
-            run=run,
-            attempt=attempts.attempt,
-            requeues=attempts.requeues,
-            grant=presumed_grant(spec),
-            executor=presumed_executor(spool, name, run, spec, self._settings.executor),
-            submitted_at_ns=started.arrived_at_ns,
-            granted_at_ns=started.at_ns,
-            boot_id=started.boot_id,
-            inode=started.inode,
-        )
+        spool, loader = self._spool, self._loader
+        record = loader.presumed_grant(name, run, loader.spec(name, run, started.inode), started)
+        record = replace(record, granted_at_ns=started.at_ns, boot_id=started.boot_id, inode=started.inode)
         if run in spool.runs(name):
             spool.put_record(name, run, layout.GRANT, run_records.render_grant(record))
             return
@@ -387,44 +372,25 @@ class Recovery:
     def _adopt(self, name: str, run: int, known: _Known) -> ActiveRun:
         """Adopt a run; *known* is its line in the journal, or that of its job while it waited."""
         spool = self._spool
-        started = known if isinstance(known, journal.Started) else None
-        granted = spool.grant(name, run)
-        inode = (granted.inode if granted else None) or (started.inode if started else 0)
-        spec = self._spec(name, run, inode)
-        record = self._as_it_was_started(granted or self._grant_lost(name, run, spec, known), started)
-        at_ns = record.granted_at_ns or (started.at_ns if started else time.time_ns())
-        handle = self._executors.adopt(record.executor, name, run, None)
+        files = spool.load(name, run, self._prober, leftovers=False)
+        live = self._loader.run(files, known)
+        handle = self._executors.adopt(live.executor, name, run, None)
         waits = handle.liveness() is Liveness.ALIVE  # elsewhere, until it begins
-        verdict = prove(spool.evidence(name, run, self._prober)).verdict
-        if verdict in (Verdict.STARTING, Verdict.SILENT) and not waits:
+        if files.proof.verdict in (Verdict.STARTING, Verdict.SILENT) and not waits:
             spool.take_jid(name, run)
-        found = spool.jid(name, run)
-        stop = spool.stop(name, run)
-        # An empty jid may be in the middle of being written.
-        grace_ns = SILENT_NS if found is Liveness.ABSENT else 0
-        live = ActiveRun.of_records(
-            record,
-            spec,
-            granted_at_ns=at_ns,
-            boot_ns=_started_boot_ns(found if record.executor in LOCAL_EXECUTORS else None, at_ns),
-            stop=stop or self.memory.stopping.get((name, run)),
-            inode=inode,
-        )
-        if isinstance(found, Jid) and live.may_be(found):
-            handle.identified(found)
+            files = spool.load(name, run, self._prober, leftovers=False)
+        if isinstance(files.jid, Jid) and live.may_be(files.jid):
+            handle.identified(files.jid)
         live.adopted_as(handle)
-        live.suspends(spool.suspension(name, run), spool.suspend_order(name) or "")
-        if stop is not None:
-            live.stop_on_record(stop)
-        live.may_be_silent(time.monotonic_ns() + grace_ns)
-        if started is not None and self._served_until_ns is not None:
+        live.began(_started_boot_ns(files.jid if live.elsewhere is None else None, live.started_at_ns))
+        if files.stop is not None:
+            live.stop_on_record(files.stop)
+        # An empty jid may be in the middle of being written.
+        live.may_be_silent(time.monotonic_ns() + (SILENT_NS if files.jid is Liveness.ABSENT else 0))
+        if isinstance(known, journal.Started) and self._served_until_ns is not None:
             live.was_alive(self._served_until_ns)
         self._tell_damaged(live)
         return live
-
-    def _as_it_was_started(self, record: GrantRecord, started: journal.Started | None) -> GrantRecord:
-        """Return *record* with the boot of the start, which the journal knows."""
-        return record if started is None else replace(record, boot_id=started.boot_id)
 
     def _tell_damaged(self, live: ActiveRun) -> None:
         """Report the records of a run that cannot be true of it."""
@@ -435,32 +401,6 @@ class Recovery:
             why = f"not of this run: {', '.join(damaged)}"
             error = InvalidRecord(cannot("understand", "its records", why, where=f"jobs/{live.name}/{live.run}"))
             self._confinement.failed(Thing.of_run(live.key), _ADOPT, error)
-
-    def _spec(self, name: str, run: int, inode: int) -> Spec:
-        """Return the spec of the run: from its copy of the job file, or from the job file, wherever it is."""
-        spool = self._spool
-        defaults = self._settings.config.defaults
-        spec = spool.spec_in_force(name, run, kill_grace_ns=defaults.kill_grace_ns)
-        for place in (RUNNING, QUEUED, HELD, DONE):
-            if spec is None and (place == RUNNING or spool.holds(inode, name, place)):
-                spec = spool.job_spec(place, name, defaults)
-        # If a job file is no longer readable, only the run's stop and end remain to be handled.
-        return spec or Spec(command="true")
-
-    def _grant_lost(self, name: str, run: int, spec: Spec, known: _Known) -> GrantRecord:
-        """Return a substitute for a `grant.toml` that a power cut emptied."""
-        executor = presumed_executor(self._spool, name, run, spec, self._settings.executor)
-        record = GrantRecord(job=name, run=run, grant=presumed_grant(spec), executor=executor)
-        if known is None:
-            return record
-        attempts = self._series(name, known.arrived_at_ns, before=run)
-        return replace(
-            record, attempt=attempts.attempt, requeues=attempts.requeues, submitted_at_ns=known.arrived_at_ns
-        )
-
-    def _series(self, name: str, arrived_at_ns: int, *, before: int | None = None) -> Attempts:
-        """Return the attempts of a submission so far; a run that was prepared and never claimed is taken back."""
-        return attempts_so_far(self._spool, name, arrived_at_ns, before=before, settle=self._spool.take_jid)
 
     def _refuse_other_hosts(self, live: ActiveRun) -> None:
         jid = live.jid
@@ -594,14 +534,10 @@ def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remem
 
 
 def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
-    name, run = record.job, record.run
-    spec = spool.spec(name, run)
-    if spec is None or not spec.is_array:
-        spec = spool.job_spec(RUNNING, name)
-    if spec is None or not spec.is_array:
-        log.error("cannot continue array %s: the file that its run %d was made from is lost", name, run)
+    name, array = record.job, load_array(spool, record)
+    if array is None:
+        log.error("cannot continue array %s: the file that its run %d was made from is lost", name, record.run)
         return None
-    array = new_array(spec, record, record.inode or 0, record.user or this_user())
     for place in (RUNNING, HELD):
         # Even if it was edited or saved by an editor since, it is the array's file.
         status = status_of(spool.layout.job_file(place, name))

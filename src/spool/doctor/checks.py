@@ -418,10 +418,10 @@ def _runs(subject: Subject) -> Findings:
             problems += 1
             text = f"run {run} of {name}: not a record of this run: {', '.join(damaged)}"
             yield _warn(text, f"look at {subject.spool.layout.metadir(name, run)}; the job may have written it")
-        verdict = subject.spool.prove(name, run, prober).verdict
+        files = subject.spool.load(name, run, prober)
+        verdict = files.proof.verdict
         if verdict is Verdict.UNREACHABLE:
-            grant = subject.spool.grant(name, run)
-            if grant is not None and grant.executor not in LOCAL_EXECUTORS:
+            if files.grant is not None and files.grant.executor not in LOCAL_EXECUTORS:
                 continue  # its engine decides
             problems += 1
             text = f"run {run} of {name} belongs to another host or container and cannot be judged here"

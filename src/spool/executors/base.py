@@ -29,9 +29,6 @@ class Launch(Struct, frozen=True):
     spool_dir: str
     metadir: str
     script: str
-    environment: Mapping[str, str] | None = None
-    """The environment that the wrapper inherits; None is the defined environment of every job."""
-
     keep: bool = False
     """Whether a terminal that shows the run stays readable after its end, if the executor has terminals."""
 
@@ -44,26 +41,13 @@ class Launch(Struct, frozen=True):
     def inherited(self) -> dict[str, str]:
         """Return the environment to start the wrapper with. The run's own additions are in the script.
 
-        The marks of an outer run are removed. Those of this run are set, so that the wrapper can be found by them from
-        its first moment.
+        The marks of the run are set, so that the wrapper can be found by them from its first moment.
         """
-        environment = login_environment() if self.environment is None else _without_marks(self.environment)
+        environment = login_environment()
         environment["SPOOL_DIR"] = self.spool_dir
         environment["SPOOL_JOB"] = self.job
         environment["SPOOL_RUN"] = str(self.run)
         return environment
-
-
-def _without_marks(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        key: value
-        for key, value in environment.items()
-        if not key.startswith(("SPOOL_", "spool_")) and key not in _SHELLS_OWN
-    }
-
-
-# The wrapper recognizes bash by the first; the others would turn on options such as errexit in it.
-_SHELLS_OWN = frozenset({"BASH_VERSION", "SHELLOPTS", "BASHOPTS"})
 
 
 class Usage(Struct, frozen=True):

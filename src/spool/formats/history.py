@@ -6,7 +6,7 @@ of each, a hundred lines at a time, with instants to the microsecond: nanosecond
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
 from sys import intern
@@ -378,16 +378,6 @@ def parse_history_line(data: bytes) -> Result:
         suspended_ns=max(0, line.suspended_ms) * NS_PER_MS,
         gpu_use=tuple(map(_use_of, line.gpu_use)),
     )
-
-
-def read_history(data: bytes) -> Iterator[Result]:
-    """Yield each run of a history, skipping lines that cannot be parsed: torn by a crash, or of a later version."""
-    for line in data.split(b"\n"):
-        if line:
-            try:
-                yield parse_history_line(line)
-            except InvalidRecord:
-                continue
 
 
 _MOST_GPUS = 1024  # of one run on a cluster: an edited line may claim any number

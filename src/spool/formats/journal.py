@@ -107,6 +107,11 @@ class Memory(msgspec.Struct):
     stopping: dict[tuple[str, int], Stop] = msgspec.field(default_factory=dict)  # where no record says so
     told: set[str] = msgspec.field(default_factory=set)  # facts that listeners were told of, and that still hold
 
+    def newest(self, name: str) -> Started | None:
+        """Return the newest run of a job that was started and is not over; None if there is none."""
+        lines = (line for (job, _), line in self.open.items() if job == name)
+        return max(lines, key=lambda line: line.run, default=None)
+
 
 def recall(lines: list[Line]) -> Memory:
     """Return the statements of the journal that are still true."""

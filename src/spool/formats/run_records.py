@@ -199,20 +199,8 @@ def parse_suspended(data: bytes) -> Suspension | None:
 
 
 def render_status(state: State) -> bytes:
-    """Return the state's word and a newline."""
+    """Return the state's word and a newline. It is for display: no state follows from it."""
     return f"{state}\n".encode()
-
-
-def parse_status(data: bytes) -> State | None:
-    """Return the state of a `status` file, None if it is not whole or the word is unknown.
-
-    It is for display only: no decision may depend on it.
-    """
-    word = data.partition(b"\n")[0] if b"\n" in data else b""
-    try:
-        return State(word.decode())
-    except ValueError:
-        return None
 
 
 class GrantRecord(Struct, frozen=True):

@@ -112,7 +112,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     if result is not None:
         return _of_result(result, spec, runs)
     grant = spool.grant(name, run)
-    proof = spool.prove(name, run, MachineProber())
+    proof = spool.load(name, run, MachineProber()).proof
     if grant is None or proof.verdict is Verdict.VOID:
         raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never started"))
     state = proof.outcome or _shown(spool, proof, grant) or State.RUNNING

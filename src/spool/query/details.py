@@ -13,19 +13,17 @@ from spool.client.output import outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
-from spool.core.lifecycle import Verdict, suspended_words
+from spool.core.lifecycle import Verdict
 from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
-from spool.formats.run_records import ArrayRecord, GrantRecord
-from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister, JobRow
 from spool.query.progress import progress_of
 from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
 from spool.store.reading import is_too_long
-from spool.store.spool import Spool
+from spool.store.spool import RunFiles, Spool
 
 _GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOPPING})
 
@@ -113,8 +111,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     expected = (
         _expected(spool, place, found[0]) if found and place in (layout.QUEUED, layout.HELD, layout.RUNNING) else None
     )
-    prober = MachineProber()
-    shown = tuple(_run(spool, name, each, prober, lister) for each in runs if run is None or each == run)
+    shown = tuple(_run(spool, lister.files(name, each), lister) for each in runs if run is None or each == run)
     shown = tuple(_as_listed(each, found) for each in shown)
     if place is None and not found:
         last = shown[-1]
@@ -190,35 +187,28 @@ def _text(text: bytes | None) -> str | None:
     return None if text is None else text.decode("utf-8", "replace")
 
 
-def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLister) -> RunDetails:
-    known = spool.known_end(name, run)
+def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
+    name, run, grant, array, left = files.name, files.run, files.grant, files.array, files.left
+    known = files.result or (None if files.is_alive else spool.known_end(name, run))
     result: Result | None = None if isinstance(known, InvalidRecord) else known
-    grant = spool.grant(name, run)
-    stop = spool.stop(name, run)
-    suspension = Suspension(result.suspended_ns) if result is not None else spool.suspension(name, run)
-    proof = spool.prove(name, run, prober)
-    state, reason = lister.shown(name, run, proof, grant, filed=result is not None)
-    array = spool.array(name, run)
-    if proof.verdict is Verdict.VOID and (refusal := spool.refusal(name, run)):
-        reason = f"{reason}: {refusal}"
+    found = lister.shown(files, filed=result is not None)
+    state, reason = found.state, found.reason
+    suspension = Suspension(result.suspended_ns) if result is not None else found.suspension
+    if files.proof.verdict is Verdict.VOID and files.refusal:
+        reason = f"{reason}: {files.refusal}"
     if result is not None:
         reason = result.reason
         if array is not None:
             now = array_outcome(spool, result)
             state, reason = now.outcome or State.RUNNING, now.reason
     elif isinstance(known, InvalidRecord):
-        state, reason = State.INVALID, str(known)
+        state, reason, found = State.INVALID, str(known), replace(found, end=None)
     elif array is not None:
         state = State.RUNNING
-    elif state is State.RUNNING and suspension.since_ns is not None:
-        reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
-    elif state in (State.STARTING, State.RUNNING) and (kept := spool.cancel_denial(name, run)):
-        reason = f"not cancelled: {kept}"
-    end = result or lister.unrecorded(name, run, state, grant)
-    if end is not None and result is None:
-        suspension = Suspension(suspension.total_ns(end.ended_at_ns or 0))
-    jid = spool.jid(name, run)
-    where = outputs(spool, name, run)
+    elif suspension.since_ns is None and state in (State.STARTING, State.RUNNING):
+        kept = spool.cancel_denial(name, run)
+        reason = f"not cancelled: {kept}" if kept else reason
+    end, where = result or found.end, outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
     watch = lister.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
     return RunDetails(
@@ -232,27 +222,20 @@ def _run(spool: Spool, name: str, run: int, prober: MachineProber, lister: JobLi
         stderr=where.stderr,
         executor=grant.executor if grant is not None else None,
         engine_id=engine[2] if (engine := spool.engine(name, run)) is not None else None,
-        pid=getattr(jid, "pid", None),
+        pid=getattr(files.jid, "pid", None),
         submitted_at_ns=grant.submitted_at_ns if grant is not None else result.submitted_at_ns if result else None,
-        started_at_ns=result.started_at_ns if result is not None else _began_ns(spool, grant, array),
+        started_at_ns=result.started_at_ns if result is not None else files.began_ns,
         ended_at_ns=end.ended_at_ns if end is not None else None,
         end_is_bound=end is not None and end.end_is_bound,
-        exit_code=end.exit_code if end is not None else left.code if (left := spool.exit(name, run)) else None,
+        exit_code=end.exit_code if end is not None else left.code if left is not None else None,
         peak_memory_bytes=end.peak_memory_bytes if end is not None else None,
         cpu_time_ns=end.cpu_time_ns if end is not None else None,
         again=result.again if result is not None else None,
         again_at_ns=result.again_at_ns if result is not None else None,
         grant=grant.grant if grant is not None else None,
-        stop=stop,
+        stop=files.stop,
         progress=progress_of(spool, name, run) if state is State.RUNNING else "",
         suspension=suspension,
         gpu_use=result.gpu_use if result is not None else watch.known if watch is not None else (),
         gpu_idle_ns=watch.idle_ns if watch is not None and state is State.RUNNING else None,
     )
-
-
-def _began_ns(spool: Spool, grant: GrantRecord | None, array: ArrayRecord | None) -> int | None:
-    """Return when a run without an end began, or when an array was expanded; None if neither applies."""
-    if grant is not None:
-        return spool.ran_from_ns(grant)
-    return array.expanded_at_ns if array is not None else None

@@ -119,7 +119,7 @@ def why(spool: Spool, name: str) -> Explanation:
 def _submitted(spool: Spool, name: str) -> Explanation | None:
     """Return why a job waits on its engine, which alone decides its start; None if it does not wait there."""
     lister = JobLister(spool)
-    row = next(iter(lister.listing(only=lambda other: other == name).rows), None)
+    row = lister.row(name)
     if row is None or row.state is not State.SUBMITTED or row.run is None:
         return None
     grant, known = spool.grant(name, row.run), spool.engine(name, row.run)
@@ -148,7 +148,7 @@ def _submitted(spool: Spool, name: str) -> Explanation | None:
 
 def _what_it_does(spool: Spool, name: str) -> str:
     """Return the state of a started job, as in the list of jobs."""
-    row = next(iter(JobLister(spool).listing(only=lambda other: other == name).rows), None)
+    row = JobLister(spool).row(name)
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
     if row is not None and row.suspended_at_ns is not None:
@@ -171,7 +171,7 @@ def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
         if result.started_at_ns is not None or result.exit_code is not None:
             return ""
         return f"it never started: {result.reason or result.outcome}"
-    row = next(iter(JobLister(spool).listing(only=lambda other: other == name).rows), None)
+    row = JobLister(spool).row(name)
     if row is None:
         return ""
     if row.state.ended:

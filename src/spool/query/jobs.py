@@ -25,8 +25,8 @@ from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import LastSigns, Proof, Verdict, handed_to, shown, suspended_words
-from spool.core.model import SECOND_NS, Result, Spec, State, Suspension
+from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
+from spool.core.model import NOT_SUSPENDED, SECOND_NS, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pattern, natural
 from spool.core.reasons import show_instant
 from spool.formats.history import job_of_line, parse_history_line
@@ -35,7 +35,7 @@ from spool.formats.state import JobView, StateView
 from spool.query import ignored
 from spool.query.last_view import last_view
 from spool.store.reading import glimpse
-from spool.store.spool import Service, Spool, spec_of
+from spool.store.spool import RunFiles, Service, Spool, spec_of
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
@@ -71,6 +71,15 @@ class JobList(Struct, frozen=True):
     at_ns: int
     unserved: bool  # jobs wait or run, and no dispatcher is running or starting
     unknown: tuple[str, ...] = ()  # requested names without a job
+
+
+class ShownRun(Struct, frozen=True):
+    """A run in every view. `state` None: withdrawn before it began. `end`: its result, or what is known of it."""
+
+    state: State | None
+    reason: str
+    end: Result | None = None
+    suspension: Suspension = NOT_SUSPENDED
 
 
 class JobFilter(Struct, frozen=True):
@@ -167,6 +176,10 @@ class JobLister:
         from spool.machine.marks import MachineProber
 
         return MachineProber()
+
+    def row(self, name: str) -> JobRow | None:
+        """Return job *name*, None if there is none; if several files have that name, the one that comes first."""
+        return next(iter(self.listing(only=lambda other: other == name).rows), None)
 
     def listing(
         self, *, everything: bool = False, only: Callable[[str], bool] | None = None, recent: int | None = None
@@ -382,10 +395,10 @@ class JobLister:
         """Whether the file of a job in `held/` is that of an array that was expanded and goes on, not a second one."""
         if self._with_runs is not None and name not in self._with_runs:
             return False
-        run = self._spool.latest_run(name)
-        if run is None or self._spool.array(name, run) is None or not self._goes_on(name, run):
+        record = self._spool.newest_array(name)
+        if record is None or not self._goes_on(name, record.run):
             return False
-        return self._spool.stop(name, run) is None and RUNNING not in self._spool.places(name)
+        return self._spool.stop(name, record.run) is None and RUNNING not in self._spool.places(name)
 
     @cached_property
     def _shape_of(self) -> Callable[[bytes], bytes | None]:
@@ -403,67 +416,59 @@ class JobLister:
         return self._shapes[shape]
 
     def _running(self, name: str, user: str | None, spec: Spec | None) -> JobRow:
-        spool = self._spool
-        run = spool.latest_run(name)
-        proof = spool.prove(name, run, self._prober) if run is not None else None
-        grant = spool.grant(name, run) if run is not None else None
-        array = spool.array(name, run) if run is not None else None
-        state, reason, suspension = State.STARTING, "", Suspension()
-        result = spool.result(name, run) if run is not None and array is None else None
+        spool, run = self._spool, self._spool.latest_run(name)
+        if run is None:
+            return JobRow(name, State.STARTING, user=user, place=RUNNING, **of_spec(spec) or {})
+        files = self.files(name, run)
+        array, record = files.array, files.grant or files.array
+        result = files.result if array is None else None
         if result is not None and result.again is None:
             return replace(row_of_result(result), place=RUNNING)  # its file will be moved at once, or by a dispatcher
-        end: Result | None = None
-        if array is not None:
-            state, reason = State.RUNNING, f"{array.tasks} tasks"
-        elif proof is not None and run is not None:
-            found, reason = self.shown(name, run, proof, grant)
-            state = found or state
-            reason = f"has ended ({result.outcome}); it runs again" if result is not None else reason
-            suspension = spool.suspension(name, run)
-            end = result if result is not None and state.ended else self.unrecorded(name, run, state, grant)
-            suspension = suspension if end is None else Suspension(suspension.total_ns(end.ended_at_ns or 0))
-            reason = reason or suspended_words(suspension, spool.suspend_order(name) or "")
-            watch = self.gpu_watch(name, run) if spec is not None and spec.gpu_idle_ns is not None else None
-            idle = watch.words(spec) if watch is not None and spec is not None else ""
-            reason = reason or spool.cancel_denial(name, run) or idle
+        found = self.shown(files) if array is None else ShownRun(State.RUNNING, f"{array.tasks} tasks")
+        reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
+        reason = reason or spool.cancel_denial(name, run)
+        if not reason and spec is not None and spec.gpu_idle_ns is not None:
+            watch = self.gpu_watch(name, run)
+            reason = watch.words(spec) if watch is not None else ""
         return JobRow(
             name,
-            state,
+            found.state or State.STARTING,
             run=run,
-            attempt=grant.attempt if grant else None,
-            user=(grant.user if grant else array.user if array else None) or user,
-            submitted_at_ns=grant.submitted_at_ns if grant else array.submitted_at_ns if array else None,
-            started_at_ns=spool.ran_from_ns(grant) if grant else array.expanded_at_ns if array else None,
-            ended_at_ns=end.ended_at_ns if end is not None else None,
-            exit_code=end.exit_code if end is not None else None,
+            attempt=files.grant.attempt if files.grant else None,
+            user=(record.user if record else None) or user,
+            submitted_at_ns=record.submitted_at_ns if record else None,
+            started_at_ns=files.began_ns,
+            ended_at_ns=found.end.ended_at_ns if found.end is not None else None,
+            exit_code=found.end.exit_code if found.end is not None else None,
             reason=reason,
             place=RUNNING,
-            suspended_ns=suspension.before_ns,
-            suspended_at_ns=suspension.since_ns,
+            suspended_ns=found.suspension.before_ns,
+            suspended_at_ns=found.suspension.since_ns,
             array=array is not None,
             **of_spec(spec) or {},
         )
 
-    def unrecorded(self, name: str, run: int, state: State | None, grant: GrantRecord | None) -> Result | None:
-        """Return the result that a dispatcher will record for a run shown in its final *state*, else None.
+    def files(self, name: str, run: int) -> RunFiles:
+        """Return what the files of a run say, and what they prove."""
+        return self._spool.load(name, run, self._prober)
 
-        It has only the time and kind of the end, and the resource use.
-        """
-        if state is None or not state.ended or grant is None or grant.granted_at_ns is None:
+    def _unrecorded(self, files: RunFiles, outcome: State) -> Result | None:
+        """Return the result that a dispatcher will record: the time and kind of the end, and the resource use."""
+        grant, left = files.grant, files.left
+        if grant is None or grant.granted_at_ns is None:
             return None
-        left, used = self._spool.exit(name, run), self._spool.usage(name, run)
         signs = LastSigns(
             grant.granted_at_ns,
-            self._spool.ran_from_ns(grant),
+            files.began_ns,
             exit_at_ns=left.at_ns if left is not None else None,
             served_ns=self._spool.served_until_ns() if grant.executor in LOCAL_EXECUTORS else None,
         )
-        end = self._spool.end(name, run, signs, self._now_ns)
+        key = files.name, files.run
+        end, used = self._spool.end(*key, signs, self._now_ns), self._spool.usage(*key)
         return Result(
-            name,
-            run,
+            *key,
             grant.attempt,
-            state,
+            outcome,
             "",
             ended_at_ns=end.at_ns,
             end_is_bound=end.is_bound,
@@ -472,18 +477,22 @@ class JobLister:
             cpu_time_ns=used.cpu_time_ns,
         )
 
-    def shown(
-        self, name: str, run: int, proof: Proof, grant: GrantRecord | None, *, filed: bool = False
-    ) -> tuple[State | None, str]:
-        """Return the state of a run by its records, and the reason; None for a withdrawn one."""
+    def shown(self, files: RunFiles, *, filed: bool = False) -> ShownRun:
+        """Return how every view shows a run; *filed*: also if its end is recorded, and another follows."""
+        grant, proof, stop, suspension = files.grant, files.proof, files.stop, files.suspension
         elsewhere = self._elsewhere(grant) if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
-        submitted = elsewhere if self._spool.is_submitted(grant) else None
+        submitted = elsewhere if files.began_ns is None else None
         # A dispatcher records an end at once; without one that may take days, and the end is shown all the same.
-        final, stop = filed or not self.dispatcher, self._spool.stop(name, run)
+        final = filed or not self.dispatcher
         state, reason = shown(proof, filed=final, stop=stop, submitted=submitted, elsewhere=elsewhere)
         if proof.verdict is Verdict.ENDED and final and not filed:
             reason = "not recorded yet" if state is State.FINISHED else f"{reason}; not recorded yet"
-        return state, reason
+        end = (files.result or self._unrecorded(files, state)) if state is not None and state.ended else None
+        if end is not None:
+            suspension = Suspension(suspension.total_ns(end.ended_at_ns or 0))
+        elif suspension.since_ns is not None:
+            reason = reason or suspended_words(suspension, self._spool.suspend_order(files.name) or "")
+        return ShownRun(state, reason, end, suspension)
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
         """Return the GPU use of a live run so far, for every view.
@@ -577,10 +586,8 @@ class JobLister:
         """Return the result of this task's array, if it is among *names* and the task has not run again since."""
         name = array_of(task.job)
         if name not in known:
-            run = self._spool.latest_run(name) if name in names else None
-            known[name] = None
-            if run is not None and self._spool.array(name, run) is not None:
-                known[name] = self._spool.result(name, run)
+            record = self._spool.newest_array(name) if name in names else None
+            known[name] = self._spool.result(name, record.run) if record is not None else None
         array = known[name]
         if array is None or (task.ended_at_ns or 0) > (array.ended_at_ns or 0):
             return None  # or a task that was run again separately

@@ -58,7 +58,7 @@ def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow
     """Return *rows* without those represented by others; *by_task*: tasks represent their array."""
     rows = list(rows)
     names = {row.name for row in rows}
-    arrays = {name for name in {array_of(name) for name in names} & names if _is_array(spool, name)}
+    arrays = {name for name in {array_of(name) for name in names} & names if spool.newest_array(name) is not None}
     if by_task:
         return [row for row in rows if row.name not in arrays]
     going_on = {row.name for row in rows if row.name in arrays and row.place == RUNNING}
@@ -110,14 +110,9 @@ def running_tasks(spool: Spool, names: Iterable[str]) -> list[str]:
     found = {
         task: None
         for name in names
-        for task in (sorted(running.get(name, ()), key=natural) if _is_array(spool, name) else ()) or [name]
+        for task in (sorted(running.get(name, ()), key=natural) if spool.newest_array(name) else ()) or [name]
     }
     return list(found)
-
-
-def _is_array(spool: Spool, name: str) -> bool:
-    run = spool.latest_run(name) if name else None
-    return run is not None and spool.array(name, run) is not None
 
 
 def cancelled_with(spool: Spool, names: Collection[str]) -> list[str]:
@@ -149,4 +144,4 @@ def cancelled_with(spool: Spool, names: Collection[str]) -> list[str]:
 def _array(spool: Spool, name: str) -> str:
     """Return the array that *name* is a task of, "" if it is not a task."""
     array = array_of(name)
-    return array if _is_array(spool, array) else ""
+    return array if array and spool.newest_array(array) is not None else ""

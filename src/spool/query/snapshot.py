@@ -25,24 +25,22 @@ from spool.core.phases import Outlived
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal
-from spool.formats.config import Config
-from spool.formats.journal import Memory, recall
-from spool.formats.run_records import GrantRecord
+from spool.formats.journal import recall
 from spool.formats.state import StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import why_not_expanded
 from spool.machine.marks import MachineProber
 from spool.query.last_view import gpus_told, last_view
 from spool.query.reservations import read_reservations
-from spool.state.array import Array, new_array
+from spool.state.array import Array
+from spool.state.load import Loader, load_array
 from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.past import past_of
-from spool.state.run import ActiveRun, presumed_executor, presumed_grant
-from spool.state.submission import INVALID, JobFileVersion, StartBackoff, attempts_so_far
+from spool.state.run import ActiveRun
+from spool.state.submission import INVALID, JobFileVersion, StartBackoff
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
-from spool.store.ownership import this_user
 from spool.store.reading import read_bytes
 from spool.store.spool import Spool
 from spool.store.stable_read import FileText, ReadFailure, is_open_in_editor, read_stable
@@ -75,14 +73,12 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
     table = SchedulerState(executors=Executors(lambda: settings.executor, config=lambda: settings.config))
-    memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
-    prober = MachineProber(frozenset(settings.config.other_hosts_gone))
+    look = _Look(spool, table, settings, now_ns)
     said = _said(spool, now_ns)
     table.executors.believe(said.executors if said is not None else {})
-    _load_arrays(spool, table, memory, now_ns)
-    _load_runs(spool, table, memory, prober, settings.config)
-    left_out = _load_files(spool, table, memory, settings, now_ns)
-    left_out |= table.unsettled
+    look.arrays()
+    look.runs()
+    left_out = look.files() | table.unsettled
     refusal = _load_refusals(table, said)
     left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
     world = MachineMonitor(spool, table, settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns))
@@ -126,125 +122,113 @@ def _expand(table: SchedulerState, now_ns: int) -> dict[str, tuple[str, ...]]:
     return {name: tuple(tasks) for name, tasks in found.items() if name in table.array_files}
 
 
-def _load_arrays(spool: Spool, table: SchedulerState, memory: Memory, now_ns: int) -> None:
-    """Add every array in progress to *table*."""
-    running, held = set(spool.names(RUNNING)), set(spool.names(HELD))
-    for name in running | held | {name for name, _ in memory.open}:
-        try:
-            array = _array(spool.strict, name)
-        except OSError as error:
-            _unsettled(spool, table, name, error)
-            continue
-        if array is not None:
-            array.edited(spool.job_spec(RUNNING if name in running else HELD, name), (0, 0))
-            if name in held and name not in running:
-                array.hold(now_ns)
-            if name not in running | held:
-                array.withdrawn()  # and its tasks have not all ended
-            table.add_array(array)
+class _Look:
+    """One look at the files, which fills *table*."""
+
+    def __init__(self, spool: Spool, table: SchedulerState, settings: Settings, now_ns: int) -> None:
+        self._spool = spool
+        self._table = table
+        self._settings = settings
+        self._now_ns = now_ns
+        self._memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
+        self._loader = Loader(spool.strict, self._memory, settings)
+
+    def arrays(self) -> None:
+        """Add every array in progress."""
+        spool = self._spool
+        running, held = set(spool.names(RUNNING)), set(spool.names(HELD))
+        for name in running | held | {name for name, _ in self._memory.open}:
+            try:
+                array = _array(spool.strict, name)
+            except OSError as error:
+                self._unsettled(name, error)
+                continue
+            if array is not None:
+                array.edited(spool.job_spec(RUNNING if name in running else HELD, name), (0, 0))
+                if name in held and name not in running:
+                    array.hold(self._now_ns)
+                if name not in running | held:
+                    array.withdrawn()  # and its tasks have not all ended
+                self._table.add_array(array)
+
+    def runs(self) -> None:
+        """Add every run that is not proved gone; an unreadable one as the journal has it."""
+        prober = MachineProber(frozenset(self._settings.config.other_hosts_gone))
+        names = {*self._spool.names(RUNNING), *(name for name, _ in self._memory.open)}
+        for name in names - self._table.arrays.keys():
+            try:
+                live = self._run(self._spool.strict, name, prober)
+            except OSError as error:
+                self._unsettled(name, error)
+                live = self._loader.unread_run(name)
+            if live is not None:
+                self._table.add_run(self._table.job(name), live)
+
+    def _unsettled(self, name: str, error: OSError) -> None:
+        """Leave out a job whose records cannot be read, since nothing may be concluded about it."""
+        where = self._spool.layout.runs(name)
+        self._table.unsettle(name, unreadable(error, where))
+        self._spool.note(error, where)
+
+    def _run(self, spool: Spool, name: str, prober: MachineProber) -> ActiveRun | None:
+        run = spool.latest_run(name)
+        files = spool.load(name, run, prober) if run is not None else None
+        if files is None or files.proof.verdict in _OVER:
+            return None
+        live = self._loader.run(files, self._memory.open.get((name, files.run)) or self._memory.waits.get(name))
+        if live.elsewhere is not None and files.began_ns is not None:
+            live.began_elsewhere(files.began_ns, boot_ns=0)
+        if files.proof.verdict is Verdict.STOPPING:
+            live.see(Outlived(files.left.at_ns if files.left is not None else None))
+        return live
+
+    def files(self) -> dict[str, str]:
+        """Add every waiting and held job; return why some cannot be planned."""
+        spool, table, left_out = self._spool, self._table, dict[str, str]()
+        ran_before = set(spool.jobs_with_runs())
+        for place in (QUEUED, HELD):
+            for name in spool.names(place):
+                if name in table.arrays:
+                    continue
+                path = spool.layout.job_file(place, name)
+                try:
+                    seen = read_stable(path)
+                except OSError as error:
+                    spool.note(error, path)
+                    left_out[name] = unreadable(error, path)
+                    continue
+                if isinstance(seen, ReadFailure):
+                    if seen not in (ReadFailure.GONE, ReadFailure.NOT_OURS):
+                        left_out[name] = f"its file is {seen.value}"
+                    continue
+                file = _file(spool, place, name, seen, self._settings)
+                if file.spec is None:
+                    left_out[name] = file.problem or INVALID
+                job = table.job(name)
+                table.see_file(job, place, file)
+                line = self._memory.waits.get(name)
+                if line is not None and job.wait is None:
+                    table.recall_place(name, line)
+                    if name in ran_before:
+                        try:
+                            self._loader.recall_series(table, job, line)
+                        except OSError as error:
+                            self._unsettled(name, error)
+                table.place(job, self._now_ns)
+                table.settle(job)
+        return left_out
 
 
 def _array(spool: Spool, name: str) -> Array | None:
-    run = spool.latest_run(name)
-    record = spool.array(name, run) if run is not None else None
-    if run is None or record is None or spool.result(name, run) is not None:
+    record = spool.newest_array(name)
+    if record is None or spool.result(name, record.run) is not None:
         return None
-    spec = spool.spec(name, run)
-    if spec is None:
-        return None
-    array = new_array(spec, record, 0, record.user or this_user())
-    with suppress(OSError):
-        files = os.listdir(f"{spool.layout.metadir(name, run)}/{layout.TASKS}")
-        array.resume({task for task in map(layout.job_of, files) if task is not None})
+    array = load_array(spool, record)
+    if array is not None:
+        with suppress(OSError):
+            files = os.listdir(f"{spool.layout.metadir(name, record.run)}/{layout.TASKS}")
+            array.resume({task for task in map(layout.job_of, files) if task is not None})
     return array
-
-
-def _load_runs(spool: Spool, table: SchedulerState, memory: Memory, prober: MachineProber, config: Config) -> None:
-    """Add every run that is not proved gone to *table*; an unreadable one as the journal has it."""
-    for name in {*spool.names(RUNNING), *(name for name, _ in memory.open)} - table.arrays.keys():
-        try:
-            live = _run(spool.strict, name, memory, prober, config)
-        except OSError as error:
-            _unsettled(spool, table, name, error)
-            live = ActiveRun.of_journal(spool, name, memory.open, memory.stopping, config)
-        if live is not None:
-            table.add_run(table.job(name), live)
-
-
-def _unsettled(spool: Spool, table: SchedulerState, name: str, error: OSError) -> None:
-    """Leave out a job whose records cannot be read, since nothing may be concluded about it."""
-    where = spool.layout.runs(name)
-    table.unsettle(name, unreadable(error, where))
-    spool.note(error, where)
-
-
-def _run(spool: Spool, name: str, memory: Memory, prober: MachineProber, config: Config) -> ActiveRun | None:
-    run = spool.latest_run(name)
-    proof = spool.prove(name, run, prober) if run is not None else None
-    if run is None or proof is None or proof.verdict in _OVER:
-        return None
-    record = spool.grant(name, run)
-    spec = spool.spec_in_force(name, run, kill_grace_ns=config.defaults.kill_grace_ns)
-    spec = spec or spool.job_spec(RUNNING, name, config.defaults)
-    if spec is None:
-        return None
-    if record is None:
-        executor = presumed_executor(spool, name, run, spec, config.executor)
-        record = GrantRecord(job=name, run=run, grant=presumed_grant(spec), executor=executor)
-    live = ActiveRun.of_records(
-        record,
-        spec,
-        granted_at_ns=record.granted_at_ns or time.time_ns(),
-        boot_ns=0,
-        stop=spool.stop(name, run) or memory.stopping.get((name, run)),
-        inode=record.inode or 0,
-    )
-    if live.elsewhere is not None and (at_ns := spool.ran_from_ns(record)) is not None:
-        live.began_elsewhere(at_ns, boot_ns=0)
-    live.suspends(spool.suspension(name, run))
-    if proof.verdict is Verdict.STOPPING:
-        left = spool.exit(name, run)
-        live.see(Outlived(left.at_ns if left is not None else None))
-    return live
-
-
-def _load_files(spool: Spool, table: SchedulerState, memory: Memory, settings: Settings, now_ns: int) -> dict[str, str]:
-    """Add every waiting and held job to *table*; return why some cannot be planned."""
-    left_out: dict[str, str] = {}
-    ran_before = set(spool.jobs_with_runs())
-    for place in (QUEUED, HELD):
-        for name in spool.names(place):
-            if name in table.arrays:
-                continue
-            path = spool.layout.job_file(place, name)
-            try:
-                seen = read_stable(path)
-            except OSError as error:
-                spool.note(error, path)
-                left_out[name] = unreadable(error, path)
-                continue
-            if isinstance(seen, ReadFailure):
-                if seen not in (ReadFailure.GONE, ReadFailure.NOT_OURS):
-                    left_out[name] = f"its file is {seen.value}"
-                continue
-            file = _file(spool, place, name, seen, settings)
-            if file.spec is None:
-                left_out[name] = file.problem or INVALID
-            job = table.job(name)
-            table.see_file(job, place, file)
-            line = memory.waits.get(name)
-            if line is not None and job.wait is None:
-                table.recall_place(name, line)
-                if job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
-                    table.recall_series(job, job.live.attempts)
-                elif name in ran_before and job.live is None:
-                    try:
-                        table.recall_series(job, attempts_so_far(spool.strict, name, line.arrived_at_ns))
-                    except OSError as error:
-                        _unsettled(spool, table, name, error)
-            table.place(job, now_ns)
-            table.settle(job)
-    return left_out
 
 
 def _said(spool: Spool, now_ns: int) -> StateView | None:

@@ -49,11 +49,10 @@ class ArrayTasks(Struct, frozen=True):
 
 def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
     """Return the tasks of the array *name*; None if it is not an array, or not expanded."""
-    run = spool.latest_run(name)
-    record = spool.array(name, run) if run is not None else None
-    if run is None or record is None:
+    record = spool.newest_array(name)
+    if record is None:
         return None
-    names = task_names(spool, name, run, record)
+    names = task_names(spool, name, record.run, record)
     wanted = frozenset(names)
     known = {row.name: row for row in JobLister(spool).listing(only=wanted.__contains__).rows}
     goes_on = any(place in (QUEUED, HELD, RUNNING) for place in spool.places(name))
@@ -84,7 +83,7 @@ def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -
         if key not in alike:
             order.append(key)
         alike.setdefault(key, []).append(row)
-    arrays = {key[0]: _is_array(spool, str(key[0])) for key in order if len(alike[key]) > _FEW}
+    arrays = {key[0]: spool.newest_array(str(key[0])) is not None for key in order if len(alike[key]) > _FEW}
     found: list[ListedJob] = []
     for key in order:
         group = alike[key]
@@ -138,7 +137,7 @@ def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
 def _parents(spool: Spool, row: JobRow, names: Set[str]) -> list[str]:
     """Return the listed jobs that a job depends on; for a task its array comes first."""
     array = array_of(row.name)
-    found = [array] if array in names and _index(row) and _is_array(spool, array) else []
+    found = [array] if array in names and _index(row) and spool.newest_array(array) is not None else []
     spec = spool.job_spec(row.place, row.name) if row.place is not None else None
     depends_on = spec.depends_on if spec is not None else None
     found += [name for name in (depends_on.names() if depends_on is not None else ()) if name in names]
@@ -242,11 +241,6 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
             return None
         last_ns = max(last_ns, end_ns)
     return last_ns
-
-
-def _is_array(spool: Spool, name: str) -> bool:
-    run = spool.latest_run(name)
-    return run is not None and spool.array(name, run) is not None
 
 
 def _index(row: JobRow) -> str:

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from spool.core.arrays import Tasks, in_words, outcome_of
 from spool.core.model import Result, Spec, State, Stop
 from spool.formats.run_records import ArrayRecord
+from spool.store.ownership import this_user
 
 
 class Array(Struct, eq=False):
@@ -171,7 +172,7 @@ class Array(Struct, eq=False):
         return ", ".join(words)
 
 
-def new_array(spec: Spec, record: ArrayRecord, inode: int, user: str) -> Array:
+def new_array(spec: Spec, record: ArrayRecord) -> Array:
     """Return the array of a record, without the states of its tasks."""
     tasks = Tasks(record.job, spec)
     at_ns = record.expanded_at_ns or 0
@@ -180,8 +181,8 @@ def new_array(spec: Spec, record: ArrayRecord, inode: int, user: str) -> Array:
         run=record.run,
         spec=spec,
         tasks=tasks,
-        user=user,
-        inode=inode,
+        user=record.user or this_user(),
+        inode=record.inode or 0,
         arrived_at_ns=record.submitted_at_ns or at_ns,
         expanded_at_ns=at_ns,
         names=tasks.names(),

@@ -59,14 +59,13 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
             return ()  # its outcome cannot be read either, which is reported
 
     def _recorded(self, name: str) -> tuple[str, ...]:
-        spool = self._spool
-        run = spool.latest_run(name)
-        if run is None or spool.array(name, run) is None:
+        spool, record = self._spool, self._spool.newest_array(name)
+        if record is None:
             return ()
-        result = spool.result(name, run)
+        result = spool.result(name, record.run)
         if result is not None and result.outcome is State.CANCELLED:
             return ()
-        spec = spool.spec(name, run)
+        spec = spool.spec(name, record.run)
         return Tasks(name, spec).names() if spec is not None else ()
 
 
@@ -139,6 +138,5 @@ class OutcomeIndex(Mapping[str, State]):
     def _read(self, name: str) -> State | None:
         result = None
         with self._reading(name):
-            run = self._spool.latest_run(name)
-            result = self._spool.result(name, run) if run is not None else None
+            result = self._spool.newest_result(name)
         return result.outcome if result is not None and result.again is None else None

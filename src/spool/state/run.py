@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import phases
 from spool.core.gpuuse import GpuWatch
-from spool.core.layout import RUNNING
 from spool.core.lifecycle import RunEnd, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,
@@ -26,12 +22,9 @@ from spool.core.model import (
 )
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.executors import RunHandle, Usage
-from spool.formats.config import Config
-from spool.formats.journal import Started
 from spool.formats.run_records import GrantRecord, WrittenUsage
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.ownership import this_user
-from spool.store.spool import Spool
 
 
 class Adopted(Struct, frozen=True):
@@ -65,8 +58,8 @@ class ActiveRun(Struct, eq=False):
     attempts: Attempts
     inode: int  # of the job file in running/
     started_at_ns: int
-    started_boot_ns: int  # on the clock since boot, which cannot be set
     executor: str
+    started_boot_ns: int = 0  # on the clock since boot, which cannot be set
     phase: phases.Phase = phases.CLAIMED
     handle: RunHandle | None = None  # None: no process was started yet, or only its records are known
     unregistered_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
@@ -402,7 +395,6 @@ class ActiveRun(Struct, eq=False):
         spec: Spec,
         *,
         granted_at_ns: int,
-        boot_ns: int,
         stop: Stop | None,
         inode: int,
     ) -> ActiveRun:
@@ -420,60 +412,9 @@ class ActiveRun(Struct, eq=False):
             attempts=Attempts(record.attempt, record.requeues),
             inode=inode,
             started_at_ns=granted_at_ns,
-            started_boot_ns=boot_ns,
             executor=record.executor,
             phase=phases.ACTIVE,
             order=StopOrdered(stop) if stop is not None else None,
             origin=Adopted(record.boot_id),
             claim_told=True,
         )
-
-    @classmethod
-    def of_journal(
-        cls,
-        spool: Spool,
-        name: str,
-        known: Mapping[tuple[str, int], Started],
-        stopping: Mapping[tuple[str, int], Stop],
-        config: Config,
-    ) -> ActiveRun | None:
-        """Return the newest run of that name in the journal, without its records; None if there is none."""
-        run = max((run for job, run in known if job == name), default=None)
-        if run is None:
-            return None
-        started, spec = known[name, run], None
-        with suppress(OSError):
-            spec = spool.job_spec(RUNNING, name, config.defaults)
-        spec = spec or Spec(command="true")
-        record = GrantRecord(
-            name,
-            run,
-            grant=Grant(spec.request.cpus, spec.request.memory_bytes, resources=spec.request.resources),
-            executor=spec.executor or config.executor,
-            boot_id=started.boot_id,
-            submitted_at_ns=started.arrived_at_ns,
-        )
-        live = cls.of_records(
-            record,
-            spec,
-            granted_at_ns=started.at_ns,
-            boot_ns=0,
-            stop=stopping.get((name, run)),
-            inode=started.inode,
-        )
-        live.phase = phases.UNREAD
-        return live
-
-
-def presumed_executor(spool: Spool, name: str, run: int, spec: Spec, default: str) -> str:
-    """Return the executor that is assumed for a run without any record of its grant. Raises OSError."""
-    jid = spool.jid(name, run)
-    if isinstance(jid, Jid):
-        return jid.engine.partition(":")[0] if jid.engine is not None else LOCAL_EXECUTORS[0]
-    known = spool.engine(name, run)
-    return known[0] if known is not None else spec.executor or default
-
-
-def presumed_grant(spec: Spec) -> Grant:
-    """Return the grant that is assumed for a run without any record of it."""
-    return Grant(cpus=spec.request.cpus, resources=spec.request.resources)

@@ -11,6 +11,7 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
@@ -81,6 +82,33 @@ class Service(Enum):
     NONE = "not running"
     SERVED = "running"
     ASTRAY = "running, but its .lock was deleted or replaced"
+
+
+class RunFiles(Struct, frozen=True):
+    """What the files of one run say, each read once, in the order that proves it. None: there is no such record."""
+
+    name: str
+    run: int
+    jid: Jid | Liveness
+    grant: GrantRecord | None
+    array: ArrayRecord | None  # an array has it instead of a grant
+    left: Exit | None
+    stop: Stop | None
+    result: Result | None
+    refusal: str | None  # why the machine did not let its command begin
+    suspension: Suspension
+    began_ns: int | None  # of an array: when it was expanded; None: its engine has not begun it
+    evidence: Evidence
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its wrapper lives, so that no record says how it ended."""
+        return self.evidence.liveness is Liveness.ALIVE
+
+    @property
+    def proof(self) -> Proof:
+        """What the evidence proves."""
+        return prove(self.evidence)
 
 
 class Spool:
@@ -258,6 +286,16 @@ class Spool:
                 return run
         return None
 
+    def newest_result(self, name: str) -> Result | None:
+        """Return the recorded result of the newest run of job *name*."""
+        run = self.latest_run(name)
+        return self.result(name, run) if run is not None else None
+
+    def newest_array(self, name: str) -> ArrayRecord | None:
+        """Return the record of the newest expansion of *name*; None if its newest run is not one."""
+        run = self.latest_run(name)
+        return self.array(name, run) if run is not None else None
+
     def is_stopping(self, name: str) -> bool:
         """Whether the newest run of job *name* was ordered to stop or left its exit code, without a recorded end."""
         run = self.latest_run(name)
@@ -339,12 +377,12 @@ class Spool:
         """Return the order to stop a run."""
         return self._parsed(name, run, layout.STOP, run_records.parse_stop)
 
-    def grant(self, name: str, run: int) -> run_records.GrantRecord | None:
-        """Return the grant of a run, with its executor: a `jid` that names no engine is of this machine."""
+    def grant(self, name: str, run: int, jid: Jid | Liveness | None = None) -> GrantRecord | None:
+        """Return the grant of a run, with its executor: a *jid* that names no engine is of this machine."""
         found = self._own(name, run, layout.GRANT, run_records.parse_grant)
         if found is None or found.executor in LOCAL_EXECUTORS:
             return found
-        jid = self.jid(name, run)
+        jid = self.jid(name, run) if jid is None else jid
         return replace(found, executor=LOCAL_EXECUTORS[0]) if isinstance(jid, Jid) and jid.engine is None else found
 
     def array(self, name: str, run: int) -> ArrayRecord | None:
@@ -556,49 +594,71 @@ class Spool:
         """Whether a run waits on its engine: it was not started here, and has not begun."""
         return record is not None and record.executor not in LOCAL_EXECUTORS and self.ran_from_ns(record) is None
 
-    def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
-        """Gather the evidence of one run in the only safe order: jid, process, rc."""
+    def load(self, name: str, run: int, prober: Prober, *, leftovers: bool = True) -> RunFiles:
+        """Return what the files of a run say, and what they prove. Its records are read here in the only safe order.
+
+        With *leftovers*, processes that outlived its wrapper count, too.
+        """
         jid = self.jid(name, run)
-        if isinstance(jid, Liveness):
-            liveness = jid
-            if jid is Liveness.ABSENT:
-                grant = self.grant(name, run)
-                host = grant.host if grant is not None else None
-                if grant is not None and grant.executor not in LOCAL_EXECUTORS:
-                    pass  # it may wait there for days, through restarts of this machine
-                elif grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
-                    if self.has_begun(name, run):  # the jid was removed
-                        liveness = Liveness.GONE
-                elif host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", host)) is Liveness.REBOOTED:
-                    liveness = Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
+        grant = self.grant(name, run, jid)
+        liveness = self._liveness(name, run, jid, lambda: grant, prober)
+        left, stop, result, refusal, evidence = self._signs(name, run, liveness)
+        if leftovers and liveness is Liveness.GONE and result is None:
+            evidence = replace(evidence, leftovers=prober.has_left_processes(self.root, name, run))
+        suspension = self.suspension(name, run)
+        if grant is not None:
+            array, began_ns = None, self.ran_from_ns(grant)
         else:
-            liveness = prober.liveness(jid)
-            if liveness is Liveness.ALIVE and not prober.is_wrapper(jid, self.root, name, run):
-                liveness = Liveness.GONE  # that process is not the run's wrapper: the jid proves nothing
-            elif liveness in (Liveness.ELSEWHERE, Liveness.REBOOTED):
-                grant = self.grant(name, run)
+            array = self.array(name, run)
+            began_ns = array.expanded_at_ns if array is not None else None
+        return RunFiles(name, run, jid, grant, array, left, stop, result, refusal, suspension, began_ns, evidence)
+
+    def evidence(self, name: str, run: int, prober: Prober) -> Evidence:
+        """Return the evidence of a run whose other records are known, without a search for leftover processes."""
+        jid = self.jid(name, run)
+        liveness = self._liveness(name, run, jid, lambda: self.grant(name, run, jid), prober)
+        return self._signs(name, run, liveness)[-1]
+
+    def _liveness(
+        self, name: str, run: int, jid: Jid | Liveness, granted: Callable[[], GrantRecord | None], prober: Prober
+    ) -> Liveness:
+        """Return the state of the process that *jid* names, if it can be the wrapper of the run."""
+        if isinstance(jid, Jid):
+            found = prober.liveness(jid)
+            if found is Liveness.ALIVE and not prober.is_wrapper(jid, self.root, name, run):
+                return Liveness.GONE  # that process is not the run's wrapper: the jid proves nothing
+            if found in (Liveness.ELSEWHERE, Liveness.REBOOTED):
+                grant = granted()
                 if grant is not None and grant.boot_id == prober.boot_id() and not is_plausible(jid, grant):
-                    liveness = Liveness.GONE
-        left = self.exit(name, run)
-        stop = self.stop(name, run)
+                    return Liveness.GONE
+            return found
+        grant = granted() if jid is Liveness.ABSENT else None
+        if jid is not Liveness.ABSENT or (grant is not None and grant.executor not in LOCAL_EXECUTORS):
+            return jid  # it may wait there for days, through restarts of this machine
+        if grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
+            return Liveness.GONE if self.has_begun(name, run) else jid  # the jid was removed
+        if grant.host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", grant.host)) is Liveness.REBOOTED:
+            return Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
+        return jid
+
+    def _signs(
+        self, name: str, run: int, liveness: Liveness
+    ) -> tuple[Exit | None, Stop | None, Result | None, str | None, Evidence]:
+        """Return what a run left, the order to stop it, its result, its refusal, and all of it as evidence."""
+        left, stop = self.exit(name, run), self.stop(name, run)
         # A result is written after the last process ended: beside a living wrapper it is not the dispatcher's.
         result = self.result(name, run) if liveness is not Liveness.ALIVE else None
-        return Evidence(
+        refusal = self.refusal(name, run) if left is None else None
+        evidence = Evidence(
             liveness=liveness,
             rc=left.code if left is not None else None,
             rc_at_ns=left.at_ns if left is not None else None,
             stop=stop.kind if stop else None,
             recorded=result.outcome if result else None,
             grace=True,
-            refused=left is None and self.refusal(name, run) is not None,
+            refused=refusal is not None,
         )
-
-    def prove(self, name: str, run: int, prober: Prober) -> Proof:
-        """Return what the evidence of a run proves now, including processes that outlived its wrapper."""
-        evidence = self.evidence(name, run, prober)
-        if evidence.liveness is Liveness.GONE and evidence.recorded is None:
-            evidence = replace(evidence, leftovers=prober.has_left_processes(self.root, name, run))
-        return prove(evidence)
+        return left, stop, result, refusal, evidence
 
     def accounted(self, result: Result) -> bool:
         """Whether the history already has the line of *result*."""
