@@ -449,14 +449,14 @@ def test_listeners_that_cannot_be_started_are_told_of_once_for_as_long_as_that_l
         session.settle()
         assert session.now is not None
         trouble = PermissionError(errno.EACCES, "Permission denied", "/usr/bin/python")
-        monkeypatch.setattr(session.now.events._client, "trouble", trouble)
+        monkeypatch.setattr(session.now.events.client, "trouble", trouble)
         session.users.submit("x", "ok")
         session.turns(6)
         text = "cannot start the process of the listeners: /usr/bin/python: Permission denied"
         assert [text in problem for problem in session.now.confinement.problems()] == [True]
         assert [text in message for message in caplog.messages].count(True) == 1
         assert ends_of(world).outcomes == {"x": ("finished 1.0",)}
-        session.now.events._client.trouble = None
+        session.now.events.client.trouble = None
         session.turns(1)
         assert not session.now.confinement.problems()
         session.end()

@@ -237,7 +237,7 @@ def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.Monk
             assert now is not None
             assert now.asking
             assert now.filemoves._timer.at_ns is None
-            assert len(now.events._client._reviews._all) == 1
+            assert len(now.events.client._reviews._all) == 1
             assert world.pids("long")
             now.events._answered(Reply(1, Answer(no="not yet")))
             session.turns(4)
@@ -269,7 +269,7 @@ def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
                 session.turns(4)
             now = session.now
             assert now is not None
-            asked = sorted(now.events._client._reviews._all)
+            asked = sorted(now.events.client._reviews._all)
             assert len(asked) == 2
             for number in asked:
                 now.events._answered(Reply(number, Answer(no="not yet")))

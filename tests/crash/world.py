@@ -306,7 +306,7 @@ def abandon(made: Dispatcher) -> None:
     made.wakeup.close()
     made.executors.local.close()
     made.logs.events.close()
-    made.events._client.close()
+    made.events.client.close()
     for fd in (made.logs._journal, made.logs._history):
         with contextlib.suppress(OSError):
             os.close(fd)

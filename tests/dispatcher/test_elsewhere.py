@@ -172,7 +172,7 @@ def test_a_cancel_asks_the_engine_and_forces_it_after_the_grace(session: Session
     session.turns(3)
     assert (run.asked, live.is_over) == (["TERM"], False)
     assert live.key in now(session).state.live
-    terminating = now(session).terminator._runs[live.key]
+    terminating = now(session).terminator.runs[live.key]
     terminating.kill_at_ns = terminating.look_at_ns = time.monotonic_ns()
     session.settle()
     assert run.asked == ["TERM", "KILL"]

@@ -112,7 +112,7 @@ def test_another_configuration_is_another_start(session: Session) -> None:
     """A prolog that was configured meanwhile is in the script."""
     (session.world.root / layout.CONFIG).write_text('cpus = 1\nprolog = "echo hello"\n')
     assert session.now is not None
-    session.now.wakeup._reload = True
+    session.now.wakeup.reload = True
     session.settle()
     _end_of_first(session)
     assert "echo hello" in _script(session.world, "next").read_text()
@@ -205,14 +205,14 @@ def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(
     before = config.read_text()
     config.write_text('cpus = 1\nexecutor = "slurm"\n')
     assert session.now is not None
-    session.now.wakeup._reload = True
+    session.now.wakeup.reload = True
     _end_of_first(session)
     assert not session.errors
     assert not session.world.pids("next")
     assert session.now.planner.plan is not None
     assert "sbatch-that-is-not-there" in str(session.now.planner.plan.reason("next"))
     config.write_text(before)
-    session.now.wakeup._reload = True
+    session.now.wakeup.reload = True
     session.settle()
     assert session.world.pids("next")
 

@@ -68,7 +68,7 @@ def test_what_has_not_changed_is_rarely_written_again(session: Session) -> None:
 
     def look() -> bool:
         before = path.stat().st_ino if path.exists() else None
-        now.watcher._lost, now.status._next_ns = True, 0
+        now.watcher.lost, now.status._next_ns = True, 0
         now.turn()
         return path.stat().st_ino != before
 
@@ -169,7 +169,7 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
     monkeypatch.setattr(timers, "time", clocks)
     monkeypatch.setattr(now.filemoves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
-    now.watcher._lost = True
+    now.watcher.lost = True
     now.observer.listen()
     now.observer.look()
     due_ns = now.observer._timer.at_ns or 0

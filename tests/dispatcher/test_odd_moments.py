@@ -173,7 +173,7 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     assert now is not None
     text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
     session.users.path(RESERVATIONS, "talk").write_text(text)
-    now.watcher._hints.append(Hint(RESERVATIONS, "talk.toml"))
+    now.watcher.hints.append(Hint(RESERVATIONS, "talk.toml"))
     session.settle()
     assert now.reservations.standing == ()
     assert now.due_in_ns() == 0

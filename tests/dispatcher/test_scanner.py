@@ -52,7 +52,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def look(session: Session) -> None:
     """Have the next pass begin to look at everything."""
     assert session.now is not None
-    session.now.watcher._lost = True
+    session.now.watcher.lost = True
 
 
 def put(session: Session, name: str, text: str, place: str = QUEUED) -> Path:
@@ -71,8 +71,8 @@ def test_a_good_job_waits_for_no_file_full_of_mistakes(session: Session, parsed:
     session.users.submit("good", "ok")
     look(session)
     if events:
-        session.now.watcher._lost = False
-        session.now.watcher._hints += [Hint(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
+        session.now.watcher.lost = False
+        session.now.watcher.hints += [Hint(QUEUED, f"{name}.toml") for name in (*FORTY, "good")]
     for _ in range(60):
         session.turns(1)
         if "good" in dict(session.world.begun):

@@ -61,9 +61,9 @@ class Admission:
         self._monitor = monitor
         self._starts: dict[str, _StartReview] = {}
         self._cancels: dict[tuple[str, int], _CancelReview] = {}
-        self._allowed: set[tuple[str, int]] = set()  # runs whose cancellation was approved
-        self._replies: list[Reply] = []  # answers not applied yet
-        self._asked: frozenset[EventName] = frozenset()  # the events that needed a review in the last pass
+        self.allowed: set[tuple[str, int]] = set()  # runs whose cancellation was approved
+        self.replies: list[Reply] = []  # answers not applied yet
+        self.asked: frozenset[EventName] = frozenset()  # the events that needed a review in the last pass
 
     @property
     def waiting(self) -> bool:
@@ -77,14 +77,14 @@ class Admission:
 
     def take_answers(self) -> list[tuple[ActiveRun, Stop]]:
         """Apply the answers that came since the last pass; return the runs that may be stopped now."""
-        if self._events.asked != self._asked:
-            self._asked = self._events.asked
+        if self._events.asked != self.asked:
+            self.asked = self._events.asked
             self._review_no_more()
-        replies = self._replies + self._events.take_replies()
+        replies = self.replies + self._events.take_replies()
         if replies:
             self._forget_old()
-        self._replies = [reply for reply in replies if not self._take(reply)]
-        return [(cancel.live, cancel.stop) for key, cancel in self._cancels.items() if key in self._allowed]
+        self.replies = [reply for reply in replies if not self._take(reply)]
+        return [(cancel.live, cancel.stop) for key, cancel in self._cancels.items() if key in self.allowed]
 
     def review(self, starts: Sequence[Start], now_ns: int) -> list[tuple[Start, Answer | None]]:
         """Return the starts that need no review or were approved; begin a review of the others.
@@ -108,7 +108,7 @@ class Admission:
             self.forget([live])  # it ends whatever the answer is
             return True
         told = self._monitor.has_told(EventName.CANCELLING, live)
-        if told or live.key in self._allowed or EventName.CANCELLING not in self._events.asked:
+        if told or live.key in self.allowed or EventName.CANCELLING not in self._events.asked:
             self._cancels.pop(live.key, None)
             return True
         live.stop_asked()
@@ -120,7 +120,7 @@ class Admission:
     def forget(self, lives: Iterable[ActiveRun]) -> None:
         """Drop the reviews of runs that are over, or about to end; an unanswered cancellation has not happened."""
         for live in lives:
-            self._allowed.discard(live.key)
+            self.allowed.discard(live.key)
             cancel = self._cancels.get(live.key)
             if cancel is not None:
                 with self._confinement.of(Thing.of_run(live.key), "take back the cancel of"):
@@ -160,12 +160,12 @@ class Admission:
 
     def _review_no_more(self) -> None:
         """After a change of the reviewed events: drop reviews that are no longer needed."""
-        if EventName.SUBMITTING not in self._asked:
+        if EventName.SUBMITTING not in self.asked:
             for name in self._starts:
                 if (job := self._state.jobs.get(name)) is not None:
                     self._state.await_answer(job, "")
             self._starts.clear()
-        if EventName.CANCELLING not in self._asked:
+        if EventName.CANCELLING not in self.asked:
             for key, cancel in list(self._cancels.items()):
                 self._try(Thing.of_run(key), self._stop_or_keep, cancel, Answer())
         self._state.changed()
@@ -219,7 +219,7 @@ class Admission:
         if not live.holds_room or live.key not in self._state.live:
             self._answered_cancel(cancel)
         elif answer.no is None:
-            self._allowed.add(live.key)
+            self.allowed.add(live.key)
         else:
             self._keep(live, answer.no)
             self._answered_cancel(cancel, answer.no)

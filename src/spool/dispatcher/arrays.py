@@ -81,18 +81,18 @@ class Arrays:
         self.expander = Expander(context, self.store, scanner, why_no_room)
         self.files = ArrayFiles(context, self.cancel)
         self.names = ArrayNames(context.spool, context.state)
+        self.has_left = True  # whether something may be left of former arrays
 
     # One pass.
 
     def work(self, now_ns: int, *, paused: bool) -> bool:
         """Work for a limited time; return whether there is more to do at once."""
         until_ns = time.monotonic_ns() + BUDGET_NS
-        more = False
-        if self._state.arrays or self._state.array_files or self.expander.is_busy or self.files.is_due:
-            more = self._work_on_all(until_ns, now_ns, paused=paused)
+        more = self._work_on_all(until_ns, now_ns, paused=paused)
         if self.store.has_rubbish:
             with self._confinement.service("clean up", "the staging directory"):
                 more = self.store.clean(until_ns) or more
+        self.has_left = self.expander.is_busy or self.store.has_rubbish
         return more
 
     def _work_on_all(self, until_ns: int, now_ns: int, *, paused: bool) -> bool:
@@ -344,16 +344,11 @@ class ArrayFiles:
     def __init__(self, context: Context, cancel: Callable[[Array, Stop], None]) -> None:
         self._context = context
         self._confinement = context.confinement
-        self._timer = context.timers.timer()  # when a missing file counts as deleted
+        self._timer = context.timers.timer("arrays")  # when a missing file counts as deleted
         self._spool = context.spool
         self._state = context.state
         self._changes = context.changes
         self._cancel = cancel
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a timer is set that only :meth:`see` clears."""
-        return self._timer.at_ns is not None
 
     def see(self, now_ns: int) -> None:
         """Process every array in progress of whose name a file may have changed."""
@@ -477,7 +472,7 @@ class Expander:
         self._journal = context.journal
         self._changes = context.changes
         self._settings = context.settings
-        self._timer = context.timers.timer()  # when to retry files that found no room on the disk
+        self._timer = context.timers.timer("arrays")  # when to retry files that found no room on the disk
         self._store = store
         self._scanner = scanner
         self._why_no_room = why_no_room

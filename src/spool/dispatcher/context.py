@@ -35,34 +35,31 @@ class WorkQueue:
     """Names to process, each once, in the order of arrival."""
 
     def __init__(self) -> None:
-        self._names: dict[str, None] = {}
+        self.names: dict[str, None] = {}
 
     def add(self, name: str) -> None:
         """Queue *name*."""
-        self._names[name] = None
+        self.names[name] = None
 
     def update(self, names: Iterable[str]) -> None:
         """Queue all of *names*."""
-        self._names.update(dict.fromkeys(names))
+        self.names.update(dict.fromkeys(names))
 
     def take(self) -> list[str]:
         """Remove and return all names; the caller must process them."""
-        names, self._names = list(self._names), {}
+        names, self.names = list(self.names), {}
         return names
 
     def done(self, name: str) -> None:
         """Remove *name*, which was processed."""
-        self._names.pop(name, None)
+        self.names.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the present names; later ones wait for the next iteration."""
-        return iter(list(self._names))
+        return iter(list(self.names))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def __bool__(self) -> bool:
-        return bool(self._names)
+        return name in self.names
 
 
 class Changes(Struct, frozen=True):

@@ -103,28 +103,17 @@ class EventRecorder:
         self._settings = settings
         self._logs = logs
         self._confinement = confinement
-        self._timer = timers.timer()  # of the process of the listeners
-        self._client = ListenerClient(spool.root, self._answered, self._ready)
+        self._timer = timers.timer("listeners")  # of the process of the listeners
+        self.client = ListenerClient(spool.root, self._answered, self._ready)
         self._subscriptions = NO_SUBSCRIPTIONS
         self._listeners: Ready | None = None
-        self._wanted: frozenset[EventName] = frozenset()
-        self._asked: frozenset[EventName] = frozenset()
+        self.wanted: frozenset[EventName] = frozenset()  # that some listener wants, independent of job files
+        self.asked: frozenset[EventName] = frozenset()  # that need a review before they happen
         self._to_begin: set[str] = set()  # kinds of listeners without a cursor yet
         self._by_jobs = False  # whether a job has requested notifications
-        self._lines: list[bytes] = []
-        self._news = False
-        self._passing = True  # during a pass a file may be half moved
-        self._replies: list[Reply] = []
-
-    @property
-    def wanted(self) -> frozenset[EventName]:
-        """The events that some listener wants, independent of job files."""
-        return self._wanted
-
-    @property
-    def asked(self) -> frozenset[EventName]:
-        """The events that need a review before they happen."""
-        return self._asked
+        self.lines: list[bytes] = []
+        self.news = False
+        self.replies: list[Reply] = []
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -141,17 +130,17 @@ class EventRecorder:
         if kinds:
             load_again(self._spool.layout, self._spool.disk)
             if writer.unread():
-                self._news = True
-                self._client.listen(kinds)
+                self.news = True
+                self.client.listen(kinds)
             self._cut()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`read` has something to do."""
-        return self._client.fileno()
+        return self.client.fileno()
 
     def read(self) -> None:
         """Read messages of the listeners' process."""
-        self._client.read()
+        self.client.read()
 
     def look(self) -> None:
         """Look for listeners; a failed look is repeated with the next look at everything."""
@@ -172,27 +161,25 @@ class EventRecorder:
         self._subscriptions = found  # not before: on a full disk it is begun again
         self._settle()
 
-    def begin_pass(self) -> None:
-        """Deliver no event recorded from here on until :meth:`end_pass`."""
-        self._passing = True
+    def begin_again(self) -> None:
+        """Try again to begin the listeners for whose cursors there was no room."""
         if self._to_begin and not self._confinement.pauses(*_OPENING):
             self._begin(())
 
-    def end_pass(self) -> None:
-        """Maintain the process, and let it deliver the new events, whose effects are complete."""
+    def work(self) -> None:
+        """Maintain the process, and let it deliver the new events, whose effects are complete at the end of a pass."""
         try:
             with self._confinement.service("start", "the process of the listeners"):
-                self._client.tick()
-                if self._client.trouble is not None:  # in each pass, so that it is reported while it lasts
-                    raise self._client.trouble
-            self._passing = False
-            if self._news:
-                self._news = False
-                self._client.more(self._logs.events.end)
+                self.client.tick()
+                if self.client.trouble is not None:  # in each pass, so that it is reported while it lasts
+                    raise self.client.trouble
+            if self.news:
+                self.news = False
+                self.client.more(self._logs.events.end)
                 if self._logs.events.is_long:
                     self._cut()
         finally:
-            self._timer.set(self._client.next_due_ns())
+            self._timer.set(self.client.next_due_ns())
 
     def _cut(self) -> None:
         """Keep `events.jsonl` short."""
@@ -229,17 +216,17 @@ class EventRecorder:
                 raise SpoolTrouble(full.errno, full.strerror, full.filename) from full
             if not piece.failed:
                 self._to_begin.discard(kind)
-                self._client.listen((kind,))
+                self.client.listen((kind,))
         self._confinement.done(*_OPENING)
 
     def _settle(self) -> None:
         """Compute the wanted events from what is known of the listeners."""
         found, ready = self._subscriptions, self._listeners
-        self._wanted, self._asked = found.wants, found.asks
+        self.wanted, self.asked = found.wants, found.asks
         if found.silent:
-            self._wanted |= _EVERYTHING if ready is None else _known(ready.wants)
+            self.wanted |= _EVERYTHING if ready is None else _known(ready.wants)
         if found.may_ask:
-            self._asked |= CAN_BE_REFUSED if ready is None else _known(ready.asks)
+            self.asked |= CAN_BE_REFUSED if ready is None else _known(ready.asks)
 
     def _ready(self, ready: Ready) -> None:
         self._listeners = ready
@@ -249,7 +236,7 @@ class EventRecorder:
 
     def wants(self, name: EventName, spec: Spec | None = None) -> bool:
         """Whether some listener wants such an event, about a job with that *spec*."""
-        return name in self._wanted or (spec is not None and spec.notify is not None and name is not EventName.POLLING)
+        return name in self.wanted or (spec is not None and spec.notify is not None and name is not EventName.POLLING)
 
     def run(self, name: EventName, live: ActiveRun, at_ns: int, reason: str = "", *, part: str = "") -> None:
         """Record an event about a live run. *part* distinguishes events of the same name in one run."""
@@ -289,25 +276,25 @@ class EventRecorder:
         if event.notify is not None and not self._by_jobs:
             self._begin({FOR_JOBS})
             self._by_jobs = True
-        self._lines.append(render_event(event))
+        self.lines.append(render_event(event))
 
     def flush(self) -> None:
         """Write the queued events. Call it before the step that makes them final for the next dispatcher."""
-        if self._lines:
+        if self.lines:
             self._begin_listeners()
-            self._logs.tell(b"".join(self._lines))
-            self._lines = []
-            self._news = True
+            self._logs.tell(b"".join(self.lines))
+            self.lines = []
+            self.news = True
 
-    def close(self) -> None:
+    def close(self, *, passing: bool) -> None:
         """Let the process deliver the rest and leave; the next dispatcher repeats the events of an interrupted pass."""
-        if self._news and not self._passing:
-            self._client.more(self._logs.events.end)
-        self._client.close()
+        if self.news and not passing:
+            self.client.more(self._logs.events.end)
+        self.client.close()
 
     def join(self, timeout_s: float) -> None:
         """Wait until the process has left, after :meth:`close`."""
-        self._client.join(timeout_s)
+        self.client.join(timeout_s)
 
     # Reviews.
 
@@ -321,21 +308,21 @@ class EventRecorder:
 
     def forget_review(self, number: int) -> None:
         """Ignore the answer to a review."""
-        self._client.forget(number)
+        self.client.forget(number)
 
     def take_replies(self) -> list[Reply]:
         """Return the replies that came since the last call."""
-        replies, self._replies = self._replies, []
+        replies, self.replies = self.replies, []
         return replies
 
     def _review(self, event: Event) -> int:
         """Request a review from the listeners, after all earlier events about the job."""
         with suppress(OSError):  # events that cannot be written now are delivered later, and must not prevent a review
             self.flush()
-        return self._client.ask(event, self._logs.events.end)
+        return self.client.ask(event, self._logs.events.end)
 
     def _answered(self, reply: Reply) -> None:
-        self._replies.append(reply)
+        self.replies.append(reply)
 
     # Construction of events.
 

@@ -40,13 +40,13 @@ class FileMoves:
         self._spool = context.spool
         self._state = context.state
         self._changes = context.changes
-        self._timer = context.timers.timer()  # due when a missing file counts as deleted
+        self._timer = context.timers.timer("files")  # due when a missing file counts as deleted
         self._scanner = scanner
         self._finalizer = finalizer
         self._stops = stops
         self._limits = limits
         self._missing: dict[tuple[str, int], ActiveRun] = {}  # runs whose file is not in running/
-        self._called_off: dict[str, list[tuple[JobEntry, bytes]]] = {}  # cancelled while an earlier run was alive
+        self.called_off: dict[str, list[tuple[JobEntry, bytes]]] = {}  # cancelled while an earlier run was alive
 
     def see(self) -> None:
         """Process all changes that the look has found since the last call; failures are tried again by a later call."""
@@ -57,10 +57,10 @@ class FileMoves:
         for name in self._changes.vanished:
             if self._try("end", name, self._see_vanished):
                 self._changes.vanished.done(name)
-        for name in list(self._called_off):
+        for name in list(self.called_off):
             job = self._state.jobs.get(name)
             if (job is None or job.live is None) and self._try("end", name, self._end_called_off):
-                del self._called_off[name]
+                del self.called_off[name]
 
     def _try(self, verb: str, name: str, action: Callable[[str], None]) -> bool:
         """Apply *action* to the job *name*, unless it failed a moment ago; return whether it succeeded."""
@@ -224,11 +224,11 @@ class FileMoves:
             return
         file, text = found
         gone = JobEntry(name, queued=file, wait=wait, attempts=job.attempts)
-        self._called_off.setdefault(name, []).append((gone, text))
+        self.called_off.setdefault(name, []).append((gone, text))
         self._state.forget_place(job)
 
     def _end_called_off(self, name: str) -> None:
-        those = self._called_off[name]
+        those = self.called_off[name]
         while those:
             self._finalizer.end_called_off(*those[0], time.time_ns())
             del those[0]

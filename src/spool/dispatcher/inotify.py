@@ -127,8 +127,8 @@ class DirectoryWatcher:
     """Watches directories."""
 
     def __init__(self) -> None:
-        self._hints: list[Hint] = []
-        self._lost = False  # events were lost, or a directory was replaced: everything must be looked at
+        self.hints: list[Hint] = []
+        self.lost = False  # events were lost, or a directory was replaced: everything must be looked at
         self.overflows = 0  # how often the kernel dropped events
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
         self._general_problem: str | None = None  # the one that stays
@@ -197,27 +197,22 @@ class DirectoryWatcher:
         path = os.fsdecode(event.src_path)
         if isinstance(event, _EventsLost):
             self.overflows += 1
-            self._lost = True
+            self.lost = True
         elif isinstance(event, DirDeletedEvent):
             self._keys.pop(path, None)
-            self._stale = self._lost = True
+            self._stale = self.lost = True
         else:
             directory, _, filename = path.rpartition("/")
-            self._hints.append(Hint(self._keys[directory], filename, _CHANGES[event.event_type]))
-
-    @property
-    def has_hints(self) -> bool:
-        """Whether there is a hint."""
-        return bool(self._hints)
+            self.hints.append(Hint(self._keys[directory], filename, _CHANGES[event.event_type]))
 
     def take_hints(self) -> list[Hint]:
         """Return the hints, once."""
-        hints, self._hints = self._hints, []
+        hints, self.hints = self.hints, []
         return hints
 
     def take_lost(self) -> bool:
         """Whether events were lost since the last call, or a directory was replaced: everything needs a look."""
-        lost, self._lost = self._lost, False
+        lost, self.lost = self.lost, False
         return lost
 
     def close(self) -> None:

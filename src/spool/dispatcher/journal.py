@@ -25,7 +25,7 @@ class Journal:
         """*write_events* writes the recorded events, and is called before every line."""
         self._logs = logs
         self._write_events = write_events
-        self._lines: list[Line] = []
+        self.lines: list[Line] = []  # noted, and not written yet
 
     def read(self) -> list[Line]:
         """Return all lines of the journal on the disk."""
@@ -33,24 +33,19 @@ class Journal:
 
     def note(self, *lines: Line) -> None:
         """Add *lines* for the next :meth:`commit`, after those noted before."""
-        self._lines += lines
+        self.lines += lines
 
     def note_place(self, job: JobEntry) -> None:
         """Note the place of a job in the queue, and its clock, if it has one."""
         if job.wait is not None:
             self.note(job.wait.line(job.name))
 
-    @property
-    def has_notes(self) -> bool:
-        """Whether there are noted lines not written yet."""
-        return bool(self._lines)
-
     def commit(self) -> None:
         """Write all recorded events and noted lines. Call it before every step that follows from them."""
         self._write_events()
-        if self._lines:
-            self._logs.remember(self._lines)
-            self._lines = []
+        if self.lines:
+            self._logs.remember(self.lines)
+            self.lines = []
 
     def write(self, lines: Iterable[Line]) -> None:
         """Write these *lines* at once, before the noted ones."""
@@ -87,7 +82,7 @@ class Journal:
     def compact(self, lines: list[Line]) -> None:
         """Replace its whole content, and all noted lines, by *lines*."""
         self._logs.compact(lines)
-        self._lines = []
+        self.lines = []
 
 
 def all_lines(state: SchedulerState, boot_id: str) -> list[Line]:

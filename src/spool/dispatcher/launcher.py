@@ -68,7 +68,7 @@ class Launcher:
         self._journal = context.journal
         self._settings = context.settings
         self._executors = context.executors
-        self._load_timer = context.timers.timer()
+        self._load_timer = context.timers.timer("files")
         self._scripts = WrapperWriter(context.spool, context.settings)
         self._ahead = Preparation(context.spool, context.settings, self._scripts)
 
@@ -79,7 +79,7 @@ class Launcher:
 
     def load_executors_again(self) -> bool:
         """Try once in a while to import executors that could not be imported; return whether there is news of them."""
-        due_ns, unloaded = self._load_timer.at_ns, self._executors.unloaded
+        due_ns, unloaded = self._load_timer.at_ns, bool(self._executors.unloaded)
         if due_ns is None and not unloaded:
             return False
         now_ns = time.monotonic_ns()

@@ -55,7 +55,7 @@ class ListenerClient:
         self._clock = clock
         self._child = ChildProcess(("spool.listeners", root), environment, clock=clock)
         self._kinds: tuple[str, ...] = ()
-        self._wanted = False
+        self.wanted = False  # whether there must be a process
         self._reviews = _PendingReviews()
         self._position = 0
         self._behind = False  # whether it was not told of the last position, since too much was unread
@@ -74,7 +74,7 @@ class ListenerClient:
 
     def listen(self, kinds: Iterable[str]) -> None:
         """Keep a process running, with at least listeners of these *kinds*."""
-        self._wanted = True
+        self.wanted = True
         added = set(kinds) - set(self._kinds)
         if added:
             self._kinds = (*self._kinds, *sorted(added))
@@ -91,7 +91,7 @@ class ListenerClient:
     def ask(self, event: Event, after: int = 0) -> int:
         """Request a review of an event, after all events before position *after*; return the number of the reply."""
         number = self._reviews.add(event, after)
-        self._wanted = True
+        self.wanted = True
         self._send_reviews()
         return number
 
@@ -102,7 +102,7 @@ class ListenerClient:
     def next_due_ns(self) -> int | None:
         """Return when :meth:`tick` has something to do, on the monotonic clock."""
         if self._child.pid is None:
-            return self._child.start_due_ns if self._wanted else None
+            return self._child.start_due_ns if self.wanted else None
         return self._reviews.next_due_ns() if self._is_ready else self._ready_due_ns
 
     def tick(self) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
@@ -36,7 +39,7 @@ from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import GpuUseRecorder, LimitEnforcer, Supervisor
 from spool.dispatcher.terminator import Halt, StopOrders, Suspender, Terminator
-from spool.dispatcher.timers import Timers
+from spool.dispatcher.timers import Part, Timers
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executors
 from spool.executors.local import LocalProcesses
@@ -55,25 +58,25 @@ from spool.store.logs import Logs
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-Task = tuple[Thing, str]
-"""The object of a step of a pass, and the verb: "cannot VERB THING"."""
-
-_LOCK: Task = Thing("service", "the spool again"), "lock"
-_OBSERVE: Task = Thing("spool", "the spool"), "look at"
-_TAKE_ANSWERS: Task = Thing("service", "the answers of hooks"), "take in"
-_SUSPEND: Task = Thing("service", "runs"), "suspend or continue"
-_GO_ON: Task = Thing("service", "the arrays"), "continue"
-_HALT: Task = Thing("service", "what waits and runs"), "cancel"
-_START: Task = Thing("spool", "jobs"), "start"
-_FILE: Task = Thing("spool", "what has ended"), "file"
-_WATCH_GPUS: Task = Thing("service", "the use of the GPUs"), "watch"
-_TELL: Task = Thing("service", "the listeners"), "tell"
-_JOURNAL: Task = Thing("spool", "the journal"), "write"
-_LISTENERS: Task = Thing("service", "the listeners"), "serve"
-_END = "end"
+_LOCK = Thing("service", "the spool again"), "lock"
+_START, _END = "start", "end"
 _LOCK_EVERY_NS = SECOND_NS // 20  # how soon the loss of the spool or its lock is noticed
+
+
+class Step(Struct, frozen=True):
+    """A step of a pass: it is taken if a timer of its part is due, or *has_work*, but not before it *may*.
+
+    *call* returns whether it has more to do at once, in another pass. An error is reported as "cannot VERB WHAT". If it
+    is *of_spool*, the spool as a whole, it holds up the starts, and the step pauses after it.
+    """
+
+    part: Part
+    verb: str
+    what: str
+    call: Callable[[], object]
+    has_work: Callable[[], object]
+    may: Callable[[], bool] = lambda: True
+    of_spool: bool = False
 
 
 class Dispatcher:
@@ -83,7 +86,7 @@ class Dispatcher:
         self.spool = spool
         self.clock = clock
         self.timers = Timers()
-        self.confinement = Confinement(spool.root, self.timers.timer(always=True))
+        self.confinement = Confinement(spool.root, self.timers.timer("files", always=True))
         self.settings = Settings(spool)
         spool.accept(lambda: self.settings.config.accept_from)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
@@ -113,7 +116,7 @@ class Dispatcher:
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
         self.finalizer = Finalizer(context, self.scanner, self.outcomes)
-        self.terminator = Terminator(self.timers.timer(always=True))
+        self.terminator = Terminator(self.timers.timer("ends", always=True))
         self.monitor = Monitor(context, self.reservations, self.world)
         self.admission = Admission(context, self.scanner, self.monitor)
         self.stops = StopOrders(context, self.admission, self.monitor, self.terminator)
@@ -131,7 +134,10 @@ class Dispatcher:
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
+        self._first, self._then = self._observing(), self._acting()
+        self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
         self._shown_version = 0  # the version of the state that the status shows
+        self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
         self._watches_gpus = False
         self._watched: frozenset[int] = frozenset()  # the descriptors of engines
         self._lock_seen_ns = -_LOCK_EVERY_NS
@@ -199,8 +205,8 @@ class Dispatcher:
 
     def close(self) -> None:
         """Leave; runs go on."""
-        parts = (self.launcher, self.watcher, self.world, self.events, self.logs, self.wakeup)
-        steps = [part.close for part in parts]
+        steps = [part.close for part in (self.launcher, self.watcher, self.world)]
+        steps += [partial(self.events.close, passing=self._passing), self.logs.close, self.wakeup.close]
         if self.spool.is_ours:  # else another dispatcher may have reported since
             self._write_status(force=True)
             steps = [self.gpu_use.leave, self.monitor.leaves, self.journal.commit, *steps]
@@ -235,67 +241,110 @@ class Dispatcher:
 
     # A pass.
 
+    def _observing(self) -> tuple[Step, ...]:
+        """Return the first steps of a pass: what has happened, and the stops that follow from it."""
+        state, wakeup, events, executors = self.state, self.wakeup, self.events, self.executors
+        admission, suspender, limits, stops = self.admission, self.suspender, self.limits, self.stops
+        changes, ends, terminator = self.context.changes, self.supervisor, self.terminator
+        return (
+            Step("files", "look at", "the spool", self._observe,
+                 lambda: wakeup.reload or executors.unloaded or self.observer.has_work, of_spool=True),
+            Step("answers", "take in", "the answers of hooks", self._take_answers,
+                 lambda: events.replies or admission.replies or admission.allowed or events.asked != admission.asked),
+            Step("recovery", "continue", "interrupted work", self._recover, lambda: state.unsettled),
+            Step("ends", "find out", "which runs have ended", self._collect_ended,
+                 lambda: wakeup.children or wakeup.ended or ends.suspects or terminator.runs or executors.engines),
+            # Engines have reported by now which runs they halt.
+            Step("suspensions", "suspend or continue", "runs", suspender.work,
+                 lambda: changes.suspensions.names or suspender.changing),
+            Step("limits", "enforce", "the limits of runs", limits.check,
+                 lambda: limits.moments or limits.with_memory),
+            Step("stops", "record", "the stops of runs", stops.record_again, lambda: stops.unrecorded),
+        )  # fmt: skip
+
+    def _acting(self) -> tuple[Step, ...]:
+        """Return the other steps of a pass, which follow from what was observed."""
+        state, arrays, halt, monitor, events = self.state, self.arrays, self.halt, self.monitor, self.events
+        journal, logs, reservations, world = self.journal, self.logs, self.reservations, self.world
+        client = events.client
+        filing = Step("paperwork", "file", "what has ended", self._file, lambda: self._unfiled, of_spool=True)
+        return (
+            Step("arrays", "continue", "the arrays", lambda: arrays.work(self.clock(), paused=self.pause.paused),
+                 lambda: state.arrays or state.array_files or arrays.has_left, may=lambda: not self._held_up()),
+            # Nothing must start after the first job that failed.
+            replace(filing, may=lambda: self.settings.config.policy.on_failure != "continue"),
+            Step("halt", "cancel", "what waits and runs", halt.work, lambda: halt.order),
+            Step("starts", _START, "jobs", self._plan,
+                 lambda: self.planner.is_old, may=self._may_start, of_spool=True),
+            Step("gpu use", "watch", "the use of the GPUs", lambda: self.gpu_use.turn(self.planner.machine),
+                 lambda: world.gpus_at_ns),
+            filing,
+            Step("conditions", "tell", "the listeners", lambda: monitor.turn(self.planner.machine),
+                 lambda: events.wanted or monitor.silent or reservations.files or world.wants_gpus),
+            Step("journal", "write", "the journal", self._write_journal,
+                 lambda: journal.lines or events.lines or logs.problem or logs.long, of_spool=True),
+            Step("listeners", "serve", "the listeners", events.work,
+                 lambda: events.news or client.wanted or client.trouble),
+        )  # fmt: skip
+
     def turn(self) -> bool:
         """Do one pass; return whether another has something to do at once.
 
         Each step is confined by itself: a failure of the spool as a whole holds up the steps that depend on it, and
         never the limits and the stops.
         """
+        confinement, state = self.confinement, self.state
+        self._passing, self._busy = True, False
         self._keep_lock()
-        self.events.begin_pass()
-        self._step(_OBSERVE, self._observe)
-        self._serve(_TAKE_ANSWERS, self._take_answers)
-        self._recover()
-        ended = self._collect_ended()
-        self._serve(_SUSPEND, self.suspender.work)  # engines have reported by now which runs they halt
-        self.limits.check()
-        self.stops.record_again()
-        version = self.state.version
-        more = started = False
-        if not self._held_up():
-            more = bool(self._serve(_GO_ON, self._work_on_arrays))
-        if self.settings.config.policy.on_failure != "continue":
-            self._file()  # nothing must start after the first job that failed
-        more = bool(self._serve(_HALT, self.halt.work)) or more
-        if not self._held_up(besides="start") and not self.halt.going_on:
-            started = bool(self._step(_START, self._plan))
-        self._serve(_WATCH_GPUS, self._watch_gpus)
-        self._file()
-        self._serve(_TELL, self._tell)
-        self._step(_JOURNAL, self._write_journal)
-        self._serve(_LISTENERS, self.events.end_pass)
-        if self.confinement.troubled:
-            self.confinement.end_pass()
-        changed = bool(ended) or self.state.version != version
-        if started or changed:
+        if confinement.troubled:
+            self.events.begin_again()
+        due = self.timers.due()
+        more = self._take_steps(self._first, due)
+        version = state.version
+        more = self._take_steps(self._then, due) or more
+        self._passing = False
+        if confinement.troubled:
+            confinement.end_pass()
+        changed = state.version != version
+        if changed or self._busy:
             self.busy_at_ns = time.monotonic_ns()
-        if started or changed or self.state.version != self._shown_version or self.supervisor.heard():
+        if changed or self._busy or state.version != self._shown_version:
             self.status.changed()
-        self._shown_version = self.state.version
-        self._write_status()
-        self.planner.end_pass()
-        return (more or self.observer.unfinished or changed) and not self._held_up()
+        self._shown_version = state.version
+        if "status" in due or self.status.is_outdated:
+            self._write_status()
+        if "gpus" in due or self.world.gpus_matter():
+            self.planner.end_pass()
+        return (more or changed) and not self._held_up()
 
-    def _step(self, task: Task, step: Callable[[], T]) -> T | None:
-        """Do a step of a pass that holds up the starts while it fails; return None if it fails now."""
-        if self.confinement.troubled and self.confinement.pauses(*task):
-            return None
-        return self._serve(task, step)
+    def _take_steps(self, steps: Iterable[Step], due: Collection[Part]) -> bool:
+        """Take each step with work, in this order; return whether there is more to do at once.
 
-    def _serve(self, task: Task, step: Callable[[], T]) -> T | None:
-        """Do a step of a pass; an error ends that step alone, and None is returned."""
-        try:
-            result = step()
-        except Exception as error:
-            self.confinement.failed(*task, error)
-            return None
-        if self.confinement.troubled:
-            self.confinement.done(*task)
-        return result
+        An error ends one step alone. While there is any trouble all are taken, because the work that an error has left
+        stays where it was.
+        """
+        confinement, more = self.confinement, False
+        for step in steps:
+            if not (confinement.troubled or step.part in due or step.has_work()) or not step.may():
+                continue
+            thing = Thing("spool" if step.of_spool else "service", step.what)
+            if step.of_spool and confinement.pauses(thing, step.verb):
+                continue
+            try:
+                more = bool(step.call()) or more
+            except Exception as error:
+                confinement.failed(thing, step.verb, error)
+            else:
+                if confinement.troubled:
+                    confinement.done(thing, step.verb)
+        return more
 
     def _held_up(self, besides: str = "") -> bool:
         """Whether nothing starts because of a problem of the spool as a whole."""
         return self.confinement.troubled and bool(self.confinement.held_up(besides))
+
+    def _may_start(self) -> bool:
+        return not self._held_up(besides=_START) and self.halt.order is None
 
     def _keep_lock(self) -> None:
         now_ns = time.monotonic_ns()
@@ -315,15 +364,6 @@ class Dispatcher:
         for live, stop in self.admission.take_answers():
             self.stops.order(live, stop)
 
-    def _work_on_arrays(self) -> bool:
-        return self.arrays.work(self.clock(), paused=self.pause.paused)
-
-    def _watch_gpus(self) -> None:
-        self.gpu_use.turn(self.planner.machine)
-
-    def _tell(self) -> None:
-        self.monitor.turn(self.planner.machine)
-
     def _write_journal(self) -> None:
         self.journal.commit()
         if self.journal.is_long:
@@ -342,18 +382,19 @@ class Dispatcher:
         if not self._watches_gpus and self.world.gpus is not None:
             self._watches_gpus = True
             self.wakeup.watch_files(self.world.gpus.fileno(), self.world.take_gpu_answer)
-        if (engines := self.executors.descriptors()) != self._watched:
+        if self.executors.engines and (engines := self.executors.descriptors()) != self._watched:
             for fd in engines - self._watched:
                 self.wakeup.watch_files(fd, lambda: None)  # each pass asks the engines
             self._watched = engines
-        if limit_ns != 0:
+        if limit_ns != 0 and self._ahead_of != (now := (self.state.decisive, self.events.asked)):
+            self._ahead_of = now
             self.get_ahead()
         self.wakeup.wait(self.due_in_ns(limit_ns))
 
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
         """Return the time until a component has something to do, at most *limit_ns*; None: until an event."""
         due = self.timers.due_in_ns(held_up=self._held_up())
-        engines_ns = self.executors.due_ns()
+        engines_ns = self.executors.due_ns() if self.executors.engines else None
         engines = None if engines_ns is None else max(0, engines_ns - time.monotonic_ns())
         return min((wait for wait in (due, engines, limit_ns) if wait is not None), default=None)
 
@@ -364,7 +405,8 @@ class Dispatcher:
 
     # Observations.
 
-    def _observe(self) -> None:
+    def _observe(self) -> bool:
+        """Look at what may have changed; return whether a look has given way to starts."""
         if self.observer.listen() | self.wakeup.reload_asked():
             self._reload()
         if self.observer.look():
@@ -373,6 +415,7 @@ class Dispatcher:
             self.launcher.ask_executors_again()
         if self.launcher.load_executors_again():
             self._reload()  # which reports it
+        return self.observer.unfinished
 
     def _reload(self) -> None:
         """Check whether the configuration, the pause or the listeners have changed."""
@@ -430,7 +473,9 @@ class Dispatcher:
         machine = self.planner.machine
         if plan is not None or before is None or machine is None or machine.gpus != before.gpus:
             self.status.changed()
-        return plan is not None and self._carry_out(plan, now)
+        started = plan is not None and self._carry_out(plan, now)
+        self._busy |= started
+        return started
 
     def _carry_out(self, plan: Plan, now: int) -> bool:
         left = [ending for ending in plan.endings if not self._end(ending, now)]
@@ -495,34 +540,35 @@ class Dispatcher:
 
     # Ends.
 
-    def _collect_ended(self) -> list[ActiveRun]:
+    def _collect_ended(self) -> bool:
+        """Take in the runs that are over; return whether there are any."""
         ended = self.supervisor.collect()
         if self.executors.turned():
             self.launcher.ask_executors_again()
         for live in self.supervisor.begun():
             self.limits.add(live)
-        self.planner.shortage.ended(ended, self.clock())
-        self._unfiled += ended
-        return ended
+        if self.supervisor.heard():
+            self.status.changed()
+        if ended:
+            self.planner.shortage.ended(ended, self.clock())
+            self._unfiled += ended
+            self._busy = True
+        return self._busy
 
     def _file(self) -> None:
         """Do the paperwork of ended runs; work that an error leaves unfinished is done by a later call."""
         if not self._unfiled:
-            return
-        filed = self._step(_FILE, self._do_paperwork)
-        if filed:
-            gone = {live.key for live in filed}
-            self._unfiled = [live for live in self._unfiled if live.key not in gone]
-            self.admission.forget(filed)
-            for live in filed:
-                self.stops.forget(live)
-                self.suspender.forget(live)
-                self.confinement.forget(Thing.of_run(live.key))
-                self._after(live)
-
-    def _do_paperwork(self) -> list[ActiveRun]:
+            return  # all parts are called while there is any trouble
         self.monitor.ended(self._unfiled)
-        return self.finalizer.file(self._unfiled, self.clock())
+        filed = self.finalizer.file(self._unfiled, self.clock())
+        gone = {live.key for live in filed}
+        self._unfiled = [live for live in self._unfiled if live.key not in gone]
+        self.admission.forget(filed)
+        for live in filed:
+            self.stops.forget(live)
+            self.suspender.forget(live)
+            self.confinement.forget(Thing.of_run(live.key))
+            self._after(live)
 
     def _after(self, live: ActiveRun) -> None:
         if not isinstance(live.phase, Filed):

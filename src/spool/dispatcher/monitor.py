@@ -42,10 +42,10 @@ class Monitor:
         self._clock = context.clock
         self._reservations = reservations
         self._world = world
-        self._timer = context.timers.timer()
-        self._reservations_timer = context.timers.timer(context.clock)
+        self._timer = context.timers.timer("conditions")
+        self._reservations_timer = context.timers.timer("conditions", context.clock)
         self._told: set[str] = set()  # conditions that are, or will be, in the journal
-        self._silent: dict[tuple[str, int], ActiveRun] = {}  # runs whose start will be reported once they have a jid
+        self.silent: dict[tuple[str, int], ActiveRun] = {}  # runs whose start will be reported once they have a jid
         self._look_at_ns = 0
         self._pause_ns = _SOON_NS
         self._poll_at_ns = time.monotonic_ns() + _POLL_NS
@@ -75,7 +75,7 @@ class Monitor:
             self._see_gpus(machine, self._clock())
 
     def _set_timers(self) -> None:
-        self._timer.set(self._look_at_ns if self._silent else None)
+        self._timer.set(self._look_at_ns if self.silent else None)
         if EventName.POLLING in self._events.wanted and self._state.live:
             self._timer.advance(self._poll_at_ns)
         moments: list[int] = []
@@ -141,7 +141,7 @@ class Monitor:
             with self._context.confinement.of(Thing.of_run(live.key), "read the record kept of"):
                 live.stop_answered(self._context.spool.cancel_denial(live.name, live.run))
         if self._events.wants(EventName.STARTED, live.spec) and not self.has_told(EventName.STARTED, live):
-            self._silent[live.key] = live
+            self.silent[live.key] = live
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS
 
     def stopping(self, live: ActiveRun, stop: Stop) -> None:
@@ -155,10 +155,10 @@ class Monitor:
 
     def ended(self, lives: list[ActiveRun]) -> None:
         """Report the start of runs that ended before their start was noticed."""
-        if not self._silent and not self._told:
+        if not self.silent and not self._told:
             return
         for live in lives:
-            silent = self._silent.pop(live.key, None) is not None
+            silent = self.silent.pop(live.key, None) is not None
             if silent and live.ended is not None and self._has_begun(live, live.ended):  # a void one may have begun
                 self._events.run(EventName.STARTED, live, self._clock())
         for live in lives:
@@ -178,9 +178,9 @@ class Monitor:
 
     def _see_started(self) -> None:
         now = time.monotonic_ns()
-        if not self._silent or now < self._look_at_ns:
+        if not self.silent or now < self._look_at_ns:
             return
-        for live in list(self._silent.values()):
+        for live in list(self.silent.values()):
             if live.submitted is not None:
                 continue  # its supervisor notices its start
             found = self._jid(live)
@@ -188,7 +188,7 @@ class Monitor:
                 self._events.run(EventName.STARTED, live, self._clock())
                 self._note(_key(live, EventName.STARTED))
             if found is not Liveness.ABSENT:
-                self._silent.pop(live.key)
+                self.silent.pop(live.key)
         self._pause_ns = min(2 * self._pause_ns, _LATER_NS)
         self._look_at_ns = now + self._pause_ns
 
@@ -199,7 +199,7 @@ class Monitor:
         self._poll_at_ns = now + _POLL_NS
         at_ns = self._clock()
         for live in self._state.live.values():
-            if live.holds_room and live.key not in self._silent and live.ran_from_ns is not None:
+            if live.holds_room and live.key not in self.silent and live.ran_from_ns is not None:
                 minutes = max(0, at_ns - live.ran_from_ns) // _POLL_NS
                 self._events.run(EventName.POLLING, live, at_ns, part=str(minutes))
 

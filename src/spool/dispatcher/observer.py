@@ -42,7 +42,7 @@ class Observer:
         self._scanner = scanner
         self._filemoves = filemoves
         self._reservations = reservations
-        self._timer = context.timers.timer()  # when the next look at everything is due
+        self._timer = context.timers.timer("files")  # when the next look at everything is due
         self._pace = Pace(_SHARE_BESIDE_EVENTS)
         self._pause_ns = 0  # the least pause after the present look at everything
         self._hints: list[Hint] = []
@@ -53,7 +53,15 @@ class Observer:
     @property
     def unfinished(self) -> bool:
         """Whether a look has given way to starts, and must be continued."""
-        return self._scanner.unfinished or bool(self._hints) or self._watcher.has_hints
+        return self._scanner.unfinished or bool(self._hints or self._watcher.hints)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a file may have changed, or the last look has left something to do."""
+        watcher, changes, called_off = self._watcher, self._context.changes, self._filemoves.called_off
+        if self._hints or watcher.hints or watcher.lost or changes.runs.names or changes.strays.names:
+            return True
+        return bool(changes.vanished.names or called_off or self._reservations.untold) or self._scanner.has_work
 
     def open(self) -> None:
         """Begin to watch the directories."""

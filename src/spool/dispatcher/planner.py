@@ -30,6 +30,7 @@ from spool.store.locked_spool import LockedSpool
 _FEW_HELD = 64  # held jobs: every decision looks at their dependencies
 _GONE_BACK = run_records.render_status(State.QUEUED)  # the status of a wrapper that was refused something
 _BEGUN_AFTER_NS = 2_000_000_000  # regardless of its records: the job may have removed them
+_MACHINE_EVERY_NS = SECOND_NS // 4  # how often a pass looks at the machine though nothing else has changed
 _FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
 _FORESEEN_FOR_NS = SECOND_NS  # the order of the jobs changes so slowly as they wait that this time makes no difference
 
@@ -74,20 +75,29 @@ class Planner:
         self._reservations = reservations
         self._outcomes = outcomes
         self._arrays = arrays
-        self._timer = context.timers.timer(context.clock)  # due when the plan changes by itself
-        self._gpu_timer = context.timers.timer()
-        self.shortage = Shortage(context.spool, context.timers.timer(context.clock))
+        self._timer = context.timers.timer("starts", context.clock)  # due when the plan changes by itself
+        self._gpu_timer = context.timers.timer("gpus")
+        self.shortage = Shortage(context.spool, context.timers.timer("starts", context.clock))
         self.past = Remembered(context.spool, context.state)
         self.plan: Plan | None = None
         self.machine: Machine | None = None
         self._decided: tuple[object, ...] | None = None  # the inputs of the plan, once it is carried out
+        self._planned_ns = 0  # monotonic: the last time that the inputs were compared
         self._made_of: tuple[object, ...] = ()
         self._waits_for_gpus: list[Start] = []
         self._foreseen: ForeseenPlan | None = None
         self._foreseen_of = -1  # the version of the state
 
+    @property
+    def is_old(self) -> bool:
+        """Whether an input of the plan may have changed."""
+        if self._decided is None or self._decided[0] != self._state.decisive or self._world.gpus_matter():
+            return True
+        return bool(self._state.executors.engines) or time.monotonic_ns() >= self._planned_ns + _MACHINE_EVERY_NS
+
     def renew(self, now_ns: int, *, paused: bool) -> Plan | None:
         """Return a new plan to carry out; None if none of its inputs has changed."""
+        self._planned_ns = time.monotonic_ns()
         machine = self._world.machine(now_ns)
         if refusal := self.shortage.words(now_ns):
             machine = replace(machine, refusal=refusal)

@@ -30,10 +30,10 @@ class Reservations:
     def __init__(self, context: Context) -> None:
         self._spool = context.spool
         self._confinement = context.confinement
-        self._timer = context.timers.timer()  # when to read a file again that was being written
+        self._timer = context.timers.timer("files")  # when to read a file again that was being written
         self._pause_ns = 0  # the pause before that
-        self._untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or removed
-        self._files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
+        self.untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or removed
+        self.files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
         self._standing: tuple[Reservation, ...] = ()
         self._gpus: frozenset[int] | None = None
         self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
@@ -50,7 +50,7 @@ class Reservations:
 
     def tell_again(self) -> None:
         """Retry the `.error` files that could not be written."""
-        for name, text in list(self._untold.items()):
+        for name, text in list(self.untold.items()):
             if not self._confinement.pauses(Thing("reservation", name), _TELL):
                 self._tell(name, text)
 
@@ -71,17 +71,17 @@ class Reservations:
                 seen = read_stable(self._spool.layout.job_file(layout.RESERVATIONS, name))
                 if seen is ReadFailure.UNREADABLE:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{layout.RESERVATIONS}/{name}.toml")
-            if piece.failed and name in self._files:  # keep it as it was
-                found[name] = self._files[name]
+            if piece.failed and name in self.files:  # keep it as it was
+                found[name] = self.files[name]
             if isinstance(seen, ReadFailure):
                 if seen is ReadFailure.WRITING:
                     self._pause_ns = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
                     self._timer.set(time.monotonic_ns() + self._pause_ns)
-                    if name in self._files:
-                        found[name] = self._files[name]
+                    if name in self.files:
+                        found[name] = self.files[name]
                 continue
             identity = (seen.inode, seen.mtime_ns, seen.size)
-            known = self._files.get(name)
+            known = self.files.get(name)
             if known is not None and known[0] == identity:
                 found[name] = known
                 continue
@@ -95,11 +95,11 @@ class Reservations:
             except InvalidReservation as error:
                 found[name] = (identity, None)
                 self._complain(name, list(error.problems))
-        for name in self._files.keys() - found.keys():
+        for name in self.files.keys() - found.keys():
             self._mend(name)
         self._see_removed(found)
-        self._confinement.keep("reservation", {*names, *self._untold, *self._removed})
-        self._files = found
+        self._confinement.keep("reservation", {*names, *self.untold, *self._removed})
+        self.files = found
         self._settle()
         return self._standing != before
 
@@ -123,7 +123,7 @@ class Reservations:
     @property
     def ask_for_gpus(self) -> bool:
         """Whether there are reservations, and the GPUs are not known yet."""
-        return self._gpus is None and bool(self._files)
+        return self._gpus is None and bool(self.files)
 
     def machine_has(self, gpus: frozenset[int] | None) -> None:
         """Set the indices of the existing GPUs; None if they are not known (yet)."""
@@ -133,7 +133,7 @@ class Reservations:
 
     def _settle(self) -> None:
         """Determine the valid reservations, and report the problems of the others beside their files."""
-        settled = settle((found for _, found in self._files.values() if found is not None), self._gpus, local_zone())
+        settled = settle((found for _, found in self.files.values() if found is not None), self._gpus, local_zone())
         for one in settled.standing:
             self._mend(one.name)
         for name, why in settled.refused.items():
@@ -157,6 +157,6 @@ class Reservations:
             elif status_of(path) is not None:
                 self._spool.disk.discard(path)
         if piece.failed:
-            self._untold[name] = text
+            self.untold[name] = text
         else:
-            self._untold.pop(name, None)
+            self.untold.pop(name, None)

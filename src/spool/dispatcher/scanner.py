@@ -61,7 +61,7 @@ class Scanner:
         self._layout = context.spool.layout
         self._state = context.state
         self._changes = context.changes
-        self._timer = context.timers.timer()
+        self._timer = context.timers.timer("files")
         self._texts = JobFileReader(context.spool, context.settings, context.confinement)
         self._troubled: set[tuple[str, str]] = set()  # files whose look failed
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
@@ -89,6 +89,11 @@ class Scanner:
     def unfinished(self) -> bool:
         """Whether a look has given way, and must be continued."""
         return self._rest is not None or bool(self._large)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to look at again, at no certain time."""
+        return self.unfinished or bool(self._troubled or self._texts.unsaid)
 
     def go_on(self, until_ns: int | None, *, busy: bool = False) -> None:
         """Continue a look that has given way, by at least one step. *busy*: other files come first."""
@@ -193,8 +198,7 @@ class Scanner:
     def due(self, now_ns: int) -> None:
         """Look again at files that were being written, and forget those that stayed away. *now_ns* is monotonic."""
         if not (self._recheck or self._vanished or self._troubled or self._texts.unsaid):
-            if self._timer.at_ns is not None:
-                self._timer.set(None)
+            self._timer.set(None)
             return
         for (place, name), (when, _) in list(self._recheck.items()):
             if when <= now_ns:

@@ -53,13 +53,12 @@ class StatusWriter:
         self._spool = context.spool
         self._confinement = context.confinement
         self._state = context.state
-        self._timer = context.timers.timer(always=True)
+        self._timer = context.timers.timer("status", always=True)
         self._watcher = watcher
         self._arrays = arrays
         self._world = machine
         self.counts = PassCounts()
-        self._written_of = (0, 0)
-        self._written_changes = 0
+        self._written_of: tuple[int, ...] = (0, 0, 0)
         self._started_at_ns = time.time_ns()
         self._next_ns = 0  # monotonic
         self._pace = Pace(_SHARE)
@@ -76,31 +75,33 @@ class StatusWriter:
     def changed(self) -> None:
         """Mark the file's content as outdated."""
         self._wanted = True
-        self._plan_next()
 
     def refresh(self) -> None:
         """Let the file be written again, for changes without events; rarely if writing takes long."""
         self._wanted |= self._awaits_word or time.monotonic_ns() >= self._refresh_ns
-        self._plan_next()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the file shows an older state, or other troubles."""
+        return self._wanted or self._troubles() != self._written_of
+
+    def _troubles(self) -> tuple[int, ...]:
+        return self._watcher.overflows, self.counts.errors, self._confinement.changes
 
     def show_problems(self, problems: Iterable[str]) -> bool:
         """Show these problems of the spool from now on; return whether they have changed."""
         before, self._problems = self._problems, tuple(problems)
         return self._problems != before
 
-    def _plan_next(self) -> None:
-        """Set the timer to when :meth:`write` has something to do."""
-        self._timer.set(min(self._next_ns, self._beat_ns) if self._wanted else self._beat_ns)
-
     def write(self, plan: Plan | None, machine: Machine | None, *, paused: bool, force: bool = False) -> None:
         """Write the file if it is outdated and due."""
         self._write(plan, machine, paused=paused, force=force)
-        self._plan_next()
+        self._timer.set(min(self._next_ns, self._beat_ns) if self._wanted else self._beat_ns)
 
     def _write(self, plan: Plan | None, machine: Machine | None, *, paused: bool, force: bool) -> None:
         now = time.monotonic_ns()
-        troubles = (self._watcher.overflows, self.counts.errors)
-        self._wanted |= troubles != self._written_of or self._confinement.changes != self._written_changes
+        troubles = self._troubles()
+        self._wanted |= troubles != self._written_of
         if not force and not (self._wanted and now >= self._next_ns):
             if now >= self._beat_ns:
                 self._beat(now)
@@ -114,7 +115,7 @@ class StatusWriter:
             return
         if machine is not None:
             self._write_machine(machine)
-        self._wanted, self._written_of, self._written_changes = False, troubles, self._confinement.changes
+        self._wanted, self._written_of = False, troubles
         self._next_ns = now + max(_AT_MOST_EVERY_NS, self._pace.pause_ns)
         self._refresh_ns = now + _REFRESH_SHARE * self._pace.pause_ns
         self._beat_ns = now + _HEARTBEAT_NS

@@ -78,8 +78,8 @@ class Supervisor:
         self._terminator = terminator
         self._wakeup = wakeup
         self.concluder = Concluder(context.spool, prober, context.clock)
-        self._timer = context.timers.timer(always=True)
-        self._suspects: set[tuple[str, int]] = set()  # runs whose end must be checked
+        self._timer = context.timers.timer("ends", always=True)
+        self.suspects: set[tuple[str, int]] = set()  # runs whose end must be checked
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs whose end no event reports
         self._ended: list[ActiveRun] = []  # found, and not returned yet
         self._begun: list[ActiveRun] = []  # elsewhere, and not returned yet
@@ -94,19 +94,19 @@ class Supervisor:
 
     def suspect(self, live: ActiveRun) -> None:
         """Let the next call of :meth:`collect` look at the evidence of *live*."""
-        self._suspects.add(live.key)
+        self.suspects.add(live.key)
 
     def collect(self) -> list[ActiveRun]:
         """Return the runs that are over, with known ends. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
         reap_at_ns = self._executors.local.due_ns()
         if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
-            self._suspects |= {run.key for run in self._executors.local.reap()}
+            self.suspects |= {run.key for run in self._executors.local.reap()}
         self._take_ended(self._wakeup.ended_runs())
         with self._confinement.service("ask", "the engines of runs elsewhere"):
-            self._suspects |= {run.key for run in self._executors.work()}
+            self.suspects |= {run.key for run in self._executors.work()}
         if now >= self._poll_at_ns:
-            self._suspects |= self._polled.keys()
+            self.suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
         gone: list[ActiveRun] = []
         with self._confinement.service("look at", "the processes of runs that are stopped"):
@@ -114,14 +114,14 @@ class Supervisor:
         for live in gone:
             self._terminator.forget(live)
             self._nothing_left(live)
-            self._suspects.add(live.key)
-        for key in list(self._suspects):
+            self.suspects.add(live.key)
+        for key in list(self.suspects):
             if self._confinement.pauses(Thing.of_run(key), _FIND_OUT):
                 continue
             with self._confinement.of(Thing.of_run(key), _FIND_OUT) as piece:
                 self._look_at(key)
             if not piece.failed:  # else it is looked at again
-                self._suspects.discard(key)
+                self.suspects.discard(key)
         self._timer.set(self._poll_at_ns if self._polled else None)
         if (reap_at_ns := self._executors.local.due_ns()) is not None:
             self._timer.advance(reap_at_ns)
@@ -134,7 +134,7 @@ class Supervisor:
             live = self._state.live.get(key)
             if live is not None and live.handle is not None:
                 live.handle.has_ended()
-        self._suspects |= keys
+        self.suspects |= keys
 
     def begun(self) -> list[ActiveRun]:
         """Return the runs that have begun elsewhere since the last call: their time limits count from then."""
@@ -496,10 +496,10 @@ class LimitEnforcer:
         self._state = context.state
         self._executors = context.executors
         self._order = order
-        self._timer = context.timers.timer(boot_clock, always=True)
-        self._memory_timer = context.timers.timer(always=True)
-        self._moments: list[_Moment] = []
-        self._with_memory: set[tuple[str, int]] = set()
+        self._timer = context.timers.timer("limits", boot_clock, always=True)
+        self._memory_timer = context.timers.timer("limits", always=True)
+        self.moments: list[_Moment] = []
+        self.with_memory: set[tuple[str, int]] = set()
         self._pace = Pace(_SHARE)
         self._memory_at_ns = 0
 
@@ -508,36 +508,36 @@ class LimitEnforcer:
         limit = live.spec.time_limit_ns
         if limit is not None and live.submitted is None:
             end = live.counts_from_boot_ns + limit
-            heapq.heappush(self._moments, _Moment(end, live.key, False))
+            heapq.heappush(self.moments, _Moment(end, live.key, False))
             signal = live.spec.signal
             if signal is not None:
                 # For an adopted run that may be late, which is better than never.
-                heapq.heappush(self._moments, _Moment(end - signal.before_ns, live.key, True))
+                heapq.heappush(self.moments, _Moment(end - signal.before_ns, live.key, True))
         if live.gives_up_boot_ns is not None:
-            heapq.heappush(self._moments, _Moment(live.gives_up_boot_ns, live.key, False))
+            heapq.heappush(self.moments, _Moment(live.gives_up_boot_ns, live.key, False))
         if live.grant.memory_bytes is not None:
-            self._with_memory.add(live.key)
+            self.with_memory.add(live.key)
             self._memory_timer.set(self._memory_at_ns)
-        self._timer.set(self._moments[0].at_ns if self._moments else None)
+        self._timer.set(self.moments[0].at_ns if self.moments else None)
 
     def check(self) -> None:
         """Warn and stop runs that exceed a limit."""
         now = boot_clock()
-        while self._moments and self._moments[0].at_ns <= now:
-            moment = heapq.heappop(self._moments)
+        while self.moments and self.moments[0].at_ns <= now:
+            moment = heapq.heappop(self.moments)
             live = self._state.live.get(moment.key)
             if live is None or not live.holds_room or live.stop is not None or not _is_due(live, now, moment):
                 continue
             with self._confinement.of(Thing.of_run(live.key), "limit") as piece:
                 self._enforce(live, warning=moment.warning)
             if piece.failed:
-                heapq.heappush(self._moments, replace(moment, at_ns=now + _AGAIN_NS))
-        self._timer.set(self._moments[0].at_ns if self._moments else None)
-        if self._with_memory and time.monotonic_ns() >= self._memory_at_ns:
+                heapq.heappush(self.moments, replace(moment, at_ns=now + _AGAIN_NS))
+        self._timer.set(self.moments[0].at_ns if self.moments else None)
+        if self.with_memory and time.monotonic_ns() >= self._memory_at_ns:
             with self._confinement.service("watch", "the memory of runs"), self._pace:
                 self._check_memory()
             self._memory_at_ns = time.monotonic_ns() + max(MEMORY_EVERY_NS, self._pace.pause_ns)
-            self._memory_timer.set(self._memory_at_ns if self._with_memory else None)
+            self._memory_timer.set(self._memory_at_ns if self.with_memory else None)
 
     def _enforce(self, live: ActiveRun, *, warning: bool) -> None:
         """Warn a run of its time limit, or stop it."""
@@ -557,11 +557,11 @@ class LimitEnforcer:
     def _check_memory(self) -> None:
         """Stop runs that exceed their memory limit."""
         runs: dict[Any, ActiveRun] = {}  # all of this machine: elsewhere the engine enforces the limit
-        for key in self._with_memory:
+        for key in self.with_memory:
             live = self._state.live.get(key)
             if live is not None and live.holds_room and live.handle is not None and not live.handle.holds_memory:
                 runs[live.handle] = live
-        self._with_memory = {live.key for live in runs.values()}
+        self.with_memory = {live.key for live in runs.values()}
         if not runs:
             return  # a walk over all processes would be useless
         limits = {handle: live.grant.memory_bytes or 0 for handle, live in runs.items()}

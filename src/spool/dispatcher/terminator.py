@@ -59,30 +59,25 @@ class Halt:
         self._stops = stops
         self._end = end
         self._cancel = cancel
-        self._order: Stop | None = None
+        self.order: Stop | None = None  # something may be left to cancel, so that nothing must start
         self._stopped: set[tuple[str, int]] = set()  # runs that were ordered to stop; a hook may have refused
-
-    @property
-    def going_on(self) -> bool:
-        """Whether something may be left to cancel, so that nothing must start."""
-        return self._order is not None
 
     def open(self) -> None:
         """Read what an earlier dispatcher has not finished."""
-        self._order = self._context.spool.halt()
+        self.order = self._context.spool.halt()
 
     def failed(self, name: str, why: str) -> None:
         """Begin, if so configured, because a job has failed for good."""
-        if self._context.settings.config.policy.on_failure != "halt" or self._order is not None:
+        if self._context.settings.config.policy.on_failure != "halt" or self.order is not None:
             return
         order = Stop(StopKind.CANCEL, this_user(), self._context.clock(), f"halted: job {name} {why}")
-        self._order = order
+        self.order = order
         log.warning("job %s has finally failed: cancelling waiting jobs and stopping active runs", name)
         self._context.spool.order_halt(order)
 
     def work(self) -> bool:
         """Cancel as much as a pass has time for; return whether more is left that can be done at once."""
-        order, until_ns = self._order, time.monotonic_ns() + _HALT_BUDGET_NS
+        order, until_ns = self.order, time.monotonic_ns() + _HALT_BUDGET_NS
         if order is None:
             return False
         state = self._context.state
@@ -101,7 +96,7 @@ class Halt:
                 left = not self._end_waiting(job, order) or left
         if not left:
             self._context.spool.halted()
-            self._order = None
+            self.order = None
             self._stopped.clear()
         return False
 
@@ -126,7 +121,7 @@ class StopOrders:
         self._admission = admission
         self._monitor = monitor
         self._terminator = terminator
-        self._unrecorded: dict[tuple[str, int], ActiveRun] = {}  # runs being stopped without a record of it yet
+        self.unrecorded: dict[tuple[str, int], ActiveRun] = {}  # runs being stopped without a record of it yet
 
     def order(self, live: ActiveRun, stop: Stop) -> None:
         """Record the order to stop *live*, and begin to stop it, unless a review is open that may refuse it.
@@ -140,7 +135,7 @@ class StopOrders:
         self._context.state.recount(live)
         with suppress(OSError):  # the event stays noted
             self._monitor.stopping(live, stop)
-            if stop.kind is StopKind.CANCEL and self._context.journal.has_notes:
+            if stop.kind is StopKind.CANCEL and self._context.journal.lines:
                 self._context.journal.commit()  # the next dispatcher must not ask again about a run that ends already
         self._record(live)
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
@@ -153,27 +148,27 @@ class StopOrders:
 
     def record_again(self) -> None:
         """Try again to record the stops without a record."""
-        for key, live in list(self._unrecorded.items()):
+        for key, live in list(self.unrecorded.items()):
             if key in self._context.state.live and live.result is None:
                 self._record(live)
             else:
-                del self._unrecorded[key]
+                del self.unrecorded[key]
 
     def forget(self, live: ActiveRun) -> None:
         """Drop a run whose paperwork is done."""
-        self._unrecorded.pop(live.key, None)
+        self.unrecorded.pop(live.key, None)
 
     def _record(self, live: ActiveRun) -> None:
         stop, confinement, spool = live.stop, self._context.confinement, self._context.spool
         if stop is None or confinement.pauses(Thing.of_run(live.key), _RECORD):
             return
-        known = live.key in self._unrecorded
+        known = live.key in self.unrecorded
         with confinement.of(Thing.of_run(live.key), _RECORD) as piece:
             written = spool.order_stop(live.name, live.run, stop)
             live.stop_on_record(None if written else spool.stop(live.name, live.run))
-            self._unrecorded.pop(live.key, None)
+            self.unrecorded.pop(live.key, None)
         if piece.failed and not known:  # until then the journal tells the next dispatcher
-            self._unrecorded[live.key] = live
+            self.unrecorded[live.key] = live
             self._context.journal.note(stopping_line(live))
 
 
@@ -191,42 +186,42 @@ class Terminator:
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
-        self._runs: dict[tuple[str, int], _Terminating] = {}
+        self.runs: dict[tuple[str, int], _Terminating] = {}
         self._blind = False  # logged, and no process was seen since
 
     def add(self, live: ActiveRun, since_ns: int | None = None) -> None:
         """Begin to end *live*. *since_ns*, on the wall clock, is the time of the order: the grace runs from there."""
-        if live.key in self._runs or live.handle is None:
+        if live.key in self.runs or live.handle is None:
             return
         elapsed = max(0, time.time_ns() - since_ns) if since_ns is not None else 0
         kill_at = time.monotonic_ns() + max(0, live.spec.kill_grace_ns - elapsed)
-        self._runs[live.key] = _Terminating(live, live.handle, kill_at)
+        self.runs[live.key] = _Terminating(live, live.handle, kill_at)
         self._timer.set(0)
 
     def hurry(self, live: ActiveRun) -> None:
         """Look at *live* at the next tick: its wrapper has ended, which may have been its last process."""
         self.add(live)
-        run = self._runs[live.key]
+        run = self.runs[live.key]
         run.look_at_ns, run.pause_ns = 0, _FIRST_LOOK_NS
         self._timer.set(0)
 
     def forget(self, live: ActiveRun) -> None:
         """Drop a run that is over."""
-        self._runs.pop(live.key, None)  # the next tick sets the timer: only once for a thousand ends
+        self.runs.pop(live.key, None)  # the next tick sets the timer: only once for a thousand ends
 
     def __contains__(self, live: ActiveRun) -> bool:
-        return live.key in self._runs
+        return live.key in self.runs
 
     @property
     def searching(self) -> bool:
         """Whether the next look may be the first that tells whether a run is over."""
-        return any(not run.look_at_ns or run.handle.resists for run in self._runs.values())
+        return any(not run.look_at_ns or run.handle.resists for run in self.runs.values())
 
     def tick(self) -> list[ActiveRun]:
         """Continue with every due run; return the runs without processes."""
         now = time.monotonic_ns()
         due: dict[Engine, list[_Terminating]] = {}
-        for run in self._runs.values():
+        for run in self.runs.values():
             if run.look_at_ns <= now:
                 due.setdefault(run.handle.engine, []).append(run)
         gone = [live for engine, runs in due.items() for live in self._go_on(engine, runs, now)]
@@ -234,7 +229,7 @@ class Terminator:
         return gone
 
     def _set_timer(self) -> None:
-        self._timer.set(min((run.look_at_ns for run in self._runs.values()), default=None))
+        self._timer.set(min((run.look_at_ns for run in self.runs.values()), default=None))
 
     def _go_on(self, engine: Engine, runs: list[_Terminating], now: int) -> Iterable[ActiveRun]:
         """Continue with the runs of one engine; return the runs without processes."""
@@ -287,8 +282,8 @@ class Suspender:
         self._confinement = context.confinement
         self._clock = context.clock
         self._continued = continued
-        self._timer = context.timers.timer(always=True)
-        self._changing: dict[tuple[str, int], _Changing] = {}
+        self._timer = context.timers.timer("suspensions", always=True)
+        self.changing: dict[tuple[str, int], _Changing] = {}
 
     def work(self) -> None:
         """Process the requests of users, and the runs that are not suspended or continued completely yet."""
@@ -305,12 +300,12 @@ class Suspender:
                     self._see_stray(name)
             if not piece.failed:
                 self._changes.suspensions.done(name)
-        if self._changing:
+        if self.changing:
             self._look()
 
     def forget(self, live: ActiveRun) -> None:
         """Remove the suspension of a run that is over; the next run of its name is another."""
-        self._changing.pop(live.key, None)
+        self.changing.pop(live.key, None)
         if live.suspended:
             with self._confinement.of(Thing.of_job(live.name), _SUSPEND):
                 self._spool.withdraw_suspend_order(live.name)
@@ -346,7 +341,7 @@ class Suspender:
             if by != live.suspended_by:
                 live.suspends(live.suspension, by)
                 self._state.recount(live)
-            self._changing.setdefault(live.key, _Changing(live))  # another program may have continued it
+            self.changing.setdefault(live.key, _Changing(live))  # another program may have continued it
 
     def _go_on(self, live: ActiveRun) -> None:
         if live.handle is not None:
@@ -359,17 +354,17 @@ class Suspender:
     def _record(self, live: ActiveRun, suspension: Suspension, by: str = "") -> None:
         self._spool.put_record(live.name, live.run, layout.SUSPENDED, render_suspended(suspension))
         live.suspends(suspension, by)
-        self._changing[live.key] = _Changing(live)
+        self.changing[live.key] = _Changing(live)
         self._state.recount(live)
 
     def _look(self) -> None:
         """Signal the unsettled runs again: a process forked at the moment of the signal escapes it."""
         now = time.monotonic_ns()
         due: dict[Engine, list[_Changing]] = {}
-        for key, one in list(self._changing.items()):
+        for key, one in list(self.changing.items()):
             live = one.live
             if live.handle is None or live.stop is not None or not live.holds_room or live.is_outlived:
-                del self._changing[key]
+                del self.changing[key]
             elif one.look_at_ns <= now:
                 due.setdefault(live.handle.engine, []).append(one)
         for engine, those in due.items():
@@ -378,7 +373,7 @@ class Suspender:
                 settled = engine.suspend(runs)
                 for one in those:
                     if one.live.handle in settled:
-                        del self._changing[one.live.key]
+                        del self.changing[one.live.key]
             for one in those:
                 one.look_at_ns, one.pause_ns = now + one.pause_ns, min(2 * one.pause_ns, _LONGEST_HALT_NS)
-        self._timer.set(min((one.look_at_ns for one in self._changing.values()), default=None))
+        self._timer.set(min((one.look_at_ns for one in self.changing.values()), default=None))

@@ -1,12 +1,19 @@
-"""Deadlines: each component sets a timer of its own, and the dispatcher sleeps until the first of them is due."""
+"""Deadlines: each component sets timers of its own, and the dispatcher sleeps until the first of them is due."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 Clock = Callable[[], int]
 """Returns the time on one of the clocks of the machine, in nanoseconds."""
+
+Part = Literal[
+    "files", "answers", "recovery", "ends", "suspensions", "limits", "stops", "arrays", "halt", "starts", "gpu use",
+    "paperwork", "conditions", "journal", "listeners", "gpus", "status"
+]  # fmt: skip
+"""A part of a pass."""
 
 _SHARE_OF_TIME = 5
 
@@ -38,19 +45,26 @@ class Timers:
     """The timers of a dispatcher."""
 
     def __init__(self) -> None:
-        self._timers: list[tuple[Timer, Clock, bool]] = []
+        self._timers: list[tuple[Timer, Part, Clock, bool]] = []
 
-    def timer(self, clock: Clock = time.monotonic_ns, *, always: bool = False) -> Timer:
-        """Return a new timer on *clock*. While the spool is unusable, only those that are *always* due count."""
+    def timer(self, part: Part, clock: Clock = time.monotonic_ns, *, always: bool = False) -> Timer:
+        """Return a new timer on *clock*, which calls for that *part* of a pass, and which the part clears or sets anew.
+
+        While the spool is unusable, only those that are *always* due count.
+        """
         timer = Timer()
-        self._timers.append((timer, clock, always))
+        self._timers.append((timer, part, clock, always))
         return timer
+
+    def due(self) -> set[Part]:
+        """Return the parts whose deadlines have passed."""
+        return {part for timer, part, clock, _ in self._timers if timer.at_ns is not None and timer.at_ns <= clock()}
 
     def due_in_ns(self, *, held_up: bool = False) -> int | None:
         """Return the time until the first deadline, 0 if one has passed; None if there is none."""
         waits = [
             timer.at_ns - clock()
-            for timer, clock, always in self._timers
+            for timer, _, clock, always in self._timers
             if timer.at_ns is not None and (always or not held_up)
         ]
         return max(0, min(waits)) if waits else None

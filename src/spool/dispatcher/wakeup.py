@@ -28,11 +28,11 @@ class Wakeup:
 
     def __init__(self) -> None:
         self.leaving = False
-        self._reload = True
-        self._children = True
+        self.reload = True
+        self.children = True
         self._runs: dict[int, tuple[str, int]] = {}  # by the descriptor that shows the end of the wrapper
         self._fds: dict[tuple[str, int], int] = {}
-        self._ended: set[tuple[str, int]] = set()
+        self.ended: set[tuple[str, int]] = set()
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {}
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -61,7 +61,7 @@ class Wakeup:
 
     def wait(self, limit_ns: int | None) -> None:
         """Sleep until there is a reason to wake, at most *limit_ns*."""
-        if self._children or self._ended or self.leaving or self._reload:
+        if self.children or self.ended or self.leaving or self.reload:
             limit_ns = 0
         # Rounded up: a timer that fires too early would cause a busy loop.
         timeout = None if limit_ns is None else (limit_ns // 1_000_000 + 1) / 1000 if limit_ns else 0
@@ -70,7 +70,7 @@ class Wakeup:
             if reader is not None:
                 reader()
             elif (key := self._runs.get(fd)) is not None:
-                self._ended.add(key)
+                self.ended.add(key)
                 self._epoll.unregister(fd)
 
     def wake(self) -> None:
@@ -80,7 +80,7 @@ class Wakeup:
 
     def reload_asked(self) -> bool:
         """Whether HUP has requested a reload of the configuration since the last call."""
-        asked, self._reload = self._reload, False
+        asked, self.reload = self.reload, False
         return asked
 
     # Runs.
@@ -93,7 +93,7 @@ class Wakeup:
             fd = live.handle.watch()
         except ProcessLookupError:
             if live.holds_room and not live.is_outlived:  # once the end is seen to, it is no news
-                self._ended.add(live.key)
+                self.ended.add(live.key)
             return
         if fd is None:
             return  # polling notices it
@@ -120,25 +120,25 @@ class Wakeup:
 
     def look_at_children(self) -> None:
         """Let the next pass check for ended children."""
-        self._children = True
+        self.children = True
 
     def children_ended(self) -> bool:
         """Whether a child may have ended since the last call."""
-        ended, self._children = self._children, False
+        ended, self.children = self.children, False
         return ended
 
     def ended_runs(self) -> set[tuple[str, int]]:
         """Return the runs whose wrappers, not children of this process, have ended since the last call."""
-        ended, self._ended = self._ended, set()
+        ended, self.ended = self.ended, set()
         return ended
 
     # Signals.
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGCHLD:
-            self._children = True
+            self.children = True
         elif number == signal.SIGHUP:
-            self._reload = True
+            self.reload = True
         else:
             self.leaving = True
 

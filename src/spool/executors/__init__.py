@@ -65,10 +65,10 @@ class Executors:
         self._config, self._home = config, home
         self.local = local or LocalProcesses()
         self._made: dict[str, Executor] = {}
-        self._engines: dict[str, Engine] = {}  # those that start runs elsewhere
+        self.engines: dict[str, Engine] = {}  # those that start runs elsewhere
         self._problems: dict[str, str | None] = {}
         self._told: Mapping[str, str] = {}
-        self._unloaded: dict[str, str] = {}  # executors that could not be imported, and why
+        self.unloaded: dict[str, str] = {}  # executors that could not be imported, and why: `ask_again` tries again
         self._silent: list[Engine] = []
 
     def __getitem__(self, name: str) -> Executor:
@@ -119,17 +119,12 @@ class Executors:
             made = by_name(name, self.local, self._config, self._home)
         except (ImportError, OSError) as error:
             invalidate_caches()
-            self._unloaded[name] = f"cannot load the executor {name}: {_why_not_imported(error)}"
-            raise SpoolError(self._unloaded[name]) from error
-        self._unloaded.pop(name, None)
+            self.unloaded[name] = f"cannot load the executor {name}: {_why_not_imported(error)}"
+            raise SpoolError(self.unloaded[name]) from error
+        self.unloaded.pop(name, None)
         if name not in LOCAL_EXECUTORS:
-            self._engines[name] = made.engine
+            self.engines[name] = made.engine
         return made
-
-    @property
-    def unloaded(self) -> bool:
-        """Whether an executor could not be imported when it was needed: `ask_again` tries again."""
-        return bool(self._unloaded)
 
     def elsewhere(self, name: str | None) -> str | None:
         """Return the other machine where the runs of executor *name* (None: the default) are; None: this one."""
@@ -138,7 +133,7 @@ class Executors:
 
     def machines(self) -> dict[str, Machine]:
         """Return the resources of other machines, as far as their executors have been asked."""
-        there = {name: engine.machine() for name, engine in self._engines.items()}
+        there = {name: engine.machine() for name, engine in self.engines.items()}
         return {name: machine for name, machine in there.items() if machine is not None}
 
     def ask_again(self) -> bool:
@@ -148,8 +143,8 @@ class Executors:
 
     def problems(self) -> list[str]:
         """Return which executors cannot be loaded, and why engines that have runs of this spool do not answer now."""
-        found = map(self.problem, self._engines)
-        return [*self._unloaded.values(), *(problem for problem in found if problem is not None)]
+        found = map(self.problem, self.engines)
+        return [*self.unloaded.values(), *(problem for problem in found if problem is not None)]
 
     def adopt(self, name: str, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return a run that an executor of that name has started for another dispatcher.
@@ -164,20 +159,20 @@ class Executors:
 
     def work(self) -> list[RunHandle]:
         """Let every engine do its due work; return the runs with news."""
-        return [run for engine in self._engines.values() for run in engine.work()]
+        return [run for engine in self.engines.values() for run in engine.work()]
 
     def turned(self) -> bool:
         """Whether an engine has stopped answering, or answers again, since the last call."""
-        before, self._silent = self._silent, [engine for engine in self._engines.values() if engine.silent]
+        before, self._silent = self._silent, [engine for engine in self.engines.values() if engine.silent]
         return before != self._silent
 
     def due_ns(self) -> int | None:
         """Return when an engine has work of its own to do, on the monotonic clock."""
-        return min((due for engine in self._engines.values() if (due := engine.due_ns()) is not None), default=None)
+        return min((due for engine in self.engines.values() if (due := engine.due_ns()) is not None), default=None)
 
     def descriptors(self) -> frozenset[int]:
         """Return the engines' descriptors, which are readable when :meth:`work` has something to do."""
-        return frozenset(fd for engine in self._engines.values() if (fd := engine.fileno()) is not None)
+        return frozenset(fd for engine in self.engines.values() if (fd := engine.fileno()) is not None)
 
     def groups(self, name: str) -> RunGroups | None:
         """Return where the control groups of the runs of executor *name* can be created; None: nowhere."""

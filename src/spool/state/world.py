@@ -41,7 +41,7 @@ class MachineMonitor:
 
         *told* are the GPUs as a dispatcher saw them; then NVML is not asked.
         """
-        self._with_gpus = with_gpus
+        self.wants_gpus = with_gpus
         self._told = told
         self.gpus_at_ns: int | None = None  # time of the NVML query; None: nothing is known of the GPUs
         self.gpus_are_new = False  # NVML has answered since the last pass
@@ -53,25 +53,20 @@ class MachineMonitor:
         self._table = table
         self._settings = settings
         self._host = Host()
-        self._gpus: GpuWatcher | None = None
+        self.gpus: GpuWatcher | None = None  # None until a job needs one
         self._totals: tuple[int, int, int] = (0, 0, 0)  # cpus, memory, when
         self._available: tuple[int, int] = (0, 0)  # bytes, when
         self._disk: tuple[int | None, int] = (None, 0)
         self._seen: Machine | None = None
         self.gpu_indices: frozenset[int] | None = None  # of the GPUs that exist; None until known
 
-    @property
-    def gpus(self) -> GpuWatcher | None:
-        """The watcher of the GPUs, None until a job needs one."""
-        return self._gpus
-
     def gpus_matter(self) -> bool:
         """Whether a waiting or running job wants GPUs, or the caller asked for them."""
-        return self._with_gpus or bool(self._table.queue.gpu_requests or self._table.runs.with_gpus)
+        return self.wants_gpus or bool(self._table.queue.gpu_requests or self._table.runs.with_gpus)
 
     def want_gpus(self, *, wanted: bool) -> None:
         """Look at the GPUs even if no job uses them."""
-        self._with_gpus = wanted
+        self.wants_gpus = wanted
 
     def machine(self, now_ns: int, *, patience_ns: int = 0) -> Machine:
         """Return the machine as it is; the same object while nothing has changed.
@@ -89,7 +84,7 @@ class MachineMonitor:
                 gpus, problem, self.gpus_at_ns = told.gpus, told.problem, told.at_ns
             else:
                 look = self._look_at_gpus(now_ns, patience_ns)
-                answered = self._gpus.answered if self._gpus is not None else 0
+                answered = self.gpus.answered if self.gpus is not None else 0
                 self.gpus_are_new = answered > self._seen_answer and answered >= self._needed
                 self._seen_answer = answered
                 gpus, problem, self.gpus_at_ns = look.gpus, look.problem, look.seen_at_ns
@@ -121,21 +116,21 @@ class MachineMonitor:
         """
         if not grant.gpu_uuids:
             return True
-        if not self.gpus_are_new or self._gpus is None:
+        if not self.gpus_are_new or self.gpus is None:
             return False
-        return grant.gpu_memory_bytes is not None or not any(map(self._gpus.was_ours, grant.gpu_uuids))
+        return grant.gpu_memory_bytes is not None or not any(map(self.gpus.was_ours, grant.gpu_uuids))
 
     def ask_gpus_again(self, now_ns: int) -> None:
         """Query NVML for a start that waits. If the answer does not come soon, the GPUs are unknown until then."""
-        if self._gpus is not None and self._needed <= self._gpus.answered:
-            self._needed = self._gpus.asked + 1  # an open query may have been answered in part
+        if self.gpus is not None and self._needed <= self.gpus.answered:
+            self._needed = self.gpus.asked + 1  # an open query may have been answered in part
             self._doubt_at_ns, self._doubts = time.monotonic_ns() + PATIENCE_NS, False
             self._look_at_gpus(now_ns, 0)
 
     @property
     def gpus_are_asked(self) -> bool:
         """Whether waiting or running jobs need GPUs, and NVML has not answered its first query yet."""
-        return self.gpus_matter() and self._gpus is not None and not self._gpus.answered
+        return self.gpus_matter() and self.gpus is not None and not self.gpus.answered
 
     def due_ns(self) -> int | None:
         """Return when a pass must look at the GPUs, on the monotonic clock; None if no job needs them."""
@@ -150,11 +145,11 @@ class MachineMonitor:
 
         An answer that came within the query itself wakes no pass.
         """
-        if self._gpus is None or not self.gpus_matter():
+        if self.gpus is None or not self.gpus_matter():
             return None
-        if self._gpus.answered > self._seen_answer:
+        if self.gpus.answered > self._seen_answer:
             return 0
-        return self._doubt_at_ns if self._needed > self._gpus.answered and not self._doubts else None
+        return self._doubt_at_ns if self._needed > self.gpus.answered and not self._doubts else None
 
     def what_counts(self, machine: Machine) -> Machine:
         """Return *machine* without the numbers that no decision uses now, since they change all the time.
@@ -170,13 +165,13 @@ class MachineMonitor:
 
     def take_gpu_answer(self) -> None:
         """Read NVML's answer, which is there."""
-        if self._gpus is not None:
+        if self.gpus is not None:
             self._look_at_gpus(time.time_ns(), 0)
 
     def _look_at_gpus(self, now_ns: int, patience_ns: int) -> GpuLook:
-        if self._gpus is None:
-            self._gpus = GpuWatcher()
-        watcher, config = self._gpus, self._settings.config.gpu
+        if self.gpus is None:
+            self.gpus = GpuWatcher()
+        watcher, config = self.gpus, self._settings.config.gpu
         watcher.ignoring(Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes))
         anew = self._needed > watcher.asked
         look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else config.poll_ns, patience_ns=patience_ns)
@@ -219,5 +214,5 @@ class MachineMonitor:
 
     def close(self) -> None:
         """End the watcher of the GPUs."""
-        if self._gpus is not None:
-            self._gpus.close()
+        if self.gpus is not None:
+            self.gpus.close()
