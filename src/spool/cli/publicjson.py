@@ -30,6 +30,14 @@ PUBLIC = {
         gpu_memory_bytes=grant.gpu_memory_bytes time_limit_ns started run_time_ns cpu_time_ns=record.cpu_time_ns
         peak_memory_bytes=record.peak_memory_bytes gpu_use=record.gpu_use engine
     """,
+    "RunDetails": """
+        run=record.run state reason attempt=record.attempt requeues=record.requeues metadir stdout stderr
+        executor=record.executor engine_id pid submitted_at_ns=record.submitted_at_ns
+        started_at_ns=record.started_at_ns ended_at_ns=record.ended_at_ns exit_code=record.exit_code
+        peak_memory_bytes=record.peak_memory_bytes cpu_time_ns=record.cpu_time_ns again=record.again
+        again_at_ns=record.again_at_ns grant stop progress suspension gpu_use=record.gpu_use gpu_idle_ns
+        end_is_bound=record.end_is_bound
+    """,
     "RunHere": """
         job=run.name run=run.run user=run.user cpus=run.grant.cpus memory_bytes=run.grant.memory_bytes
         gpus=run.grant.gpu_indices resources=run.grant.resources resource_indices=run.grant.resource_indices

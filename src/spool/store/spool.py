@@ -26,6 +26,7 @@ from spool.core.model import (
     JobDefaults,
     Result,
     Spec,
+    State,
     Stop,
     Suspension,
     in_force,
@@ -109,6 +110,36 @@ class RunFiles(Struct, frozen=True):
     def proof(self) -> Proof:
         """What the evidence proves."""
         return prove(self.evidence)
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether it waits on its engine: it was not started here, and has not begun."""
+        return self.grant is not None and self.grant.executor not in LOCAL_EXECUTORS and self.began_ns is None
+
+    @property
+    def so_far(self) -> Result:
+        """What the record of its end will say of a run, as far as that is known before."""
+        found = Result(
+            self.name,
+            self.run,
+            1,
+            State.RUNNING,
+            "",
+            started_at_ns=self.began_ns,
+            exit_code=self.left.code if self.left is not None else None,
+        )
+        granted = self.grant
+        if granted is None:
+            return found
+        return replace(
+            found,
+            attempt=granted.attempt,
+            submitted_at_ns=granted.submitted_at_ns,
+            requeues=granted.requeues,
+            user=granted.user,
+            grant=granted.grant,
+            executor=granted.executor,
+        )
 
 
 class Spool:
@@ -589,10 +620,6 @@ class Spool:
         if record.executor in LOCAL_EXECUTORS:
             return record.granted_at_ns
         return self.spoke_at_ns(record.job, record.run, record.granted_at_ns)
-
-    def is_submitted(self, record: GrantRecord | None) -> bool:
-        """Whether a run waits on its engine: it was not started here, and has not begun."""
-        return record is not None and record.executor not in LOCAL_EXECUTORS and self.ran_from_ns(record) is None
 
     def load(self, name: str, run: int, prober: Prober, *, leftovers: bool = True) -> RunFiles:
         """Return what the files of a run say, and what they prove. Its records are read here in the only safe order.
