@@ -105,13 +105,12 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
 
 
 def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEfficiency:
-    spec = spool.spec(name, run)
-    result = spool.known_end(name, run)
+    spec, files = spool.spec(name, run), spool.load(name, run, MachineProber())
+    result = spool.known_end_of(files)
     if isinstance(result, InvalidRecord):
         raise result
     if result is not None:
         return _of_result(result, spec, runs)
-    files = spool.load(name, run, MachineProber())
     grant, proof, began_ns, now_ns = files.grant, files.proof, files.began_ns, time.time_ns()
     if grant is None or proof.verdict is Verdict.VOID:
         raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never started"))

@@ -180,7 +180,7 @@ def _text(text: bytes | None) -> str | None:
 
 def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
     name, run, grant, array = files.name, files.run, files.grant, files.array
-    known = files.result or (None if files.is_alive else spool.known_end(name, run))
+    known = spool.known_end_of(files)
     result: Result | None = None if isinstance(known, InvalidRecord) else known
     found = lister.shown(files, filed=result is not None)
     state, reason = found.state, found.reason

@@ -102,11 +102,6 @@ class RunFiles(Struct, frozen=True):
     evidence: Evidence
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its wrapper lives, so that no record says how it ended."""
-        return self.evidence.liveness is Liveness.ALIVE
-
-    @property
     def proof(self) -> Proof:
         """What the evidence proves."""
         return prove(self.evidence)
@@ -403,6 +398,12 @@ class Spool:
         except InvalidRecord as error:
             known = islice(self.accounts_since(None), _MOST_LINES)
             return next((each for each in known if (each.job, each.run) == (name, run)), error)
+
+    def known_end_of(self, files: RunFiles) -> Result | InvalidRecord | None:
+        """Return the same for a run whose files are loaded: while its wrapper lives, no record of an end counts."""
+        if files.result is not None or files.evidence.liveness is Liveness.ALIVE:
+            return files.result
+        return self.known_end(files.name, files.run)
 
     def stop(self, name: str, run: int) -> Stop | None:
         """Return the order to stop a run."""
