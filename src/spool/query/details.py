@@ -200,7 +200,7 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
         reason = result.reason
         if array is not None:
             now = array_outcome(spool, result)
-            state, reason = now.outcome or State.RUNNING, now.reason
+            state, reason = now.outcome, now.reason
     elif isinstance(known, InvalidRecord):
         state, reason, found = State.INVALID, str(known), replace(found, end=None)
     elif array is not None:

@@ -596,9 +596,7 @@ class JobLister:
     def _array_row(self, result: Result, newest: Mapping[str, int]) -> JobRow:
         """Return the row of an ended array by its tasks' present states; *newest* has the last end of a task."""
         now = array_outcome(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
-        state = now.outcome if now.outcome is not None else State.RUNNING
-        row = row_of_result(result)
-        return replace(row, state=state, reason=now.reason, ended_at_ns=now.ended_at_ns, array=True)
+        return replace(row_of_result(now), reason=now.reason, array=True)
 
     def _without_history(self, name: str, newest: Mapping[str, int]) -> JobRow:
         run = self._spool.latest_run(name)
