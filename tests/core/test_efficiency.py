@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,15 +11,25 @@ from msgspec.structs import replace
 
 from spool.core.efficiency import MeasuredRun, efficiency, rounded_size, rounded_time, summary
 from spool.core.model import SECOND_NS as S
-from spool.core.model import GpuUse, State
+from spool.core.model import GpuUse, Result, State
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
 
 G = 1 << 30
 M = 1 << 20
 MINUTE, HOUR = 60 * S, 3600 * S
-TRAIN = MeasuredRun(
-    "train", 1, State.FINISHED, cpus=8, memory_bytes=16 * G, gpus=2, time_limit_ns=8 * HOUR, run_time_ns=2 * HOUR,
-    cpu_time_ns=5 * HOUR, peak_memory_bytes=4 * G,
+
+
+def measured(run: MeasuredRun, **changes: Any) -> MeasuredRun:
+    """Return *run* with these changes, of its grant, of its record or of itself."""
+    grant = {key: changes.pop(key) for key in run.grant.__struct_fields__ if key in changes}
+    record = {key: changes.pop(key) for key in run.record.__struct_fields__ if key in changes}
+    return replace(run, record=replace(run.record, grant=replace(run.grant, **grant), **record), **changes)
+
+
+JOB = MeasuredRun(Result("job", 1, 1, State.FINISHED, ""))
+TRAIN = measured(
+    JOB, job="train", cpus=8, memory_bytes=16 * G, gpu_uuids=("GPU-a", "GPU-b"), time_limit_ns=8 * HOUR,
+    run_time_ns=2 * HOUR, cpu_time_ns=5 * HOUR, peak_memory_bytes=4 * G,
 )  # fmt: skip
 
 
@@ -37,7 +49,7 @@ def test_the_advice_is_what_it_used_and_some_more_in_numbers_that_one_would_writ
 
 def test_what_is_unknown_is_unknown_and_never_nothing() -> None:
     """A run that outlived its dispatcher: no CPU time, no efficiency, no advice on CPUs; the reason is told."""
-    found = efficiency(replace(TRAIN, cpu_time_ns=None, peak_memory_bytes=None))
+    found = efficiency(measured(TRAIN, cpu_time_ns=None, peak_memory_bytes=None))
     assert (found.cpus_used, found.cpu_efficiency, found.memory_efficiency) == (None, None, None)
     assert (found.advice.cpus, found.advice.memory_bytes, found.advice.time_limit_ns) == (None, None, 3 * HOUR)
     assert any("CPU time is unknown" in note for note in found.advice.notes)
@@ -46,7 +58,7 @@ def test_what_is_unknown_is_unknown_and_never_nothing() -> None:
 
 def test_what_was_not_asked_for_has_no_part() -> None:
     """No limit, no percentage; a job of no CPUs divides by nothing; unwatched, only one process is known."""
-    found = efficiency(MeasuredRun("job", 1, State.FINISHED, run_time_ns=HOUR, cpu_time_ns=HOUR, peak_memory_bytes=G))
+    found = efficiency(measured(JOB, run_time_ns=HOUR, cpu_time_ns=HOUR, peak_memory_bytes=G))
     assert (found.cpus_used, found.cpu_efficiency, found.memory_efficiency, found.time_limit_used) == (
         1, None, None, None,
     )  # fmt: skip
@@ -56,23 +68,23 @@ def test_what_was_not_asked_for_has_no_part() -> None:
 
 def test_a_job_that_took_more_cpus_than_it_was_given_is_told_to_ask_for_them() -> None:
     """Nothing pins a job to its CPUs, so the efficiency may be above one."""
-    found = efficiency(replace(TRAIN, cpus=2, cpu_time_ns=15 * HOUR))
+    found = efficiency(measured(TRAIN, cpus=2, cpu_time_ns=15 * HOUR))
     assert found.cpu_efficiency == 3.75
     assert found.advice.cpus == 8
 
 
 def test_a_short_run_says_nothing_of_its_cpus() -> None:
     """Most of nine seconds is beginning and ending."""
-    assert efficiency(replace(TRAIN, run_time_ns=9 * S, cpu_time_ns=9 * S)).advice.cpus is None
-    assert efficiency(replace(TRAIN, run_time_ns=10 * S, cpu_time_ns=10 * S)).advice.cpus == 1
-    assert efficiency(replace(TRAIN, run_time_ns=0, cpu_time_ns=0)).cpus_used is None
+    assert efficiency(measured(TRAIN, run_time_ns=9 * S, cpu_time_ns=9 * S)).advice.cpus is None
+    assert efficiency(measured(TRAIN, run_time_ns=10 * S, cpu_time_ns=10 * S)).advice.cpus == 1
+    assert efficiency(measured(TRAIN, run_time_ns=0, cpu_time_ns=0)).cpus_used is None
 
 
 def test_a_run_that_met_a_limit_is_told_to_double_it() -> None:
     """How much would have been enough, nobody knows."""
-    late = efficiency(replace(TRAIN, state=State.TIMEOUT, run_time_ns=8 * HOUR)).advice
+    late = efficiency(measured(TRAIN, outcome=State.TIMEOUT, run_time_ns=8 * HOUR)).advice
     assert (late.time_limit_ns, late.memory_bytes, late.cpus) == (16 * HOUR, None, 1)
-    full = efficiency(replace(TRAIN, state=State.OUT_OF_MEMORY, peak_memory_bytes=16 * G + 5)).advice
+    full = efficiency(measured(TRAIN, outcome=State.OUT_OF_MEMORY, peak_memory_bytes=16 * G + 5)).advice
     assert (full.memory_bytes, full.time_limit_ns) == (rounded_size(32 * G + 10), None)
 
 
@@ -83,11 +95,13 @@ def test_the_advice_after_a_limit_says_one_number(peak_mib: int | None, twice: i
     """The words beside it name the number that it is twice of."""
     mib = 1 << 20
     peak = None if peak_mib is None else peak_mib * mib
-    full = replace(TRAIN, state=State.OUT_OF_MEMORY, memory_bytes=200 * mib, peak_memory_bytes=peak)
+    full = measured(TRAIN, outcome=State.OUT_OF_MEMORY, memory_bytes=200 * mib, peak_memory_bytes=peak)
     advice = efficiency(full).advice
     assert advice.memory_bytes == twice * mib
     assert f"twice the {words}" in advice.notes[0]
-    late = efficiency(replace(TRAIN, state=State.TIMEOUT, time_limit_ns=7 * MINUTE, run_time_ns=7 * MINUTE + 5)).advice
+    late = efficiency(
+        measured(TRAIN, outcome=State.TIMEOUT, time_limit_ns=7 * MINUTE, run_time_ns=7 * MINUTE + 5)
+    ).advice
     assert late.time_limit_ns == 14 * MINUTE
     assert "try twice the 7 m 00 s that it was given" in late.notes[0]
 
@@ -95,7 +109,7 @@ def test_the_advice_after_a_limit_says_one_number(peak_mib: int | None, twice: i
 @pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.LOST, State.RUNNING, State.STOPPING])
 def test_a_run_that_did_not_come_to_its_end_gives_no_advice(state: State) -> None:
     """What it used so far is shown all the same."""
-    found = efficiency(replace(TRAIN, state=state))
+    found = efficiency(measured(TRAIN, outcome=state))
     advice = found.advice
     assert (advice.cpus, advice.memory_bytes, advice.time_limit_ns) == (None, None, None)
     assert len(advice.notes) == 1
@@ -104,13 +118,13 @@ def test_a_run_that_did_not_come_to_its_end_gives_no_advice(state: State) -> Non
 
 def test_a_run_that_never_started_used_nothing() -> None:
     """It has no numbers at all."""
-    found = efficiency(MeasuredRun("job", 1, State.CANCELLED, started=False))
+    found = efficiency(measured(JOB, outcome=State.CANCELLED, started=False))
     assert (found.gpu_hours, found.cpus_used, found.advice.notes) == (None, None, ("it never started",))
 
 
 def test_without_a_run_time_there_is_still_a_peak() -> None:
     """The clock was set, or nobody has filed the end yet: what does not need the time is told."""
-    found = efficiency(replace(TRAIN, run_time_ns=None))
+    found = efficiency(measured(TRAIN, run_time_ns=None))
     assert (found.memory_efficiency, found.cpus_used, found.gpu_hours) == (0.25, None, None)
     assert (found.advice.memory_bytes, found.advice.time_limit_ns) == (5 * G, None)
     assert "its run time is unknown" in found.advice.notes
@@ -120,9 +134,9 @@ def test_the_tasks_of_an_array_together() -> None:
     """The busy CPUs are weighed by time, the advice is that of the neediest, and unknown is counted apart."""
     tasks = [
         TRAIN,
-        replace(TRAIN, job="b", run_time_ns=HOUR, cpu_time_ns=HOUR, peak_memory_bytes=8 * G),
-        replace(TRAIN, job="c", state=State.FAILED, run_time_ns=HOUR, cpu_time_ns=None, peak_memory_bytes=None),
-        replace(TRAIN, job="d", state=State.RUNNING, run_time_ns=HOUR, cpu_time_ns=None, peak_memory_bytes=None),
+        measured(TRAIN, job="b", run_time_ns=HOUR, cpu_time_ns=HOUR, peak_memory_bytes=8 * G),
+        measured(TRAIN, job="c", outcome=State.FAILED, run_time_ns=HOUR, cpu_time_ns=None, peak_memory_bytes=None),
+        measured(TRAIN, job="d", outcome=State.RUNNING, run_time_ns=HOUR, cpu_time_ns=None, peak_memory_bytes=None),
     ]
     found = summary(tasks, waiting=6)
     assert (found.tasks, found.states) == (10, {"queued": 6, "running": 1, "finished": 2, "failed": 1})
@@ -182,12 +196,12 @@ def test_rounding_never_goes_down_and_keeps_the_order(border: int, one: int, bes
 def test_the_use_of_gpus_is_compared_with_what_was_given() -> None:
     """The mean of both, a note on the one that was never busy, and of a share its peak and a fifth."""
     use = (GpuUse(HOUR, 90.0, 100, HOUR, G, 10 * G), GpuUse(HOUR, 0.0, 0, HOUR, 0, 0))
-    found = efficiency(replace(TRAIN, gpu_use=use, gpu_memory_bytes=40 * G))
+    found = efficiency(measured(TRAIN, gpu_use=use, gpu_memory_bytes=40 * G))
     assert (found.gpu_efficiency, found.advice.gpu_memory_bytes) == (0.45, 12 * G)
     assert found.advice.notes == ("1 of its 2 GPUs were never busy",)
-    alone = efficiency(replace(TRAIN, gpus=1, gpu_use=use[1:])).advice
+    alone = efficiency(measured(TRAIN, gpu_uuids=("GPU-a",), gpu_use=use[1:])).advice
     assert (alone.notes, alone.gpu_memory_bytes) == (("its GPU was never busy",), None)
-    unknown = efficiency(replace(TRAIN, gpu_use=(GpuUse(), GpuUse())))
+    unknown = efficiency(measured(TRAIN, gpu_use=(GpuUse(), GpuUse())))
     assert (unknown.gpu_efficiency, unknown.advice.notes) == (None, ())
-    together = summary([replace(TRAIN, gpu_use=use), TRAIN])
+    together = summary([measured(TRAIN, gpu_use=use), TRAIN])
     assert together.gpu_efficiency == 0.45

@@ -14,7 +14,7 @@ from crash.test_random_lives import NAMES, SEED
 from crash.test_views import Watched
 from crash.world import World, world_at
 from spool.cli.ls import FIELDS
-from spool.cli.render import plain
+from spool.cli.publicjson import plain
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
@@ -161,15 +161,15 @@ def _shown(spool: Spool, rows: dict[str, list[JobRow]]) -> None:
 def _planned(spool: Spool, rows: dict[str, list[JobRow]], *, fresh: bool) -> None:
     """`plan` and `why` are about the jobs that wait, of the same users, with the run times that `show` expects."""
     planned = preview(spool)
-    named: dict[str, Any] = {job.name: job for job in (*planned.starts, *planned.waits)}
+    named: dict[str, Any] = {each.job.name: each for each in (*planned.starts, *planned.waits)}
     ends = {each.name for each in planned.ends}
     for name, found in rows.items():
         waiting = next((row for row in found if row.state is State.QUEUED and row.place == QUEUED), None)
         if waiting is not None:
             assert name in named or name in planned.left_out or name in ends, f"plan lacks {name}: {found}"
         if waiting is not None and name in named:
-            assert named[name].user == waiting.user, f"plan {name}: user"
-            assert named[name].priority == waiting.priority, f"plan {name}: priority"
+            assert named[name].job.user == waiting.user, f"plan {name}: user"
+            assert named[name].job.spec.priority == waiting.priority, f"plan {name}: priority"
         row = found[0]
         if row.state not in (State.QUEUED, State.HELD) or row.array or len(found) > 1:
             continue

@@ -309,7 +309,7 @@ def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session
     assert "in Slurm as job 4711, which alone knows when it starts" in text
     assert "could start" not in text
     (waits,) = preview(spool).waits
-    assert (waits.name, waits.start_at_ns) == ("after", None)
+    assert (waits.job.name, waits.start.at_ns) == ("after", None)
     assert WaitWatch(spool, ["x"]).look(time.time_ns()).end_at_ns is None
     assert WaitWatch(spool, ["x"]).look(time.time_ns()).submitted == 1
 

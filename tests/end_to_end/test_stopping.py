@@ -425,7 +425,7 @@ def _views(served: Served) -> dict[str, object]:
         "why left": "is being stopped" if "is being stopped" in str(refused.value) else str(refused.value),
         "why next": [no.code for no in why(spool, "next").reasons],
         "plan": [each.code for each in preview(spool).waits],
-        "info": (info.cpus_granted, [(run.job, run.stopping) for run in info.runs]),
+        "info": (info.cpus_granted, [(each.run.name, each.run.stopping) for each in info.runs]),
     }
 
 

@@ -6,8 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.accounting import EndedRun
-from spool.core.model import OUTCOMES, Grant, Request, Result
+from spool.core.model import OUTCOMES, Grant, Request, Result, RunAccount
 from spool.formats import history
 from spool.formats.history import (
     HistoryLine,
@@ -51,7 +50,7 @@ RESULTS = st.builds(
 )
 
 
-def read_account(line: bytes) -> EndedRun | None:
+def read_account(line: bytes) -> RunAccount | None:
     """Return what one line of history says; None for one that cannot be understood."""
     return next(iter(read_ended_runs(line)[0]), None)
 

@@ -54,7 +54,7 @@ def test_state_json_is_believed_before_the_record_while_a_dispatcher_lives(
     found = compare(spool, "x")
     assert isinstance(found, RunEfficiency)
     details = job_details(spool, "x").runs[-1]
-    assert (found.used.gpu_use, details.gpu_use, details.gpu_idle_ns) == (known, known, 2 * S)
+    assert (found.used.record.gpu_use, details.gpu_use, details.gpu_idle_ns) == (known, known, 2 * S)
     assert list_jobs(spool).rows[0].gpu_percent == 0
     (run,) = ContentReader(str(spool_root)).read(now, served=True).runs
     assert (

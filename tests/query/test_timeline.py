@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spool.core.accounting import By, RunFilter
 from spool.core.errors import UsageError
 from spool.core.model import SECOND_NS as S
-from spool.core.model import Grant, Machine, Result, State
+from spool.core.model import Grant, Machine, Result, RunAccount, State
 from spool.formats.history import render_history
 from spool.formats.run_records import GrantRecord, render_grant
 from spool.query import timeline as module
@@ -121,16 +121,14 @@ def test_no_cpu_is_given_twice(spans: list[tuple[int, int, int]]) -> None:
     """Runs that overlap have different lanes, each as many as it has CPUs."""
     runs = [_run(str(at), start, end, cpus) for at, (start, end, cpus) in enumerate(sorted(spans))]
     placed = list(module._placed(runs))
-    assert [lanes.bit_count() for _, lanes in placed] == [run.cpus for run in runs if run.cpus]
+    assert [lanes.bit_count() for _, lanes in placed] == [run.account.cpus for run in runs if run.account.cpus]
     for (one, lanes), (other, others) in itertools.combinations(placed, 2):
         if one.started_at_ns < (other.ended_at_ns or 0) and other.started_at_ns < (one.ended_at_ns or 0):
             assert not lanes & others
 
 
 def _run(job: str, start: int, end: int, cpus: int) -> TimelineRun:
-    return TimelineRun(
-        job, 1, "finished", None, None, None, None, None, T0 + start * S, T0 + end * S, cpus, (), None, None
-    )
+    return TimelineRun(RunAccount(job, 1, "finished", ended_at_ns=T0 + end * S, cpus=cpus), T0 + start * S, None)
 
 
 def test_each_gpu_has_a_row_and_a_shared_one_several(spool_root: Path) -> None:

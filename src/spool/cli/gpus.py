@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spool.cli import render
+from spool.cli import publicjson, render
 from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
@@ -43,7 +43,7 @@ def command(root: str, as_json: bool) -> int:
     """
     found = gpus(viewed(root))
     if as_json:
-        render.as_json({"version": 1, **render.plain(found)})
+        render.as_json({"version": 1, **publicjson.plain(found)})
         return 0
     if found.gpus:
         render.table(_COLUMNS, [_row(each) for each in found.gpus], [STYLES[each.state] for each in found.gpus])
@@ -51,7 +51,7 @@ def command(root: str, as_json: bool) -> int:
         tell("no GPUs: NVML is missing or reports none")
     for each in found.gpus:
         if each.why_not is not None and each.state not in ("alone", "shared", "foreign"):
-            render.prose(f"GPU {each.index} is unavailable: {each.why_not}")
+            render.prose(f"GPU {each.gpu.index} is unavailable: {each.why_not}")
     for line in found.reserved:
         render.prose(f"reserved: {line}")
     if found.problem is not None:
@@ -60,19 +60,20 @@ def command(root: str, as_json: bool) -> int:
 
 
 def _row(each: GpuStatus) -> list[str]:
+    gpu = each.gpu
     who = [_holder(holder) for holder in each.holders]
-    who += [stranger(one, render.size(one.memory_bytes), one.user or "") for one in each.foreign]
+    who += [stranger(one, render.size(one.memory_bytes), one.user or "") for one in gpu.foreign]
     who += [f"reserved {line}" for line in each.reserved]
     return [
-        str(each.index),
-        each.name,
-        render.size(each.memory_free_bytes) or "?",
-        render.size(each.memory_total_bytes) or "?",
-        _percent(each.utilisation_percent),
-        _percent(each.memory_utilisation_percent),
+        str(gpu.index),
+        gpu.name,
+        render.size(gpu.memory_free_bytes) or "?",
+        render.size(gpu.memory_total_bytes) or "?",
+        _percent(gpu.utilisation_percent),
+        _percent(gpu.memory_utilisation_percent),
         each.state,
         "; ".join(who),
-        each.uuid,
+        gpu.uuid,
     ]
 
 
@@ -82,6 +83,7 @@ def _percent(part: int | None) -> str:
 
 def _holder(holder: GpuHolder) -> str:
     taken = f"uses {render.size(holder.taken_bytes)}" if holder.taken_bytes is not None else ""
-    granted = f"granted {render.size(holder.granted_bytes)}" if holder.granted_bytes is not None else ""
-    tail = ", ".join(filter(None, [holder.user, granted, taken]))
-    return f"{holder.job} ({tail})"
+    run, share = holder.run, holder.run.grant.gpu_memory_bytes
+    granted = f"granted {render.size(share)}" if share is not None else ""
+    tail = ", ".join(filter(None, [run.user, granted, taken]))
+    return f"{run.name} ({tail})"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from spool.cli import render
+from spool.cli import publicjson, render
 from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.core.names import engine_title
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.query.machine import MachineStatus, RunGrant, machine_status
+from spool.query.machine import MachineStatus, RunHere, machine_status
 
 _COLUMNS = (
     render.Column("JOB", cut="middle"),
@@ -41,7 +41,7 @@ def command(root: str, as_json: bool) -> int:
     """
     found = machine_status(viewed(root))
     if as_json:
-        render.as_json({"version": 1, **render.plain(found)})
+        render.as_json({"version": 1, **publicjson.plain(found)})
     else:
         _print(found)
     return 0
@@ -65,29 +65,32 @@ def _print(found: MachineStatus) -> None:
         render.prose(f"problem: {problem}")
     if found.runs:
         render.say()
-        rows = [
-            [
-                each.job,
-                each.user,
-                str(each.cpus),
-                render.size(each.memory_bytes),
-                ",".join(map(str, each.gpus)) if each.engine is None else count_of(each.gpu_count, "GPU"),
-                in_words(each.resources, each.resource_indices),
-                render.duration(found.at_ns - each.started_at_ns),
-                _remark(each),
-            ]
-            for each in found.runs
-        ]
+        rows = [_row(each, found.at_ns) for each in found.runs]
         kept = [at for at, column in enumerate(_COLUMNS) if column.title != "RESOURCES" or any(row[at] for row in rows)]
         render.table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
-def _remark(run: RunGrant) -> str:
+def _row(each: RunHere, now_ns: int) -> list[str]:
+    run, grant = each.run, each.run.grant
+    return [
+        run.name,
+        run.user,
+        str(grant.cpus),
+        render.size(grant.memory_bytes),
+        ",".join(map(str, grant.gpu_indices)) if run.elsewhere is None else count_of(grant.gpu_count, "GPU"),
+        in_words(grant.resources, grant.resource_indices),
+        render.duration(now_ns - run.started_at_ns),
+        _remark(each),
+    ]
+
+
+def _remark(each: RunHere) -> str:
+    run = each.run
     if run.stopping or run.suspended:
         return "stopping" if run.stopping else "suspended"
-    if run.engine is None:
+    if run.elsewhere is None:
         return ""
-    return f"{'on its way to' if run.on_its_way else 'in'} {engine_title(run.engine)}"
+    return f"{'on its way to' if each.on_its_way else 'in'} {engine_title(run.elsewhere)}"
 
 
 _ASTRAY = "ITS .lock WAS DELETED OR REPLACED: it creates a new one soon"
@@ -133,7 +136,7 @@ def _gpus(found: MachineStatus) -> str:
         return "none"
     states: dict[str, list[str]] = {}
     for each in found.gpus:
-        states.setdefault(each.state, []).append(str(each.index))
+        states.setdefault(each.state, []).append(str(each.gpu.index))
     return f"{len(found.gpus)}: " + "; ".join(f"{state} {', '.join(each)}" for state, each in states.items())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spool.cli import render
+from spool.cli import publicjson, render
 from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
@@ -12,7 +12,7 @@ from spool.core.model import Grant
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
-from spool.query.explain import Preview, StartingJob, WaitingJob, preview
+from spool.query.explain import PlannedJob, Preview, WaitingJob, preview
 
 _COLUMNS = (
     render.Column("#", right=True),
@@ -41,7 +41,7 @@ def command(root: str, as_json: bool) -> int:
     """
     found = preview(viewed(root))
     if as_json:
-        render.as_json({"version": 1, **render.plain(found)})
+        render.as_json({"version": 1, **publicjson.plain(found)})
     else:
         _print(found)
     return 0
@@ -52,22 +52,8 @@ def _print(found: Preview) -> None:
         tell(found.config_problem)
     if found.paused:
         tell("the spool is paused: no job starts until `spool resume`")
-    rows = [
-        (
-            each.place,
-            [str(each.place), each.name, each.user, str(each.priority), "now", _runs(each), _gets(each.grant)],
-            "green",
-        )
-        for each in found.starts
-    ]
-    rows += [
-        (
-            each.place,
-            [str(each.place), each.name, each.user, str(each.priority), _start(each, found), _runs(each), _why(each)],
-            "",
-        )
-        for each in found.waits
-    ]
+    rows = [(each.place, _row(each, "now", _gets(each.grant)), "green") for each in found.starts]
+    rows += [(each.place, _row(each, _start(each, found), _why(each)), "") for each in found.waits]
     rows.sort(key=lambda row: row[0])
     if rows:
         render.table(_COLUMNS, [row for _, row, _ in rows], [style for _, _, style in rows])
@@ -90,22 +76,25 @@ def _print(found: Preview) -> None:
         render.prose("no dispatcher is running: `spool dispatch` starts one")
 
 
+def _row(each: PlannedJob, start: str, why: str) -> list[str]:
+    job, expected = each.job, each.standing.expected
+    runs = f"{'~' if expected.is_guess else ''}{show_duration(expected.ns)}"
+    return [str(each.place), job.name, job.user, str(job.spec.priority), start, runs, why]
+
+
 def _start(each: WaitingJob, found: Preview) -> str:
-    if each.start_at_ns is None:
-        return "?" if each.later_than_at_ns is None else "later"
-    wait = each.start_at_ns - found.at_ns
-    about = "~" if each.start_is_guess else ""
+    start = each.start
+    if start.at_ns is None:
+        return "?" if start.later_than_ns is None else "later"
+    wait = start.at_ns - found.at_ns
+    about = "~" if start.guessed else ""
     return f"in {about}{show_duration(wait)}" if wait > 0 else "next"
 
 
 def _why(each: WaitingJob) -> str:
     """Return why a job waits, and why its start is unknown, if that is another reason."""
-    known = each.start_unknown in ("", each.reason)
-    return each.reason if known else f"{each.reason}; {each.start_unknown}"
-
-
-def _runs(each: StartingJob | WaitingJob) -> str:
-    return f"{'~' if each.run_is_guess else ''}{show_duration(each.expected_run_ns)}"
+    known = each.start.unknown in ("", each.reason)
+    return each.reason if known else f"{each.reason}; {each.start.unknown}"
 
 
 def _gets(grant: Grant) -> str:

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from spool.cli import render
+from spool.cli import publicjson, render
 from spool.cli.common import json_option, moment_of, viewed
 from spool.cli.group import Verb
 from spool.cli.pictures import FILE_SIZE, PANELS, TERMINAL_CPU_ROWS, FilePicture, TerminalPicture
@@ -84,7 +84,7 @@ def command(
     size = FILE_SIZE if file is not None else JSON_SIZE if as_json else (screen.columns, TERMINAL_CPU_ROWS)
     found = timeline(viewed(root), wanted, Frame(*size, By(by) if by is not None else None), now_ns)
     if as_json:
-        values = render.plain(found)
+        values = publicjson.plain(found)
         del values["at_ns"]
         render.as_json({"version": 1, "at": render_instant(found.at_ns), **values})
     elif not found.runs:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from enum import Enum
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal, TextIO, assert_never
@@ -394,42 +393,11 @@ def as_json(value: Any) -> None:
     """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, unknown values as null."""
     import json  # imported here, because `submit` prints none
 
-    found = plain(value)
+    from spool.cli import publicjson
+
+    found = publicjson.plain(value)
     text = json.dumps(found, indent=2, ensure_ascii=False)
     sys.stdout.write((text if shown(text, "\n") == text else json.dumps(found, indent=2)) + "\n")
-
-
-_TABLES = frozenset({"resources", "resource_indices"})
-"""Fields that are tables, held as pairs so that values with them can be compared and hashed."""
-
-
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-
-
-def plain(value: Any) -> Any:
-    """Return *value* as JSON types."""
-    if isinstance(value, Struct):
-        from spool.formats.timestamps import render_instant
-
-        found: dict[str, Any] = {}
-        for name in value.__struct_fields__:
-            item = getattr(value, name)
-            if name.endswith("_at_ns"):
-                found[name.removesuffix("_ns")] = None if item is None else render_instant(item)
-            elif name in _TABLES and isinstance(item, tuple):
-                found[name] = {key: plain(each) for key, each in item}
-            else:
-                found[name] = item if type(item) in _SCALARS else plain(item)
-        return found
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return [plain(item) for item in sorted(value, key=str)]
-    return value
 
 
 @lru_cache(maxsize=256)

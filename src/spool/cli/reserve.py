@@ -10,7 +10,7 @@ from datetime import datetime
 
 import click
 
-from spool.cli import charts, render
+from spool.cli import charts, publicjson, render
 from spool.cli.common import for_each, json_option, own, viewed
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.moments import understood
@@ -225,7 +225,7 @@ def _whom(one: Reservation) -> str:
 
 
 def _values(one: ReservationStatus) -> dict[str, object]:
-    values = render.plain(one.reservation) if one.reservation is not None else {}
+    values = publicjson.plain(one.reservation) if one.reservation is not None else {}
     more = {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
     return {key: value for key, value in values.items() if key != "name"} | more
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import click
 
-from spool.cli import render
+from spool.cli import publicjson, render
 from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
-from spool.core.efficiency import Advice, Efficiency, MeasuredRun, Spread, Summary
+from spool.core.efficiency import Advice, Efficiency, Spread, Summary
+from spool.core.model import Grant
 from spool.core.reasons import count_of
 from spool.core.units import format_duration, format_size, show_size
 from spool.query.accounting import ArrayEfficiency, RunEfficiency, compare
@@ -50,33 +51,36 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
 
 def _json(found: RunEfficiency | ArrayEfficiency) -> dict[str, object]:
     if isinstance(found, ArrayEfficiency):
-        return {"job": found.job, "array": True, **render.plain(found.summary)}
-    used = render.plain(found.used)
+        return {"job": found.job, "array": True, **publicjson.plain(found.summary)}
     return {
-        "job": used.pop("job"),
+        "job": found.used.record.job,
         "array": False,
-        **used,
+        **publicjson.plain(found.used),
         "so_far": not found.used.ended,
         "memory_now_bytes": found.memory_now_bytes,
-        **render.plain(found.compared),
-        "runs": render.plain(found.runs),
+        **publicjson.plain(found.compared),
+        "runs": publicjson.plain(found.runs),
     }
 
 
 def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
     used, compared = found.used, found.compared
+    record, gpus = used.record, used.grant.gpu_count
     so_far = "" if used.ended else " so far"
     others = f" of {len(found.runs)}" if len(found.runs) > 1 else ""
-    lines = [("job", f"{used.job}, run {used.run}{others}, {used.state}{', so far' if so_far else ''}")]
+    lines = [("job", f"{record.job}, run {record.run}{others}, {used.state}{', so far' if so_far else ''}")]
     if not used.started:
         return [*lines, ("", "; ".join(compared.advice.notes))]
     return [
         *lines,
-        ("CPUs", f"{used.cpus} given, {_busy(compared.cpus_used, compared.cpu_efficiency)}"),
-        ("CPU time", render.cpu_time(used.cpu_time_ns) + so_far if used.cpu_time_ns is not None else _UNKNOWN),
+        ("CPUs", f"{used.grant.cpus} given, {_busy(compared.cpus_used, compared.cpu_efficiency)}"),
+        ("CPU time", render.cpu_time(record.cpu_time_ns) + so_far if record.cpu_time_ns is not None else _UNKNOWN),
         ("memory", _memory(found)),
-        ("GPUs", _gpus(used, compared) + so_far if used.gpus else ""),
-        *((_which(used, at), render.gpu_use(use)) for at, use in enumerate(used.gpu_use, 1)),
+        ("GPUs", _gpus(used.grant, compared) + so_far if gpus else ""),
+        *(
+            (f"GPU {at} of {gpus}" if gpus > 1 else "its GPU", render.gpu_use(use))
+            for at, use in enumerate(record.gpu_use, 1)
+        ),
         ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
         *_next_time(compared.advice),
     ]
@@ -89,26 +93,23 @@ def _busy(cpus: float | None, part: float | None) -> str:
 
 
 def _memory(found: RunEfficiency) -> str:
-    used, share = found.used, found.compared.memory_efficiency
-    asked = f"{show_size(used.memory_bytes)} given, " if used.memory_bytes is not None else "no limit, "
+    given, peak = found.used.grant.memory_bytes, found.used.record.peak_memory_bytes
+    asked = f"{show_size(given)} given, " if given is not None else "no limit, "
     if found.memory_now_bytes is not None:
         return f"{asked}{show_size(found.memory_now_bytes)} in use now"
-    if used.peak_memory_bytes is None:
+    if peak is None:
         return f"{asked}peak {_UNKNOWN}"
-    of = " by its largest process" if used.memory_bytes is None else ""
+    share = found.compared.memory_efficiency
+    of = " by its largest process" if given is None else ""
     part = f": {render.percent(share)}" if share is not None else ""
-    return f"{asked}{show_size(used.peak_memory_bytes)} at most{of}{part}"
+    return f"{asked}{show_size(peak)} at most{of}{part}"
 
 
-def _gpus(used: MeasuredRun, compared: Efficiency) -> str:
-    share = f" ({show_size(used.gpu_memory_bytes)} of each)" if used.gpu_memory_bytes is not None else ""
+def _gpus(grant: Grant, compared: Efficiency) -> str:
+    share = f" ({show_size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
     busy = f"{render.percent(compared.gpu_efficiency)} busy" if compared.gpu_efficiency is not None else "use unknown"
     hours = render.ratio(compared.gpu_hours) or _UNKNOWN
-    return f"{count_of(used.gpus, 'GPU')} given{share}, {busy}, {hours} GPU hours"
-
-
-def _which(used: MeasuredRun, at: int) -> str:
-    return f"GPU {at} of {used.gpus}" if used.gpus > 1 else "its GPU"
+    return f"{count_of(grant.gpu_count, 'GPU')} given{share}, {busy}, {hours} GPU hours"
 
 
 def _time(ran_ns: int | None, limit_ns: int | None, part: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from spool.cli import render
+from spool.cli import publicjson, render
 from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
@@ -43,7 +43,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     spool = opened(root)
     found = job_details(spool, one_job(spool, name), run)
     if as_json:
-        render.as_json({"version": 1, **render.plain(found)})
+        render.as_json({"version": 1, **publicjson.plain(found)})
     else:
         _print(found)
         _print_tasks(folded(spool, found.tasks))

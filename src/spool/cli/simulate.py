@@ -10,7 +10,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from spool.cli import charts, render
+from spool.cli import charts, publicjson, render
 from spool.cli.common import json_option, opened, value_of
 from spool.cli.group import Verb
 from spool.cli.telling import tell
@@ -313,10 +313,10 @@ def _print_json(setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
             "policies": [
                 {
                     "policy": each.policy,
-                    **render.plain(each.figures),
+                    **publicjson.plain(each.figures),
                     "seconds": round(each.seconds, 3),
-                    "sizes": [{"size": group.name, **render.plain(group.figures)} for group in each.sizes],
-                    "users": [{"user": group.name, **render.plain(group.figures)} for group in each.users],
+                    "sizes": [{"size": group.name, **publicjson.plain(group.figures)} for group in each.sizes],
+                    "users": [{"user": group.name, **publicjson.plain(group.figures)} for group in each.users],
                     "longest_waits": [_longest_wait(one, setup.first_at_ns) for one in each.longest_waits],
                 }
                 for each in done

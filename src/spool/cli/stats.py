@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import click
 from msgspec import Struct
 
-from spool.cli import render
+from spool.cli import publicjson, render
 from spool.cli.common import json_option, moment_of, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
@@ -93,11 +93,11 @@ def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> No
     render.as_json(
         {
             "version": 1,
-            **render.plain(wanted),
+            **publicjson.plain(wanted),
             "by": by,
-            **render.plain(_Ends(statistics.first_at_ns, statistics.last_at_ns)),
+            **publicjson.plain(_Ends(statistics.first_at_ns, statistics.last_at_ns)),
             "total": statistics.total,
-            "groups": [{by: key, **render.plain(totals)} for key, totals in statistics.groups] if by else [],
+            "groups": [{by: key, **publicjson.plain(totals)} for key, totals in statistics.groups] if by else [],
             "unreadable_lines": found.unreadable,
             "duplicate_runs": statistics.duplicates,
             "clock_set_runs": statistics.clock_set,

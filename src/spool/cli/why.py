@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from spool.cli import render
+from spool.cli import publicjson, render
 from spool.cli.common import json_option, name_argument, one_job, viewed
 from spool.cli.group import Verb
 from spool.core.names import engine_title
@@ -33,7 +33,7 @@ def command(root: str, name: str, as_json: bool) -> int:
     spool = viewed(root)
     answer = why(spool, one_job(spool, name))
     if as_json:
-        render.as_json({"version": 1, **render.plain(answer)})
+        render.as_json({"version": 1, **publicjson.plain(answer)})
     else:
         for line in sentences(answer):
             render.prose(line)

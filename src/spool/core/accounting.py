@@ -17,7 +17,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from spool.core.model import SECOND_NS, State
+from spool.core.model import SECOND_NS, RunAccount, State
 from spool.core.units import LARGEST
 
 Day = tuple[str, int, int]
@@ -184,39 +184,6 @@ def utc_day(at_ns: int) -> Day:
     return (_EPOCH + timedelta(microseconds=start // 1000)).date().isoformat(), start, start + _DAY_NS
 
 
-class EndedRun(Protocol):
-    """One ended run, with the fields of its history line that the accounting needs.
-
-    A protocol, because copying millions of runs would dominate the time: the reader of the lines has these fields
-    already.
-    """
-
-    job: str
-    run: int
-    outcome: str
-    submitted_at_ns: int | None
-    started_at_ns: int | None
-    ended_at_ns: int | None
-    told_at_ns: int | None  # when its history line was written, as `Result.told_at_ns`
-    cpus: int  # granted
-    gpus: tuple[str, ...]  # UUIDs; for a run of an engine, which does not report them, made-up names
-    gpu_indices: tuple[int, ...]
-    memory_bytes: int | None  # granted
-    resources: dict[str, int] | None
-    cpu_time_ns: int | None
-    peak_memory_bytes: int | None
-    suspended_ns: int  # within the time from its start to its end
-    gpu_percent: float | None  # share of the time in which its GPUs computed, on average
-    attempt: int
-    requeues: int
-    again: str | None
-    user: str | None
-    project: str | None
-    group: str | None
-    tags: tuple[str, ...]
-    executor: str | None
-
-
 class Totals(Struct, frozen=True):
     """The sums over some runs. A value is None where there is no data; quantiles are times that a run really had.
 
@@ -282,7 +249,7 @@ class GroupSums:
         self._resource_ns: dict[str, int] = {}
         self.given = Intervals()  # grants within the period, whenever their runs ended
 
-    def count(self, run: EndedRun, waited_ns: int | None, ran_ns: int | None) -> None:
+    def count(self, run: RunAccount, waited_ns: int | None, ran_ns: int | None) -> None:
         """Count a run that ended in the period."""
         kind = run.outcome, run.again
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
@@ -503,7 +470,7 @@ class Ledger:
         self._duplicates = 0
         self._clock_set = 0
 
-    def add(self, runs: Iterable[EndedRun]) -> None:
+    def add(self, runs: Iterable[RunAccount]) -> None:
         """Count those of *runs* that the filter selects. One loop for speed: it may turn a million times."""
         wanted, since, until = self._wanted, self._since, self._until
         anyone = wanted.anyone
@@ -577,7 +544,7 @@ class Ledger:
             return (list(State).index(State(key or "invalid")),)
         return -totals.gpu_hours, -totals.cpu_hours, -totals.runs
 
-    def _counted_in(self) -> Callable[[EndedRun], Sequence[GroupSums]]:
+    def _counted_in(self) -> Callable[[RunAccount], Sequence[GroupSums]]:
         """Return a function that selects the sums in which a run counts."""
         groups, total, days = self._groups, self._total, self._days
         match self._by:

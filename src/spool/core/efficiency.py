@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
-from spool.core.model import SECOND_NS, GpuUse, State
-from spool.core.names import engine_title
+from spool.core.model import SECOND_NS, Grant, Result, State
+from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.core.units import show_duration, show_size
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -33,27 +33,33 @@ _LONGEST_STEP_NS = 6 * _HOUR_NS
 
 
 class MeasuredRun(Struct, frozen=True):
-    """One run: its grant, and its known usage. None is unknown, or not requested."""
+    """One run: its record, with its use of resources so far if it goes on, and what its record does not say."""
 
-    job: str
-    run: int
-    state: State
-    cpus: int = 0
-    memory_bytes: int | None = None
-    gpus: int = 0
-    gpu_memory_bytes: int | None = None
+    record: Result
     time_limit_ns: int | None = None
-    started: bool = True
     run_time_ns: int | None = None  # so far, if it is still running
-    cpu_time_ns: int | None = None
-    peak_memory_bytes: int | None = None
-    gpu_use: tuple[GpuUse, ...] = ()  # of each of its GPUs
-    engine: str | None = None  # the engine that ran and measured it on another machine, if any
+    started: bool = True
+
+    @property
+    def state(self) -> State:
+        """Its outcome; its state, while it goes on."""
+        return self.record.outcome
 
     @property
     def ended(self) -> bool:
         """Whether the usage is final."""
         return self.state.ended
+
+    @property
+    def grant(self) -> Grant:
+        """What it was granted."""
+        return self.record.grant
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that ran and measured it on another machine, if any."""
+        executor = self.record.executor
+        return None if executor in (None, *LOCAL_EXECUTORS) else executor
 
 
 class Advice(Struct, frozen=True):
@@ -106,15 +112,15 @@ class Summary(Struct, frozen=True):
 
 def efficiency(run: MeasuredRun) -> Efficiency:
     """Compare the grant of *run* with its usage."""
-    wall_ns = run.run_time_ns
-    busy = None if run.cpu_time_ns is None or not wall_ns else run.cpu_time_ns / wall_ns
+    wall_ns, used, grant = run.run_time_ns, run.record, run.grant
+    busy = None if used.cpu_time_ns is None or not wall_ns else used.cpu_time_ns / wall_ns
     return Efficiency(
         cpus_used=busy,
-        cpu_efficiency=busy / run.cpus if busy is not None and run.cpus else None,
-        memory_efficiency=_part(run.peak_memory_bytes, run.memory_bytes),
+        cpu_efficiency=busy / grant.cpus if busy is not None and grant.cpus else None,
+        memory_efficiency=_part(used.peak_memory_bytes, grant.memory_bytes),
         time_limit_used=_part(wall_ns, run.time_limit_ns),
-        gpu_hours=None if wall_ns is None else run.gpus * wall_ns / _HOUR_NS,
-        gpu_efficiency=mean_part(run.gpu_use),
+        gpu_hours=None if wall_ns is None else grant.gpu_count * wall_ns / _HOUR_NS,
+        gpu_efficiency=mean_part(used.gpu_use),
         advice=_advice(run, busy),
     )
 
@@ -131,11 +137,12 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if run.state not in (State.FINISHED, State.TIMEOUT, State.OUT_OF_MEMORY):
         return Advice(notes=(f"it did not run to its end ({run.state}), so its needs are unknown",))
     notes: list[str] = []
-    memory, time_limit = run.peak_memory_bytes, run.run_time_ns or 0
+    used, grant = run.record, run.grant
+    memory, time_limit = used.peak_memory_bytes, run.run_time_ns or 0
     if run.run_time_ns is None:
         notes.append("its run time is unknown")
     if run.state is State.OUT_OF_MEMORY:
-        memory, note = _twice(memory, run.memory_bytes, show_size)
+        memory, note = _twice(memory, grant.memory_bytes, show_size)
         notes.append(f"it ran out of memory, and how much it needs is unknown: {note}")
     elif memory is None and run.engine is not None:
         notes.append(f"its peak memory is unknown: only {engine_title(run.engine)} measures it")
@@ -145,7 +152,7 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         memory = None
     else:
         memory += memory // 5
-        if run.memory_bytes is None:
+        if grant.memory_bytes is None:
             notes.append("the memory is that of its largest process only; set `memory` to measure all of them")
     if run.state is State.TIMEOUT:
         limit_ns, note = _twice(
@@ -158,18 +165,18 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     else:
         time_limit += time_limit // 2
     cpus = None
-    if run.cpu_time_ns is None:
+    if used.cpu_time_ns is None:
         by = f": only {engine_title(run.engine)} measures it" if run.engine is not None else ""
         notes.append(f"its CPU time is unknown{by}")
     elif busy is None or (run.run_time_ns or 0) < _ENOUGH_NS:
         notes.append("it ran too briefly to show how many CPUs it needs")
-    elif run.cpus:
+    elif grant.cpus:
         cpus = max(1, math.ceil(busy - 0.1))
-    idle, gpu_peak = unused(run.gpu_use), peak_memory_bytes(run.gpu_use)
-    if idle:
-        notes.append("its GPU was never busy" if run.gpus == 1 else f"{idle} of its {run.gpus} GPUs were never busy")
-    if run.gpu_memory_bytes is None or run.state is not State.FINISHED:
-        gpu_peak = None
+    if idle := unused(used.gpu_use):
+        of = "its GPU was" if grant.gpu_count == 1 else f"{idle} of its {grant.gpu_count} GPUs were"
+        notes.append(f"{of} never busy")
+    shared = grant.gpu_memory_bytes is not None and run.state is State.FINISHED
+    gpu_peak = peak_memory_bytes(used.gpu_use) if shared else None
     return Advice(
         cpus=cpus,
         memory_bytes=memory if run.state is State.OUT_OF_MEMORY else rounded_size(memory) if memory else None,
@@ -213,10 +220,10 @@ def _up(number: int, step: int) -> int:
 def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
     """Summarise an array: the newest run of each task that has one; *waiting* tasks have none yet."""
     compared = [(run, efficiency(run)) for run in runs]
-    timed = [run for run in runs if run.cpu_time_ns is not None and run.run_time_ns]
-    busy_ns = sum(run.cpu_time_ns or 0 for run in timed)
+    timed = [run for run in runs if run.record.cpu_time_ns is not None and run.run_time_ns]
+    busy_ns = sum(run.record.cpu_time_ns or 0 for run in timed)
     wall_ns = sum(run.run_time_ns or 0 for run in timed)
-    given_ns = sum(run.cpus * (run.run_time_ns or 0) for run in timed)
+    given_ns = sum(run.grant.cpus * (run.run_time_ns or 0) for run in timed)
     states = Counter(run.state.value for run in runs)
     if waiting:
         states[State.QUEUED.value] += waiting
@@ -225,16 +232,16 @@ def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
     return Summary(
         tasks=len(runs) + waiting,
         states={state.value: states[state.value] for state in State if states[state.value]},
-        cpus=_spread([run.cpus for run in runs if run.cpus]),
-        memory_bytes=_spread([run.memory_bytes for run in runs]),
+        cpus=_spread([run.grant.cpus for run in runs if run.grant.cpus]),
+        memory_bytes=_spread([run.grant.memory_bytes for run in runs]),
         time_limit_ns=max((run.time_limit_ns for run in runs if run.time_limit_ns is not None), default=None),
         run_time_ns=_spread([run.run_time_ns for run in runs if run.ended]),
-        cpu_time_ns=_spread([run.cpu_time_ns for run in runs if run.ended]),
-        peak_memory_bytes=_spread([run.peak_memory_bytes for run in runs if run.ended]),
+        cpu_time_ns=_spread([run.record.cpu_time_ns for run in runs if run.ended]),
+        peak_memory_bytes=_spread([run.record.peak_memory_bytes for run in runs if run.ended]),
         cpus_used=busy_ns / wall_ns if wall_ns else None,
         cpu_efficiency=busy_ns / given_ns if given_ns else None,
         gpu_hours=sum(each.gpu_hours or 0.0 for _, each in compared),
-        gpu_efficiency=mean_part([use for run in runs for use in run.gpu_use]),
+        gpu_efficiency=mean_part([use for run in runs for use in run.record.gpu_use]),
         advice=Advice(
             cpus=_most([each.cpus for each in advice]),
             memory_bytes=_most([each.memory_bytes for each in advice]),

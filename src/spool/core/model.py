@@ -278,6 +278,38 @@ class Result(Struct, frozen=True):
         return self.recorded_at_ns if self.recorded_at_ns is not None else self.ended_at_ns
 
 
+class RunAccount(Struct, gc=False):
+    """One run as the sums and pictures count it: the part of its records that its history line has.
+
+    The reader of the lines extends this value, because copying millions of runs would dominate the time.
+    """
+
+    job: str
+    run: int
+    outcome: str  # its state, while it goes on
+    attempt: int = 1
+    user: str | None = None
+    project: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    cpus: int = 0  # granted
+    memory_bytes: int | None = None  # granted
+    gpus: tuple[str, ...] = ()  # UUIDs; for a run of an engine, which does not report them, made-up names
+    gpu_indices: tuple[int, ...] = ()
+    resources: dict[str, int] | None = None
+    peak_memory_bytes: int | None = None
+    requeues: int = 0
+    again: str | None = None
+    executor: str | None = None
+    submitted_at_ns: int | None = None
+    started_at_ns: int | None = None
+    ended_at_ns: int | None = None  # None: unknown, or it goes on
+    told_at_ns: int | None = None  # when its history line was written, as `Result.told_at_ns`
+    cpu_time_ns: int | None = None
+    suspended_ns: int = 0  # within the time from its start to its end
+    gpu_percent: float | None = None  # share of the time in which its GPUs computed, on average
+
+
 class GpuUse(Struct, frozen=True):
     """A run's use of one of its GPUs while that was watched. None is unknown, never 0."""
 

@@ -228,8 +228,7 @@ class Finalizer:
         result = self._cut_off(name, live.wait)
         filed = spool.holds(live.inode, name, DONE)
         if result is None:
-            ended = Unstarted(name, live.spec, live.user, live.wait, live.attempts)
-            result = self._never_ran(ended, State.CANCELLED, self._why_taken_back(live, filed=filed), now_ns)
+            result = self._never_ran(live, State.CANCELLED, self._why_taken_back(live, filed=filed), now_ns)
         self._put_unstarted(job, result, text, live.spec)
         if not filed:
             spool.archive(name, RUNNING, text)
@@ -270,28 +269,15 @@ class Finalizer:
 
     def _result(self, live: ActiveRun, ended: Ended) -> Result:
         outcome, reason, end = ended.outcome, ended.reason, ended.end
-        result = Result(
-            job=live.name,
-            run=live.run,
-            attempt=live.attempts.attempt,
-            outcome=outcome,
-            reason=one_line(reason),
-            submitted_at_ns=live.wait.arrived_at_ns,
+        result = replace(
+            _record(live, live.run, outcome, reason, end.at_ns),
             started_at_ns=live.ran_from_ns,
-            ended_at_ns=end.at_ns,
             end_is_bound=end.is_bound,
             exit_code=ended.exit_code,
             peak_memory_bytes=live.usage.peak_memory_bytes,
             cpu_time_ns=live.usage.cpu_time_ns,
-            requeues=live.attempts.requeues,
-            user=live.user,
-            project=live.spec.project,
-            group=live.spec.group,
-            tags=live.spec.tags,
-            request=live.spec.request,
             grant=live.grant,
             executor=live.executor,
-            host=identity.host(),
             suspended_ns=live.suspension.total_ns(end.at_ns),
             gpu_use=live.gpu_watch.known if live.gpu_watch is not None else (),
         )
@@ -378,24 +364,29 @@ class Finalizer:
         ended = Unstarted(job.name, file.spec, name_of(file.uid), job.wait, job.attempts)
         return self._never_ran(ended, outcome, reason, now_ns)
 
-    def _never_ran(self, ended: Unstarted, outcome: State, reason: str, now_ns: int) -> Result:
+    def _never_ran(self, ended: Unstarted | ActiveRun, outcome: State, reason: str, now_ns: int) -> Result:
         """Return the end of a submission that never ran, with the requests of its job file."""
-        result = Result(
-            job=ended.name,
-            run=self._spool.next_run(ended.name),
-            attempt=ended.attempts.attempt,
-            outcome=outcome,
-            reason=one_line(reason),
-            submitted_at_ns=ended.wait.arrived_at_ns if ended.wait is not None else None,
-            ended_at_ns=now_ns,
-            requeues=ended.attempts.requeues,
-            user=ended.user,
-            host=identity.host(),
-        )
-        spec = ended.spec
-        if spec is None:
-            return result
-        return replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
+        return _record(ended, self._spool.next_run(ended.name), outcome, reason, now_ns)
+
+
+def _record(ended: Unstarted | ActiveRun, run: int, outcome: State, reason: str, at_ns: int) -> Result:
+    """Return what is recorded of each end, of a run and of a submission that never ran."""
+    result = Result(
+        job=ended.name,
+        run=run,
+        attempt=ended.attempts.attempt,
+        outcome=outcome,
+        reason=one_line(reason),
+        submitted_at_ns=ended.wait.arrived_at_ns if ended.wait is not None else None,
+        ended_at_ns=at_ns,
+        requeues=ended.attempts.requeues,
+        user=ended.user,
+        host=identity.host(),
+    )
+    spec = ended.spec
+    if spec is None:
+        return result
+    return replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
 
 
 def _moved_at_ns(job: JobEntry, file: JobFileVersion, now_ns: int) -> int:

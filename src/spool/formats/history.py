@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
 from sys import intern
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidRecord, cannot
-from spool.core.model import OUTCOMES, SECOND_NS, GpuUse, Grant, Request, Result, State
+from spool.core.model import OUTCOMES, SECOND_NS, GpuUse, Grant, Request, Result, RunAccount, State
 from spool.formats import toml
 from spool.formats.freetext import one_line
 from spool.formats.run_records import (
@@ -37,10 +37,6 @@ from spool.formats.run_records import (
     text_lines,
 )
 from spool.formats.timestamps import at_lines, parse_instant, read_at, render_instant
-
-if TYPE_CHECKING:
-    from spool.core.accounting import EndedRun
-
 
 V = TypeVar("V")
 
@@ -387,44 +383,24 @@ def parse_history_line(data: bytes) -> Result:
 _MOST_GPUS = 1024  # of one run on a cluster: an edited line may claim any number
 
 
-class _RunLine(msgspec.Struct, gc=False):
-    """The fields of `HistoryLine` that are counted, and the values derived from them: an `EndedRun`.
+class _RunLine(RunAccount, gc=False):
+    """The fields of `HistoryLine` that are counted, and the sources of those that are derived from them.
 
     Here `null` is the same as absent.
     """
 
-    job: str
-    run: int
-    outcome: str
-    attempt: int = 1
+    cpus: _Count = msgspec.field(default=0, name="granted_cpus")
+    gpus: tuple[str, ...] = msgspec.field(default=(), name="gpu_uuids")
+    memory_bytes: int | None = msgspec.field(default=None, name="granted_memory_bytes")
+    resources: dict[str, _Count] | None = msgspec.field(default=None, name="granted_resources")
     submitted_at: _Moment | None = None
     started_at: _Moment | None = None
     ended_at: _Moment | None = None
     recorded_at: _Moment | None = None
-    user: str | None = None
-    project: str | None = None
-    group: str | None = None
-    tags: tuple[str, ...] = ()
-    cpus: _Count = msgspec.field(default=0, name="granted_cpus")
     granted_gpus: int = 0
-    gpus: tuple[str, ...] = msgspec.field(default=(), name="gpu_uuids")
-    gpu_indices: tuple[int, ...] = ()
-    memory_bytes: int | None = msgspec.field(default=None, name="granted_memory_bytes")
-    resources: dict[str, _Count] | None = msgspec.field(default=None, name="granted_resources")
-    peak_memory_bytes: int | None = None
     cpu_time_ms: int | None = None
-    requeues: int = 0
-    again: str | None = None
-    executor: str | None = None
     suspended_ms: int = 0
     gpu_use: tuple[GpuUseLine, ...] = ()
-    submitted_at_ns: int | None = None  # these seven are derived, and in no line
-    started_at_ns: int | None = None
-    ended_at_ns: int | None = None
-    told_at_ns: int | None = None
-    cpu_time_ns: int | None = None
-    suspended_ns: int = 0
-    gpu_percent: float | None = None
 
 
 class _Told(msgspec.Struct, gc=False):
@@ -443,7 +419,7 @@ _decode_run = msgspec.json.Decoder(_RunLine).decode
 _decode_told = msgspec.json.Decoder(_Told).decode
 
 
-def read_ended_runs(text: bytes) -> tuple[Sequence[EndedRun], int]:
+def read_ended_runs(text: bytes) -> tuple[Sequence[RunAccount], int]:
     """Return the runs in lines of history, and the number of lines that cannot be parsed: torn, or of a later version.
 
     A last line without its newline may be half written: it is ignored.
@@ -463,7 +439,7 @@ def read_ended_runs(text: bytes) -> tuple[Sequence[EndedRun], int]:
     return known, unreadable
 
 
-def compacted(run: EndedRun) -> EndedRun:
+def compacted(run: RunAccount) -> RunAccount:
     """Return *run* in half the memory: its texts are shared, and the sources of its times are dropped."""
     if isinstance(run, _RunLine):
         run.submitted_at = run.started_at = run.ended_at = None

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, cast
 
-from msgspec import DecodeError, Raw, Struct, field, json, to_builtins
+from msgspec import DecodeError, Raw, Struct, convert, field, json, to_builtins
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.model import ForeignProcess, Gpu, GpuUse
@@ -29,14 +29,7 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
 
     def use(self) -> GpuUse:
         """Return the use since the start of the run."""
-        return GpuUse(
-            watched_ns=self.watched_ns,
-            mean_percent=self.mean_percent,
-            peak_percent=self.peak_percent,
-            memory_watched_ns=self.memory_watched_ns,
-            mean_memory_bytes=self.mean_memory_bytes,
-            peak_memory_bytes=self.peak_memory_bytes,
-        )
+        return convert(self, GpuUse, from_attributes=True)
 
     @staticmethod
     def of(watch: GpuWatch) -> tuple[GpuUseView, ...]:

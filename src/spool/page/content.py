@@ -16,15 +16,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.accounting import By, EndedRun, Ledger, RunFilter, Statistics
+from spool.core.accounting import By, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
-from spool.core.model import OUTCOMES, SECOND_NS, Machine, Result, State
+from spool.core.model import OUTCOMES, SECOND_NS, Grant, Machine, Result, RunAccount, State
 from spool.core.names import natural
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
 from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
 from spool.query.progress import progress_of
 from spool.query.tasks import ListedJob, folded
-from spool.query.timeline import Frame, Timeline, TimelineRun, last_day
+from spool.query.timeline import Frame, Timeline, TimelineRun, last_day, live_run
 from spool.store.history import RecentHistory
 from spool.store.reading import read_bytes
 from spool.store.tolerant import TolerantSpool
@@ -264,36 +264,20 @@ class ContentReader:
         self.aside_ns = time.thread_time_ns() - begun_ns
         self._day_due_ns = now_ns + _DAY_SHARE * self.aside_ns
 
-    def _timeline(self, ended: Collection[EndedRun], rows: Iterable[JobRow], now_ns: int) -> Timeline | None:
+    def _timeline(self, ended: Collection[RunAccount], rows: Iterable[JobRow], now_ns: int) -> Timeline | None:
         view = self._view
         if view is None or view.machine is None:
             return None
         gpus = tuple(gpu.gpu() for gpu in self._gpus)
         machine = Machine(view.machine.cpus, view.machine.memory_bytes, gpus=gpus)
-        going_on = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in _RUNS]
-        drawn = last_day(ended, filter(None, going_on), machine, Frame(COLUMNS, CPU_ROWS), now_ns)
+        live = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in _RUNS]
+        drawn = last_day(ended, filter(None, live), machine, Frame(COLUMNS, CPU_ROWS), now_ns)
         return drawn if drawn.runs else None
 
 
 def _drawn(row: JobRow, view: JobView) -> TimelineRun | None:
-    if row.run is None or row.started_at_ns is None:
-        return None
-    return TimelineRun(
-        job=row.name,
-        run=row.run,
-        outcome=row.state.value,
-        user=row.user,
-        project=row.project,
-        group=None,
-        executor=view.engine,
-        ready_at_ns=row.submitted_at_ns,
-        started_at_ns=row.started_at_ns,
-        ended_at_ns=None,
-        cpus=row.cpus or 0,
-        gpus=view.gpu_uuids,
-        memory_bytes=row.memory_bytes,
-        peak_memory_bytes=None,
-    )
+    grant = Grant(row.cpus or 0, row.memory_bytes, view.gpu_uuids)
+    return live_run(row, grant, view.engine, row.submitted_at_ns)
 
 
 def _ended(result: Result) -> JobRow:
@@ -316,7 +300,7 @@ def _by_start(row: JobRow) -> tuple[int, object]:
     return row.started_at_ns or _BIG, natural(row.name)
 
 
-def _day(runs: Collection[EndedRun], rows: Collection[JobRow], now_ns: int) -> Day:
+def _day(runs: Collection[RunAccount], rows: Collection[JobRow], now_ns: int) -> Day:
     ledger = Ledger(RunFilter(since_at_ns=now_ns - RECENT_NS), By.USER)
     ledger.add(runs)
     found = ledger.statistics()

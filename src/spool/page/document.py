@@ -208,7 +208,7 @@ def _bar_title(line: Timeline, bar: LaneBar) -> str:
     until = _clock(run.ended_at_ns, line.at_ns) or "now"
     more = "" if bar.alone else " and others"
     when = f"{_clock(run.started_at_ns, line.at_ns)} to {until}"
-    return f"{_cut(run.job, 120)}{more}, {_cut(run.user or '?', 40)}, {when}"
+    return f"{_cut(run.job, 120)}{more}, {_cut(run.account.user or '?', 40)}, {when}"
 
 
 def _ticks(line: Timeline) -> Iterator[tuple[float, str, str]]:

@@ -93,25 +93,14 @@ def _of_result(result: Result, spec: Spec | None, runs: tuple[int, ...]) -> RunE
 
 
 def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
-    grant = result.grant
     ran_ns = None
     if result.started_at_ns is not None and result.ended_at_ns is not None:
         ran_ns = result.ended_at_ns - result.started_at_ns - result.suspended_ns
     return MeasuredRun(
-        job=result.job,
-        run=result.run,
-        state=result.outcome,
-        cpus=grant.cpus,
-        memory_bytes=grant.memory_bytes,
-        gpus=grant.gpu_count,
-        gpu_memory_bytes=grant.gpu_memory_bytes,
+        result,
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
-        started=result.started_at_ns is not None,
         run_time_ns=ran_ns if ran_ns is None or ran_ns >= 0 else None,  # the clock was set
-        cpu_time_ns=result.cpu_time_ns,
-        peak_memory_bytes=result.peak_memory_bytes,
-        gpu_use=result.gpu_use,
-        engine=None if result.executor in (None, *LOCAL_EXECUTORS) else result.executor,
+        started=result.started_at_ns is not None,
     )
 
 
@@ -126,18 +115,11 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     proof = spool.load(name, run, MachineProber()).proof
     if grant is None or proof.verdict is Verdict.VOID:
         raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never started"))
-    used = MeasuredRun(
-        job=name,
-        run=run,
-        state=proof.outcome or _shown(spool, proof, grant) or State.RUNNING,
-        cpus=grant.grant.cpus,
-        memory_bytes=grant.grant.memory_bytes,
-        gpus=grant.grant.gpu_count,
-        gpu_memory_bytes=grant.grant.gpu_memory_bytes,
-        time_limit_ns=spec.time_limit_ns if spec is not None else None,
-    )
-    if used.gpus and (watch := JobLister(spool).gpu_watch(name, run)) is not None:
-        used = replace(used, gpu_use=watch.known)
+    state = proof.outcome or _shown(spool, proof, grant) or State.RUNNING
+    record = Result(name, run, grant.attempt, state, "", grant=grant.grant)
+    if grant.grant.gpu_count and (watch := JobLister(spool).gpu_watch(name, run)) is not None:
+        record = replace(record, gpu_use=watch.known)
+    used = MeasuredRun(record, time_limit_ns=spec.time_limit_ns if spec is not None else None)
     began_ns, now_ns = spool.ran_from_ns(grant), time.time_ns()
     if proof.verdict is Verdict.UNREACHABLE and grant.executor not in LOCAL_EXECUTORS and began_ns is not None:
         used = replace(used, run_time_ns=max(0, now_ns - began_ns))  # on an engine, which reports nothing more
@@ -149,8 +131,8 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
     used = replace(
         used,
+        record=replace(record, cpu_time_ns=processes.cpu_time_ns(pids) if pids else None),
         run_time_ns=max(0, now_ns - began_ns - spool.suspension(name, run).total_ns(now_ns)),
-        cpu_time_ns=processes.cpu_time_ns(pids) if pids else None,
     )
     return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(pids) or None)
 
@@ -166,7 +148,7 @@ def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:
     names = set(Tasks(array.job, spec).names()) if spec is not None else set()
     found = _ended_tasks(spool, names, array.expanded_at_ns)
     runs = [_run_of(result, spec) for result in found.values() if not _goes_on(spool, result)]
-    for name in names - {run.job for run in runs}:
+    for name in names - {run.record.job for run in runs}:
         newest = spool.latest_run(name)
         if newest is not None:
             try:

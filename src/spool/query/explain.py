@@ -12,6 +12,7 @@ from spool.core.forecast import StartForecast, forecast
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
 from spool.core.priority import OrderFactors
+from spool.core.scheduler import Ending
 from spool.query.jobs import JobLister
 from spool.query.snapshot import snapshot
 from spool.store.spool import Spool
@@ -192,45 +193,31 @@ def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
     return (PendingReason("hook", said),) if said.startswith(_HOOK) else ()
 
 
-class StartingJob(Struct, frozen=True):
-    """A job that would start now, and its grant."""
-
-    place: int  # in queue order, from 1
-    name: str
-    user: str
-    priority: int
-    grant: Grant
-    expected_run_ns: int
-    run_is_guess: bool  # no limit is stated
-    expected: str  # the expected run time in words, with its source
-
-
-class WaitingJob(Struct, frozen=True):
-    """A job that keeps waiting. `start_at_ns`: if every run ends when expected, including jobs that go first."""
+class PlannedJob(Struct, frozen=True):
+    """A waiting job, and its place in queue order, from 1."""
 
     place: int
-    name: str
-    user: str
-    priority: int
+    job: Waiting
+    standing: OrderFactors
+
+    @property
+    def expected(self) -> str:
+        """Its expected run time in words, with its source."""
+        return self.standing.expected.words(self.job.name, self.job.user)
+
+
+class StartingJob(PlannedJob, frozen=True):
+    """A job that would start now, and its grant."""
+
+    grant: Grant
+
+
+class WaitingJob(PlannedJob, frozen=True):
+    """A job that keeps waiting, and when it starts if every run ends when expected, including jobs that go first."""
+
     code: str
     reason: str
-    start_at_ns: int | None
-    start_is_guess: bool  # the start rests on a guessed run time
-    must_end: tuple[str, ...]  # runs that must end first
-    expected_run_ns: int
-    run_is_guess: bool
-    expected: str
-    score: float | None
-    later_than_at_ns: int | None = None  # it starts after this; nothing is planned beyond
-    start_unknown: str = ""  # why its start is unknown
-
-
-class EndingJob(Struct, frozen=True):
-    """A job that would end now without a start."""
-
-    name: str
-    outcome: str
-    reason: str
+    start: StartForecast
 
 
 class Preview(Struct, frozen=True):
@@ -242,7 +229,7 @@ class Preview(Struct, frozen=True):
 
     starts: tuple[StartingJob, ...]
     waits: tuple[WaitingJob, ...]
-    ends: tuple[EndingJob, ...]
+    ends: tuple[Ending, ...]
     left_out: dict[str, str]
     held: int
     running: int
@@ -268,9 +255,9 @@ def preview(spool: Spool) -> Preview:
     waits: list[WaitingJob] = []
     order = [each for each in plan.in_order() if each[0].name not in ending]
     for place, (job, standing) in enumerate(order, 1):
-        name, priority = job.name, job.spec.priority
+        name = job.name
         if name in grants:
-            starts.append(StartingJob(place, name, job.user, priority, grants[name], *_runs(job, standing)))
+            starts.append(StartingJob(place, job, standing, grants[name]))
             continue
         if name in asked:
             code, reason, found = "hook", asked[name], StartForecast(unknown=asked[name])
@@ -278,28 +265,12 @@ def preview(spool: Spool) -> Preview:
             no = plan.reason(name)
             code, reason = (no.code, str(no)) if no is not None else ("", "")
             found = expected.get(name, StartForecast())
-        waits.append(
-            WaitingJob(
-                place,
-                name,
-                job.user,
-                priority,
-                code,
-                reason,
-                found.at_ns,
-                found.guessed,
-                found.must_end,
-                *_runs(job, standing),
-                standing.score,
-                found.later_than_ns,
-                found.unknown,
-            )
-        )
+        waits.append(WaitingJob(place, job, standing, code, reason, found))
     protected = expected.get(plan.protected, StartForecast()) if plan.protected is not None else StartForecast()
     return Preview(
         starts=tuple(starts),
         waits=tuple(waits),
-        ends=tuple(EndingJob(each.name, each.outcome.value, each.reason) for each in plan.endings),
+        ends=tuple(plan.endings),
         left_out=seen.left_out,
         held=len(view.held),
         running=len(view.running),
@@ -319,9 +290,3 @@ def _asked_about(spool: Spool) -> dict[str, str]:
     state = JobLister(spool).state
     jobs = state.jobs.items() if state is not None else ()
     return {name: said.reason for name, said in jobs if said.reason.startswith(_HOOK)}
-
-
-def _runs(job: Waiting, standing: OrderFactors) -> tuple[int, bool, str]:
-    """Return the expected run time of *job*, whether that is a guess, and its source."""
-    expected = standing.expected
-    return expected.ns, expected.is_guess, expected.words(job.name, job.user)

@@ -12,7 +12,7 @@ from spool.client.autostart import outlook
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
-from spool.core.model import ForeignProcess, Gpu, Reservation, Running
+from spool.core.model import Gpu, Reservation, Running
 from spool.core.reasons import show_instant
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
@@ -23,29 +23,18 @@ from spool.store.spool import Service, Spool
 
 
 class GpuHolder(Struct, frozen=True):
-    """A run that has a GPU. `granted_bytes` None: not shared; `taken_bytes` None: its use is unknown."""
+    """A run that has a GPU, and the memory of it that it uses; None: unknown."""
 
-    job: str
-    run: int
-    user: str
-    granted_bytes: int | None
+    run: Running
     taken_bytes: int | None
 
 
 class GpuStatus(Struct, frozen=True):
     """One GPU. `why_not` is why no job could have it unshared now; None: one could."""
 
-    index: int
-    uuid: str
-    name: str
-    memory_total_bytes: int | None
-    memory_free_bytes: int | None
-    utilisation_percent: int | None
-    memory_utilisation_percent: int | None
-    mig: bool
+    gpu: Gpu
     state: str  # "idle", "alone", "shared", "foreign", "unused" (left out by gpu.use), "problem"
     holders: tuple[GpuHolder, ...]
-    foreign: tuple[ForeignProcess, ...]
     reserved: tuple[str, ...]
     why_not: str | None
 
@@ -59,23 +48,11 @@ class GpuList(Struct, frozen=True):
     at_ns: int
 
 
-class RunGrant(Struct, frozen=True):
-    """The grant of one run."""
+class RunHere(Struct, frozen=True):
+    """A run, and whether its engine has not confirmed it yet."""
 
-    job: str
-    run: int
-    user: str
-    cpus: int
-    memory_bytes: int | None
-    gpus: tuple[int, ...]
-    resources: tuple[tuple[str, int], ...]
-    resource_indices: tuple[tuple[str, tuple[int, ...]], ...]
-    started_at_ns: int
-    stopping: bool
-    engine: str | None = None  # the engine that runs it, on another machine
-    gpu_count: int = 0  # here or on the engine
-    suspended: bool = False
-    on_its_way: bool = False  # its engine has not confirmed it yet
+    run: Running
+    on_its_way: bool = False
 
 
 class PoolStatus(Struct, frozen=True):
@@ -114,7 +91,7 @@ class MachineStatus(Struct, frozen=True):
     gpu_problem: str | None
     resources: dict[str, PoolStatus]
     max_running: int | None
-    runs: tuple[RunGrant, ...]
+    runs: tuple[RunHere, ...]
     states: dict[str, int]  # of waiting and running jobs
     ended: dict[str, int]  # runs that ended within the last day, by outcome
     problems: tuple[str, ...]
@@ -177,17 +154,9 @@ def _gpu_use(card: GpuSlot, runs: Mapping[str, Running], near: Sequence[Reservat
     elif active:
         why_not = f"reserved {_kept(active[0], seen)}"
     return GpuStatus(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        memory_total_bytes=gpu.memory_total_bytes,
-        memory_free_bytes=gpu.memory_free_bytes,
-        utilisation_percent=gpu.utilisation_percent,
-        memory_utilisation_percent=gpu.memory_utilisation_percent,
-        mig=gpu.mig,
+        gpu,
         state=_state(card),
         holders=tuple(_holder(runs[name], gpu) for name in (*card.alone, *card.shares)),
-        foreign=gpu.foreign,
         reserved=tuple(_kept(each, seen) for each in mine),
         why_not=why_not,
     )
@@ -202,7 +171,7 @@ def _state(card: GpuSlot) -> str:
 
 
 def _holder(run: Running, gpu: Gpu) -> GpuHolder:
-    return GpuHolder(run.name, run.run, run.user, run.grant.gpu_memory_bytes, dict(gpu.taken_bytes).get(run.name))
+    return GpuHolder(run, dict(gpu.taken_bytes).get(run.name))
 
 
 def _kept(each: Reservation, seen: Snapshot) -> str:
@@ -259,24 +228,8 @@ def _resources(seen: Snapshot) -> dict[str, PoolStatus]:
     }
 
 
-def _share(spool: Spool, run: Running) -> RunGrant:
-    grant = run.grant
-    return RunGrant(
-        run.name,
-        run.run,
-        run.user,
-        grant.cpus,
-        grant.memory_bytes,
-        grant.gpu_indices,
-        grant.resources,
-        grant.resource_indices,
-        run.started_at_ns,
-        run.stopping,
-        run.elsewhere,
-        grant.gpu_count,
-        run.suspended,
-        on_its_way=run.submitted and spool.engine(run.name, run.run) is None,
-    )
+def _share(spool: Spool, run: Running) -> RunHere:
+    return RunHere(run, on_its_way=run.submitted and spool.engine(run.name, run.run) is None)
 
 
 def _dispatcher(spool: Spool, lister: JobLister) -> DispatcherStatus | None:

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.accounting import GROUP_KEYS, By, EndedRun, ReadyTimes, RunFilter, nearest_rank
+from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, nearest_rank
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING
-from spool.core.model import SECOND_NS, Machine
+from spool.core.model import SECOND_NS, Grant, Machine, RunAccount
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.simulation import Steps
 from spool.core.units import LARGEST
+from spool.formats.history import compacted
 from spool.formats.run_records import GrantRecord
 from spool.query.jobs import RECENT_NS, JobLister, JobRow
 from spool.query.snapshot import machine_now
@@ -44,27 +45,27 @@ _PATIENCE_NS = 3 * SECOND_NS
 
 
 class TimelineRun(Struct, frozen=True):
-    """One run. `ended_at_ns` None: it is still running; memory None: unknown, or not requested."""
+    """One run that has started, and when its wait began: at its submission, or at the end of the previous run."""
 
-    job: str
-    run: int
-    outcome: str
-    user: str | None
-    project: str | None
-    group: str | None
-    executor: str | None
-    ready_at_ns: int | None  # the begin of its wait: its submission, or the end of the previous run
+    account: RunAccount
     started_at_ns: int
-    ended_at_ns: int | None
-    cpus: int
-    gpus: tuple[str, ...]  # UUIDs
-    memory_bytes: int | None  # granted
-    peak_memory_bytes: int | None
+    ready_at_ns: int | None
+
+    @property
+    def job(self) -> str:
+        """The name of its job."""
+        return self.account.job
+
+    @property
+    def ended_at_ns(self) -> int | None:
+        """When it ended; None: it goes on."""
+        return self.account.ended_at_ns
 
     @property
     def elsewhere(self) -> str | None:
         """The engine of another machine that ran it; None: this machine."""
-        return None if self.executor in (None, *LOCAL_EXECUTORS) else self.executor
+        executor = self.account.executor
+        return None if executor in (None, *LOCAL_EXECUTORS) else executor
 
 
 class LaneBar(Struct, frozen=True):
@@ -176,26 +177,28 @@ def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None =
 
 
 def last_day(
-    ended: Iterable[EndedRun], going_on: Iterable[TimelineRun], machine: Machine, frame: Frame, now_ns: int
+    ended: Iterable[RunAccount], going_on: Iterable[TimelineRun], machine: Machine, frame: Frame, now_ns: int
 ) -> Timeline:
     """Return the timeline of the last day from runs that are known already; reads nothing."""
     seen, since_ns = _Seen(now_ns), now_ns - RECENT_NS
     runs = list(seen.ended(ended, RunFilter()))
-    runs = _within([*runs, *(run for run in going_on if not seen.has_ended(run.job, run.run))], since_ns, now_ns)
+    runs = _within(
+        [*runs, *(run for run in going_on if not seen.has_ended(run.job, run.account.run))], since_ns, now_ns
+    )
     return _drawn(runs, _Axis(since_ns, now_ns, frame.columns), frame, seen, machine)
 
 
 def _within(runs: Iterable[TimelineRun], since_ns: int, until_ns: int) -> list[TimelineRun]:
     """Return the runs that overlap the period, in the order of their starts."""
     found = [run for run in runs if _overlaps(run, since_ns, until_ns)]
-    return sorted(found, key=lambda run: (run.started_at_ns, run.job, run.run))
+    return sorted(found, key=lambda run: (run.started_at_ns, run.job, run.account.run))
 
 
 def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, machine: Machine) -> Timeline:
     """Return the timeline of these runs, which are in the order of their starts."""
     gpus = seen.gpus | {gpu.uuid: gpu.index for gpu in machine.gpus}
     here = [run for run in runs if run.elsewhere is None]
-    by = frame.by if frame.by is not None else By.STATE if len({run.user for run in runs}) < 2 else By.USER
+    by = frame.by if frame.by is not None else By.STATE if len({run.account.user for run in runs}) < 2 else By.USER
     waits: dict[int, list[int]] = {}
     for run in runs:
         if run.ready_at_ns is not None and axis.begin_ns <= run.started_at_ns and run.ready_at_ns <= run.started_at_ns:
@@ -215,10 +218,10 @@ def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, 
         going_on=sum(run.ended_at_ns is None for run in runs),
         cpu_rows=_cpu_rows(here, axis, machine.cpus, frame.cpu_rows),
         gpu_rows=_gpu_rows(here, axis, gpus),
-        cpus_used=axis.usage((*axis.cut(run), run.cpus) for run in here),
+        cpus_used=axis.usage((*axis.cut(run), run.account.cpus) for run in here),
         gpus_used=axis.usage((*each, 1) for each in _gpu_use(here, axis)),
-        memory_asked=axis.usage((*axis.cut(run), run.memory_bytes or 0) for run in here),
-        memory_used=axis.usage((*axis.cut(run), run.peak_memory_bytes or 0) for run in here),
+        memory_asked=axis.usage((*axis.cut(run), run.account.memory_bytes or 0) for run in here),
+        memory_used=axis.usage((*axis.cut(run), run.account.peak_memory_bytes or 0) for run in here),
         waits=tuple(_summary(waits.get(at, ())) for at in range(axis.columns)),
         all_waits=_summary([wait for listed in waits.values() for wait in listed]),
     )
@@ -233,7 +236,7 @@ class _Seen:
         self._clock = ReadyTimes()
         self._ended: set[tuple[str, int]] = set()
 
-    def ended(self, history: Iterable[EndedRun], wanted: RunFilter) -> Iterator[TimelineRun]:
+    def ended(self, history: Iterable[RunAccount], wanted: RunFilter) -> Iterator[TimelineRun]:
         """Yield the selected runs of a history, each once."""
         clock, seen = self._clock, set()
         for run in history:
@@ -244,7 +247,7 @@ class _Seen:
             if mark not in seen and 0 <= run.ended_at_ns - run.started_at_ns <= LARGEST:
                 seen.add(mark)
                 self._ended.add(mark[:2])
-                found = _of_history(run, run.started_at_ns, clock.of(run))
+                found = TimelineRun(compacted(run), run.started_at_ns, clock.of(run))
                 if run.gpus and found.elsewhere is None:
                     self._note(run.gpus, run.gpu_indices)
                 yield found
@@ -261,7 +264,9 @@ class _Seen:
                 first = record.attempt == 1 and not record.requeues
                 ready_ns = self._clock.going_on.get(row.name, record.submitted_at_ns if first else None)
                 spec = spool.spec(row.name, record.run)
-                yield _of_record(row, record, ready_ns, spec.group if spec is not None else None)
+                group = spec.group if spec is not None else None
+                if (run := live_run(row, record.grant, record.executor, ready_ns, group)) is not None:
+                    yield run
 
     def _note(self, uuids: Sequence[str], indices: Sequence[int]) -> None:
         known = len(uuids) == len(indices)
@@ -279,42 +284,25 @@ def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[tuple[JobRow
     return found
 
 
-def _of_history(run: EndedRun, started_at_ns: int, ready_ns: int | None) -> TimelineRun:
-    return TimelineRun(
-        job=run.job,
-        run=run.run,
-        outcome=run.outcome,
-        user=run.user,
-        project=run.project,
-        group=run.group,
-        executor=run.executor,
-        ready_at_ns=ready_ns,
-        started_at_ns=started_at_ns,
-        ended_at_ns=run.ended_at_ns,
-        cpus=run.cpus,
-        gpus=run.gpus,
-        memory_bytes=run.memory_bytes,
-        peak_memory_bytes=run.peak_memory_bytes,
-    )
-
-
-def _of_record(row: JobRow, record: GrantRecord, ready_ns: int | None, group: str | None) -> TimelineRun:
-    return TimelineRun(
-        job=row.name,
-        run=record.run,
-        outcome=row.state.value,
+def live_run(
+    row: JobRow, grant: Grant, executor: str | None, ready_ns: int | None, group: str | None = None
+) -> TimelineRun | None:
+    """Return the run of *row*, which goes on; None if it has not started."""
+    if row.run is None or row.started_at_ns is None:
+        return None
+    account = RunAccount(
+        row.name,
+        row.run,
+        row.state.value,
+        cpus=grant.cpus,
+        gpus=grant.gpu_uuids,
+        memory_bytes=grant.memory_bytes,
         user=row.user,
         project=row.project,
         group=group,
-        executor=record.executor,
-        ready_at_ns=ready_ns,
-        started_at_ns=row.started_at_ns or 0,
-        ended_at_ns=None,
-        cpus=record.grant.cpus,
-        gpus=record.grant.gpu_uuids,
-        memory_bytes=record.grant.memory_bytes,
-        peak_memory_bytes=None,
+        executor=executor,
     )
+    return TimelineRun(account, row.started_at_ns, ready_ns)
 
 
 def _overlaps(run: TimelineRun, since_ns: int, until_ns: int) -> bool:
@@ -381,7 +369,7 @@ class _Axis:
 
 
 def _group(run: TimelineRun, by: By) -> str:
-    key = run.outcome if by is By.STATE else GROUP_KEYS[by](run)
+    key = GROUP_KEYS[by](run.account)
     return NO_GROUP if key is None else key
 
 
@@ -392,7 +380,10 @@ def _groups(runs: Iterable[TimelineRun], by: By, axis: _Axis) -> tuple[str, ...]
         start_ns, end_ns = axis.cut(run)
         key = _group(run, by)
         gpu_ns, cpu_ns = held.get(key, (0, 0))
-        held[key] = gpu_ns + len(run.gpus) * (end_ns - start_ns), cpu_ns + run.cpus * (end_ns - start_ns)
+        held[key] = (
+            gpu_ns + len(run.account.gpus) * (end_ns - start_ns),
+            cpu_ns + run.account.cpus * (end_ns - start_ns),
+        )
     ordered = sorted(held, key=lambda key: (-held[key][0], -held[key][1], key))
     few = by is By.STATE or len(ordered) <= _MOST_GROUPS
     return tuple(ordered) if few else (*ordered[: _MOST_GROUPS - 1], OTHERS)
@@ -403,7 +394,7 @@ def _gpu_use(runs: Iterable[TimelineRun], axis: _Axis) -> Iterator[tuple[int, in
     use: dict[str, list[tuple[int, int]]] = {}  # of each GPU, in the order of starts, disjoint
     for run in runs:
         start_ns, end_ns = axis.cut(run)
-        for gpu in run.gpus:
+        for gpu in run.account.gpus:
             spans = use.setdefault(gpu, [])
             if spans and start_ns <= spans[-1][1]:
                 spans[-1] = spans[-1][0], max(spans[-1][1], end_ns)
@@ -491,9 +482,9 @@ def _placed(runs: Iterable[TimelineRun]) -> Iterator[tuple[TimelineRun, int]]:
     for run in runs:
         while ends and ends[0][0] <= run.started_at_ns:
             taken &= ~heapq.heappop(ends)[1]
-        if not run.cpus:
+        if not run.account.cpus:
             continue
-        lanes = _free(taken, run.cpus)
+        lanes = _free(taken, run.account.cpus)
         taken |= lanes
         heapq.heappush(ends, (LARGEST if run.ended_at_ns is None else run.ended_at_ns, lanes))
         yield run, lanes
@@ -525,7 +516,7 @@ def _gpu_rows(runs: Iterable[TimelineRun], axis: _Axis, gpus: Mapping[str, int])
     ends: dict[str, list[int]] = {uuid: [0] for uuid in gpus}
     for run in runs:
         end_ns = LARGEST if run.ended_at_ns is None else run.ended_at_ns
-        for gpu in run.gpus:
+        for gpu in run.account.gpus:
             free = next((at for at, end in enumerate(ends[gpu]) if end <= run.started_at_ns), len(ends[gpu]))
             track = min(free, _TRACKS - 1)
             if track == len(ends[gpu]):

@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from io import BufferedIOBase, BufferedReader
 
 from spool.core import layout
-from spool.core.accounting import EndedRun
-from spool.core.model import SECOND_NS
+from spool.core.model import SECOND_NS, RunAccount
 from spool.formats.history import compacted, read_ended_runs, read_told
 
 _SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
@@ -38,16 +37,16 @@ class History:
         self.unreadable = 0  # lines so far that could not be parsed
         self.problems: list[str] = []  # files so far that could not be read completely
 
-    def since(self, since_ns: int | None) -> Iterator[EndedRun]:
+    def since(self, since_ns: int | None) -> Iterator[RunAccount]:
         """Yield the runs that ended from *since_ns* on, and some before, in recorded order. Reads no older part."""
         yield from self._all_of([*self._rotated(), self._current], since_ns)
 
-    def rotated_since(self, since_ns: int) -> Iterator[EndedRun]:
+    def rotated_since(self, since_ns: int) -> Iterator[RunAccount]:
         """Yield such runs of the rotated files only."""
         if files := self._rotated():
             yield from self._all_of([*files, self._current], since_ns, skipped=self._current)
 
-    def _all_of(self, files: Sequence[str], since_ns: int | None, skipped: str = "") -> Iterator[EndedRun]:
+    def _all_of(self, files: Sequence[str], since_ns: int | None, skipped: str = "") -> Iterator[RunAccount]:
         firsts = [self._first_told(path) for path in files]
         order = sorted(range(len(files)), key=lambda at: (at == len(files) - 1, firsts[at] or 0))
         for place, at in enumerate(order):
@@ -66,7 +65,7 @@ class History:
             return []
         return sorted(f"{folder}/{file}" for file in listed if file.startswith((f"{name}.", f"{name}-")))
 
-    def _read(self, path: str, since_ns: int | None) -> Iterator[EndedRun]:
+    def _read(self, path: str, since_ns: int | None) -> Iterator[RunAccount]:
         try:
             with _opened(path) as file:
                 if since_ns is not None and not path.endswith(_PACKED):
@@ -103,11 +102,11 @@ class RecentHistory:
         self._root = root
         self._path = f"{root}/{layout.HISTORY}"
         self._span_ns = span_ns
-        self._runs: deque[EndedRun] = deque(maxlen=most)
+        self._runs: deque[RunAccount] = deque(maxlen=most)
         self._inode: int | None = None  # of the file of `_position`; 0: there was none
         self._position = 0
 
-    def look(self, now_ns: int) -> Collection[EndedRun]:
+    def look(self, now_ns: int) -> Collection[RunAccount]:
         """Return them in the order in which they ended. Raises OSError."""
         since_ns = now_ns - self._span_ns
         try:
@@ -134,7 +133,7 @@ class RecentHistory:
         self._inode, self._position = inode, 0
 
 
-def _end(run: EndedRun) -> int:
+def _end(run: RunAccount) -> int:
     return run.ended_at_ns or 0
 
 
