@@ -92,7 +92,7 @@ class Index(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
     def learn(self, name, outcome):
-        """Learn late how a job has ended, of which nobody tells more than that it may be so."""
+        """Add an outcome late; the queue is told only that something may have changed."""
         if name not in self.ended:
             self.ended[name] = outcome
             self.queue.look_again()

@@ -401,7 +401,7 @@ class Session:
         for live in now.state.live.values():
             now.supervisor.suspect(live)
         if self.looks_at_everything:
-            now.observer.rescan_soon()
+            now.observer._timer.set(0)  # the next look is at everything
         happened = now.turn()
         now.get_ahead()
         return happened

@@ -153,7 +153,7 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
         session.now.scanner.hint(Hint(QUEUED, "short.toml"))
         session.settle()
         assert [live.name for live in session.now.state.live.values()] == ["short"]
-        session.now.observer.rescan_soon()
+        session.now.observer._timer.set(0)  # the next look is at everything
         session.settle()
     finally:
         signal.signal(signal.SIGCHLD, before)

@@ -324,7 +324,7 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
     assert now is not None
     assert not now.reservations.ask_for_gpus
     session.users.path(RESERVATIONS, "talk").write_text('user = "alice"\ngpus = [7]\nduration = "1h"\n')
-    now.observer.rescan_soon()
+    now.observer._timer.set(0)  # the next look is at everything
     session.turns(1)
     assert now.world.gpus_matter()
     now.world.gpu_indices = frozenset({0})

@@ -11,7 +11,8 @@ import pytest
 from shell import Home, home_of_test
 from spool.cli import main, submit
 from spool.core.errors import InvalidFile
-from spool.formats import config, jobfile, reservation
+from spool.core.units import format_duration, parse_duration, parse_size
+from spool.formats import config, jobfile, keys, reservation, schema
 from support import ROOT
 from test_readme import calls, end_dispatcher
 
@@ -112,3 +113,46 @@ def test_every_block_of_the_recipes_runs() -> None:
     attempts = sorted((home.spool / "jobs" / "count").iterdir())
     assert len(attempts) > 1, "the warning came, and another try followed"
     assert 'outcome = "finished"' in (attempts[-1] / "result.toml").read_text(encoding="utf-8")
+
+
+# "`half_life` (7 days", "`gpu.poll`, 5 s", "`max_requeues` times (3"
+_STATED = re.compile(r"`(?P<key>[a-z_.]+)`(?: times)?(?:,| \() ?(?P<value>[0-9.]+(?: (?:GiB|s|seconds|hours|days)\b)?)")
+_UNITS = {"days": "d", "hours": "h", "seconds": "s", "GiB": "G"}
+
+
+def _amount(text: str) -> float:
+    """Return an amount as a number, in ns or in bytes."""
+    number, _, unit = text.partition(" ")
+    unit = _UNITS.get(unit, unit)
+    if not unit and number[-1].isdigit():
+        return float(number)
+    return (parse_size if (unit or number).endswith("G") else parse_duration)(number + unit)
+
+
+def test_pages_name_the_defaults_that_keys_have() -> None:
+    """Where a page says after the name of a key what it is by default, the key has that default."""
+    rows = [row for kind in ("job", "config") for row in schema.rows(kind) if re.search("[0-9]", row[2])]
+    defaults = {name.strip("`"): _amount(default.strip('`"')) for name, _, default, _ in rows}
+    stated = set()
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for match in _STATED.finditer(page.read_text(encoding="utf-8")):
+            key = match["key"] if match["key"] in defaults else f"{page.stem.lower()}.{match['key']}"
+            if key in defaults:
+                assert _amount(match["value"]) == defaults[key], f"{page.name}: {match.group()}"
+                stated.add(key)
+    assert {"look_every", "gpu.poll", "slurm.poll", "disk_floor", "cpu_weight", "half_life", "max_requeues"} <= stated
+    assert {"hook_time_limit", "reservation_horizon", "kill_grace"} <= stated
+
+
+def test_rows_of_job_keys_name_the_defaults_of_the_configuration() -> None:
+    """What the rows of a job's keys say of keys of the configuration is what these are by default."""
+    rows = {key.name: key for key in keys.JOB.keys}
+    known = config.Config()
+    assert f"Default: {format_duration(known.kill_grace_ns)}." in rows["kill_grace"].about
+    assert f"at most {known.max_requeues} times" in rows["requeue"].about
+    assert rows["requeue"].help.endswith(f"at most {known.max_requeues} times.")
+    reserve = config.reserve("5%").bytes_of(1 << 40), config.reserve("512M").bytes_of(1 << 30)
+    assert (known.memory_reserve.bytes_of(1 << 40), known.memory_reserve.bytes_of(1 << 30)) == reserve
+    assert "Default: 5%, at least 512 MiB." in next(
+        key.about for key in config.CONFIG.keys if key.name == "memory_reserve"
+    )

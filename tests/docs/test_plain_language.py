@@ -116,7 +116,7 @@ NAMED = (
 
 # A regular expression as in PHRASES -> what to say instead, in a docstring or a comment of the source.
 UNNAMED: dict[str, str] = {
-    r"\A(?:learn (?!from)|know |take note|take in |have )": "say what it does: 'Record that …', 'Let …'",
+    r"\A(?:learn |know |take note|take in |have )": "say what it does: 'Record that …', 'Let …'",
     r"\bsomebody\b|\beverybody\b|\banybody\b": "the noun: a process, a user, a listener, another dispatcher",
     r"\bnobody (?:else|asks|says|knows|reads|waits|can|may|is|has)\b": "the noun: 'no process', 'is unknown'",
     r"\bfor who\b|\bby who\b|\bwho (?:asks|reads|ends|comes|hangs|forks)\b": "the noun: 'for a caller that …'",

@@ -15,6 +15,7 @@ from spool.core.names import EXECUTORS
 from spool.formats import config, jobfile, keys, schema, slurm, toml
 from spool.formats.jobfile import FORMAT
 from spool.formats.keys import REQUIRED, KeyTable
+from spool.formats.validation import Format
 from spool.formats.values import NOTIFY_EVENTS
 from support import ROOT
 
@@ -84,21 +85,25 @@ def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypat
             assert (ROOT / "examples" / copy.name).read_text(encoding="utf-8") == schema.render(kind)
 
 
-def _stated(table: KeyTable) -> dict[str, Any]:
+def _stated(format_: Format, table: KeyTable) -> dict[str, Any]:
     """Return a file that states each default of *table*."""
     return {
-        key.name: _stated(key.table) if key.table is not None and not key.many else key.default
+        key.name: _stated(format_, key.table) if key.table is not None and not key.many else default
         for key in table.keys
-        if key.default is not None and key.default is not REQUIRED
+        if (default := format_.defaults[key]) is not None and default is not REQUIRED
     }
 
 
-def test_the_defaults_of_the_tables_are_those_of_the_model() -> None:
+def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     """To state the default of a key, as the pages have it, is to leave the key out."""
-    assert config.parse(toml.write(_stated(config.CONFIG))) == config.Config()
+    stated = _stated(config.FORMAT, config.CONFIG)
+    assert stated["look_every"] == "5s"
+    assert config.parse(toml.write(stated)) == config.Config()
     short = {"command": "x", "notify": {"to": "me"}, "retry": {}}
-    notify = {**_stated(keys.NOTIFY), "to": "me"}
-    long = {"command": "x", **_stated(keys.JOB), "notify": notify, "retry": _stated(keys.RETRY)}
+    notify = {**_stated(FORMAT, keys.NOTIFY), "to": "me"}
+    retry = _stated(FORMAT, keys.RETRY)
+    assert retry["on"] == ("failed",)
+    long = {"command": "x", **_stated(FORMAT, keys.JOB), "notify": notify, "retry": retry}
     assert jobfile.parse(toml.write(long), name="a") == jobfile.parse(toml.write(short), name="a")
     assert jobfile.parse(b'command = "x"', name="a") == Spec(command="x")
 

@@ -235,6 +235,9 @@ class Written:
         self.keys += 1
         return f"k{self.keys}"
 
+    def is_last(self, path: toml.Path) -> bool:
+        return all(part == self.last[path[:at]] for at, part in enumerate(path) if isinstance(part, int))
+
 
 _CODE = [
     "memroy = 1",
@@ -302,7 +305,9 @@ def _header(draw: st.DrawFn, source: Written) -> toml.Path:
     """Begin a table: a new one, or the next one of a list of tables, or one in the last of these."""
     many = draw(st.booleans())
     source.write("[[" if many else "[")
-    listed = draw(_choose(sorted(path for path in source.last if len(path) < 4)) | st.none()) if source.last else None
+    # A list of tables in an entry that another has followed cannot be reached any more.
+    reached = sorted(path for path in source.last if len(path) < 4 and source.is_last(path))
+    listed = draw(_choose(reached) | st.none()) if reached else None
     path: toml.Path = ()
     for part in listed or ():
         if isinstance(part, str):

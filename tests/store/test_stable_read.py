@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from spool.formats.toml import MAX_BYTES
 from spool.store import stable_read
 from spool.store.disk import read_file
 from spool.store.reading import read_record
-from spool.store.stable_read import MAX_BYTES, FileText, ReadFailure, read_stable
+from spool.store.stable_read import FileText, ReadFailure, read_stable
 from support import wait_for
 
 TEXT = b'command = "true"\n'

@@ -17,9 +17,9 @@ from spool.core.errors import ExitCode, InvalidFile, Problem
 from spool.core.model import JobDefaults, Spec
 from spool.core.names import why_not_name
 from spool.formats import config, jobfile, reservation
+from spool.formats.toml import MAX_BYTES
 from spool.query.foresight import doubts
 from spool.store.glance import defaults_of
-from spool.store.stable_read import MAX_BYTES
 
 _Checked = tuple[str, list[Problem], tuple[str, Spec] | None]
 """A file, its problems, and its job."""

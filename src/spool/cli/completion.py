@@ -10,17 +10,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import click
-from click.shell_completion import (
-    CompletionItem,
-    ShellComplete,
-    _resolve_context,
-    _resolve_incomplete,
-    add_completion_class,
-    split_arg_string,
-)
+from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
 
 from spool.cli.group import Verb
 from spool.cli.joboptions import OPTIONS
@@ -136,13 +130,13 @@ class _Completion(ShellComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         """Return the possible words; none if the spool cannot be read."""
-        ctx = _resolve_context(self.cli, self.ctx_args, self.prog_name, args)
-        asked, typed = _resolve_incomplete(ctx, args, incomplete)
+        _offer(self.cli, args)
+        name, equals, _ = incomplete.partition("=")
+        head = name + equals if equals and incomplete.startswith("--") else ""
         try:
-            found = _items(ctx, asked, typed)
+            found = super().get_completions(args, incomplete)
         except (OSError, SpoolError):
             return []
-        head = incomplete[: len(incomplete) - len(typed)] if incomplete.startswith("--") else ""
         return [CompletionItem(self.shown(head, item.value, incomplete), item.type, item.help) for item in found]
 
     def shown(self, head: str, word: str, incomplete: str) -> str:
@@ -188,17 +182,37 @@ def answer_shells() -> None:
         add_completion_class(cls)
 
 
-def _items(ctx: click.Context, asked: click.Parameter | click.Command, typed: str) -> Iterable[CompletionItem]:
-    """Return the completions of *typed*: values of the option or argument, else click's own."""
-    table = _ARGUMENTS if isinstance(asked, click.Argument) else _OPTIONS if isinstance(asked, click.Option) else {}
-    find = table.get(asked.name or "")
-    if find is None or (isinstance(asked, click.Parameter) and isinstance(asked.type, click.Choice)):
-        return asked.shell_complete(ctx, typed)
-    if isinstance(find, str):
-        return [CompletionItem(typed, type=find)]
-    spool = TolerantSpool(ctx.find_root().params.get("root") or default_root())
-    words = [word for word in find(ctx, spool, typed) if word.startswith(typed)]
-    return [CompletionItem(word) for word in words[:_MOST]]
+class _Offered(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.3
+    """The type of an option or argument whose possible values are in the tables, beside its own type."""
+
+    def __init__(self, own: Any, find: _Words | str) -> None:
+        self.name = own.name
+        self._own = own
+        self._find = find
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value as its own type reads it."""
+        return self._own.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the possible values that begin with *incomplete*."""
+        if isinstance(self._find, str):
+            return [CompletionItem(incomplete, type=self._find)]
+        spool = TolerantSpool(ctx.find_root().params.get("root") or default_root())
+        words = [word for word in self._find(ctx, spool, incomplete) if word.startswith(incomplete)]
+        return [CompletionItem(word) for word in words[:_MOST]]
+
+
+def _offer(command: click.Command, words: Sequence[str]) -> None:
+    """Let the options and arguments of a command, and of its subcommands among *words*, offer the tables' values."""
+    for parameter in command.params:
+        find = (_ARGUMENTS if isinstance(parameter, click.Argument) else _OPTIONS).get(parameter.name or "")
+        if find is not None and not isinstance(parameter.type, click.Choice):
+            parameter.type = _Offered(parameter.type, find)
+    if isinstance(command, click.Group):
+        found = (command.get_command(click.Context(command), word) for word in dict.fromkeys(words))
+        for each in filter(None, found):
+            _offer(each, words)
 
 
 _Words = Callable[[click.Context, TolerantSpool, str], Iterable[str]]

@@ -1,17 +1,7 @@
 """The entry point of `spool`: the fast path or the full one, and how errors end.
 
-An expected error is one line on stderr and the exit code of its class; only a bug prints a traceback.
-
-| code | meaning |
-|---|---|
-| 0 | done |
-| 1 | the attempt failed |
-| 2 | wrong usage |
-| 3 | no such job |
-| 4 | a job file, reservation or configuration is not valid |
-| 5 | the spool cannot be used: missing, not ours, damaged, or the disk is full |
-| 6 | another dispatcher holds the lock |
-| 130 | interrupted with Ctrl-C |
+An expected error is one line on stderr and the exit code of its class (`core/errors.py`); only a bug prints a
+traceback.
 
 A command for several jobs continues after a failure and exits with the highest code. `wait`, `run` and `submit --wait`
 exit like the job:

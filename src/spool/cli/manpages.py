@@ -15,6 +15,7 @@ import click
 
 from spool.cli import group, main
 from spool.cli.group import SECTIONS, VERBS, by_section
+from spool.core import errors
 from spool.formats import schema
 from spool.version import __version__
 
@@ -75,7 +76,7 @@ def _program() -> str:
             lines += [".TP", f".BR spool\\-{verb} (1)", _plain(about)]
     lines += [".SH FILES", *_prose(group.spool.epilog or "")]
     lines += [".SH ENVIRONMENT", ".TP", ".B SPOOL_DIR", "The spool to use. Default:", ".IR \\(ti/.spool ."]
-    lines += [".SH EXIT STATUS", *_exit_codes(main.__doc__ or "")]
+    lines += [".SH EXIT STATUS", *_exit_codes()]
     return _text([*lines, ".SH SEE ALSO", *_see([f"spool-{kind}(5)" for kind in _FILES])])
 
 
@@ -154,10 +155,11 @@ def _prose(text: str) -> Iterator[str]:
             yield _marked(" ".join(paragraph.split()))
 
 
-def _exit_codes(text: str) -> Iterator[str]:
-    """Yield the tables of exit codes in the program's docstring, with the sentences between."""
-    for at, paragraph in enumerate(text.split("\n\n")[2:]):
-        rows = re.findall(r"^\| (.+?) \| (.+?) \|$", paragraph, re.MULTILINE)
+def _exit_codes() -> Iterator[str]:
+    """Yield the tables of exit codes, of errors and of jobs, with the sentences between."""
+    of_errors, of_jobs = (errors.__doc__ or "").split("\n\n")[1], (main.__doc__ or "").split("\n\n")[2:]
+    for at, paragraph in enumerate([of_errors, *of_jobs]):
+        rows = re.findall(r"^\| (.+?) \| (.+?) \|", paragraph, re.MULTILINE)
         if not rows:
             yield from ([".PP"] if at else [])
             yield _marked(" ".join(paragraph.split()))

@@ -73,7 +73,7 @@ class Past:
         return other
 
     def learn(self, user: str, result: Result) -> None:
-        """Learn from the result of a run."""
+        """Use the result of a run: its run time for later guesses, its work for the jobs that it passed."""
         if result.started_at_ns is None or result.ended_at_ns is None:
             return
         ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)

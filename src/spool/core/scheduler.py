@@ -12,7 +12,7 @@ of its shape are not tried in that pass. If the sums alone show that no waiting 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, tzinfo
 from heapq import heapify, heappop, heappush
 
@@ -87,37 +87,30 @@ class Ending(Struct, frozen=True):
     reason: str
 
 
-class Plan:
+class Plan(Struct, frozen=True, eq=False):
     """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
 
     `next_at_ns` is the earliest instant at which the plan may change through time alone, None if there is none.
     `holding` goes into the next view. `protected` is the job that resources are kept free for, if another could start
     beside it; it could start at `protected_until_ns`, an estimate if `protected_by_guess`. `holds_back` tells whether a
-    job that fits is held back for it.
+    job that fits is held back for it. Why a job waits is worked out when it is asked, with the queue as it is then.
     """
 
-    def __init__(
-        self, view: View, constraints: Constraints, order: Order, names: DependencyResolver, placed: PassResult
-    ) -> None:
-        self.starts = placed.starts
-        protection = placed.protection
-        self.protected = None if protection is None else protection.job.name
-        self.protected_until_ns = None if protection is None else protection.at_ns
-        self.protected_by_guess = protection is not None and protection.guessed
-        self.holding = placed.holding
-        self.holds_back = placed.holds_back
-        self.next_at_ns = _next_at_ns(view, constraints, placed)
-        self.view = view
-        self.now_ns = constraints.now_ns
-        self.policy = constraints.policy
-        self._order = order
-        self._constraints = constraints.after(protection, Cycles(view.queue.watch.jobs(), names))
-        self._names = names
-        self._started = {start.name for start in self.starts}
-        self._known: dict[tuple[ShapeKey, int], Reason | None] = {}
-        self.endings = tuple(
-            Ending(name, outcome, self._why_ended(name, outcome)) for name, outcome in names.ended_now.items()
-        )
+    view: View
+    now_ns: int
+    policy: Policy
+    starts: tuple[Start, ...]
+    endings: tuple[Ending, ...]
+    holding: Holding
+    holds_back: bool
+    next_at_ns: int | None
+    protected: str | None
+    protected_until_ns: int | None
+    protected_by_guess: bool
+    _constraints: Constraints  # as the pass leaves them
+    _order: Order
+    _started: frozenset[str]
+    _known: dict[tuple[ShapeKey, int], Reason | None] = field(default_factory=dict)  # the answers for a shape
 
     @property
     def stuck(self) -> bool:
@@ -162,14 +155,6 @@ class Plan:
             self._known[key] = next(self._constraints.class_reasons(job), None)
         return self._known[key]
 
-    def _why_ended(self, name: str, outcome: State) -> str:
-        job = self.view.queue.get(name) or self.view.held[name]
-        if outcome is State.CANCELLED:
-            return f"{CANCELLED_BY}{self._names.resolution(job).text}"
-        job_reasons = list(self._constraints.job_reasons(job))
-        waited_for = job_reasons[1] if len(job_reasons) > 1 else next(self._constraints.class_reasons(job), None)
-        return f"{job_reasons[0]}; {waited_for}" if waited_for is not None else str(job_reasons[0])
-
 
 def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     """Return the plan for *now_ns*."""
@@ -186,7 +171,36 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     placed = (
         PassResult(holding=view.holding) if nothing else SchedulingPass(queue, constraints, order, view.holding).run()
     )
-    return Plan(view, constraints, order, names, placed)
+    protection = placed.protection
+    after = constraints.after(protection, Cycles(queue.watch.jobs(), names))
+    return Plan(
+        view=view,
+        now_ns=now_ns,
+        policy=policy,
+        starts=placed.starts,
+        endings=tuple(_endings(view, after, names)),
+        holding=placed.holding,
+        holds_back=placed.holds_back,
+        next_at_ns=_next_at_ns(view, constraints, placed),
+        protected=None if protection is None else protection.job.name,
+        protected_until_ns=None if protection is None else protection.at_ns,
+        protected_by_guess=protection is not None and protection.guessed,
+        _constraints=after,
+        _order=order,
+        _started=frozenset([start.name for start in placed.starts]),
+    )
+
+
+def _endings(view: View, constraints: Constraints, names: DependencyResolver) -> Iterator[Ending]:
+    for name, outcome in names.ended_now.items():
+        job = view.queue.get(name) or view.held[name]
+        if outcome is State.CANCELLED:
+            why = f"{CANCELLED_BY}{names.resolution(job).text}"
+        else:
+            overdue, *others = constraints.job_reasons(job)
+            waits_for = others[0] if others else next(constraints.class_reasons(job), None)
+            why = str(overdue) if waits_for is None else f"{overdue}; {waits_for}"
+        yield Ending(name, outcome, why)
 
 
 def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:

@@ -70,10 +70,6 @@ class Observer:
             runs = len(self._context.state.live)
             self._spool.keep_spares(min(max(_LEAST_SPARES, runs), _MOST_SPARES))
 
-    def rescan_soon(self) -> None:
-        """Let the next look be at everything."""
-        self._timer.set(0)
-
     def listen(self) -> bool:
         """Read the file events; return whether the configuration, the pause or the listeners may have changed."""
         now = time.monotonic_ns()

@@ -134,7 +134,7 @@ class Planner:
         self._gpu_timer.set(self._world.due_ns())
 
     def learn(self, live: ActiveRun) -> None:
-        """Learn from a run that is over how long similar runs may last.
+        """Use a run that is over to guess how long similar runs may last.
 
         Starts that such a guess holds back are decided again.
         """

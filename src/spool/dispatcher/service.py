@@ -32,7 +32,6 @@ PRELOADED = (
     # of the standard library
     "concurrent.futures.thread",
     "ctypes",
-    "dataclasses",
     "difflib",
     "encodings.ascii",
     "encodings.latin_1",

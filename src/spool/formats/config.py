@@ -1,7 +1,7 @@
 """The configuration of a spool: the table of its keys, their values, and the reader of `config.toml`.
 
-A new key is a row of the table, a field of `Config` (of `core.model.Policy` if decisions depend on it), and the code
-that uses it.
+A new key is a row of the table, a field of `Config` (of `core.model.Policy` if decisions depend on it) with its
+default, and the code that uses it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ _IGNORE = KeyTable(
     "Processes outside spool that do not keep jobs off a GPU. One matching condition is enough.",
     Key("names", "set of words", 'Program names, such as "python".', default=(), field="gpu.ignore_names"),
     Key("users", "set of words", "User names.", default=(), field="gpu.ignore_users"),
-    Key("below", "size", "Processes that hold less GPU memory than this.", field="gpu.ignore_below_bytes"),
+    Key("below", "size", "Processes that hold less GPU memory than this.", default=None,
+        field="gpu.ignore_below_bytes"),
 )
 
 _GPU = KeyTable(
@@ -95,7 +96,7 @@ _GPU = KeyTable(
         words=("sequential", "random", "packed", "spread"), field="policy.gpu_strategy"),
     Key("poll", "duration",
         "How often to check for processes outside spool while a job with GPUs runs or waits. Each start on GPUs "
-        "checks again.", default="5s", least=SHORTEST_NS),
+        "checks again.", least=SHORTEST_NS),
     Key("ignore_processes", _IGNORE,
         "Processes outside spool that do not keep jobs off a GPU, such as an idle notebook.", default={}),
 )
@@ -121,11 +122,11 @@ _RULE = KeyTable(
     "NotifyRuleTable",
     'Notifications about all jobs. Filters are lists of patterns such as "train-*"; one of them must match.',
     Key("to", "addresses", "Recipients, as in a job file.", default=()),
-    Key("on", "events", 'Events, as in a job file; or GPU events such as "gpu_free".', default=("ended",)),
+    Key("on", "events", 'Events, as in a job file; or GPU events such as "gpu_free".'),
     Key("users", "patterns", "Only for jobs of these users.", default=()),
     Key("projects", "patterns", "Only for jobs of these projects.", default=()),
     Key("names", "patterns", "Only for jobs with these names.", default=()),
-    Key("log_lines", "count", "Number of lines to include from the end of the job's log.", default=0,
+    Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
         most=MOST_LOG_LINES),
 )
 
@@ -135,15 +136,14 @@ _SLURM = KeyTable(
     Key("partition", "word of Slurm", "The partition. If absent, Slurm's default; likewise for the next two."),
     Key("account", "word of Slurm", "The account that pays."),
     Key("qos", "word of Slurm", "The quality of service."),
-    Key("max_in_flight", "count", "How many jobs may be in Slurm at once, waiting there or running.", default=200,
-        least=1),
+    Key("max_in_flight", "count", "How many jobs may be in Slurm at once, waiting there or running.", least=1),
     Key("poll", "duration", "How often Slurm is asked about all jobs; every 2 s while no more than 20 are there.",
-        default="10s", least=SHORTEST_NS),
+        least=SHORTEST_NS),
     Key("submit_per_second", "number", "How many jobs a second are handed over on average; more in a short burst.",
-        default=10, least=0.1, most=1000),
+        least=0.1, most=1000),
     Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
-        'shards as GiB ("shard").', words=("refuse", "shard"), default="refuse"),
+        'shards as GiB ("shard").', words=("refuse", "shard")),
     Key("options", "options of Slurm", "More options of sbatch for every job, such as `--constraint=ib`.", default=()),
 )
 
@@ -154,43 +154,43 @@ CONFIG = KeyTable(
     Key("memory", "size", "Amount of memory. Default: all of this machine's."),
     Key("memory_reserve", "share",
         "Memory reserved for the system: a percentage or a size. Default: 5%, at least 512 MiB."),
-    Key("disk_floor", "size", "Start nothing while the spool's disk has less free space than this.", default="1G",
+    Key("disk_floor", "size", "Start nothing while the spool's disk has less free space than this.",
         field="policy.disk_floor_bytes"),
     Key("resources", _RESOURCE,
         "Other resources of the spool, under names that you choose: a number, `licence = 3`, or indices, `tpu = { "
         "indices = [0, 1] }`.", many="named", default={}),
     Key("max_running", "count", "Maximum number of jobs that run at once in the whole spool.", least=1,
         field="policy.max_running"),
-    Key("executor", "word", "What runs jobs that do not set `executor`.", words=EXECUTORS, default="process"),
+    Key("executor", "word", "What runs jobs that do not set `executor`.", words=EXECUTORS),
     Key("keep_session", "flag",
-        "Whether to keep tmux sessions open after jobs end, for jobs that do not set `keep_session`.", default=False),
+        "Whether to keep tmux sessions open after jobs end, for jobs that do not set `keep_session`."),
     Key("wrapper", "word",
         'What carries out `run.sh`: "auto" is a compiled program where it is installed, which is faster, and "sh" is '
-        "always `/bin/sh`.", words=("auto", "sh"), default="auto"),
+        "always `/bin/sh`.", words=("auto", "sh")),
     Key("durability", "word",
         'What may repeat after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each one '
-        "before anything relies on it.", words=("grouped", "strict"), default="grouped"),
+        "before anything relies on it.", words=("grouped", "strict")),
     Key("accept_from", "accounts",
         'Whose job files run besides those of the owner of the spool: users, and groups with an `@`, as in '
         '`["alice", "@lab"]`. Their jobs run as the owner.', default=()),
     Key("autostart", "flag",
         "Whether commands that start or end jobs (`submit`, `run`, `release`, `requeue`, `resume`, `hold`, `cancel`) "
-        "start a dispatcher if none is running.", default=True),
+        "start a dispatcher if none is running."),
     Key("export", "exports",
         "Which of the caller's variables `submit` and `run` copy into a job's `env`, unless `--export` is given: "
         "names and patterns such as `CONDA_*`. Possible secrets (`*TOKEN*`, `*KEY*` and the like) match full names "
-        "only.", default=EXPORTED),
+        "only."),
     Key("idle_exit", "timeout",
-        "A dispatcher that was started this way exits after this time without jobs. 0s means never.", default="10m"),
-    Key("look_every", "duration", "How often the directories are read even without file events.", default="5s",
+        "A dispatcher that was started this way exits after this time without jobs. 0s means never."),
+    Key("look_every", "duration", "How often the directories are read even without file events.",
         least=SHORTEST_NS),
-    Key("kill_grace", "duration", "Time between TERM and KILL, for jobs that do not set `kill_grace`.", default="10s"),
-    Key("max_requeues", "count", "Maximum number of times a job is run again after its run was lost.", default=3),
+    Key("kill_grace", "duration", "Time between TERM and KILL, for jobs that do not set `kill_grace`."),
+    Key("max_requeues", "count", "Maximum number of times a job is run again after its run was lost."),
     Key("prolog", "script", "Shell code to run before every job's own prolog."),
     Key("epilog", "script", "Shell code to run after every job's own epilog."),
     Key("hook_time_limit", "duration",
         "Maximum run time of a hook; after that it is killed with everything it started, and counts as a veto.",
-        default="10s", least=SHORTEST_NS),
+        least=SHORTEST_NS),
     Key("notifier", "script",
         "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`: `$1` is the "
         "address, `$2` the event, and standard input has the text."),
@@ -204,32 +204,31 @@ CONFIG = KeyTable(
         "A web page that shows the spool, updated every few seconds while a dispatcher is running: `status.html` is "
         "in the spool; a file at an absolute path, which may begin with `~`, is readable by everyone. The name ends "
         "with `.html`."),
-    Key("log_level", "word", "Level of detail in the dispatcher's log.", words=("debug", "info", "warning", "error"),
-        default="info"),
+    Key("log_level", "word", "Level of detail in the dispatcher's log.", words=("debug", "info", "warning", "error")),
     Key("other_hosts_gone", "words",
         "Hosts that no longer exist: their runs count as lost. Name a host only if it is really off.", default=()),
     Key("on_failure", "word",
         "What to do when a job has finally failed: continue, pause the spool, or cancel all jobs.",
-        words=("continue", "pause", "halt"), default="continue", field="policy.on_failure"),
+        words=("continue", "pause", "halt"), field="policy.on_failure"),
     Key("starvation_after", "anything", "No longer has any effect: no job starves.", field="gone.starvation_after"),
     Key("time_bonus", "flag", "No longer has any effect: shorter jobs go first anyway.", field="gone.time_bonus"),
     Key("order", "word", "Which job goes first: the one that has waited longest for its size, or the oldest.",
-        words=("slowdown", "arrival"), default="slowdown", field="policy.order"),
+        words=("slowdown", "arrival"), field="policy.order"),
     Key("learn_run_times", "flag", "Whether to estimate the run time of jobs without a time limit from earlier runs.",
-        default=True, field="policy.learn_run_times"),
+        field="policy.learn_run_times"),
     Key("fair_share", "flag", "Whether jobs of users or projects with more recent usage wait somewhat longer.",
-        default=True, field="policy.fair_share"),
-    Key("fair_share_by", "word", "What fair share compares.", words=("user", "project"), default="user",
+        field="policy.fair_share"),
+    Key("fair_share_by", "word", "What fair share compares.", words=("user", "project"),
         field="policy.fair_share_by"),
-    Key("half_life", "duration", "Half-life of usage: after this time it counts half.", default="7d",
+    Key("half_life", "duration", "Half-life of usage: after this time it counts half.",
         field="policy.half_life_ns"),
-    Key("cpu_weight", "number", "Weight of a CPU second relative to a GPU second.", default=0.05, least=0, most=1000,
+    Key("cpu_weight", "number", "Weight of a CPU second relative to a GPU second.", least=0, most=1000,
         field="policy.cpu_weight"),
     Key("reservation_horizon", "duration",
-        "From this long before a reservation begins, its GPUs take no jobs that would run into it.", default="12h",
+        "From this long before a reservation begins, its GPUs take no jobs that would run into it.",
         field="policy.reservation_horizon_ns"),
     Key("reservation_allows_unlimited", "flag",
-        "Whether jobs without a time limit may start on GPUs that are reserved for later.", default=False,
+        "Whether jobs without a time limit may start on GPUs that are reserved for later.",
         field="policy.reservation_allows_unlimited"),
     Key("defaults", "defaults of jobs",
         "Defaults for keys that a job file does not set: `cpus`, `memory`, `time_limit`, `gpu_idle`, "
@@ -494,5 +493,5 @@ _KINDS: Kinds = {
     "anything": lambda key: Kind(Duration),
 }
 
-FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig)
+FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(notify=(NotifyRule(to=()),)))
 """The reader of the configuration."""

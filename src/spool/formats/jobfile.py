@@ -325,17 +325,19 @@ _KINDS: Kinds = {
     "indices": lambda key: Kind(str, values.array),
     "choices": lambda key: Kind(dict[str, list[str | int | float | bool]], values.matrix, any_length=True),
     "rows": lambda key: Kind(list[dict[str, str | int | float | bool]], values.rows, any_length=True),
-    "ends": lambda key: Kind(tuple[str | int, ...], values.retry_on),
+    "ends": lambda key: Kind(tuple[str | int, ...], values.retry_on, written=tuple),
     "output": lambda key: Kind(Text, read=_output),
     "labels": lambda key: Kind(tuple[Text, ...], read=_tags),
     "addresses": lambda key: Kind(Names, read=_addresses),
     "events": lambda key: Kind(Names, read=_events),
 }
 
-FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob)
+_SHORTEST = Spec(command="", notify=Notify(to=()))  # every other field has its default
+
+FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob, _SHORTEST)
 """The reader of job files."""
 
-_DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConfig)
+_DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConfig, _SHORTEST)
 
 
 # The keys, beside the values of `env`, in which `{key}` is replaced; the keys that make an array; and the tables whose

@@ -24,6 +24,12 @@ MOST_LOG_LINES = 200
 MAX_INDEX = 9_999_999
 """The largest index of an array."""
 
+REQUIRED = object()
+"""The default of a required key."""
+
+OF_ITS_FIELD = object()
+"""The default of a key that has the default of its field in the model."""
+
 
 class KeyTable:
     """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*."""
@@ -38,7 +44,7 @@ class KeyTable:
 class Key:
     """One key: its name, the kind of its value, its meaning as the docs state it, and further properties.
 
-    * `default`: as written in the file; None: no default.
+    * `default`: as written in the file; None: no default. By default that of its field, if that is not empty.
     * `field`: of the model; with a dot from its root, without one within the table's part. By default the key's name,
           plus the unit for a size or duration.
     * `option`: its spelling on the command line; `help` if that differs from the docs. `shortcuts` are flags that
@@ -56,7 +62,7 @@ class Key:
         kind: str | KeyTable,
         about: str,
         *,
-        default: object = None,
+        default: object = OF_ITS_FIELD,
         field: str = "",
         option: str = "",
         also: str = "",
@@ -90,8 +96,6 @@ class Key:
 
 
 _UNITS = {"size": "_bytes", "duration": "_ns", "timeout": "_ns"}
-REQUIRED = object()
-"""The default of a required key."""
 
 # A row stays a row of a table.
 # fmt: off
@@ -110,13 +114,13 @@ DEPENDS_ON = KeyTable(
 RETRY = KeyTable(
     "RetryTable",
     "When to retry a run that failed. Delay before retry n: min(delay * backoff^(n-1), max_delay).",
-    Key("max", "count", "Maximum number of retries.", default=0, option="--retry-max N"),
-    Key("delay", "duration", "Delay before the first retry.", default="0s", option="--retry-delay TIME"),
-    Key("backoff", "number", "Backoff factor: the delay is multiplied by it after each retry.", default=2.0, least=1,
+    Key("max", "count", "Maximum number of retries.", option="--retry-max N"),
+    Key("delay", "duration", "Delay before the first retry.", option="--retry-delay TIME"),
+    Key("backoff", "number", "Backoff factor: the delay is multiplied by it after each retry.", least=1,
         most=1000, option="--retry-backoff FACTOR", help="Multiply the delay by FACTOR after each retry."),
-    Key("max_delay", "duration", "Maximum delay between retries.", default="1h", option="--retry-max-delay TIME"),
+    Key("max_delay", "duration", "Maximum delay between retries.", option="--retry-max-delay TIME"),
     Key("on", "ends", 'Outcomes ("failed", "timeout", "out_of_memory") and exit codes (1-255) to retry.',
-        default=("failed",), option="--retry-on OUTCOME|CODE,…",
+        option="--retry-on OUTCOME|CODE,…",
         help="Outcomes (failed, timeout, out_of_memory) and exit codes to retry. Default: failed."),
 )
 
@@ -128,8 +132,8 @@ NOTIFY = KeyTable(
         "`notifier` understands.", default=(), option="--notify ADDRESS,…"),
     Key("on", "events",
         '"ended" (any outcome), an outcome such as "failed" or "timeout", or another job event such as "started", '
-        '"retrying" or "held".', default=("ended",), option="--notify-on EVENT,…"),
-    Key("log_lines", "count", "Number of lines to include from the end of the job's log.", default=0,
+        '"retrying" or "held".', option="--notify-on EVENT,…"),
+    Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
         most=MOST_LOG_LINES, option="--notify-log-lines N"),
     short=addresses,
 )
@@ -152,7 +156,7 @@ _COMMAND = (
         "The text of a script; its first line begins with `#!`. Each run gets it as a file in its metadir and "
         "executes that file instead of the first word of `command`. `command` must then be a list; its other words "
         "are the arguments. `spool submit job.sh` writes it."),
-    Key("shell", "shell", "The shell that runs a `command` given as a string: an absolute path.", default="/bin/sh",
+    Key("shell", "shell", "The shell that runs a `command` given as a string: an absolute path.",
         option="--shell PATH"),
     Key("workdir", "workdir",
         "The working directory: an absolute path, or one that begins with `~` or an environment variable. Default: "
@@ -164,13 +168,13 @@ _COMMAND = (
 )
 
 _MACHINE = (
-    Key("cpus", "count", "Number of CPUs.", default=1, field="request.cpus", option="--cpus N", also="--cpus-per-task"),
+    Key("cpus", "count", "Number of CPUs.", field="request.cpus", option="--cpus N", also="--cpus-per-task"),
     Key("memory", "size", "Host memory: counted when the job is scheduled and enforced while it runs.", least=1,
         field="request.memory_bytes", option="-m --memory SIZE", also="--mem"),
 )
 
 _GPUS = (
-    Key("gpus", "count", "Number of GPUs.", default=0, field="request.gpus", option="-g --gpus N",
+    Key("gpus", "count", "Number of GPUs.", field="request.gpus", option="-g --gpus N",
         also="-G --gpus-per-node"),
     Key("gpu_memory", "size",
         "Memory on each GPU. With it, the job shares its GPUs with other jobs that set it; without it, the job has "
@@ -198,13 +202,13 @@ _LIMITS = (
         option="--gpu-idle TIME"),
     Key("gpu_idle_action", "word",
         'What happens then: "warn" sends a warning, "stop" also stops the run, with the outcome `cancelled`.',
-        words=("warn", "stop"), default="warn", option="--gpu-idle-action warn|stop"),
+        words=("warn", "stop"), option="--gpu-idle-action warn|stop"),
     Key("kill_grace", "duration", "Time between TERM and KILL when a run is stopped. Default: 10s.",
-        option="--kill-grace TIME"),
+        default=None, option="--kill-grace TIME"),
 )
 
 _WHEN = (
-    Key("priority", "count", "Jobs with higher priority are considered first.", default=10, most=255,
+    Key("priority", "count", "Jobs with higher priority are considered first.", most=255,
         option="-p --priority 0-255"),
     Key("depends_on", DEPENDS_ON,
         "Jobs that this one waits for. A list means that all must finish successfully. An array's name means all of "
@@ -255,7 +259,7 @@ _AGAIN = (
     Key("retry", RETRY, "When to retry a run that failed."),
     Key("requeue", "flag",
         "Whether to run again after a reboot or when the process vanished: at most 3 times, counted separately from "
-        "`retry`.", default=True, option="--requeue --no-requeue",
+        "`retry`.", option="--requeue --no-requeue",
         help="Run it again after a reboot or when its process vanished. Default: yes, at most 3 times."),
 )
 

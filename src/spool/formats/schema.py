@@ -53,21 +53,22 @@ def table(kind: str) -> str:
 def rows(kind: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield each key of one *kind* of file: its name, type, default and meaning, as Markdown."""
     format_ = KINDS[kind][1]
-    return _rows(format_.table, msgspec.json.schema(format_.struct)["$defs"], "")
+    return _rows(format_.table, format_, msgspec.json.schema(format_.struct)["$defs"], "")
 
 
-def _rows(table: KeyTable, shapes: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+def _rows(table: KeyTable, format_: Format, shapes: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
     for key in table.keys:
+        stated = format_.defaults[key]
         default = ""
-        if key.default is REQUIRED:
+        if stated is REQUIRED:
             default = "required"
-        elif key.default not in (None, (), {}):
-            default = f"`{msgspec.json.encode(key.default).decode()}`"
+        elif stated not in (None, (), {}):
+            default = f"`{msgspec.json.encode(stated).decode()}`"
         type_ = _type(shapes[table.name]["properties"][key.name])
         yield f"`{prefix}{key.name}`", type_, default, key.about
         if key.table is not None:
             named = "NAME." if key.many == "named" else ""
-            yield from _rows(key.table, shapes, f"{prefix}{key.name}.{named}")
+            yield from _rows(key.table, format_, shapes, f"{prefix}{key.name}.{named}")
 
 
 def _type(value: dict[str, Any]) -> str:

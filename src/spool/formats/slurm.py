@@ -33,7 +33,7 @@ class SlurmConfig(Struct, frozen=True):
     qos: str | None = None
     max_in_flight: int = 200
     poll_ns: int = 10 * SECOND_NS
-    submit_per_second: float = 10.0
+    submit_per_second: float = 10
     gpus: Mapping[str, str] = field(default_factory=dict)  # GPU type in job files -> Slurm's name
     gpu_memory: str = "refuse"  # or "shard"
     options: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from spool.core.errors import InvalidFile, InvalidValue, Problem, shown
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
-from spool.formats.keys import REQUIRED, Key, KeyTable
+from spool.formats.keys import OF_ITS_FIELD, REQUIRED, Key, KeyTable
 from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
@@ -186,13 +186,14 @@ class Kind(Struct, frozen=True):
     """A kind of value: its type in the file, and its parser; unchanged by default.
 
     `parse` takes the value and raises InvalidValue. `read` also takes its path and the whole reading, and adds problems
-    itself. A value of `any_length` is bounded otherwise.
+    itself. A value of `any_length` is bounded otherwise. `written` turns a value back into what a file would say.
     """
 
     type: Any
     parse: Callable[[Any], object] | None = None
     read: Callable[[Any, Path, Reading], object] | None = None
     any_length: bool = False
+    written: Callable[[Any], object] | None = None
 
 
 Kinds = Mapping[str, Callable[[Key], Kind]]
@@ -219,10 +220,16 @@ class _Row:
 
 
 class Format:
-    """One kind of file: its table of keys, the kinds of its values, and the error that it raises."""
+    """One kind of file: its table of keys, the kinds of its values, and the error that it raises.
 
-    def __init__(self, table: KeyTable, kinds: Kinds, error: type[InvalidFile]) -> None:
+    *model* has the default of each field; its lists of tables have one entry, for the defaults in it.
+    """
+
+    def __init__(self, table: KeyTable, kinds: Kinds, error: type[InvalidFile], model: Struct | None = None) -> None:
         self._kinds = kinds
+        self._model = model
+        self.defaults: dict[Key, object] = {}
+        self._find_defaults(table, "")
         self._structs: dict[KeyTable, type[Struct]] = {}
         self.table = table
         self.error = error
@@ -262,6 +269,23 @@ class Format:
         if reading.problems:
             raise self.error(what, reading.problems.listed(toml.decode(data, what)))
 
+    def _find_defaults(self, table: KeyTable, part: str) -> None:
+        """Find the default of each key in *table* as a file would state it; *part* is the part of the model for it."""
+        for key in table.keys:
+            path = key.field if "." in key.field else f"{part}.{key.field}".lstrip(".")
+            self.defaults[key] = key.default if key.default is not OF_ITS_FIELD else self._default(key, path)
+            if key.table is not None:
+                self._find_defaults(key.table, path)
+
+    def _default(self, key: Key, path: str) -> object:
+        value: Any = self._model
+        for name in path.split("."):
+            value = getattr(value[0] if isinstance(value, tuple) and value else value, name, None)
+        kind = self._kind(key)
+        if kind is None or value is None or value == () or isinstance(value, Struct):
+            return None
+        return value if kind.written is None else kind.written(value)
+
     def _kind(self, key: Key) -> Kind | None:
         return None if key.table is not None else self._kinds[key.kind](key)
 
@@ -298,13 +322,14 @@ class Format:
         if key.examples:
             extra["examples"] = list(key.examples)
         hint = Annotated[hint, Meta(description=key.about, extra_json_schema=extra or None)]
-        if key.default is REQUIRED:
+        default = self.defaults[key]
+        if default is REQUIRED:
             return key.name, hint
-        if key.default is None:
+        if default is None:
             return key.name, Union[hint, UnsetType], UNSET  # noqa: UP007  (made while the program runs)
         if key.table is not None and not key.many:
             return key.name, hint, self._struct(key.table)()
-        return key.name, hint, key.default
+        return key.name, hint, default
 
     def _hint(self, key: Key) -> Any:
         if key.table is None:

@@ -20,7 +20,7 @@ from spool.core.errors import InvalidValue
 from spool.core.eventnames import JOB_WORDS
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
-from spool.core.units import parse_duration, parse_size
+from spool.core.units import format_duration, format_size, parse_duration, parse_size
 from spool.formats.keys import MAX_INDEX, Key
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, closest
@@ -406,8 +406,8 @@ def _text_of(value: str | int | float | bool) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _amount(type_: Any, parse: Callable[[object], int], key: Key) -> Kind:
-    return Kind(type_, parse if key.least is None else partial(at_least, key.least, parse))
+def _amount(type_: Any, parse: Callable[[object], int], written: Callable[[int], str], key: Key) -> Kind:
+    return Kind(type_, parse if key.least is None else partial(at_least, key.least, parse), written=written)
 
 
 KINDS: Kinds = {
@@ -418,9 +418,9 @@ KINDS: Kinds = {
     "script": lambda key: Kind(Text, intern),
     "word": lambda key: Kind(str, partial(one_of, words=key.words)),
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
-    "size": lambda key: _amount(Size, parse_size, key),
-    "duration": lambda key: _amount(Duration, parse_duration, key),
+    "size": lambda key: _amount(Size, parse_size, format_size, key),
+    "duration": lambda key: _amount(Duration, parse_duration, format_duration, key),
     "options of Slurm": lambda key: Kind(tuple[str, ...], _options_of_slurm),
-    "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None),
+    "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None, written=format_duration),
 }
 """The kinds of values shared by several files."""

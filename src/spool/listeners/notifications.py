@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from spool.listeners.base import Listener
 from spool.listeners.message import MESSAGES, PREFIX, Message, UndeliveredError, has_secret, masked
 from spool.listeners.sendqueue import Patience, SendQueue
 from spool.listeners.transports import transport_for
+from spool.store.reading import end_of_file
 
 log = logging.getLogger(__name__)
 
@@ -192,19 +192,9 @@ def last_lines(metadir: str, count: int) -> str:
 
 def _tail_of(path: str) -> bytes:
     try:
-        # Do not block on something else in its place.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return end_of_file(path, _MOST_LOG_BYTES)
     except OSError:
         return b""
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return b""
-        return os.pread(fd, _MOST_LOG_BYTES, max(0, status.st_size - _MOST_LOG_BYTES))
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
 
 
 def others_read(path: str, directory: str) -> bool:

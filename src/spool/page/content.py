@@ -200,15 +200,13 @@ class ContentReader:
         path = self._spool.layout.at(layout.STATE)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(fd)
+                return status.st_ino, status.st_size, os.pread(fd, _HEAD, 0)
+            finally:
+                os.close(fd)
         except OSError:
             return None
-        try:
-            status = os.fstat(fd)
-            return status.st_ino, status.st_size, os.pread(fd, _HEAD, 0)
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
 
     def _read_view(self) -> None:
         seen = self._identity()

@@ -34,15 +34,13 @@ def _tail(path: str, metadir: str) -> bytes:
     """Return the end of a run's output; b"" for a file that was last written before the run began."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            begun_ns = os.stat(f"{metadir}/{layout.WRAPPER}").st_mtime_ns if not path.startswith(f"{metadir}/") else 0
+            if not stat.S_ISREG(status.st_mode) or status.st_mtime_ns < begun_ns:
+                return b""
+            return os.pread(fd, _TAIL, max(0, status.st_size - _TAIL))
+        finally:
+            os.close(fd)
     except OSError:
         return b""
-    try:
-        status = os.fstat(fd)
-        begun_ns = os.stat(f"{metadir}/{layout.WRAPPER}").st_mtime_ns if not path.startswith(f"{metadir}/") else 0
-        if not stat.S_ISREG(status.st_mode) or status.st_mtime_ns < begun_ns:
-            return b""
-        return os.pread(fd, _TAIL, max(0, status.st_size - _TAIL))
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)

@@ -512,34 +512,6 @@ def read_file(
         os.close(fd)
 
 
-def read_with_status(path: str, limit: int = 4 << 20) -> tuple[os.stat_result, bytes] | None:
-    """Return status and content of a small file by one descriptor, None if it is missing or not a regular file.
-
-    Never blocks, follows no link. Raises OSError if it exists and cannot be read.
-    """
-    try:
-        fd = open_if_there(path, lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
-    except OSError:
-        found = status_of(path)
-        if found is not None and not stat.S_ISREG(found.st_mode):  # a link, a socket, a device
-            return None
-        raise
-    if fd is None:
-        return None
-    try:
-        status, data = os.fstat(fd), b""
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        while len(data) < limit and (more := os.read(fd, 1 << 16)):
-            data += more
-    except OSError as error:
-        error.filename = path
-        raise
-    finally:
-        os.close(fd)
-    return status, data
-
-
 def remedy_for(error: OSError) -> str:
     """Return what the user can do about an error of the file system."""
     return _REMEDIES.get(error.errno or 0, _IN_THE_WAY if error.errno in _KINDS else "check that file")

@@ -22,12 +22,11 @@ from spool.store.disk import (
     is_name_of,
     of_the_spool,
     open_directory,
-    read_with_status,
     same_file,
     status_of,
 )
 from spool.store.lock import hold
-from spool.store.reading import read_bytes, read_record
+from spool.store.reading import read_bytes, read_record, read_with_status
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, status_o
 
 _MAX_RECORD = MAX_BYTES + 1  # one more than a TOML file may have, which proves it too long
 _BLOCK = 65536
-_OTHER_KINDS = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN)  # directory, link, socket, FIFO with a writer
 
 
 def refuse_link(path: str) -> None:
@@ -38,38 +37,44 @@ def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     Reads at most *limit* bytes, even if the file is or becomes longer. Never blocks, follows no link. Raises OSError if
     it exists and cannot be read.
     """
-    found = _read_record(path, limit, dated=False)
-    return None if found is None else found[0]
+    found = _read_record(path, limit, with_status=False)
+    return None if found is None else found[1]
 
 
 def read_dated_record(path: str) -> tuple[bytes, int] | None:
-    """Return the result of `read_record`, and when the file was last changed."""
-    return _read_record(path, MOST_READ, dated=True)
+    """Return the result of `read_record`, and when the file was last changed; 0 if it is not a regular file."""
+    found = _read_record(path, MOST_READ, with_status=True)
+    return None if found is None else (found[1], 0 if found[0] is None else found[0].st_mtime_ns)
 
 
-def _read_record(path: str, limit: int, *, dated: bool) -> tuple[bytes, int] | None:
-    """Return the content of a small file and, if *dated*, its time, from one and the same file; else 0."""
+def read_with_status(path: str, limit: int = 4 << 20) -> tuple[os.stat_result, bytes] | None:
+    """Return status and content of a small file by one descriptor, None if it is missing or not a regular file.
+
+    Otherwise as `read_record`. With *limit* 0, nothing is read.
+    """
+    found = _read_record(path, limit, with_status=True)
+    if found is None or found[0] is None or not stat.S_ISREG(found[0].st_mode):
+        return None
+    return found[0], found[1]
+
+
+def _read_record(path: str, limit: int, *, with_status: bool) -> tuple[os.stat_result | None, bytes] | None:
+    """Return the content of a small file and, if asked for, its status, both of one and the same file."""
+    fd = None
     try:
         fd = open_if_there(path, open_record)
+        if fd is None:
+            return None
+        status = os.fstat(fd) if with_status else None
+        return status, _read(fd, limit) if limit else b""
     except OSError as error:
-        if error.errno in _OTHER_KINDS and not _is_regular(path):
-            return b"", 0
-        raise
-    if fd is None:
-        return None
-    changed_at_ns = 0
-    try:
-        if dated:
-            changed_at_ns = os.fstat(fd).st_mtime_ns
-        data = _read(fd, limit)
-    except OSError as error:
-        if error.errno in _OTHER_KINDS and not stat.S_ISREG(os.fstat(fd).st_mode):
-            return b"", 0
+        if not _is_regular(path if fd is None else fd):
+            return None, b""
         error.filename = path
         raise
     finally:
-        os.close(fd)
-    return data, changed_at_ns
+        if fd is not None:
+            os.close(fd)
 
 
 def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
@@ -79,35 +84,32 @@ def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
     """
     try:
         fd = open_record(path)
+        try:
+            status = os.fstat(fd)
+            whole = stat.S_ISREG(status.st_mode) and status.st_size < _BLOCK
+            return (status, os.read(fd, _BLOCK)) if whole else None
+        finally:
+            os.close(fd)
     except OSError:
         return None
-    try:
-        status = os.fstat(fd)
-        return (status, os.read(fd, _BLOCK)) if stat.S_ISREG(status.st_mode) and status.st_size < _BLOCK else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
-def _is_regular(path: str) -> bool:
-    status = status_of(path)
+def _is_regular(file: str | int) -> bool:
+    """Whether a path or an open file is a regular file, or is missing by now."""
+    status = os.fstat(file) if isinstance(file, int) else status_of(file)
     return status is None or stat.S_ISREG(status.st_mode)
 
 
 def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
-    """Return the content of a small file, None if it is missing or not a regular file. Never blocks."""
+    """Return the content of a small file, None if it is missing or cannot be read. Follows links, never blocks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return _read(fd, limit)
+        finally:
+            os.close(fd)
     except OSError:
         return None
-    try:
-        data = _read(fd, limit)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return data
 
 
 def _read(fd: int, limit: int) -> bytes:
@@ -122,19 +124,19 @@ def _read(fd: int, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def end_of_file(path: str) -> bytes:
-    """Return the last bytes of a file, b"" if it is missing or not a regular file. Never blocks."""
+def end_of_file(path: str, most: int = _BLOCK) -> bytes:
+    """Return the last *most* bytes of a file, b"" if it is missing or not a regular file. Never blocks."""
     try:
         fd = open_if_there(path, open_record)
-    except OSError as error:
-        if error.errno in _OTHER_KINDS and not _is_regular(path):
-            return b""
-        raise
+    except OSError:
+        if _is_regular(path):
+            raise
+        return b""
     if fd is None:
         return b""
     try:
         status = os.fstat(fd)
-        return os.pread(fd, _BLOCK, max(0, status.st_size - _BLOCK)) if stat.S_ISREG(status.st_mode) else b""
+        return os.pread(fd, most, max(0, status.st_size - most)) if stat.S_ISREG(status.st_mode) else b""
     finally:
         os.close(fd)
 

@@ -37,7 +37,6 @@ from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, WrittenUsage, parse_array
 from spool.store.disk import (
     read_file,
-    read_with_status,
     status_of,
 )
 from spool.store.lock import serving
@@ -49,6 +48,7 @@ from spool.store.reading import (
     read_bytes,
     read_dated_record,
     read_record,
+    read_with_status,
     refuse_link,
 )
 

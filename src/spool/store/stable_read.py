@@ -18,10 +18,10 @@ from enum import Enum
 from msgspec import Struct
 
 from spool.core import layout
+from spool.formats.toml import MAX_BYTES
 from spool.store.disk import open_if_there, status_of
 from spool.store.ownership import Origin
 
-MAX_BYTES = 1 << 20  # FORMAT 3.1: a job file is at most 1 MiB
 QUIET_NS = 300_000_000
 _LEASE_LASTS_NS = 1_000_000_000  # at least; the kernel breaks a lease after /proc/sys/fs/lease-break-time, 45 s
 _OTHER_KINDS = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a link, a socket, a device

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from spool.core import layout
 from spool.core.errors import cannot
+from spool.core.layout import Layout
 from spool.store.disk import remedy_for, status_of
 from spool.store.spool import Spool
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _tolerant(
+    read: Callable[Concatenate[Any, P], T], instead: Callable[[], T], where: Callable[Concatenate[Layout, P], str]
+) -> Callable[Concatenate[Any, P], T]:
+    """Return *read*, a method of `Spool`, for a spool that has *instead* of what it cannot read at *where*."""
+
+    @wraps(read)
+    def tolerant(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(self, *args, **kwargs)
+        except OSError as error:
+            self.note(error, where(self.layout, *args, **kwargs))
+            return instead()
+
+    return tolerant
 
 
 class TolerantSpool(Spool):
@@ -33,14 +52,6 @@ class TolerantSpool(Spool):
         more = sum(map(len, list(troubles.values())[most:]))
         return lines[:most] + ([f"{more} more files cannot be read: `spool doctor` lists all"] if more > 0 else [])
 
-    def attempt(self, read: Callable[[], T], instead: T, where: str) -> T:
-        """Return *read*(), or *instead* if it raises OSError; the error is remembered for *where*."""
-        try:
-            return read()
-        except OSError as error:
-            self.note(error, where)
-            return instead
-
     @property
     def strict(self) -> Spool:
         """The same spool, raising every error."""
@@ -50,54 +61,27 @@ class TolerantSpool(Spool):
         """Remember an error."""
         self.unread.setdefault(_named(error, where), error)
 
-    def names_and_others(self, place: str) -> tuple[list[str], list[str]]:
-        """Return the result of `Spool.names_and_others`."""
-        nothing: tuple[list[str], list[str]] = ([], [])
-        at = self.layout.at(place)
-        return self.attempt(lambda: super(TolerantSpool, self).names_and_others(place), nothing, at)
+    names_and_others = _tolerant(Spool.names_and_others, lambda: ([], []), lambda paths, place: paths.at(place))
+    holds = _tolerant(Spool.holds, bool, lambda layout, inode, name, *places, mtime_ns=None: name)
+    job_text = _tolerant(Spool.job_text, lambda: None, Layout.job_file)
+    runs = _tolerant(Spool.runs, list[int], Layout.runs)
+    has_begun = _tolerant(Spool.has_begun, bool, Layout.metadir)
+    jobs_with_runs = _tolerant(Spool.jobs_with_runs, list[str], lambda paths: paths.at(layout.JOBS))
+    record = _tolerant(Spool.record, lambda: None, Layout.record)
+    dated_record = _tolerant(Spool.dated_record, lambda: None, Layout.record)
+    file = _tolerant(Spool.file, lambda: None, lambda paths, name, limit=0: paths.at(name))
 
     def places(self, name: str) -> list[str]:
         """Return the result of `Spool.places`, checking each place separately."""
-        found = [(place, self.layout.job_file(place, name)) for place in layout.PLACES]
-        return [place for place, path in found if self.attempt(lambda path=path: status_of(path), None, path)]  # type: ignore[misc]
-
-    def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
-        """Return the result of `Spool.holds`."""
-        return self.attempt(
-            lambda: super(TolerantSpool, self).holds(inode, name, *places, mtime_ns=mtime_ns), False, name
-        )
-
-    def job_text(self, place: str, name: str) -> bytes | None:
-        """Return the result of `Spool.job_text`."""
-        path = self.layout.job_file(place, name)
-        return self.attempt(lambda: super(TolerantSpool, self).job_text(place, name), None, path)
-
-    def runs(self, name: str) -> list[int]:
-        """Return the result of `Spool.runs`."""
-        return self.attempt(lambda: super(TolerantSpool, self).runs(name), [], self.layout.runs(name))
-
-    def has_begun(self, name: str, run: int) -> bool:
-        """Return the result of `Spool.has_begun`."""
-        where = self.layout.metadir(name, run)
-        return self.attempt(lambda: super(TolerantSpool, self).has_begun(name, run), False, where)
-
-    def jobs_with_runs(self) -> list[str]:
-        """Return the result of `Spool.jobs_with_runs`."""
-        return self.attempt(super().jobs_with_runs, [], self.layout.at(layout.JOBS))
-
-    def record(self, name: str, run: int, record: str) -> bytes | None:
-        """Return the result of `Spool.record`."""
-        path = self.layout.record(name, run, record)
-        return self.attempt(lambda: super(TolerantSpool, self).record(name, run, record), None, path)
-
-    def dated_record(self, name: str, run: int, record: str) -> tuple[bytes, int] | None:
-        """Return the result of `Spool.dated_record`."""
-        path = self.layout.record(name, run, record)
-        return self.attempt(lambda: super(TolerantSpool, self).dated_record(name, run, record), None, path)
-
-    def file(self, name: str, limit: int = 1 << 31) -> bytes | None:
-        """Return the result of `Spool.file`."""
-        return self.attempt(lambda: super(TolerantSpool, self).file(name, limit), None, self.layout.at(name))
+        found = []
+        for place in layout.PLACES:
+            path = self.layout.job_file(place, name)
+            try:
+                if status_of(path) is not None:
+                    found.append(place)
+            except OSError as error:
+                self.note(error, path)
+        return found
 
     def history(self) -> Iterator[bytes]:
         """Yield the result of `Spool.history`, as far as it can be read."""
