@@ -315,7 +315,7 @@ def test_the_plan_is_what_then_happens(jobs, policy):
             foretold.append({name: told.at_ns for name, told in forecast(step.plan).items() if told.at_ns is not None})
             assert not any(told.guessed for told in forecast(step.plan).values())
         elif isinstance(step, Outcome) and step.started_at_ns is not None:
-            came[step.name] = step.started_at_ns
+            came[step.job.name] = step.started_at_ns
     waited = [{name: at_ns for name, at_ns in came.items() if name in each} for each in foretold]
     assert foretold == waited
     assert all(came.keys() - each.keys() <= came.keys() - foretold[-1].keys() for each in foretold)

@@ -18,21 +18,21 @@ from core.planning import NOW, S, spec
 from spool.core import lifecycle
 from spool.core.lifecycle import (
     MAX_REQUEUES,
-    Continuation,
-    EndedAttempt,
+    PREEMPTED,
     EndStep,
     EngineWord,
     Evidence,
     Liveness,
     Remains,
     Verdict,
-    continuation,
+    continued,
     delay_ns,
     ending,
     exit_words,
     prove,
 )
-from spool.core.model import OUTCOMES, Retry, State, StopKind
+from spool.core.model import OUTCOMES, Result, Retry, State, StopKind
+from spool.state.submission import attempts_after
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "STATES.md"
 CODES = (None, 0, 1, 128, 129, 137, 192, 193, 255)
@@ -200,9 +200,12 @@ def test_an_exit_code_in_words_names_the_signal() -> None:
 
 
 def after(outcome: State, retry: Retry | None = None, *, code=None, attempt=1, requeues=0, requeue=True, **values):
-    """Ask what follows."""
-    ended = EndedAttempt(outcome, code, attempt, requeues, NOW, **values)
-    return continuation(spec(retry=retry or Retry(), requeue=requeue), ended)
+    """Return what follows, its earliest start, its attempt and its requeues; None if nothing does."""
+    reason, stopped_by = values.pop("reason", ""), values.pop("stopped_by", None)
+    result = Result("x", 1, attempt, outcome, reason, ended_at_ns=NOW, exit_code=code, requeues=requeues)
+    found = continued(spec(retry=retry or Retry(), requeue=requeue), result, stopped_by, **values)
+    following = attempts_after(found, stopped_by)
+    return found.again and (found.again, found.again_at_ns, following.attempt, following.requeues)
 
 
 def test_without_retry_nothing_but_a_loss_is_repeated():
@@ -215,7 +218,7 @@ def test_as_many_tries_as_allowed(most, runs):
     """`max = n` makes n + 1 tries."""
     count, attempt = 1, 1
     while (next_one := after(State.FAILED, Retry(max=most), code=1, attempt=attempt)) is not None:
-        count, attempt = count + 1, next_one.attempt
+        count, attempt = count + 1, next_one[2]
     assert count == runs
 
 
@@ -232,19 +235,19 @@ def test_on_names_outcomes_and_exit_codes():
 
 def test_losses_are_counted_apart():
     """A lost run is repeated at most three times, whatever was retried before, and keeps its attempt."""
-    assert after(State.LOST, attempt=7, requeues=2) == Continuation("requeue", None, 7, 3)
+    assert after(State.LOST, attempt=7, requeues=2) == ("requeue", None, 7, 3)
     assert after(State.LOST, requeues=MAX_REQUEUES) is None
     assert after(State.LOST, requeue=False) is None
     retry = Retry(max=1, on=frozenset({"lost"}))
-    assert after(State.LOST, retry, requeues=3) == Continuation("retry", None, 2, 3)
-    assert after(State.FAILED, Retry(max=1), requeues=3) == Continuation("retry", None, 2, 3)
+    assert after(State.LOST, retry, requeues=3) == ("retry", None, 2, 3)
+    assert after(State.FAILED, Retry(max=1), requeues=3) == ("retry", None, 2, 3)
 
 
 def test_the_delay_grows_up_to_its_limit():
     """Before try n of the repetition: min(delay * backoff^(n-1), max_delay)."""
     retry = Retry(max=9, delay_ns=10 * S, backoff=3.0, max_delay_ns=200 * S)
     assert [delay_ns(retry, number) // S for number in (1, 2, 3, 4, 5, 10**6)] == [10, 30, 90, 200, 200, 200]
-    assert after(State.FAILED, retry, attempt=2) == Continuation("retry", NOW + 30 * S, 3, 0)
+    assert after(State.FAILED, retry, attempt=2) == ("retry", NOW + 30 * S, 3, 0)
 
 
 def test_what_could_not_start_is_never_tried_at_once():
@@ -252,7 +255,7 @@ def test_what_could_not_start_is_never_tried_at_once():
 
     def wait(attempt: int, **values: object) -> int:
         found = after(State.FAILED, Retry(max=99, **values), attempt=attempt, could_not_start=True)
-        return (found.at_ns - NOW) // S
+        return (found[1] - NOW) // S
 
     assert [wait(n) for n in (1, 2, 3, 60)] == [1, 2, 4, 3600]
     assert wait(1, delay_ns=30 * S) == 30
@@ -262,8 +265,8 @@ def test_what_could_not_start_is_never_tried_at_once():
 
 def test_a_run_that_its_engine_preempted_goes_on_uncounted() -> None:
     """However often it is preempted it is queued again, if it may be run again at all."""
-    assert after(State.LOST, requeues=MAX_REQUEUES, preempted=True) == Continuation("requeue", None, 1, MAX_REQUEUES)
-    assert after(State.LOST, requeue=False, preempted=True) is None
+    assert after(State.LOST, requeues=MAX_REQUEUES, reason=PREEMPTED) == ("requeue", None, 1, MAX_REQUEUES)
+    assert after(State.LOST, requeue=False, reason=PREEMPTED) is None
 
 
 def test_the_word_of_an_engine_never_goes_against_an_exit_code_of_0_or_a_stop() -> None:
@@ -285,8 +288,8 @@ def test_an_engine_is_quoted_in_its_own_words() -> None:
 
 def test_what_a_person_moved_goes_where_it_was_moved():
     """A running job moved to `queued/` or `held/` goes on there, uncounted."""
-    assert after(State.CANCELLED, stopped_by=StopKind.REQUEUE, requeues=3) == Continuation("requeue", None, 1, 3)
-    assert after(State.FAILED, stopped_by=StopKind.HOLD) == Continuation("hold", None, 1, 0)
+    assert after(State.CANCELLED, stopped_by=StopKind.REQUEUE, requeues=3) == ("requeue", None, 1, 3)
+    assert after(State.FAILED, stopped_by=StopKind.HOLD) == ("hold", None, 1, 0)
     assert after(State.CANCELLED, stopped_by=StopKind.CANCEL) is None
 
 

@@ -37,7 +37,7 @@ def planned(jobs: list[Job], cpus: int, rule: str, *, fair: bool = False) -> dic
     """Return when the planner starts each."""
     policy = Policy(fair_share=fair)
     found = simulate([job.coming() for job in jobs], machine(cpus), policy, SimulatedPolicy(rule))
-    return {each.name: each.started_at_ns for each in found}
+    return {each.job.name: each.started_at_ns for each in found}
 
 
 @pytest.mark.parametrize("rule", ["fifo", "easy", "spool"])

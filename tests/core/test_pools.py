@@ -255,7 +255,7 @@ def test_nobody_is_passed_for_ever_by_those_who_want_the_same(
 
     stream = [coming(f"s{at:03}", small, 600, at * 240) for at in range(300)]
     machine = Machine(50, 1 << 40, resources=(Pool("licence", 2),))
-    ended = {each.name: each for each in simulate([*stream, coming("wide", wide, 7200, 300)], machine, policy)}
+    ended = {each.job.name: each for each in simulate([*stream, coming("wide", wide, 7200, 300)], machine, policy)}
     waited_ns = ended["wide"].waited_ns
     assert waited_ns is not None
     assert waited_ns <= 9 * 3600 * S

@@ -18,7 +18,7 @@ DAY = 24 * HOUR
 
 def became(jobs: list[SimulatedJob], box: Machine, policy: Policy | None = None) -> dict[str, Outcome]:
     """Return what becomes of each job."""
-    return {each.name: each for each in simulate(jobs, box, policy or Policy())}
+    return {each.job.name: each for each in simulate(jobs, box, policy or Policy())}
 
 
 @pytest.mark.parametrize("users", [("a", "b", "c"), ("a", "a", "a")])
@@ -114,10 +114,9 @@ def watched(jobs: list[SimulatedJob], policy: Policy) -> Iterator[tuple[Pass, li
     asks = {each.name: amounts(each.spec.request) for each in jobs}
     whole = (BOX.cpus, BOX.memory_bytes, len(BOX.gpus))
     ended: list[SimulatedJob] = []
-    by_name = {each.name: each for each in jobs}
     for step in Simulation(jobs, BOX, policy).steps():
         if isinstance(step, Outcome):
-            ended.append(by_name[step.name])
+            ended.append(step.job)
             continue
         running = [asks[name] for name in step.view.running]
         free = [total - sum(each[pool] for each in running) for pool, total in enumerate(whole)]

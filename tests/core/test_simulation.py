@@ -82,7 +82,7 @@ def test_whoever_waits_is_told_why_and_nothing_that_fits_waits(jobs, policy):
 def test_everything_that_fits_the_machine_starts(jobs, policy):
     """With finite jobs, every job that the machine and the quotas could ever let run does start."""
     quota = policy.default_user_limits
-    began = {each.name for each in Simulation(jobs, BOX, policy).run() if each.started_at_ns is not None}
+    began = {each.job.name for each in Simulation(jobs, BOX, policy).run() if each.started_at_ns is not None}
     for each in jobs:
         request = each.spec.request
         possible = (
@@ -188,7 +188,7 @@ def wide(drawn):
 def test_easy_is_easy_backfilling(drawn):
     """Without a threshold the planner makes the schedule of EASY backfilling, start by start."""
     jobs = wide(drawn)
-    found = {each.name: each.started_at_ns for each in simulate(jobs, machine(4), Policy(), SimulatedPolicy.EASY)}
+    found = {each.job.name: each.started_at_ns for each in simulate(jobs, machine(4), Policy(), SimulatedPolicy.EASY)}
     assert found == easy(jobs, 4)
 
 
@@ -197,7 +197,7 @@ def test_easy_is_easy_backfilling(drawn):
 def test_easy_is_easy_backfilling_with_room_beside_the_first(drawn):
     """The same where several jobs fit beside the one that is protected."""
     jobs = wide(drawn)
-    found = {each.name: each.started_at_ns for each in simulate(jobs, machine(9), Policy(), SimulatedPolicy.EASY)}
+    found = {each.job.name: each.started_at_ns for each in simulate(jobs, machine(9), Policy(), SimulatedPolicy.EASY)}
     assert found == easy(jobs, 9)
 
 
@@ -205,8 +205,8 @@ def test_easy_is_easy_backfilling_with_room_beside_the_first(drawn):
 @given(WIDE)
 def test_fifo_lets_nobody_overtake(drawn):
     """Under `fifo` jobs start in the order in which they came."""
-    found = sorted(simulate(wide(drawn), machine(4), Policy(), SimulatedPolicy.FIFO), key=lambda each: each.name)
-    found.sort(key=lambda each: each.submit_at_ns)
+    found = sorted(simulate(wide(drawn), machine(4), Policy(), SimulatedPolicy.FIFO), key=lambda each: each.job.name)
+    found.sort(key=lambda each: each.job.submit_at_ns)
     starts = [each.started_at_ns for each in found]
     assert starts == sorted(starts)
 
@@ -225,14 +225,14 @@ def test_a_large_job_in_a_stream_of_small_ones_starts(wide, user, at_most):
     Where it states more than it needs it has to wait longer; but not much longer than the eight hours of work by
     which the others may pass it.
     """
-    found = {each.name: each for each in simulate(stream(600 * S, wide * S, user), machine(16, gpus=4), Policy())}
+    found = {each.job.name: each for each in simulate(stream(600 * S, wide * S, user), machine(16, gpus=4), Policy())}
     assert found["big"].waited_ns <= at_most * S
 
 
 @pytest.mark.parametrize("user", ["bob", "user"])
 def test_a_large_job_starts_though_nobody_states_a_limit(user):
     """What guesses may hold back, a tenth of its wait, is enough for the 4-GPU job before the half day is over."""
-    found = {each.name: each for each in simulate(stream(None, None, user), machine(16, gpus=4), Policy())}
+    found = {each.job.name: each for each in simulate(stream(None, None, user), machine(16, gpus=4), Policy())}
     assert found["big"].waited_ns <= 7200 * S
 
 
@@ -240,9 +240,9 @@ def test_fair_share_lets_the_light_pass():
     """Of a long queue of one user another's job that came later takes the place of one that waited little longer."""
     jobs = [SimulatedJob(f"a{n}", spec(time_limit_ns=3600 * S), NOW + n * S, 3600 * S, "alice") for n in range(5)]
     jobs.append(SimulatedJob("b", spec(time_limit_ns=3600 * S), NOW + 1800 * S, 60 * S, "bob"))
-    found = {each.name: each for each in simulate(jobs, machine(1), Policy())}
+    found = {each.job.name: each for each in simulate(jobs, machine(1), Policy())}
     assert found["b"].waited_ns == 1800 * S
-    unfair = {each.name: each for each in simulate(jobs, machine(1), Policy(fair_share=False))}
+    unfair = {each.job.name: each for each in simulate(jobs, machine(1), Policy(fair_share=False))}
     assert unfair["b"].waited_ns == (5 * 3600 - 1800) * S
 
 
@@ -254,7 +254,7 @@ def test_higher_priority_is_not_held_back():
         SimulatedJob("low", spec(cpus=1, time_limit_ns=9000 * S), NOW + 2 * S, 9000 * S),
         SimulatedJob("high", spec(cpus=1, priority=11, time_limit_ns=9000 * S), NOW + 3 * S, 9000 * S),
     ]
-    found = {each.name: each for each in simulate(jobs, machine(4), Policy())}
+    found = {each.job.name: each for each in simulate(jobs, machine(4), Policy())}
     assert found["high"].waited_ns == 0
     assert found["low"].started_at_ns > found["big"].started_at_ns > found["high"].started_at_ns
 
@@ -277,7 +277,7 @@ def test_dependencies_and_instants_hold_in_the_simulator():
         SimulatedJob("f", spec(depends_on="nobody"), NOW, S),
         SimulatedJob("late", spec(cpus=9, scheduling_timeout_ns=S), NOW, S),
     ]
-    found = {each.name: each for each in simulate(jobs, machine(), Policy())}
+    found = {each.job.name: each for each in simulate(jobs, machine(), Policy())}
     starts = {name: each.waited_ns and each.waited_ns // S for name, each in found.items()}
     assert starts == {"arr_0": 0, "b": 5, "t": 0, "c": 1, "d": None, "e": 9, "f": None, "late": None}
     assert [found[name].state for name in ("d", "f", "late")] == [State.CANCELLED, State.QUEUED, State.UNSCHEDULABLE]
@@ -315,7 +315,7 @@ def test_a_quota_holds_back_nobody_else():
         SimulatedJob("waits", spec(cpus=2), NOW + S, S, "alice"),
         SimulatedJob("other", spec(cpus=2), NOW + 2 * S, S, "bob"),
     ]
-    found = {each.name: each.waited_ns for each in simulate(jobs, machine(4), policy)}
+    found = {each.job.name: each.waited_ns for each in simulate(jobs, machine(4), policy)}
     assert found == {"r": 0, "waits": 59 * S, "other": 0}
 
 
@@ -336,7 +336,8 @@ def ran(submit: int, start: int | None, end: int | None, cpus: int = 1, gpus: in
     """Return a job's outcome, in seconds."""
     state = State.QUEUED if start is None else State.FINISHED
     grant = Grant(cpus, gpu_uuids=tuple(f"GPU-{index}" for index in range(gpus)))
-    return Outcome(str(submit), submit * S, start and start * S, end and end * S, state, grant)
+    job = SimulatedJob(str(submit), spec(), submit * S, 0)
+    return Outcome(job, start and start * S, end and end * S, state, grant)
 
 
 def test_figures_of_a_schedule_of_three() -> None:
@@ -362,7 +363,7 @@ def test_percentiles_are_waits_that_somebody_had() -> None:
 def test_groups_share_the_machine() -> None:
     """Each group has its own waits; what the groups used is measured against the machine and the makespan of all."""
     outcomes = [ran(0, 0, 100, 2), ran(0, 50, 100, 2), ran(50, 100, 200, 1), ran(60, None, None, 3)]
-    found = grouped(outcomes, lambda each: each.submit_at_ns == 0, 4)
+    found = grouped(outcomes, lambda each: each.job.submit_at_ns == 0, 4)
     assert list(found) == [True, False]
     assert (found[True].jobs, found[True].left, found[True].mean_wait_ns) == (2, 0, 25 * S)
     assert (found[False].jobs, found[False].left, found[False].longest_wait_ns) == (2, 1, 50 * S)
@@ -373,7 +374,7 @@ def test_groups_share_the_machine() -> None:
 def test_the_longest_waits_come_first() -> None:
     """Of equal waits the one submitted first; a job that never starts has no wait to compare."""
     outcomes = [ran(1, 11, 20), ran(2, 32, 40), ran(0, 10, 20), ran(3, None, None), ran(4, 5, 6)]
-    assert [each.name for each in longest_waits(outcomes, 3)] == ["2", "0", "1"]
+    assert [each.job.name for each in longest_waits(outcomes, 3)] == ["2", "0", "1"]
     assert len(longest_waits(outcomes, 9)) == 4
 
 
@@ -450,6 +451,6 @@ def test_fifo_is_what_the_book_says(drawn):
             now = min(end for end, _ in ends if end > now)
         began[f"{at:03}"] = last = now
         ends.append((now + runs, cpus))
-    assert {each.name: each.started_at_ns for each in schedule(drawn, SimulatedPolicy.FIFO)} == {
+    assert {each.job.name: each.started_at_ns for each in schedule(drawn, SimulatedPolicy.FIFO)} == {
         name: start * S for name, start in began.items()
     }

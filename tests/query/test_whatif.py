@@ -95,6 +95,6 @@ def test_sizes_users_and_longest_waits_are_told() -> None:
     assert [each.name for each in found.sizes] == ["1 CPU", "2-4 CPUs", "5-16 CPUs", "3-4 GPUs"]
     assert [each.name for each in found.users] == ["ann", "cem", "bob"]
     assert sum(each.figures.jobs for each in found.users) == found.figures.jobs == 5
-    assert found.longest_waits[0].wait_ns == found.figures.longest_wait_ns
-    longest = {each.name: each for each in found.longest_waits}
-    assert (longest["five"].cpus, longest["five"].user, longest["five"].submitted_after_ns) == (5, "ann", 2 * S)
+    assert found.longest_waits[0].waited_ns == found.figures.longest_wait_ns
+    longest = {each.job.name: each.job for each in found.longest_waits}
+    assert (longest["five"].spec.request.cpus, longest["five"].user) == (5, "ann")

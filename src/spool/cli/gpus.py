@@ -9,7 +9,7 @@ from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.gpus import stranger
-from spool.query.machine import GpuHolder, GpuStatus, gpus
+from spool.query.machine import GpuHolder, GpuState, GpuStatus, gpus
 
 _COLUMNS = (
     render.Column("GPU", right=True),
@@ -22,7 +22,11 @@ _COLUMNS = (
     render.Column("WHO", cut="words", least=12),
     render.Column("UUID", drop=6),
 )
-STYLES = {"idle": "green", "alone": "", "shared": "", "foreign": "yellow", "unused": "dim", "problem": "red"}
+_IN_USE = frozenset({GpuState.ALONE, GpuState.SHARED, GpuState.FOREIGN})  # STATE and WHO say why it is unavailable
+_STYLES = {
+    GpuState.IDLE: "green", GpuState.ALONE: "", GpuState.SHARED: "", GpuState.FOREIGN: "yellow",
+    GpuState.UNUSED: "dim", GpuState.PROBLEM: "red",
+}  # fmt: skip
 
 
 @click.command(cls=Verb)
@@ -46,11 +50,11 @@ def command(root: str, as_json: bool) -> int:
         render.as_json({"version": 1, **publicjson.plain(found)})
         return 0
     if found.gpus:
-        render.table(_COLUMNS, [_row(each) for each in found.gpus], [STYLES[each.state] for each in found.gpus])
+        render.table(_COLUMNS, [_row(each) for each in found.gpus], [_STYLES[each.state] for each in found.gpus])
     elif found.problem is None:
         tell("no GPUs: NVML is missing or reports none")
     for each in found.gpus:
-        if each.why_not is not None and each.state not in ("alone", "shared", "foreign"):
+        if each.why_not is not None and each.state not in _IN_USE:
             render.prose(f"GPU {each.gpu.index} is unavailable: {each.why_not}")
     for line in found.reserved:
         render.prose(f"reserved: {line}")

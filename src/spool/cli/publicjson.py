@@ -1,6 +1,6 @@
-"""Values as `--json` prints them, and the names of those that contain another value: each, and where it is found.
+"""Values as `--json` prints them, and the names that it prints: all of them are in one table.
 
-A struct that is not in the table is printed with the names of its own fields.
+So a field of the source can be named anew, or be somewhere else, without a change of what programs read.
 """
 
 from __future__ import annotations
@@ -16,36 +16,110 @@ from msgspec import Struct
 from spool.formats.timestamps import render_instant
 
 PUBLIC = {
-    "GpuHolder": """
-        job=run.name run=run.run user=run.user granted_bytes=run.grant.gpu_memory_bytes taken_bytes
+    "Advice": "cpus memory_bytes time_limit_ns gpu_memory_bytes notes",
+    "DispatcherStatus": "pid host since_at_ns heartbeat_at_ns silent_ns lock_astray",
+    "Efficiency": "cpus_used cpu_efficiency memory_efficiency time_limit_used gpu_hours gpu_efficiency advice",
+    "Ending": "name outcome reason",
+    "ExpiredRun": "name run ended_at_ns size_bytes",
+    "Explanation": """
+        name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score standing
+        behind behind_score ahead dispatcher last_said at_ns engine engine_id starts_after if_finished
+        later_than_at_ns start_unknown
     """,
+    "Figures": """
+        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
+        utilisation gpu_utilisation max_queue mean_queue makespan_ns
+    """,
+    "Finding": "check level text remedy fixed",
+    "ForeignProcess": "pid name memory_bytes user job",
+    "GpuHolder": "job=run.name run=run.run user=run.user granted_bytes=run.grant.gpu_memory_bytes taken_bytes",
+    "GpuList": "gpus problem reserved at_ns",
     "GpuStatus": """
         index=gpu.index uuid=gpu.uuid name=gpu.name memory_total_bytes=gpu.memory_total_bytes
         memory_free_bytes=gpu.memory_free_bytes utilisation_percent=gpu.utilisation_percent
         memory_utilisation_percent=gpu.memory_utilisation_percent mig=gpu.mig state holders foreign=gpu.foreign
         reserved why_not
     """,
+    "GpuUse": "watched_ns mean_percent peak_percent memory_watched_ns mean_memory_bytes peak_memory_bytes",
+    "Grant": "cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere",
+    "JobDetails": """
+        name row places path file defaults problem runs dispatcher others expected_run_ns expected tasks
+        task_counts failed_tasks
+    """,
+    "JobRow": """
+        name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns
+        started_at_ns ended_at_ns exit_code reason place progress suspended_ns suspended_at_ns array gpu_percent
+    """,
+    "LaneBar": "first last busy run alone",
+    "MachineStatus": """
+        spool paused dispatcher cpus cpus_granted memory_bytes memory_granted_bytes memory_available_bytes
+        disk_free_bytes disk_floor_bytes gpus gpu_problem resources max_running runs states ended problems at_ns
+        next_dispatcher
+    """,
     "MeasuredRun": """
         run=record.run state cpus=grant.cpus memory_bytes=grant.memory_bytes gpus=grant.gpu_count
         gpu_memory_bytes=grant.gpu_memory_bytes time_limit_ns started run_time_ns cpu_time_ns=record.cpu_time_ns
         peak_memory_bytes=record.peak_memory_bytes gpu_use=record.gpu_use engine
     """,
+    "OtherFile": "row path file",
+    "PendingReason": "code text",
+    "PoolStatus": "total granted free",
+    "Preview": """
+        starts waits ends left_out held running submitted paused dispatcher protected protected_until_at_ns
+        protected_by_guess config_problem at_ns
+    """,
+    "Problem": "key line message stands_for",
+    "Reservation": "name user project start_at_ns end_at_ns gpu_count gpu_indices comment created_at_ns",
+    "RunDetails": """
+        run=record.run state reason attempt=record.attempt requeues=record.requeues metadir stdout stderr
+        executor=record.executor engine_id pid submitted_at_ns=record.submitted_at_ns
+        started_at_ns=record.started_at_ns ended_at_ns=record.ended_at_ns exit_code=record.exit_code
+        peak_memory_bytes=record.peak_memory_bytes cpu_time_ns=record.cpu_time_ns again=record.again
+        again_at_ns=record.again_at_ns grant stop progress suspension gpu_use=record.gpu_use gpu_idle_ns
+        end_is_bound=record.end_is_bound
+    """,
+    "RunFilter": "since_at_ns until_at_ns user project tag",
     "RunHere": """
         job=run.name run=run.run user=run.user cpus=run.grant.cpus memory_bytes=run.grant.memory_bytes
         gpus=run.grant.gpu_indices resources=run.grant.resources resource_indices=run.grant.resource_indices
         started_at_ns=run.started_at_ns stopping=run.stopping engine=run.elsewhere gpu_count=run.grant.gpu_count
         suspended=run.suspended on_its_way
     """,
+    "ServiceStatus": "name path state enabled active",
+    "Spread": "known median most",
     "StartingJob": """
         place name=job.name user=job.user priority=job.spec.priority grant expected_run_ns=standing.expected.ns
         run_is_guess=standing.expected.is_guess expected
     """,
+    "Statistics": "first_end_at_ns=first_at_ns last_end_at_ns=last_at_ns",
+    "Stop": "kind by at_ns reason",
+    "Summary": """
+        tasks states cpus memory_bytes time_limit_ns run_time_ns cpu_time_ns peak_memory_bytes cpus_used
+        cpu_efficiency gpu_hours gpu_efficiency advice
+    """,
+    "Suspension": "before_ns since_ns since_boot_ns",
+    "Timeline": """
+        since_at_ns until_at_ns step_ns at_ns by groups cpus gpus memory_bytes runs elsewhere going_on cpu_rows
+        gpu_rows cpus_used gpus_used memory_asked memory_used waits all_waits unreadable problems
+    """,
+    "TimelineRow": "label track bars",
     "TimelineRun": """
         job=account.job run=account.run outcome=account.outcome user=account.user project=account.project
-        group=account.group executor=account.executor ready_at_ns started_at_ns ended_at_ns
-        cpus=account.cpus gpus=account.gpus memory_bytes=account.memory_bytes
-        peak_memory_bytes=account.peak_memory_bytes
+        group=account.group executor=account.executor ready_at_ns started_at_ns ended_at_ns cpus=account.cpus
+        gpus=account.gpus memory_bytes=account.memory_bytes peak_memory_bytes=account.peak_memory_bytes
     """,
+    "Totals": """
+        runs jobs outcomes success_rate retries requeues wait_median_ns wait_p90_ns wait_mean_ns timed_runs
+        run_time_median_ns run_time_p90_ns run_time_sum_ns cpu_hours cpu_used_hours cpu_used_runs cpu_efficiency
+        gpu_hours gpu_used_hours gpu_used_runs gpu_efficiency resource_hours peak_cpus peak_cpus_at_ns peak_gpus
+        peak_gpus_at_ns peak_memory_bytes peak_memory_job
+    """,
+    "UsageCurve": "columns mean highest",
+    "WaitSummary": """
+        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
+        utilisation gpu_utilisation
+    """,
+    "WaitTimes": "runs median_ns p90_ns longest_ns",
     "WaitingJob": """
         place name=job.name user=job.user priority=job.spec.priority code reason start_at_ns=start.at_ns
         start_is_guess=start.guessed must_end=start.must_end expected_run_ns=standing.expected.ns
@@ -60,8 +134,9 @@ PUBLIC = {
 def names_of(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     """Return the public names of a struct, each with what gets its value."""
     words = PUBLIC.get(kind.__name__)
-    listed: tuple[str, ...] = kind.__struct_fields__ if words is None else tuple(words.split())  # type: ignore[attr-defined]
-    pairs = (word.partition("=") for word in listed)
+    if words is None:
+        raise TypeError(f"{kind.__name__} has no public names")
+    pairs = (word.partition("=") for word in words.split())
     return tuple((name, attrgetter(path or name)) for name, _, path in pairs)
 
 

@@ -18,7 +18,7 @@ from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.reasons import count_of
-from spool.core.simulation import SimulatedPolicy, WaitSummary, distribution
+from spool.core.simulation import Outcome, SimulatedPolicy, WaitSummary, distribution
 from spool.core.units import parse_size
 from spool.formats.config import Config
 from spool.query.whatif import (
@@ -216,7 +216,7 @@ def _print(setup: SimulationSetup, done: Sequence[PolicyResult], *, all_users: b
     _groups("USER", {each.policy: each.users for each in done}, shown, waits)
     if len(shown) < len(names):
         render.say(f"{len(names) - len(shown)} more users: --all-users")
-    _print_longest(done)
+    _print_longest(setup.first_at_ns, done)
 
 
 def _groups(
@@ -240,7 +240,7 @@ def _groups(
     render.table(columns, rows)
 
 
-def _print_longest(done: Sequence[PolicyResult]) -> None:
+def _print_longest(first_at_ns: int, done: Sequence[PolicyResult]) -> None:
     columns = [
         render.Column("LONGEST WAITS"),
         render.Column("WAIT", right=True),
@@ -251,11 +251,12 @@ def _print_longest(done: Sequence[PolicyResult]) -> None:
     ]
     rows = []
     for each in done:
-        for at, job in enumerate(each.longest_waits):
-            asked = count_of(job.cpus, "CPU") + (f", {count_of(job.gpus, 'GPU')}" if job.gpus else "")
-            submitted = render.duration(job.submitted_after_ns)
+        for at, wait in enumerate(each.longest_waits):
+            job, request = wait.job, wait.job.spec.request
+            asked = count_of(request.cpus, "CPU") + (f", {count_of(request.gpus, 'GPU')}" if request.gpus else "")
+            submitted = render.duration(job.submit_at_ns - first_at_ns)
             policy = each.policy.value if at == 0 else ""
-            rows.append([policy, render.duration(job.wait_ns), job.name, job.user, asked, submitted])
+            rows.append([policy, render.duration(wait.waited_ns or 0), job.name, job.user, asked, submitted])
     if rows:
         render.say()
         render.table(columns, rows)
@@ -283,6 +284,18 @@ def _picture(machine: Machine, done: Sequence[PolicyResult]) -> None:
     render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 
 
+def _longest_wait(wait: Outcome, first_at_ns: int) -> dict[str, object]:
+    job, request = wait.job, wait.job.spec.request
+    return {
+        "name": job.name,
+        "user": job.user,
+        "cpus": request.cpus,
+        "gpus": request.gpus,
+        "submitted_after_ns": job.submit_at_ns - first_at_ns,
+        "wait_ns": wait.waited_ns or 0,
+    }
+
+
 def _print_json(setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
     workload, machine = setup.workload, setup.machine
     memory = machine.memory_bytes if machine.memory_bytes < NO_LIMIT_BYTES else None
@@ -304,7 +317,7 @@ def _print_json(setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
                     "seconds": round(each.seconds, 3),
                     "sizes": [{"size": group.name, **publicjson.plain(group.figures)} for group in each.sizes],
                     "users": [{"user": group.name, **publicjson.plain(group.figures)} for group in each.users],
-                    "longest_waits": each.longest_waits,
+                    "longest_waits": [_longest_wait(one, setup.first_at_ns) for one in each.longest_waits],
                 }
                 for each in done
             ],

@@ -95,7 +95,7 @@ def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> No
             "version": 1,
             **publicjson.plain(wanted),
             "by": by,
-            **publicjson.plain(_Ends(statistics.first_at_ns, statistics.last_at_ns)),
+            **publicjson.plain(statistics),
             "total": statistics.total,
             "groups": [{by: key, **publicjson.plain(totals)} for key, totals in statistics.groups] if by else [],
             "unreadable_lines": found.unreadable,
@@ -104,11 +104,6 @@ def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> No
             "problems": found.problems,
         }
     )
-
-
-class _Ends(Struct, frozen=True):
-    first_end_at_ns: int | None
-    last_end_at_ns: int | None
 
 
 def _pairs(statistics: Statistics) -> list[tuple[str, str]]:

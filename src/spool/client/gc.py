@@ -448,8 +448,7 @@ def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:
     for place in (RUNNING, HELD):
         for name in spool.names(place):
             try:
-                run = spool.latest_run(name)
-                if run is not None and spool.array(name, run) is not None:
+                if spool.newest_array(name) is not None:
                     names.add(name)
             except OSError:  # it may be an array
                 names.add(name)

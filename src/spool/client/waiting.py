@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.arrays import Tasks, array_of, in_words, outcome_of
@@ -114,7 +115,7 @@ class Awaited:
             if time.monotonic_ns() < self._again_at_ns:
                 return None
             now = array_outcome(self._spool, result)
-            if now.outcome is None:
+            if not now.outcome.ended:
                 self._again_at_ns = time.monotonic_ns() + _TASKS_EVERY_NS
                 return None
             outcome, reason = now.outcome, now.reason
@@ -148,39 +149,32 @@ class Awaited:
         return now - self._absent_since_ns > GRACE_NS
 
 
-class ArrayOutcome(Struct, frozen=True):
-    """The state of an ended array. `outcome` None: a requeued task is still active."""
+def array_outcome(spool: Spool, result: Result, *, ran_again: bool | None = None) -> Result:
+    """Return the end of an array that ended with *result*: each task counts by its last end, as for a dependency.
 
-    outcome: State | None
-    reason: str
-    ended_at_ns: int | None
-
-
-def array_outcome(spool: Spool, result: Result, *, ran_again: bool | None = None) -> ArrayOutcome:
-    """Return the outcome of an array that ended with *result*: each task counts by its last end, as for a dependency.
-
-    *ran_again*: whether a task has ended since; None: look into the history. A cancelled array stays cancelled.
+    *ran_again*: whether a task has ended since; None: look into the history. A cancelled array stays cancelled, and one
+    with a task that is active again is `running`.
     """
     name = result.job
-    then = ArrayOutcome(result.outcome, result.reason, result.ended_at_ns)
     if result.outcome is State.CANCELLED:
-        return then
+        return result
     ended_at_ns = result.ended_at_ns or 0
     active = {task for place in (QUEUED, HELD, RUNNING) for task in spool.names(place) if array_of(task) == name}
     if ran_again is None:
         later = (known for known in spool.accounts_since(ended_at_ns) if (known.ended_at_ns or 0) > ended_at_ns)
         ran_again = any(array_of(known.job) == name for known in later)
     if not active and not ran_again:
-        return then
+        return result
     names = task_names(spool, name, result.run, spool.array(name, result.run))
     going_on = len(active.intersection(names))
     ends = [_end(spool, task, result.submitted_at_ns or 0) for task in names if task not in active]
     outcomes = [outcome for outcome, _ in ends]
     words = in_words(outcomes, len(names), going_on)
     if going_on:
-        return ArrayOutcome(None, words, None)
+        return replace(result, outcome=State.RUNNING, reason=words, ended_at_ns=None)
     last_ns = max((at_ns for _, at_ns in ends), default=0)
-    return ArrayOutcome(outcome_of(outcomes, len(names)), words, max(last_ns, ended_at_ns))
+    outcome = outcome_of(outcomes, len(names))
+    return replace(result, outcome=outcome, reason=words, ended_at_ns=max(last_ns, ended_at_ns))
 
 
 def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:

@@ -412,17 +412,6 @@ class Statistics(Struct, frozen=True):
     clock_set: int  # runs that ended before they began, or centuries later; they have no run time
 
 
-class Submitted(Protocol):
-    """A run whose time of becoming ready can be determined."""
-
-    job: str
-    submitted_at_ns: int | None
-    ended_at_ns: int | None
-    attempt: int
-    requeues: int
-    again: str | None
-
-
 class ReadyTimes:
     """When runs became ready. Ask about runs in the order of their ends."""
 
@@ -431,7 +420,7 @@ class ReadyTimes:
     def __init__(self) -> None:
         self.going_on: dict[str, int | None] = {}  # jobs with another run to come, and the end of their last run
 
-    def of(self, run: Submitted) -> int | None:
+    def of(self, run: RunAccount) -> int | None:
         """Return when a run's wait began: at its submission, or at the end of the run before it.
 
         None if the previous run is unknown.

@@ -11,8 +11,9 @@ from enum import StrEnum
 from typing import assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from spool.core.model import SECOND_NS, Retry, Spec, State, Stop, StopKind, Suspension
+from spool.core.model import SECOND_NS, Result, Retry, Spec, State, Stop, StopKind, Suspension
 from spool.core.names import engine_title
 
 MAX_REQUEUES = 3
@@ -308,15 +309,6 @@ def exit_words(code: int) -> str:
     return f"signal {code - 128} (exit code {code})" if 128 < code < 128 + 65 else f"exit code {code}"
 
 
-class Continuation(Struct, frozen=True):
-    """The next run of a submission, and how it counts."""
-
-    kind: str  # "retry", "requeue" or "hold": as in Result.again
-    at_ns: int | None  # the earliest start; None: as soon as there is room
-    attempt: int  # of the next run
-    requeues: int
-
-
 def delay_ns(retry: Retry, number: int) -> int:
     """Return how long to wait before retry *number* (1, 2, 3 …): `min(delay * backoff**(number-1), max_delay)`."""
     try:
@@ -326,43 +318,36 @@ def delay_ns(retry: Retry, number: int) -> int:
     return int(min(delay, retry.max_delay_ns))
 
 
-class EndedAttempt(Struct, frozen=True):
-    """The end of a run, and how many runs of its submission came before it."""
-
-    outcome: State
-    exit_code: int | None
-    attempt: int
-    requeues: int
-    ended_at_ns: int
-    preempted: bool = False  # its engine needed the room: counts as nothing
-    stopped_by: StopKind | None = None
-    could_not_start: bool = False
-
-
-def continuation(spec: Spec, ended: EndedAttempt, max_requeues: int = MAX_REQUEUES) -> Continuation | None:
-    """Return the continuation of a submission after a run, or None if the outcome is final.
+def continued(
+    spec: Spec,
+    result: Result,
+    stopped_by: StopKind | None,
+    *,
+    could_not_start: bool = False,
+    max_requeues: int = MAX_REQUEUES,
+) -> Result:
+    """Return *result* with `again` and `again_at_ns` if its submission goes on.
 
     Finished, cancelled and unschedulable are final, unless a user moved the job to `queued/` or `held/` while it ran. A
-    lost run is repeated if the job allows it, at most *max_requeues* times. Every other run, and one without requeues
-    left, is retried as `retry` says: its `on` holds outcomes, and for `failed` exit codes too.
+    lost run is repeated if the job allows it, at most *max_requeues* times, not counting those that its engine
+    preempted. Every other run, and one without requeues left, is retried as `retry` says: its `on` holds outcomes, and
+    for `failed` exit codes too.
     """
-    outcome, attempt, requeues = ended.outcome, ended.attempt, ended.requeues
-    if ended.stopped_by is StopKind.REQUEUE:
-        return Continuation("requeue", None, attempt, requeues)
-    if ended.stopped_by is StopKind.HOLD:
-        return Continuation("hold", None, attempt, requeues)
+    outcome = result.outcome
+    if stopped_by in (StopKind.REQUEUE, StopKind.HOLD):
+        return replace(result, again="requeue" if stopped_by is StopKind.REQUEUE else "hold")
     if outcome in (State.FINISHED, State.CANCELLED, State.UNSCHEDULABLE):
-        return None
-    if outcome is State.LOST and spec.requeue and ended.preempted:
-        return Continuation("requeue", None, attempt, requeues)
-    if outcome is State.LOST and spec.requeue and requeues < max_requeues:
-        return Continuation("requeue", None, attempt, requeues + 1)
+        return result
+    counts = not result.reason.startswith(PREEMPTED)
+    if outcome is State.LOST and spec.requeue and not (counts and result.requeues >= max_requeues):
+        return replace(result, again="requeue")
     retry = spec.retry
-    meant = outcome.value in retry.on or (outcome is State.FAILED and ended.exit_code in retry.on)
-    if not meant or attempt > retry.max:
-        return None
-    wait_ns = delay_ns(retry, attempt)
-    if ended.could_not_start:
-        doubling_ns = min(_START_AGAIN_NS << min(attempt - 1, 40), max(retry.max_delay_ns, _START_AGAIN_NS))
+    meant = outcome.value in retry.on or (outcome is State.FAILED and result.exit_code in retry.on)
+    if not meant or result.attempt > retry.max:
+        return result
+    wait_ns = delay_ns(retry, result.attempt)
+    if could_not_start:
+        doubling_ns = min(_START_AGAIN_NS << min(result.attempt - 1, 40), max(retry.max_delay_ns, _START_AGAIN_NS))
         wait_ns = max(wait_ns, doubling_ns)
-    return Continuation("retry", ended.ended_at_ns + wait_ns if wait_ns else None, attempt + 1, requeues)
+    at_ns = result.ended_at_ns + wait_ns if wait_ns and result.ended_at_ns is not None else None
+    return replace(result, again="retry", again_at_ns=at_ns)

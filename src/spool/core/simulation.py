@@ -59,8 +59,7 @@ class SimulatedJob(Struct, frozen=True):
 class Outcome(Struct, frozen=True):
     """The fate of a job. Without a start it ended waiting, or waits for ever: then it has no end either."""
 
-    name: str
-    submit_at_ns: int
+    job: SimulatedJob
     started_at_ns: int | None
     ended_at_ns: int | None
     state: State
@@ -69,7 +68,7 @@ class Outcome(Struct, frozen=True):
     @property
     def waited_ns(self) -> int | None:
         """How long it waited for its start; None without a start."""
-        return None if self.started_at_ns is None else self.started_at_ns - self.submit_at_ns
+        return None if self.started_at_ns is None else self.started_at_ns - self.job.submit_at_ns
 
 
 def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
@@ -188,7 +187,7 @@ class Simulation:
         )
 
     def _outcome(self, name: str, start: int | None, end: int | None, state: State, grant: Grant) -> Outcome:
-        return Outcome(name, self._jobs[name].submit_at_ns, start, end, state, grant)
+        return Outcome(self._jobs[name], start, end, state, grant)
 
 
 def simulate(
@@ -268,7 +267,7 @@ def grouped(
 def longest_waits(outcomes: Iterable[Outcome], number: int) -> list[Outcome]:
     """Return the jobs that waited longest for their start, the longest wait first."""
     began = [each for each in outcomes if each.started_at_ns is not None]
-    return nsmallest(number, began, key=lambda each: (-(each.waited_ns or 0), each.submit_at_ns, each.name))
+    return nsmallest(number, began, key=lambda each: (-(each.waited_ns or 0), each.job.submit_at_ns, each.job.name))
 
 
 def distribution(outcomes: Sequence[Outcome], points: int) -> list[tuple[int, float]]:
@@ -307,7 +306,7 @@ def curve(outcomes: Sequence[Outcome], cpus: int, points: int, end_at_ns: int | 
 
 def span(outcomes: Sequence[Outcome]) -> tuple[int, int]:
     """Return the first submission and the last end."""
-    start = min((each.submit_at_ns for each in outcomes), default=0)
+    start = min((each.job.submit_at_ns for each in outcomes), default=0)
     return start, max((each.ended_at_ns for each in outcomes if each.ended_at_ns is not None), default=start)
 
 
@@ -320,7 +319,7 @@ def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary
         began = each.started_at_ns
         if began is None:
             continue
-        wait = began - each.submit_at_ns
+        wait = began - each.job.submit_at_ns
         ran = 0 if each.ended_at_ns is None else each.ended_at_ns - began
         waits.append(wait)
         slowdown += max((wait + ran) / max(ran, TAU_NS), 1.0)
@@ -358,8 +357,8 @@ def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> Steps:
         until = each.started_at_ns
         if until is None:
             until = last_at_ns if each.ended_at_ns is None else each.ended_at_ns
-        if until != each.submit_at_ns:
-            changes[each.submit_at_ns] = changes.get(each.submit_at_ns, 0) + 1
+        if until != (submit_at_ns := each.job.submit_at_ns):
+            changes[submit_at_ns] = changes.get(submit_at_ns, 0) + 1
             changes[until] = changes.get(until, 0) - 1
     return Steps(changes)
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import PREEMPTED, EndedAttempt, continuation
+from spool.core.lifecycle import continued
 from spool.core.model import Jid, Result, Spec, State, StopKind
 from spool.core.phases import Ended, Filed, Recorded, Void
 from spool.dispatcher.confinement import Thing
@@ -287,18 +287,8 @@ class Finalizer:
                 return replace(result, reason=f"{reason}, and cancelled")
         elif self._superseded(self._state.job(live.name), live):
             return result
-        attempt = EndedAttempt(
-            outcome,
-            result.exit_code,
-            result.attempt,
-            result.requeues,
-            end.at_ns,
-            preempted=reason.startswith(PREEMPTED),
-            stopped_by=kind,
-            could_not_start=reason.startswith(COULD_NOT_START),
-        )
-        goes_on = continuation(live.spec, attempt, self._settings.config.max_requeues)
-        return result if goes_on is None else replace(result, again=goes_on.kind, again_at_ns=goes_on.at_ns)
+        unstarted, most = reason.startswith(COULD_NOT_START), self._settings.config.max_requeues
+        return continued(live.spec, result, kind, could_not_start=unstarted, max_requeues=most)
 
     def _superseded(self, job: JobEntry, live: ActiveRun) -> bool:
         """Whether this submission does not go on: its file was taken away, or a newer one of its name waits."""

@@ -126,16 +126,15 @@ class Recovery:
         Its file was claimed, and taken out of `running/` before another dispatcher came. The run of a job that waits
         there was only prepared, and is taken back.
         """
-        spool = self._spool
-        run = spool.latest_run(name)
-        granted = spool.grant(name, run) if run is not None else None
-        if run is None or granted is None or spool.result(name, run) is not None:
+        spool, run = self._spool, self._spool.latest_run(name)
+        files = spool.load(name, run, self._prober, leftovers=False) if run is not None else None
+        if files is None or files.grant is None or files.result is not None:
             return
-        if granted.inode is None or not spool.holds(granted.inode, name, QUEUED, HELD):
+        if files.grant.inode is None or not spool.holds(files.grant.inode, name, QUEUED, HELD):
             self._untold.add(name)
-        elif spool.jid(name, run) is Liveness.ABSENT:
-            spool.take_jid(name, run)
-        elif spool.load(name, run, self._prober, leftovers=False).proof.verdict in (Verdict.RUNNING, Verdict.STOPPING):
+        elif files.jid is Liveness.ABSENT:
+            spool.take_jid(name, files.run)
+        elif files.proof.verdict in (Verdict.RUNNING, Verdict.STOPPING):
             self._untold.add(name)
 
     def places(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -22,6 +23,17 @@ from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Service, Spool
 
 
+class GpuState(StrEnum):
+    """Who has a GPU."""
+
+    IDLE = "idle"
+    ALONE = "alone"  # one run
+    SHARED = "shared"  # runs that were granted a part of its memory
+    FOREIGN = "foreign"  # processes outside the spool
+    UNUSED = "unused"  # left out by `gpu.use`
+    PROBLEM = "problem"
+
+
 class GpuHolder(Struct, frozen=True):
     """A run that has a GPU, and the memory of it that it uses; None: unknown."""
 
@@ -33,7 +45,7 @@ class GpuStatus(Struct, frozen=True):
     """One GPU. `why_not` is why no job could have it unshared now; None: one could."""
 
     gpu: Gpu
-    state: str  # "idle", "alone", "shared", "foreign", "unused" (left out by gpu.use), "problem"
+    state: GpuState
     holders: tuple[GpuHolder, ...]
     reserved: tuple[str, ...]
     why_not: str | None
@@ -162,12 +174,12 @@ def _gpu_use(card: GpuSlot, runs: Mapping[str, Running], near: Sequence[Reservat
     )
 
 
-def _state(card: GpuSlot) -> str:
+def _state(card: GpuSlot) -> GpuState:
     if card.gpu.problem is not None:
-        return "problem"
+        return GpuState.PROBLEM
     if card.alone or card.shares:
-        return "alone" if card.alone else "shared"
-    return "unused" if not card.given else "foreign" if card.gpu.foreign else "idle"
+        return GpuState.ALONE if card.alone else GpuState.SHARED
+    return GpuState.UNUSED if not card.given else GpuState.FOREIGN if card.gpu.foreign else GpuState.IDLE
 
 
 def _holder(run: Running, gpu: Gpu) -> GpuHolder:

@@ -78,28 +78,17 @@ class GroupWaits(Struct, frozen=True):
     figures: WaitSummary
 
 
-class LongWait(Struct, frozen=True):
-    """One of the jobs with the longest waits."""
-
-    name: str
-    user: str
-    cpus: int
-    gpus: int
-    submitted_after_ns: int  # after the first submission
-    wait_ns: int
-
-
 class PolicyResult(Struct, frozen=True):
     """One policy's schedule of a workload. `seconds` is the duration of the simulation.
 
-    Users are in the order of their share of the machine, sizes from small to large.
+    Users are in the order of their share of the machine, sizes from small to large, and jobs by their waits.
     """
 
     policy: SimulatedPolicy
     figures: Figures
     sizes: tuple[GroupWaits, ...]
     users: tuple[GroupWaits, ...]
-    longest_waits: tuple[LongWait, ...]
+    longest_waits: tuple[Outcome, ...]
     seconds: float
     outcomes: tuple[Outcome, ...]
 
@@ -122,6 +111,11 @@ class SimulationSetup(Struct, frozen=True):
     def limits_stated(self) -> int:
         """The number of jobs with a time limit."""
         return sum(each.spec.time_limit_ns is not None for each in self.coming)
+
+    @property
+    def first_at_ns(self) -> int:
+        """When the first job is submitted."""
+        return min(each.submit_at_ns for each in self.coming)
 
 
 def of_file(path: str) -> Workload:
@@ -328,27 +322,24 @@ def simulate_policy(
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> PolicyResult:
     """Return the schedule of one policy. *told* is called now and then with the number of finished jobs."""
-    machine, jobs = setup.machine, {each.name: each for each in setup.coming}
+    machine = setup.machine
     begun = time.perf_counter()
     outcomes: list[Outcome] = []
     for outcome in simulate(setup.coming, machine, policy, discipline):
         outcomes.append(outcome)
         if len(outcomes) % _TELL_EVERY == 0:
-            told(len(outcomes), len(jobs))
+            told(len(outcomes), len(setup.coming))
     seconds = time.perf_counter() - begun
     cpus, gpus = machine.cpus, len(machine.gpus)
-    first = min(each.submit_at_ns for each in setup.coming)
-    sizes = grouped(outcomes, lambda each: _size(jobs[each.name].spec.request), cpus, gpus)
-    users = grouped(outcomes, lambda each: jobs[each.name].user, cpus, gpus)
+    sizes = grouped(outcomes, lambda each: _size(each.job.spec.request), cpus, gpus)
+    users = grouped(outcomes, lambda each: each.job.user, cpus, gpus)
     heaviest = sorted(users.items(), key=lambda each: (-_part(each[1]), each[0]))
     return PolicyResult(
         discipline,
         figures(outcomes, cpus, gpus),
         sizes=tuple(GroupWaits(_size_in_words(*size), found) for size, found in sorted(sizes.items())),
         users=tuple(GroupWaits(user, found) for user, found in heaviest),
-        longest_waits=tuple(
-            _long_wait(each, jobs[each.name], first) for each in longest_waits(outcomes, _LONGEST_WAITS)
-        ),
+        longest_waits=tuple(longest_waits(outcomes, _LONGEST_WAITS)),
         seconds=seconds,
         outcomes=tuple(outcomes),
     )
@@ -372,12 +363,6 @@ def _size_in_words(of_gpus: bool, most: int) -> str:
 
 def _part(waits: WaitSummary) -> float:
     return max(waits.utilisation or 0.0, waits.gpu_utilisation or 0.0)
-
-
-def _long_wait(outcome: Outcome, job: SimulatedJob, first_at_ns: int) -> LongWait:
-    request = job.spec.request
-    submitted = outcome.submit_at_ns - first_at_ns
-    return LongWait(job.name, job.user, request.cpus, request.gpus, submitted, outcome.waited_ns or 0)
 
 
 def curves(studied: Iterable[PolicyResult], machine: Machine, points: int) -> dict[SimulatedPolicy, Curve]:
