@@ -151,11 +151,11 @@ def _shown(spool: Spool, rows: dict[str, list[JobRow]]) -> None:
         found = job_details(spool, name)
         same(f"show {name}", found.row, row)
         assert [(one.row.state, one.row.place) for one in found.others] == [(one.state, one.place) for one in others]
-        runs = {run.run: run for run in found.runs}
+        runs = {run.record.run: run for run in found.runs}
         if row.run in runs and (row.state in RUNS or row.state.ended):
             run = runs[row.run]
             assert run.state == row.state, f"show {name}: run {row.run} is {run.state}, and the job {row}"
-            assert run.started_at_ns == row.started_at_ns, f"show {name}: started"
+            assert run.record.started_at_ns == row.started_at_ns, f"show {name}: started"
 
 
 def _planned(spool: Spool, rows: dict[str, list[JobRow]], *, fresh: bool) -> None:

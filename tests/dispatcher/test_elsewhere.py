@@ -265,7 +265,7 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     unsaid = "handed to Slurm"  # the dispatcher has not written state.json yet
     assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, unsaid, None)
     (details,) = job_details(Spool(str(session.world.root)), "x").runs
-    assert (details.state, details.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
+    assert (details.state, details.record.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
     run.begin()
     assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
     run.waits = None

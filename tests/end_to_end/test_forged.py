@@ -183,3 +183,4 @@ def test_a_result_that_a_running_job_writes_does_not_end_it(served: Served, *, k
     shown = json.loads(served.spool("show", "forger", "--json").stdout)
     assert [job["state"] for job in listed] == ["running"]
     assert [(run["state"], run["ended_at"]) for run in shown["runs"]] == [("running", None)]
+    assert json.loads(served.spool("seff", "forger", "--json").stdout)["state"] == "running"

@@ -54,11 +54,11 @@ def test_state_json_is_believed_before_the_record_while_a_dispatcher_lives(
     found = compare(spool, "x")
     assert isinstance(found, RunEfficiency)
     details = job_details(spool, "x").runs[-1]
-    assert (found.used.record.gpu_use, details.gpu_use, details.gpu_idle_ns) == (known, known, 2 * S)
+    assert (found.used.record.gpu_use, details.record.gpu_use, details.gpu_idle_ns) == (known, known, 2 * S)
     assert list_jobs(spool).rows[0].gpu_percent == 0
     (run,) = ContentReader(str(spool_root)).read(now, served=True).runs
     assert (
         run.gpu_mean_percent == round(known[0].mean_percent or 0) == round(100 * (found.compared.gpu_efficiency or 0))
     )
     monkeypatch.setattr(Spool, "service", lambda self: Service.NONE)
-    assert job_details(spool, "x").runs[-1].gpu_use == (old.gpus if written else ())
+    assert job_details(spool, "x").runs[-1].record.gpu_use == (old.gpus if written else ())

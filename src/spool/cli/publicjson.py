@@ -71,9 +71,12 @@ PUBLIC = {
     "Problem": "key line message stands_for",
     "Reservation": "name user project start_at_ns end_at_ns gpu_count gpu_indices comment created_at_ns",
     "RunDetails": """
-        run state reason attempt requeues metadir stdout stderr executor engine_id pid submitted_at_ns
-        started_at_ns ended_at_ns exit_code peak_memory_bytes cpu_time_ns again again_at_ns grant stop progress
-        suspension gpu_use gpu_idle_ns end_is_bound
+        run=record.run state reason attempt=record.attempt requeues=record.requeues metadir stdout stderr
+        executor=record.executor engine_id pid submitted_at_ns=record.submitted_at_ns
+        started_at_ns=record.started_at_ns ended_at_ns=record.ended_at_ns exit_code=record.exit_code
+        peak_memory_bytes=record.peak_memory_bytes cpu_time_ns=record.cpu_time_ns again=record.again
+        again_at_ns=record.again_at_ns grant stop progress suspension gpu_use=record.gpu_use gpu_idle_ns
+        end_is_bound=record.end_is_bound
     """,
     "RunFilter": "since_at_ns until_at_ns user project tag",
     "RunHere": """

@@ -87,9 +87,9 @@ def _print(found: JobDetails) -> None:
     *earlier, newest = found.runs
     for run in earlier:
         render.say()
-        render.prose(f"run {run.run}: {_summary(run)}")
+        render.prose(f"run {run.record.run}: {_summary(run)}")
     render.say()
-    render.say(f"run {newest.run}:")
+    render.say(f"run {newest.record.run}:")
     render.pairs((f"  {key}", value) for key, value in _of_run(newest, now_ns) if value)
 
 
@@ -121,36 +121,36 @@ def _asks(found: JobDetails) -> str:
 
 
 def _summary(run: RunDetails) -> str:
-    parts = [run.state.value if run.state is not None else "void", run.reason]
-    if run.ended_at_ns is not None and (ran_ns := run.ran_ns(run.ended_at_ns)) is not None:
+    record, parts = run.record, [run.state.value if run.state is not None else "void", run.reason]
+    if record.ended_at_ns is not None and (ran_ns := run.ran_ns(record.ended_at_ns)) is not None:
         parts.append(f"ran {show_duration(ran_ns)}")
-    if run.again is not None:
-        parts.append(f"then {'held' if run.again == 'hold' else run.again}")
+    if record.again is not None:
+        parts.append(f"then {'held' if record.again == 'hold' else record.again}")
     return ", ".join(part for part in parts if part)
 
 
 def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
-    again = ""
-    if run.again is not None:
-        again = run.again + (f" not before {render.moment(run.again_at_ns)}" if run.again_at_ns is not None else "")
+    record, again = run.record, run.record.again or ""
+    if record.again_at_ns is not None:
+        again += f" not before {render.moment(record.again_at_ns)}"
     return [
         ("state", run.state.value if run.state is not None else "void"),
         ("progress", run.progress),
         ("reason", run.reason),
-        ("attempt", str(run.attempt) if run.attempt > 1 or run.again else ""),
-        ("requeued", f"{run.requeues} times" if run.requeues else ""),
+        ("attempt", str(record.attempt) if record.attempt > 1 or record.again else ""),
+        ("requeued", f"{record.requeues} times" if record.requeues else ""),
         ("stop", f"{run.stop.kind} by {run.stop.by}: {run.stop.reason}".rstrip(": ") if run.stop is not None else ""),
-        ("exit code", exit_words(run.exit_code).removeprefix("exit code ") if run.exit_code is not None else ""),
-        ("started", render.moment(run.started_at_ns, now_ns)),
-        ("ended", render.moment(run.ended_at_ns, now_ns) + (", or later" if run.end_is_bound else "")),
+        ("exit code", exit_words(record.exit_code).removeprefix("exit code ") if record.exit_code is not None else ""),
+        ("started", render.moment(record.started_at_ns, now_ns)),
+        ("ended", render.moment(record.ended_at_ns, now_ns) + (", or later" if record.end_is_bound else "")),
         ("ran", render.duration(run.ran_ns(now_ns))),
         ("suspended", _suspended(run, now_ns)),
-        ("peak memory", show_size(run.peak_memory_bytes) if run.peak_memory_bytes is not None else ""),
-        ("CPU time", render.cpu_time(run.cpu_time_ns)),
+        ("peak memory", show_size(record.peak_memory_bytes) if record.peak_memory_bytes is not None else ""),
+        ("CPU time", render.cpu_time(record.cpu_time_ns)),
         *_gpu_use(run),
         ("given", _given(run)),
-        ("executor", ", job ".join(filter(None, (run.executor, run.engine_id)))),
-        ("pid", str(run.pid) if run.pid is not None and run.ended_at_ns is None else ""),
+        ("executor", ", job ".join(filter(None, (record.executor, run.engine_id)))),
+        ("pid", str(run.pid) if run.pid is not None and record.ended_at_ns is None else ""),
         ("output", run.stdout),
         ("error output", run.stderr or ""),
         ("directory", run.metadir),
@@ -161,14 +161,15 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
 def _gpu_use(run: RunDetails) -> list[tuple[str, str]]:
     indices = run.grant.gpu_indices if run.grant is not None else ()
     idle = show_duration(run.gpu_idle_ns) if run.gpu_idle_ns else ""
-    named = enumerate(run.gpu_use)
+    named = enumerate(run.record.gpu_use)
     lines = [(f"GPU {indices[at] if at < len(indices) else at}", render.gpu_use(use)) for at, use in named]
     return [*lines, ("GPUs idle for", idle)]
 
 
 def _suspended(run: RunDetails, now_ns: int) -> str:
-    total_ns, since_ns = run.suspension.total_ns(run.ended_at_ns or now_ns), run.suspension.since_ns
-    if since_ns is None or run.ended_at_ns is not None:
+    ended_at_ns, since_ns = run.record.ended_at_ns, run.suspension.since_ns
+    total_ns = run.suspension.total_ns(ended_at_ns or now_ns)
+    if since_ns is None or ended_at_ns is not None:
         return render.duration(total_ns) if total_ns else ""
     before = f", {render.duration(total_ns)} in all" if run.suspension.before_ns else ""
     return f"since {render.moment(since_ns, now_ns)}{before}"

@@ -12,10 +12,10 @@ from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
-from spool.core.lifecycle import Proof, Verdict, shown
+from spool.core.lifecycle import Verdict, shown
 from spool.core.model import SECOND_NS, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS
-from spool.formats.run_records import ArrayRecord, GrantRecord
+from spool.formats.run_records import ArrayRecord
 from spool.machine import processes
 from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister
@@ -105,41 +105,34 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
 
 
 def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEfficiency:
-    spec = spool.spec(name, run)
-    result = spool.known_end(name, run)
+    spec, files = spool.spec(name, run), spool.load(name, run, MachineProber())
+    result = spool.known_end_of(files)
     if isinstance(result, InvalidRecord):
         raise result
     if result is not None:
         return _of_result(result, spec, runs)
-    grant = spool.grant(name, run)
-    proof = spool.load(name, run, MachineProber()).proof
+    grant, proof, began_ns, now_ns = files.grant, files.proof, files.began_ns, time.time_ns()
     if grant is None or proof.verdict is Verdict.VOID:
         raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never started"))
-    state = proof.outcome or _shown(spool, proof, grant) or State.RUNNING
-    record = Result(name, run, grant.attempt, state, "", grant=grant.grant)
+    submitted = "" if files.is_submitted else None
+    state = proof.outcome or shown(proof, filed=False, stop=files.stop, submitted=submitted)[0] or State.RUNNING
+    record = replace(files.so_far, outcome=state, executor=None)  # its engine's measurements come with its end
     if grant.grant.gpu_count and (watch := JobLister(spool).gpu_watch(name, run)) is not None:
         record = replace(record, gpu_use=watch.known)
     used = MeasuredRun(record, time_limit_ns=spec.time_limit_ns if spec is not None else None)
-    began_ns, now_ns = spool.ran_from_ns(grant), time.time_ns()
     if proof.verdict is Verdict.UNREACHABLE and grant.executor not in LOCAL_EXECUTORS and began_ns is not None:
         used = replace(used, run_time_ns=max(0, now_ns - began_ns))  # on an engine, which reports nothing more
     if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or began_ns is None:
         # To be filed by a dispatcher, which determines its end; or far away.
         return RunEfficiency(used, efficiency(used), runs)
-    jid = spool.jid(name, run)
-    wanted = processes.TrackedRun(name, run, spool.root, jid if isinstance(jid, Jid) else None)
+    wanted = processes.TrackedRun(name, run, spool.root, files.jid if isinstance(files.jid, Jid) else None)
     pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
     used = replace(
         used,
         record=replace(record, cpu_time_ns=processes.cpu_time_ns(pids) if pids else None),
-        run_time_ns=max(0, now_ns - began_ns - spool.suspension(name, run).total_ns(now_ns)),
+        run_time_ns=max(0, now_ns - began_ns - files.suspension.total_ns(now_ns)),
     )
     return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(pids) or None)
-
-
-def _shown(spool: Spool, proof: Proof, grant: GrantRecord) -> State | None:
-    stop = spool.stop(grant.job, grant.run)
-    return shown(proof, filed=False, stop=stop, submitted="" if spool.is_submitted(grant) else None)[0]
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:

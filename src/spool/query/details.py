@@ -14,7 +14,7 @@ from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict
-from spool.core.model import NOT_SUSPENDED, GpuUse, Grant, Result, State, Stop, Suspension
+from spool.core.model import NOT_SUSPENDED, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
 from spool.query.jobs import JobLister, JobRow
@@ -29,41 +29,32 @@ _GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOP
 
 
 class RunDetails(Struct, frozen=True):
-    """One start of the job. `state` is None for a metadir that was withdrawn before its run began."""
+    """One start of the job: its record, so far if it goes on, and what a record does not say.
 
-    run: int
+    `state` is None for a metadir that was withdrawn before its run began.
+    """
+
+    record: Result
     state: State | None
     reason: str
-    attempt: int
-    requeues: int
     metadir: str
     stdout: str
     stderr: str | None
-    executor: str | None
     engine_id: str | None  # the id of the run in an engine, such as Slurm's job id
     pid: int | None
-    submitted_at_ns: int | None
-    started_at_ns: int | None
-    ended_at_ns: int | None
-    exit_code: int | None
-    peak_memory_bytes: int | None
-    cpu_time_ns: int | None
-    again: str | None
-    again_at_ns: int | None
     grant: Grant | None
     stop: Stop | None
     progress: str = ""  # its reported progress, while it runs
     suspension: Suspension = NOT_SUSPENDED
-    gpu_use: tuple[GpuUse, ...] = ()  # so far, while it runs
     gpu_idle_ns: int | None = None  # how long its GPUs have all been idle, while it runs
-    end_is_bound: bool = False  # it ended at `ended_at_ns` or later
 
     def ran_ns(self, now_ns: int) -> int | None:
         """Return its run time without suspensions, so far or in all; None if it has not begun."""
-        if self.started_at_ns is None:
+        record = self.record
+        if record.started_at_ns is None:
             return None
-        until_ns = self.ended_at_ns or now_ns
-        return max(0, until_ns - self.started_at_ns - self.suspension.total_ns(until_ns))
+        until_ns = record.ended_at_ns or now_ns
+        return max(0, until_ns - record.started_at_ns - self.suspension.total_ns(until_ns))
 
 
 class OtherFile(Struct, frozen=True):
@@ -116,7 +107,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
-        found = [JobRow(name, last.state or State.CANCELLED, run=last.run, reason=reason)]
+        found = [JobRow(name, last.state or State.CANCELLED, run=last.record.run, reason=reason)]
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
     tasks = tasks_of(spool, name) or ArrayTasks(())
@@ -144,8 +135,8 @@ def _as_listed(run: RunDetails, rows: Sequence[JobRow]) -> RunDetails:
 
     Otherwise `show` would contradict itself, and `ls`.
     """
-    row = next((row for row in rows if row.run == run.run and row.state in _GOES_ON), None)
-    if row is None or run.ended_at_ns is not None or run.state in (None, row.state):
+    row = next((row for row in rows if row.run == run.record.run and row.state in _GOES_ON), None)
+    if row is None or run.record.ended_at_ns is not None or run.state in (None, row.state):
         return run
     return replace(run, state=row.state, reason=row.reason)
 
@@ -188,8 +179,8 @@ def _text(text: bytes | None) -> str | None:
 
 
 def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
-    name, run, grant, array, left = files.name, files.run, files.grant, files.array, files.left
-    known = files.result or (None if files.is_alive else spool.known_end(name, run))
+    name, run, grant, array = files.name, files.run, files.grant, files.array
+    known = spool.known_end_of(files)
     result: Result | None = None if isinstance(known, InvalidRecord) else known
     found = lister.shown(files, filed=result is not None)
     state, reason = found.state, found.reason
@@ -208,34 +199,21 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
     elif suspension.since_ns is None and state in (State.STARTING, State.RUNNING):
         kept = spool.cancel_denial(name, run)
         reason = f"not cancelled: {kept}" if kept else reason
-    end, where = result or found.end, outputs(spool, name, run)
+    record, where = result or found.end or files.so_far, outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
     watch = lister.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
     return RunDetails(
-        run=run,
-        state=state,
-        reason=reason,
-        attempt=result.attempt if result is not None else grant.attempt if grant is not None else 1,
-        requeues=result.requeues if result is not None else grant.requeues if grant is not None else 0,
-        metadir=metadir,
+        replace(record, gpu_use=watch.known) if watch is not None else record,
+        state,
+        reason,
+        metadir,
         stdout=where.stdout or os.path.join(metadir, layout.JOB_LOG),
         stderr=where.stderr,
-        executor=grant.executor if grant is not None else None,
         engine_id=engine[2] if (engine := spool.engine(name, run)) is not None else None,
         pid=getattr(files.jid, "pid", None),
-        submitted_at_ns=grant.submitted_at_ns if grant is not None else result.submitted_at_ns if result else None,
-        started_at_ns=result.started_at_ns if result is not None else files.began_ns,
-        ended_at_ns=end.ended_at_ns if end is not None else None,
-        end_is_bound=end is not None and end.end_is_bound,
-        exit_code=end.exit_code if end is not None else left.code if left is not None else None,
-        peak_memory_bytes=end.peak_memory_bytes if end is not None else None,
-        cpu_time_ns=end.cpu_time_ns if end is not None else None,
-        again=result.again if result is not None else None,
-        again_at_ns=result.again_at_ns if result is not None else None,
         grant=grant.grant if grant is not None else None,
         stop=files.stop,
         progress=progress_of(spool, name, run) if state is State.RUNNING else "",
         suspension=suspension,
-        gpu_use=result.gpu_use if result is not None else watch.known if watch is not None else (),
         gpu_idle_ns=watch.idle_ns if watch is not None and state is State.RUNNING else None,
     )

@@ -465,14 +465,11 @@ class JobLister:
         )
         key = files.name, files.run
         end, used = self._spool.end(*key, signs, self._now_ns), self._spool.usage(*key)
-        return Result(
-            *key,
-            grant.attempt,
-            outcome,
-            "",
+        return replace(
+            files.so_far,
+            outcome=outcome,
             ended_at_ns=end.at_ns,
             end_is_bound=end.is_bound,
-            exit_code=left.code if left is not None else None,
             peak_memory_bytes=used.peak_bytes,
             cpu_time_ns=used.cpu_time_ns,
         )
@@ -481,7 +478,7 @@ class JobLister:
         """Return how every view shows a run; *filed*: also if its end is recorded, and another follows."""
         grant, proof, stop, suspension = files.grant, files.proof, files.stop, files.suspension
         elsewhere = self._elsewhere(grant) if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
-        submitted = elsewhere if files.began_ns is None else None
+        submitted = elsewhere if files.is_submitted else None
         # A dispatcher records an end at once; without one that may take days, and the end is shown all the same.
         final = filed or not self.dispatcher
         state, reason = shown(proof, filed=final, stop=stop, submitted=submitted, elsewhere=elsewhere)

@@ -26,6 +26,7 @@ from spool.core.model import (
     JobDefaults,
     Result,
     Spec,
+    State,
     Stop,
     Suspension,
     in_force,
@@ -101,14 +102,39 @@ class RunFiles(Struct, frozen=True):
     evidence: Evidence
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its wrapper lives, so that no record says how it ended."""
-        return self.evidence.liveness is Liveness.ALIVE
-
-    @property
     def proof(self) -> Proof:
         """What the evidence proves."""
         return prove(self.evidence)
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether it waits on its engine: it was not started here, and has not begun."""
+        return self.grant is not None and self.grant.executor not in LOCAL_EXECUTORS and self.began_ns is None
+
+    @property
+    def so_far(self) -> Result:
+        """What the record of its end will say of a run, as far as that is known before."""
+        found = Result(
+            self.name,
+            self.run,
+            1,
+            State.RUNNING,
+            "",
+            started_at_ns=self.began_ns,
+            exit_code=self.left.code if self.left is not None else None,
+        )
+        granted = self.grant
+        if granted is None:
+            return found
+        return replace(
+            found,
+            attempt=granted.attempt,
+            submitted_at_ns=granted.submitted_at_ns,
+            requeues=granted.requeues,
+            user=granted.user,
+            grant=granted.grant,
+            executor=granted.executor,
+        )
 
 
 class Spool:
@@ -373,6 +399,12 @@ class Spool:
             known = islice(self.accounts_since(None), _MOST_LINES)
             return next((each for each in known if (each.job, each.run) == (name, run)), error)
 
+    def known_end_of(self, files: RunFiles) -> Result | InvalidRecord | None:
+        """Return the same for a run whose files are loaded: while its wrapper lives, no record of an end counts."""
+        if files.result is not None or files.evidence.liveness is Liveness.ALIVE:
+            return files.result
+        return self.known_end(files.name, files.run)
+
     def stop(self, name: str, run: int) -> Stop | None:
         """Return the order to stop a run."""
         return self._parsed(name, run, layout.STOP, run_records.parse_stop)
@@ -589,10 +621,6 @@ class Spool:
         if record.executor in LOCAL_EXECUTORS:
             return record.granted_at_ns
         return self.spoke_at_ns(record.job, record.run, record.granted_at_ns)
-
-    def is_submitted(self, record: GrantRecord | None) -> bool:
-        """Whether a run waits on its engine: it was not started here, and has not begun."""
-        return record is not None and record.executor not in LOCAL_EXECUTORS and self.ran_from_ns(record) is None
 
     def load(self, name: str, run: int, prober: Prober, *, leftovers: bool = True) -> RunFiles:
         """Return what the files of a run say, and what they prove. Its records are read here in the only safe order.
