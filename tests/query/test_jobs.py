@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from spool.client.submit import make_spool
+from spool.core.model import Result, State
 from spool.formats import jobfile
-from spool.query.jobs import JobLister, list_jobs
+from spool.formats.history import render_result
+from spool.formats.run_records import ArrayRecord, render_array
+from spool.query.details import job_details
+from spool.query.jobs import JobFilter, JobLister, list_jobs
+from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
 ALIKE = [
@@ -71,3 +76,16 @@ def test_records_that_cannot_be_read_are_told_of_whatever_else_there_is(root: Pa
     row = next(row for row in list_jobs(spool).rows if row.name == "x0-1")
     assert "cannot read" in row.reason
     assert any("x0-1" in line for line in spool.told())
+
+
+def test_an_array_whose_end_is_recorded_has_ended_wherever_its_file_is(root: Path) -> None:
+    """A dispatcher that is killed leaves the file of an ended array in `running/`: `ls` and `show` tell of its end."""
+    (root / "running" / "sweep.toml").write_text('command = "true"\narray = "0-2"\n')
+    metadir = root / "jobs" / "sweep" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "array.toml").write_bytes(render_array(ArrayRecord("sweep", 1, 3, submitted_at_ns=1, expanded_at_ns=2)))
+    result = Result("sweep", 1, 1, State.FAILED, "2 of 3 finished, 1 failed", 1, 2, 3, user="ann")
+    (metadir / "result.toml").write_bytes(render_result(result))
+    (row,) = list_jobs(Spool(str(root)), JobFilter(names=("sweep",))).rows
+    assert (row.state, row.reason, row.ended_at_ns, row.array) == (State.FAILED, result.reason, 3, True)
+    assert job_details(Spool(str(root)), "sweep").runs[0].state is State.FAILED

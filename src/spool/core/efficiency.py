@@ -15,7 +15,7 @@ from msgspec import Struct
 from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
 from spool.core.model import SECOND_NS, Grant, Result, State
-from spool.core.names import LOCAL_EXECUTORS, engine_title
+from spool.core.names import engine_of, engine_title
 from spool.core.units import show_duration, show_size
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -58,8 +58,7 @@ class MeasuredRun(Struct, frozen=True):
     @property
     def engine(self) -> str | None:
         """The engine that ran and measured it on another machine, if any."""
-        executor = self.record.executor
-        return None if executor in (None, *LOCAL_EXECUTORS) else executor
+        return engine_of(self.record.executor)
 
 
 class Advice(Struct, frozen=True):

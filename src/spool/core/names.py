@@ -28,6 +28,11 @@ def engine_title(executor: str) -> str:
     return ENGINES.get(executor, executor)
 
 
+def engine_of(executor: str | None) -> str | None:
+    """Return the engine whose runs are on another machine; None if the runs of *executor* are here, or unknown."""
+    return None if executor in (None, *LOCAL_EXECUTORS) else executor
+
+
 def why_not_name(name: str) -> str | None:
     """Return what is wrong with *name* as a job's name, or None if nothing is."""
     if valid_name(name):

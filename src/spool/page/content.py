@@ -49,7 +49,7 @@ _BIG = 1 << 62
 
 
 class RunShown(Struct, frozen=True):
-    """A run. `gpus` are the indices of its GPUs, `progress` the progress that it reports, `percent` that as a number.
+    """A run. `gpus` are the indices of its GPUs, `percent` is the progress that it reports as a number.
 
     `gpu_mean_percent`: the share of its time in which its GPUs computed, on average.
     """
@@ -57,9 +57,7 @@ class RunShown(Struct, frozen=True):
     row: JobRow
     gpus: tuple[int, ...]
     time_limit_ns: int | None
-    is_array: bool
     gpu_mean_percent: int | None = None
-    progress: str = ""
     percent: int | None = None
 
 
@@ -233,14 +231,13 @@ class ContentReader:
     def _run(self, row: JobRow, view: JobView) -> RunShown:
         index = {gpu.uuid: gpu.index for gpu in self._gpus}
         gpus = tuple(sorted(index[uuid] for uuid in view.gpu_uuids if uuid in index))
-        word = ""
-        if row.state is State.RUNNING and row.run is not None and not view.array:
-            word = progress_of(self._spool, row.name, row.run)
-        number = word.removesuffix("%").strip()
-        percent = int(number) if word.endswith("%") and number.isdecimal() and int(number) <= 100 else None
+        if row.state is State.RUNNING and row.run is not None and not row.array:
+            row.progress = progress_of(self._spool, row.name, row.run)
+        number = row.progress.removesuffix("%").strip()
+        percent = int(number) if row.progress.endswith("%") and number.isdecimal() and int(number) <= 100 else None
         known = [use.mean_percent for use in view.gpu_use if use.mean_percent is not None]
         mean_percent = round(sum(known) / len(known)) if known else None
-        return RunShown(row, gpus, view.time_limit_ns, view.array, mean_percent, word, percent)
+        return RunShown(row, gpus, view.time_limit_ns, mean_percent, percent)
 
     def _read_day(self, now_ns: int, rows: Collection[JobRow]) -> None:
         """Count the last day, unless that takes so long that it is postponed."""

@@ -151,7 +151,7 @@ def _strange(process: ForeignProcess) -> str:
 def _on_gpus(run: RunShown) -> str:
     """Return the indices of a run's GPUs, "0-3, 6", or their number."""
     if not run.gpus:
-        return count_of(run.row.gpus, "GPU") if run.row.gpus and not run.is_array else ""
+        return count_of(run.row.gpus, "GPU") if run.row.gpus and not run.row.array else ""
     found: list[list[int]] = []
     for number in sorted(run.gpus):
         if found and found[-1][1] == number - 1:

@@ -421,9 +421,10 @@ class JobLister:
             return JobRow(name, State.STARTING, user=user, place=RUNNING, **of_spec(spec) or {})
         files = self.files(name, run)
         array, record = files.array, files.grant or files.array
-        result = files.result if array is None else None
-        if result is not None and result.again is None:
-            return replace(row_of_result(result), place=RUNNING)  # its file will be moved at once, or by a dispatcher
+        result = files.result
+        if result is not None and result.again is None:  # its file will be moved at once, or by a dispatcher
+            row = row_of_result(result) if array is None else _array_row(array_outcome(spool, result))
+            return replace(row, place=RUNNING)
         found = self.shown(files) if array is None else ShownRun(State.RUNNING, f"{array.tasks} tasks")
         reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
         reason = reason or spool.cancel_denial(name, run)
@@ -569,7 +570,7 @@ class JobLister:
                 left.discard(result.job)  # its array represents it
                 if array.job in left:
                     left.discard(array.job)
-                    rows.append(self._array_row(array, newest))
+                    rows.append(_array_row(self._present_end(array, newest)))
             elif result.job in left:
                 left.discard(result.job)
                 rows.append(row_of_result(result))
@@ -590,10 +591,9 @@ class JobLister:
             return None  # or a task that was run again separately
         return array
 
-    def _array_row(self, result: Result, newest: Mapping[str, int]) -> JobRow:
-        """Return the row of an ended array by its tasks' present states; *newest* has the last end of a task."""
-        now = array_outcome(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
-        return replace(row_of_result(now), reason=now.reason, array=True)
+    def _present_end(self, result: Result, newest: Mapping[str, int]) -> Result:
+        """Return the end of an array by its tasks' present states; *newest* has the last end of a task."""
+        return array_outcome(self._spool, result, ran_again=newest.get(result.job, 0) > (result.ended_at_ns or 0))
 
     def _without_history(self, name: str, newest: Mapping[str, int]) -> JobRow:
         run = self._spool.latest_run(name)
@@ -601,7 +601,7 @@ class JobLister:
         if isinstance(result, InvalidRecord):
             return JobRow(name, State.INVALID, run=run, reason=str(result))
         if result is not None and self._spool.array(name, result.run) is not None:
-            return self._array_row(result, newest)
+            return _array_row(self._present_end(result, newest))
         if result is not None:
             return row_of_result(result)
         return JobRow(name, State.CANCELLED, run=run, reason="moved to done/ before it ran")
@@ -718,6 +718,11 @@ def row_of_result(result: Result) -> JobRow:
         suspended_ns=result.suspended_ns,
         gpu_percent=_average(each.mean_percent for each in result.gpu_use),
     )
+
+
+def _array_row(result: Result) -> JobRow:
+    """Return an ended array as a row; it has a reason also if it has finished."""
+    return replace(row_of_result(result), reason=result.reason, array=True)
 
 
 def _average(percents: Iterable[float | None]) -> int | None:

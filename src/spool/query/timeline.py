@@ -19,7 +19,7 @@ from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, nearest
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING
 from spool.core.model import SECOND_NS, Grant, Machine, RunAccount
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import engine_of
 from spool.core.simulation import Steps
 from spool.core.units import LARGEST
 from spool.formats.history import compacted
@@ -64,8 +64,7 @@ class TimelineRun(Struct, frozen=True):
     @property
     def elsewhere(self) -> str | None:
         """The engine of another machine that ran it; None: this machine."""
-        executor = self.account.executor
-        return None if executor in (None, *LOCAL_EXECUTORS) else executor
+        return engine_of(self.account.executor)
 
 
 class LaneBar(Struct, frozen=True):
