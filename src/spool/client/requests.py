@@ -96,7 +96,8 @@ class Requests:
 
     def hold(self, name: str, *, dry_run: bool = False) -> Change:
         """Hold a job: `mv queued/NAME.toml held/`; a running job is stopped first, `mv running/NAME.toml held/`."""
-        running = ChangeKind.HELD if self._is_array(name) else ChangeKind.STOPPED_AND_HELD  # running tasks continue
+        # The running tasks of an array continue.
+        running = ChangeKind.HELD if self._spool.newest_array(name) else ChangeKind.STOPPED_AND_HELD
         moves = {QUEUED: ChangeKind.HELD, RUNNING: running}
         return self._move("hold", name, moves, HELD, dry_run=dry_run)
 
@@ -111,7 +112,7 @@ class Requests:
 
         *change*, given its name and its file's text, returns the text to run instead.
         """
-        if RUNNING in self._spool.places(name) and self._is_array(name):
+        if RUNNING in self._spool.places(name) and self._spool.newest_array(name):
             failed = f"`spool requeue --failed '{name}_*'` runs the failed ones again"
             why = "the array has not ended"
             raise SpoolError(cannot("requeue", f"job {name}", why, remedy=f"{failed}; cancel it first to run all"))
@@ -211,7 +212,7 @@ class Requests:
         places, run = self._spool.places(name), self._spool.latest_run(name)
         if RUNNING not in places or run is None or self._spool.is_stopping(name):
             raise self._not_there(verb, name, [DONE] if RUNNING in places else places)
-        if self._is_array(name):
+        if self._spool.newest_array(name):
             why = "it is an array, and none of its tasks is running"
             raise SpoolError(cannot(verb, f"job {name}", why, remedy=f"`spool hold {name}` keeps them from starting"))
         return run
@@ -271,11 +272,6 @@ class Requests:
             raise SpoolError(cannot(*thing, "it has ended meanwhile")) from None
         finally:
             self._disk.discard(staged)
-
-    def _is_array(self, name: str) -> bool:
-        """Whether the newest run of a job is an array's expansion."""
-        run = self._spool.latest_run(name)
-        return run is not None and self._spool.array(name, run) is not None
 
     def _move(self, verb: str, name: str, moves: dict[str, ChangeKind], into: str, *, dry_run: bool = False) -> Change:
         """Move the file of job *name* from the first of *moves* that has it. Never replaces a file."""
