@@ -267,7 +267,7 @@ def _respecified(coming: Iterable[SimulatedJob], change: Callable[[Spec], Spec])
             spec = equal.setdefault(spec, each.spec if spec == each.spec else spec)
             known[id(each.spec)] = spec
         if spec is not each.spec:
-            each = SimulatedJob(each.name, spec, each.submit_at_ns, each.duration_ns, each.user)
+            each = replace(each, spec=spec)
         changed.append(each)
     return tuple(changed)
 
@@ -289,12 +289,7 @@ def load_of(coming: Sequence[SimulatedJob], machine: Machine) -> float | None:
 def _scaled(coming: Sequence[SimulatedJob], factor: float) -> list[SimulatedJob]:
     """Return the jobs with the times between their submissions stretched by *factor*."""
     first = min(each.submit_at_ns for each in coming)
-    return [
-        SimulatedJob(
-            each.name, each.spec, first + round((each.submit_at_ns - first) * factor), each.duration_ns, each.user
-        )
-        for each in coming
-    ]
+    return [replace(each, submit_at_ns=first + round((each.submit_at_ns - first) * factor)) for each in coming]
 
 
 def stating_limits(coming: Sequence[SimulatedJob], share: float) -> tuple[SimulatedJob, ...]:
