@@ -311,7 +311,7 @@ def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(
     fake_nvml.hang("nvmlDeviceGetCount_v2")
     watch = watching()
     watch(patience_ns=0)
-    os.kill(watch.watcher.helper_pid or 0, signal.SIGSEGV)
+    os.kill(watch.watcher._helper._child.pid or 0, signal.SIGSEGV)
     look = watch()
     assert look.problem == "NVML: the process that queries NVML ended, signal 11"
     fake_nvml.mend()
@@ -325,7 +325,7 @@ def test_a_helper_that_somebody_else_waited_for_is_no_trouble(
     fake_nvml.gpu("GPU-a")
     watch = watching()
     watch()
-    pid = watch.watcher.helper_pid or 0
+    pid = watch.watcher._helper._child.pid or 0
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert problems(watch()) == {"GPU-a": None}
@@ -338,7 +338,7 @@ def test_a_helper_that_left_because_nobody_asked_is_started_again(
     fake_nvml.gpu("GPU-a")
     watch = watching(idle_seconds=0.001)
     watch()
-    pid = watch.watcher.helper_pid or 0
+    pid = watch.watcher._helper._child.pid or 0
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=PATIENCE_S)
     assert watch().problem is None
     for _ in range(20):  # some of these meet the helper just as it leaves
@@ -586,7 +586,7 @@ def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(
     """No look, no call; a look soon after another uses its answer."""
     fake_nvml.gpu("GPU-a")
     watch = watching()
-    assert watch.watcher.helper_pid is None
+    assert watch.watcher._helper._child.pid is None
     watch()
     calls = len(fake_nvml.calls())
     assert calls > 0
@@ -657,7 +657,7 @@ def test_closing_leaves_no_process(fake_nvml: FakeNvml) -> None:
     fake_nvml.hang("nvmlInitWithFlags")
     watcher = GpuWatcher(environment=fake_nvml.environment)
     watcher.look(1, patience_ns=0)
-    pid = watcher.helper_pid
+    pid = watcher._helper._child.pid
     assert pid is not None
     watcher.close()
     assert not psutil.pid_exists(pid)
@@ -669,7 +669,7 @@ def test_the_helper_inherits_no_descriptor(fake_nvml: FakeNvml, watching: Callab
     with (tmp_path / "lock").open("w") as lock:
         os.set_inheritable(lock.fileno(), True)
         watch()
-        held = [os.readlink(path) for path in Path(f"/proc/{watch.watcher.helper_pid}/fd").iterdir()]
+        held = [os.readlink(path) for path in Path(f"/proc/{watch.watcher._helper._child.pid}/fd").iterdir()]
     assert held
     assert str(tmp_path / "lock") not in held
 
@@ -678,7 +678,7 @@ def test_the_helper_leaves_when_its_asker_is_killed(fake_nvml: FakeNvml) -> None
     """No process stays behind after kill -9 of the dispatcher."""
     script = (
         "from spool.machine.gpus import GpuWatcher; w = GpuWatcher(); w.look(1, patience_ns=30_000_000_000);"
-        "print(w.helper_pid, flush=True); input()"
+        "print(w._helper._child.pid, flush=True); input()"
     )
     asker = subprocess.Popen(
         [sys.executable, "-c", script],

@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from spool.machine import cgroups, host
-from spool.machine.host import Host, HostMemory, disk_free_bytes, file_system_of, less_reserve
+from spool.machine.host import Host, HostMemory, disk_free_bytes, file_system_of
 from spool.store.ownership import this_user
 
 MIB = 1 << 20
@@ -184,21 +184,6 @@ def test_the_files_are_read_anew_each_time(root: Root) -> None:
     assert host.cpus() == 4
 
 
-@pytest.mark.parametrize(
-    ("total", "reserve", "given"),
-    [
-        (100 * GIB, None, 95 * GIB),
-        (4 * GIB, None, 4 * GIB - 512 * MIB),
-        (256 * MIB, None, 0),
-        (100 * GIB, 0, 100 * GIB),
-        (100 * GIB, 10 * GIB, 90 * GIB),
-    ],
-)
-def test_the_reserve_is_five_percent_but_at_least_512_mib(total: int, reserve: int | None, given: int) -> None:
-    """What is given out is the total less the reserve, never below zero; a configured reserve replaces the default."""
-    assert less_reserve(total, reserve) == given
-
-
 def test_disk_space_of_a_directory_that_is_gone_is_unknown(tmp_path: Path) -> None:
     """A spool that cannot be asked has unknown space, which is None and not 0."""
     assert disk_free_bytes(tmp_path / "gone") is None
@@ -215,15 +200,6 @@ def test_the_file_system_of_a_path_is_that_of_the_innermost_mount(
     monkeypatch.setattr(psutil, "disk_partitions", lambda **_: found)
     paths = ("a", "a/b", "ab", "grün er/spool")
     assert [file_system_of(f"{here}/{path}") for path in paths] == ["tmpfs", "tmpfs", "ext4", "nfs4"]
-
-
-def test_the_machine_is_put_together_with_configuration_above_what_was_found(root: Root, tmp_path: Path) -> None:
-    """Processors of the configuration stand above the mask; the reserve comes off the total, not off what is free."""
-    machine = root.host().machine(tmp_path, cpus=3, reserve_bytes=4 * GIB)
-    assert (machine.cpus, machine.memory_bytes, machine.memory_available_bytes) == (3, 60 * GIB, 40 * GIB)
-    assert machine.gpus == ()
-    assert machine.gpu_problem is None
-    assert root.host().machine(tmp_path).cpus == 16
 
 
 def test_the_real_machine_answers() -> None:

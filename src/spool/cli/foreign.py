@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from spool.core.model import SECOND_NS
 from spool.core.units import format_duration
-
-SECOND_NS = 1_000_000_000
 
 
 class Lost(Exception):  # noqa: N818  (not always an error)
@@ -174,10 +173,6 @@ def dependencies(text: str, *, numbers: bool = False) -> list[str]:
     return words
 
 
-def _dependency(text: str) -> list[str]:
-    return dependencies(text)
-
-
 def output_pattern(text: str) -> str:
     """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises Lost."""
     run_alone = re.search("%[0-9]*x", text) is not None
@@ -233,10 +228,6 @@ def _one(what: str) -> Converter:
     return read
 
 
-def _kept_on_failure(text: str) -> list[str]:
-    return ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"]
-
-
 _NO_PARTS = _nothing("a spool has no partitions; use --group and --priority instead")
 _NO_MAIL = _nothing("give --notify ADDRESS (docs/NOTIFICATIONS.md)")
 _NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
@@ -250,7 +241,7 @@ _SBATCH: Mapping[str, Converter] = {
     "-G --gpus --gpus-per-node --gpus-per-socket": _gpus,
     "--gres --tres-per-task --tres-per-node": _gres,
     "-a --array": _same("--array"),
-    "-d --dependency": _dependency,
+    "-d --dependency": dependencies,
     "-o --output": _output("--stdout"),
     "-e --error": _output("--stderr"),
     "-D --chdir --workdir": _same("--workdir"),
@@ -260,7 +251,7 @@ _SBATCH: Mapping[str, Converter] = {
     "-A --account --wckey": _same("--project"),
     "--comment": _same("--comment"),
     "--export": _same("--export"),
-    "--kill-on-invalid-dep": _kept_on_failure,
+    "--kill-on-invalid-dep": lambda text: ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"],
     "-N --nodes": _one("node"),
     "--mail-type --mail-user": _NO_MAIL,
     "-p --partition -q --qos": _NO_PARTS,

@@ -41,11 +41,6 @@ class Option:
         self.repeats = key.kind in _REPEATED
         self.word = value or path.replace(".", "_")  # its Python name
 
-    @property
-    def spellings(self) -> list[str]:
-        """Every accepted spelling, including those of other tools."""
-        return [*self.flags, *self.also]
-
 
 def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
     for key in keys:
@@ -93,10 +88,6 @@ def _names(given: Iterable[str]) -> list[str]:
 def _count(given: list[str]) -> object:
     digits = given[-1].removeprefix("-")
     return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else given[-1]
-
-
-def _codes(given: list[str]) -> list[object]:
-    return [_count([name]) for name in _names(given)]
 
 
 def _variables(given: list[str]) -> dict[str, object]:
@@ -205,7 +196,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "amounts": _resources,
     "choices": _choices,
     "DependsOn": _dependencies,
-    "ends": _codes,
+    "ends": lambda given: [_count([name]) for name in _names(given)],
     "events": _names,
     "labels": _names,
     "options of Slurm": list,
@@ -227,7 +218,7 @@ OPTIONS = tuple(_options(BY_OPTION))
 FLAGS = {
     flag: (option.key, option.value or ("false" if flag.startswith("--no-") else "true") if option.is_flag else "")
     for option in OPTIONS
-    for flag in option.spellings
+    for flag in (*option.flags, *option.also)
 }
 """Each spelling of an option -> its key, and the value of a flag, "" if it takes a value."""
 

@@ -128,7 +128,7 @@ def create(
     for note in notes:
         tell(note)
     render.say(
-        f"{name}: {_what(one)} for {_whom(one)}, {render.moment(one.start_at_ns)} to {render.moment(one.end_at_ns)}"
+        f"{name}: {_what(one)} for {one.holder}, {render.moment(one.start_at_ns)} to {render.moment(one.end_at_ns)}"
     )
     return 0
 
@@ -220,10 +220,6 @@ def _what(one: Reservation) -> str:
     return count_of(one.gpu_count or 0, "GPU")
 
 
-def _whom(one: Reservation) -> str:
-    return one.user if one.user is not None else f"project {one.project}"
-
-
 def _values(one: ReservationStatus) -> dict[str, object]:
     values = publicjson.plain(one.reservation) if one.reservation is not None else {}
     more = {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
@@ -237,7 +233,7 @@ def _row(one: ReservationStatus) -> list[str]:
     return [
         one.name,
         one.state.value,
-        _whom(said),
+        said.holder,
         _what(said),
         render.moment(said.start_at_ns),
         render.moment(said.end_at_ns),

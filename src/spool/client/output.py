@@ -166,6 +166,11 @@ def read_output(
     path = _path_of(spool, name, run, stream)
     if not os.path.exists(path) and spool.result(name, run) is not None:
         raise SpoolError(cannot("show", f"the output of job {name}", f"run {run} has left no such file", where=path))
+    yield from _so_far(path, lines)
+
+
+def _so_far(path: str, lines: int | None) -> Iterator[bytes]:
+    """Yield the present content of a file, or its last *lines* lines."""
     tail = Tail(path)
     if lines is not None:
         tail.skip_to_last(lines)
@@ -219,14 +224,10 @@ class ArrayOutput:
         for stream, path in ((Stream.OUT, where.stdout), (Stream.ERR, where.stderr)):
             if path is None:
                 continue
-            tail = Tail(path)
-            if self._lines is not None:
-                tail.skip_to_last(self._lines)
             head = f"==> {task} <==\n".encode()
-            while data := tail.read():
+            for data in _so_far(path, self._lines):
                 yield OutputPiece(run, stream, head + data)
                 head = b""
-            tail.close()
 
     def close(self) -> None:
         """Close the history."""

@@ -96,8 +96,8 @@ class Requests:
 
     def hold(self, name: str, *, dry_run: bool = False) -> Change:
         """Hold a job: `mv queued/NAME.toml held/`; a running job is stopped first, `mv running/NAME.toml held/`."""
-        is_array = self._spool.newest_array(name) is not None  # its running tasks continue
-        running = ChangeKind.HELD if is_array else ChangeKind.STOPPED_AND_HELD
+        # The running tasks of an array continue.
+        running = ChangeKind.HELD if self._spool.newest_array(name) else ChangeKind.STOPPED_AND_HELD
         moves = {QUEUED: ChangeKind.HELD, RUNNING: running}
         return self._move("hold", name, moves, HELD, dry_run=dry_run)
 
@@ -112,7 +112,7 @@ class Requests:
 
         *change*, given its name and its file's text, returns the text to run instead.
         """
-        if RUNNING in self._spool.places(name) and self._spool.newest_array(name) is not None:
+        if RUNNING in self._spool.places(name) and self._spool.newest_array(name):
             failed = f"`spool requeue --failed '{name}_*'` runs the failed ones again"
             why = "the array has not ended"
             raise SpoolError(cannot("requeue", f"job {name}", why, remedy=f"{failed}; cancel it first to run all"))
@@ -212,7 +212,7 @@ class Requests:
         places, run = self._spool.places(name), self._spool.latest_run(name)
         if RUNNING not in places or run is None or self._spool.is_stopping(name):
             raise self._not_there(verb, name, [DONE] if RUNNING in places else places)
-        if self._spool.newest_array(name) is not None:
+        if self._spool.newest_array(name):
             why = "it is an array, and none of its tasks is running"
             raise SpoolError(cannot(verb, f"job {name}", why, remedy=f"`spool hold {name}` keeps them from starting"))
         return run

@@ -151,7 +151,7 @@ class BackfillReservation:
 
     def grant(self, job: Waiting, room: FreeResources) -> Grant | None:
         """Return a grant for *job*, which fits *room*, that does not delay the protected job; None if there is none."""
-        if self._ends_by_then(job):
+        if self._now_ns + self._run_times.of_job(job).ns <= self.at_ns:  # it ends by then
             return room.grant(job)
         request, own = job.spec.request, self.job.spec.request
         if request.cpus > self._spare_cpus or (request.memory_bytes or 0) > self._spare_bytes:
@@ -183,9 +183,6 @@ class BackfillReservation:
         if self.grant(job, room) is not None:
             return None
         return _left_for(self.job, self._now_ns)
-
-    def _ends_by_then(self, job: Waiting) -> bool:
-        return self._now_ns + self._run_times.of_job(job).ns <= self.at_ns
 
     def _leaves_room(self, job: Waiting, grant: Grant) -> bool:
         run = as_run(job, grant, self._now_ns)

@@ -115,19 +115,9 @@ def job_of_editor_mark(filename: str) -> str | None:
     return None
 
 
-def job_of_error_file(filename: str) -> str | None:
-    """Return the job that an `.error` file of this name belongs to, or None if it is not such a file."""
-    return job_of(filename[: -len(ERROR_SUFFIX)]) if filename.endswith(ERROR_SUFFIX) else None
-
-
-def job_of_reason_file(filename: str) -> str | None:
-    """Return the job whose hold reason is in a file of this name, or None if it is not such a file."""
-    return job_of(filename[: -len(REASON_SUFFIX)]) if filename.endswith(REASON_SUFFIX) else None
-
-
-def job_of_suspend_file(filename: str) -> str | None:
-    """Return the job whose run a file of this name suspends, or None if it is not such a file."""
-    return job_of(filename[: -len(SUSPENDED_SUFFIX)]) if filename.endswith(SUSPENDED_SUFFIX) else None
+def job_beside(filename: str, suffix: str) -> str | None:
+    """Return the job whose file has one of this name beside it, with *suffix* at its end; None if it is another."""
+    return job_of(filename[: -len(suffix)]) if filename.endswith(suffix) else None
 
 
 def gone_reservation_of(filename: str) -> tuple[str, int] | None:

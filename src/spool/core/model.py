@@ -52,6 +52,9 @@ OUTCOMES = frozenset(
     }
 )
 
+ALIVE = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
+"""The states of a job whose run is alive on this machine."""
+
 
 class StopKind(StrEnum):
     """The reasons for stopping a run: the first word of the metadir's `stop` file."""
@@ -460,6 +463,11 @@ class Reservation(Struct, frozen=True):
     gpu_indices: tuple[int, ...] = ()
     comment: str | None = None
     created_at_ns: int = 0
+
+    @property
+    def holder(self) -> str:
+        """The user or the project that has them, in words."""
+        return self.user if self.user is not None else f"project {self.project}"
 
 
 class Limits(Struct, frozen=True):

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from spool.core.dependencies import DependencyIndex
 from spool.core.model import Request, Waiting
 from spool.core.ordered import Ordered
-from spool.core.quotas import Lowest
+from spool.core.quotas import Lowest, count
 from spool.core.runtimes import stem
 from spool.core.timing import deadline_ns, opens_at_ns
-
-Owner = TypeVar("Owner", str, str | None)
 
 _NEVER = -(1 << 63)
 _FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long
@@ -245,8 +243,8 @@ class WaitingQueue(Mapping[str, Waiting]):
                 arrivals.discard((job.arrived_at_ns, name))
 
     def _count(self, job: Waiting, sign: int) -> None:
-        _add(self.users, job.user, sign)
-        _add(self.projects, job.spec.project, sign)
+        count(self.users, job.user, sign)
+        count(self.projects, job.spec.project, sign)
 
     # The part that `decide` uses.
 
@@ -261,11 +259,6 @@ class WaitingQueue(Mapping[str, Waiting]):
         if demand.elsewhere is None:
             self.gpu_requests += change if demand.request.gpus else 0
             self.memory_requests += change if demand.request.memory_bytes else 0
-
-    @property
-    def shapes(self) -> Iterable[Shape]:
-        """Every shape that has members."""
-        return self._shapes.values()
 
     @property
     def shape_count(self) -> int:
@@ -349,14 +342,6 @@ class WaitingQueue(Mapping[str, Waiting]):
                 if owner in _owners(each):
                     arrivals.add((each.arrived_at_ns, each.name))
         return bisect_right(arrivals.entries, (job.arrived_at_ns, job.name)) <= most
-
-
-def _add(counts: dict[Owner, int], owner: Owner, sign: int) -> None:
-    number = counts.get(owner, 0) + sign
-    if number:
-        counts[owner] = number
-    else:
-        del counts[owner]
 
 
 def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:

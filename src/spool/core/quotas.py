@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
@@ -11,6 +11,7 @@ from spool.core.model import Grant, Limits, Policy, Running, State, Waiting
 from spool.core.pools import Pools
 
 _UNLIMITED = Limits()
+Owner = TypeVar("Owner", str, str | None)
 
 
 class QuotaUse(NamedTuple):
@@ -77,20 +78,21 @@ class Counts:
             if grant.resources:
                 self.named.add(grant, sign)
         if spec.group is not None:
-            _count(self.groups, spec.group, sign)
+            count(self.groups, spec.group, sign)
         if spec.task is not None:
-            _count(self.arrays, spec.task.array, sign)
+            count(self.arrays, spec.task.array, sign)
         if owners:
             _use(self.users, run.user, grant, sign)
             _use(self.projects, spec.project, grant, sign)
 
 
-def _count(counts: dict[str, int], key: str, sign: int) -> None:
-    number = counts.get(key, 0) + sign
+def count(counts: dict[Owner, int], owner: Owner, sign: int) -> None:
+    """Count one more of *owner*, or one fewer; an owner of none is not in *counts*."""
+    number = counts.get(owner, 0) + sign
     if number:
-        counts[key] = number
+        counts[owner] = number
     else:
-        del counts[key]
+        del counts[owner]
 
 
 def _use(uses: dict[Any, QuotaUse], key: str | None, grant: Grant, sign: int) -> None:

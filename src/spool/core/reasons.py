@@ -78,6 +78,17 @@ def show_instant(at_ns: int, now_ns: int, zone: tzinfo = UTC) -> str:
     return clock if at.date() == now.date() else f"{at.date().isoformat()} {clock}"
 
 
+def ranges_of(numbers: Iterable[int], between: str = ",") -> str:
+    """Return whole numbers in ascending order, with neighbours as ranges: "3-7,9"."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return between.join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
 def count_of(number: int, thing: str) -> str:
     """Return "1 GPU", "3 GPUs"."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -93,7 +93,7 @@ def conflict(
         for each in at_once:
             both = sorted(wanted.intersection(each.gpu_indices))
             if both:
-                return f"at {when} {_gpus(both)} is already reserved for {_holder(each)} ({each.name})"
+                return f"at {when} {_gpus(both)} is already reserved for {each.holder} ({each.name})"
         indices = wanted.union(*(each.gpu_indices for each in at_once))
         counted = sum(each.gpu_count or 0 for each in at_once) + (new.gpu_count or 0)
         if gpus is not None and len(indices) + counted > len(gpus):
@@ -224,9 +224,9 @@ def in_words(moment: Moment, now_ns: int, end_ns: int | None, zone: tzinfo) -> s
     for each in kept.values():
         what = _gpus(sorted(each.gpu_indices)) if each.gpu_indices else count_of(each.gpu_count or 0, "GPU")
         if each.start_at_ns <= now_ns:
-            texts.append(f"{what} for {_holder(each)} until {show_instant(each.end_at_ns, now_ns, zone)}")
+            texts.append(f"{what} for {each.holder} until {show_instant(each.end_at_ns, now_ns, zone)}")
         else:
-            texts.append(f"{what} for {_holder(each)} from {show_instant(each.start_at_ns, now_ns, zone)}")
+            texts.append(f"{what} for {each.holder} from {show_instant(each.start_at_ns, now_ns, zone)}")
     tail = ""
     if moment.at_ns > now_ns:
         could = "has no time limit" if end_ns is None else f"could run until {show_instant(end_ns, now_ns, zone)}"
@@ -236,7 +236,3 @@ def in_words(moment: Moment, now_ns: int, end_ns: int | None, zone: tzinfo) -> s
 
 def _gpus(indices: Sequence[int]) -> str:
     return f"GPU{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
-
-
-def _holder(reservation: Reservation) -> str:
-    return reservation.user if reservation.user is not None else f"project {reservation.project}"

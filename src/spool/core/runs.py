@@ -81,10 +81,6 @@ class Runs(Mapping[str, Running]):
             other._count(run, self._expected[name])
         return other
 
-    def is_guess(self, name: str) -> bool:
-        """Whether the run time of that run is a guess: no limit is stated."""
-        return self._expected[name].is_guess
-
     @contextmanager
     def without(self, name: str) -> Iterator[None]:
         """Exclude the run of that job inside `with`."""

@@ -86,7 +86,7 @@ class Finalizer:
 
         ready = [live for live in over if self._try(live, settle, partly=True)]
         told = [live for live in ready if live in lines]
-        self._journal.account(b"".join(lines[live] for live in told))
+        self._journal.logs.account(b"".join(lines[live] for live in told))
         for live in told:
             if isinstance(live.phase, Recorded):
                 live.see(replace(live.phase, accounted=True))
@@ -158,8 +158,10 @@ class Finalizer:
         if tried_again:
             final = not (spool.requeue_file(name, QUEUED) or spool.holds(live.inode, name, QUEUED))
         # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
-        if final and not spool.archive_file(name, RUNNING) and not self._moved_away(live):
-            spool.archive(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
+        if final and not spool.archive_file(name, RUNNING):
+            moved_by_user = self._waits_again(live) or spool.holds(live.inode, name, DONE)
+            if not moved_by_user:
+                spool.archive(name, RUNNING, spool.record(name, live.run, layout.SPEC_COPY))
         over = journal.Over(name, live.run, final, result.outcome)
         live.see(Filed(ended, result, final))
         if final:
@@ -192,10 +194,6 @@ class Finalizer:
         """Report the end of *name* to the jobs that depend on it."""
         self.outcomes.record(name, result.outcome)
         self._state.ended(name, result.outcome, result.ended_at_ns)
-
-    def _moved_away(self, live: ActiveRun) -> bool:
-        """Whether the file of a run was moved to another directory by a user."""
-        return self._waits_again(live) or self._spool.holds(live.inode, live.name, DONE)
 
     def _waits_again(self, live: ActiveRun) -> bool:
         """Whether a user has moved the file of a run to where it waits."""
@@ -261,9 +259,9 @@ class Finalizer:
             if text is not None and not is_too_long(text):
                 files[layout.SPEC_COPY] = text
             spool.publish_metadir(result.job, result.run, files)
-            self._journal.account(render_history(result, self._clock()))
+            self._journal.logs.account(render_history(result, self._clock()))
         elif not spool.accounted(result):
-            self._journal.account(render_history(result, self._clock()))
+            self._journal.logs.account(render_history(result, self._clock()))
         self._tell(job, result, spec)
         self._events.flush()
 

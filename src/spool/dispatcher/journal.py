@@ -23,13 +23,9 @@ class Journal:
 
     def __init__(self, logs: Logs, write_events: Callable[[], None]) -> None:
         """*write_events* writes the recorded events, and is called before every line."""
-        self._logs = logs
+        self.logs = logs
         self._write_events = write_events
         self.lines: list[Line] = []  # noted, and not written yet
-
-    def read(self) -> list[Line]:
-        """Return all lines of the journal on the disk."""
-        return self._logs.read_journal()
 
     def note(self, *lines: Line) -> None:
         """Add *lines* for the next :meth:`commit`, after those noted before."""
@@ -44,44 +40,26 @@ class Journal:
         """Write all recorded events and noted lines. Call it before every step that follows from them."""
         self._write_events()
         if self.lines:
-            self._logs.remember(self.lines)
+            self.logs.remember(self.lines)
             self.lines = []
 
     def write(self, lines: Iterable[Line]) -> None:
         """Write these *lines* at once, before the noted ones."""
         self._write_events()
-        self._logs.remember(lines)
-
-    def account(self, lines: bytes) -> None:
-        """Append whole lines to the history."""
-        self._logs.account(lines)
-
-    def sync(self) -> None:
-        """Wait until every line is on the disk."""
-        self._logs.sync()
-
-    @property
-    def is_strict(self) -> bool:
-        """Whether every line is on the disk once it is written."""
-        return self._logs.strict
+        self.logs.remember(lines)
 
     def configuration_changed(self, config: Config) -> None:
         """Apply the sync policy of *config* from now on."""
-        self._logs.keep_strict(strict=config.durability == "strict")
+        self.logs.keep_strict(strict=config.durability == "strict")
 
     def check(self) -> None:
         """Raise SpoolTrouble if the last grouped sync failed."""
-        if (problem := self._logs.problem) is not None:
+        if (problem := self.logs.problem) is not None:
             raise SpoolTrouble(problem.errno, problem.strerror, problem.filename) from problem
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it is worth compacting."""
-        return self._logs.long
 
     def compact(self, lines: list[Line]) -> None:
         """Replace its whole content, and all noted lines, by *lines*."""
-        self._logs.compact(lines)
+        self.logs.compact(lines)
         self.lines = []
 
 

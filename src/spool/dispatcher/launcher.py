@@ -179,8 +179,8 @@ class Launcher:
             lines.append(journal.Started(live.name, live.run, boot_id, live.inode, live.wait.arrived_at_ns, now_ns))
         if lines:
             self._journal.write(lines)
-            if not self._journal.is_strict and not all(live.spec.requeue for live in prepared):
-                self._journal.sync()
+            if not self._journal.logs.strict and not all(live.spec.requeue for live in prepared):
+                self._journal.logs.sync()
 
     def _in_the_way(self, name: str) -> str:
         """Return the second file of its name that keeps a job from being started, "" if there is none."""
@@ -282,7 +282,7 @@ class Launcher:
             mtime_ns=file.mtime_ns,
             started_at_ns=now_ns,
             started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-            executor=file.spec.executor or self._settings.executor,
+            executor=file.spec.executor or self._settings.config.executor,
             unregistered_until_ns=time.monotonic_ns() + SILENT_NS,
         )
 
@@ -450,8 +450,8 @@ class WrapperWriter:
                 init=texts.init if texts is not None else None,
                 prep=texts.prep if texts is not None else None,
                 end=texts.end if texts is not None else None,
-                prolog=_both(self._settings.prolog, spec.prolog),
-                epilog=_both(spec.epilog, self._settings.epilog),
+                prolog=_both(self._settings.config.prolog, spec.prolog),
+                epilog=_both(spec.epilog, self._settings.config.epilog),
                 umask=self._umask,
                 cgroup=str(group.procs) if group is not None else None,
             )

@@ -91,7 +91,7 @@ class Dispatcher:
         spool.accept(lambda: self.settings.config.accept_from)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
         self.executors = Executors(
-            lambda: self.settings.executor, self._local_processes(), lambda: self.settings.config, spool
+            lambda: self.settings.config.executor, self._local_processes(), lambda: self.settings.config, spool
         )
         self.state = SchedulerState(executors=self.executors)
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
@@ -177,7 +177,7 @@ class Dispatcher:
         self.observer.open()
         self.wakeup.watch_files(self.watcher.fileno(), self.watcher.read)
         self.wakeup.watch_files(self.events.fileno(), self.events.read)
-        memory = recall(self.journal.read())
+        memory = recall(self.logs.read_journal())
         self.events.open()
         self.monitor.open(memory.told)
         self.recovery.open(memory)
@@ -366,7 +366,7 @@ class Dispatcher:
 
     def _write_journal(self) -> None:
         self.journal.commit()
-        if self.journal.is_long:
+        if self.logs.long:
             self._compact()
         self.journal.check()
 
@@ -419,14 +419,14 @@ class Dispatcher:
 
     def _reload(self) -> None:
         """Check whether the configuration, the pause or the listeners have changed."""
-        config, executor = self.settings.config, self.settings.executor
+        config, executor = self.settings.config, self.settings.config.executor
         reloaded = self.settings.reload()
         if reloaded:
             log.info("the configuration has changed")
             now = self.settings.config
             if (now.defaults, now.accept_from) != (config.defaults, config.accept_from):
                 self.scanner.configuration_changed()
-            if self.settings.executor != executor:
+            if self.settings.config.executor != executor:
                 self.launcher.tell_executors_problems()
             self.world.configuration_changed()
             self.journal.configuration_changed(self.settings.config)

@@ -237,7 +237,7 @@ class Recovery:
         if result is None or result.started_at_ns is not None or spool.array(name, result.run) is not None:
             return
         if not spool.accounted(result):
-            self._journal.account(render_history(result, time.time_ns()))
+            self._journal.logs.account(render_history(result, time.time_ns()))
             self._events.end(result, spool.spec(name, result.run))
 
     def _find_series(self, name: str) -> None:

@@ -165,10 +165,14 @@ class Scanner:
     def hint(self, hint: Hint) -> None:
         """Look at the object of one event. Events of the dispatcher's own moves need no look."""
         place, filename, change = hint
-        if place == RUNNING and (name := layout.job_of_suspend_file(filename)) is not None:
+        if place == RUNNING and (name := layout.job_beside(filename, layout.SUSPENDED_SUFFIX)) is not None:
             self._changes.suspensions.add(name)
             return
-        name = layout.job_of(filename) or layout.job_of_editor_mark(filename) or layout.job_of_error_file(filename)
+        name = (
+            layout.job_of(filename)
+            or layout.job_of_editor_mark(filename)
+            or layout.job_beside(filename, layout.ERROR_SUFFIX)
+        )
         if name is None:
             return
         is_file = layout.job_of(filename) is not None
@@ -410,7 +414,7 @@ class Scanner:
         self._state.see_file(job, place, file)
         # Whatever kept it from being read, it may have been invalid before that.
         if before is not None and before.problem is not None and (file is None or file.problem is None):
-            self._texts.withdraw_complaint(place, name)
+            self._texts.complain(place, name, None)
         now = time.time_ns()
         if job.queued is None and job.held is None:
             if job.wait is not None and before is not None:
@@ -475,16 +479,16 @@ class Scanner:
                 found[name] = None
             elif filename.startswith("."):
                 marks.add(filename)
-            elif (name := layout.job_of_error_file(filename)) is not None:
+            elif (name := layout.job_beside(filename, layout.ERROR_SUFFIX)) is not None:
                 complaints.add(name)
-            elif (name := layout.job_of_reason_file(filename)) is not None:
+            elif (name := layout.job_beside(filename, layout.REASON_SUFFIX)) is not None:
                 reasons.add(name)
         for name in reasons - found.keys():
             self._withdraw_reason(name)
         for name in complaints:
             file = self._known(place, name)
             if name not in found or (file is not None and file.problem != INVALID):
-                self._texts.withdraw_complaint(place, name)
+                self._texts.complain(place, name, None)
         return found, marks
 
 
@@ -526,21 +530,17 @@ class JobFileReader:
         """Forget all parsed texts, since the configuration has changed."""
         self._parsed.clear()
 
-    def complain(self, place: str, name: str, text: str, *, to_others: bool = False) -> None:
-        """Write the problems of a job file into the `.error` file beside it; *to_others*: other users may read it."""
-        self._say(place, name, text, to_others=to_others)
-
-    def withdraw_complaint(self, place: str, name: str) -> None:
-        """Remove the `.error` file beside a job file; a directory of that name is ignored."""
-        self._say(place, name, None)
-
     def say_again(self) -> None:
         """Retry complaints that could not be written or removed."""
         for (place, name), (text, to_others) in list(self.unsaid.items()):
             if not self._confinement.pauses(Thing.of_job(name), _SAY):
-                self._say(place, name, text, to_others=to_others)
+                self.complain(place, name, text, to_others=to_others)
 
-    def _say(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> None:
+    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> None:
+        """Write the problems of a job file into the `.error` file beside it, which other users may read if *to_others*.
+
+        None removes that file; a directory of that name is ignored.
+        """
         path = self._spool.layout.error_file(place, name)
         with self._confinement.of(Thing.of_job(name), _SAY) as piece:
             if text is not None:

@@ -225,11 +225,8 @@ class Terminator:
             if run.look_at_ns <= now:
                 due.setdefault(run.handle.engine, []).append(run)
         gone = [live for engine, runs in due.items() for live in self._go_on(engine, runs, now)]
-        self._set_timer()
-        return gone
-
-    def _set_timer(self) -> None:
         self._timer.set(min((run.look_at_ns for run in self.runs.values()), default=None))
+        return gone
 
     def _go_on(self, engine: Engine, runs: list[_Terminating], now: int) -> Iterable[ActiveRun]:
         """Continue with the runs of one engine; return the runs without processes."""

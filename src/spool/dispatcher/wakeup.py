@@ -73,11 +73,6 @@ class Wakeup:
                 self.ended.add(key)
                 self._epoll.unregister(fd)
 
-    def wake(self) -> None:
-        """End a sleep; from any thread."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._pipe[1], b"!")
-
     def reload_asked(self) -> bool:
         """Whether HUP has requested a reload of the configuration since the last call."""
         asked, self.reload = self.reload, False

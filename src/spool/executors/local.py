@@ -124,7 +124,7 @@ class LocalRun:
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
         """Signal every process of the run except its wrapper; return the number of signalled processes."""
         members = self.engine.processes_of([self])[self]
-        wrapper = self._wrapper_pid
+        wrapper = self.wrapper_pid
         spared = {wrapper}
         if spare_shell:
             parents = {process.pid: _parent(process) for process in members}
@@ -156,10 +156,6 @@ class LocalRun:
         self.engine.forget(self)
 
     # For its engine.
-
-    def began_lean(self) -> None:
-        """Record that the wrapper is not a copy of this process."""
-        self.was_lean = True
 
     def ended(self, status: int, cpu_time_ns: int, peak_bytes: int) -> None:
         """Record that the wrapper, a child of this process, is reaped."""
@@ -206,7 +202,7 @@ class LocalRun:
         *kill*: the grace is over. *certain*: the look cannot have missed any.
         """
         now, found = time.monotonic_ns(), look.members[self.key]
-        wrapper = frozenset(process for process in found if process.pid == self._wrapper_pid)
+        wrapper = frozenset(process for process in found if process.pid == self.wrapper_pid)
         others = found - wrapper
         if others:
             self._alone_since_ns = None
@@ -286,7 +282,7 @@ class LocalRun:
         The wrapper is spared: it only waits, and tmux wakes a session whose first process is stopped. So a run whose
         wrapper is not known yet must not be suspended. A look cannot have missed stopped processes, only running ones.
         """
-        others = {process for process in look.members[self.key] if process.pid != self._wrapper_pid}
+        others = {process for process in look.members[self.key] if process.pid != self.wrapper_pid}
         wrong = others - look.still if on else others & look.still
         send(wrong, signal.SIGSTOP if on else signal.SIGCONT)
         return not wrong and (not on or (bool(others) and look.certain))
@@ -308,12 +304,8 @@ class LocalRun:
         }
 
     @property
-    def knows_its_wrapper(self) -> bool:
-        """Whether its wrapper can be told from the job's other processes."""
-        return self._wrapper_pid is not None
-
-    @property
-    def _wrapper_pid(self) -> int | None:
+    def wrapper_pid(self) -> int | None:
+        """The pid of its wrapper; None while the wrapper cannot be told from the job's other processes."""
         return self.jid.pid if self.jid is not None else self.pid
 
 
@@ -524,7 +516,7 @@ class LocalProcesses:
 
     def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
         """Suspend or continue *runs*, after one walk over all processes; return those in the wanted state."""
-        known = {run: on for run, on in runs.items() if run.knows_its_wrapper or not on}
+        known = {run: on for run, on in runs.items() if run.wrapper_pid is not None or not on}
         look = self.look_for(known, halt=known)
         return [run for run, on in known.items() if run.suspend(look, on=on)]
 

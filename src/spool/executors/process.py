@@ -147,7 +147,7 @@ class ProcessExecutor:
                     raise _not_started(launch, program, error) from error
                 return None  # too long for it; or a sandbox or an emulator lacks children of the parent
             run = self.engine.child(launch.job, launch.run, pid, launch.group)
-            run.began_lean()
+            run.was_lean = True
             return run
         return None
 

@@ -14,11 +14,11 @@ import msgspec
 from spool.core.events import Event
 from spool.core.model import Grant, Request
 from spool.formats.history import EARLIEST, use_line
+from spool.formats.run_records import NS_PER_MS
 from spool.formats.state import escaped
 from spool.formats.timestamps import render_instant
 from spool.formats.wrapper import resource_variables
 
-_NS_PER_MS = 1_000_000
 _SIGNALLED = 128
 
 
@@ -143,7 +143,7 @@ def facts(event: Event) -> dict[str, Any]:
             "exit_code": code,
             "signal": code - _SIGNALLED if code is not None and code > _SIGNALLED else None,
             "peak_memory_bytes": result.peak_memory_bytes,
-            "cpu_time_ms": result.cpu_time_ns // _NS_PER_MS if result.cpu_time_ns is not None else None,
+            "cpu_time_ms": result.cpu_time_ns // NS_PER_MS if result.cpu_time_ns is not None else None,
             "gpu_use": [msgspec.to_builtins(use_line(use)) for use in result.gpu_use],
             "requeues": result.requeues or None,
             "again": result.again,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from msgspec import DecodeError, Raw, Struct, convert, field, json, to_builtins
+from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.model import ForeignProcess, Gpu, GpuUse
@@ -39,12 +40,7 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
             GpuUseView(
                 percent=done.percent if done is not None else None,
                 memory_bytes=done.memory_bytes if done is not None else None,
-                mean_percent=None if use.mean_percent is None else round(use.mean_percent, 2),
-                peak_percent=use.peak_percent,
-                mean_memory_bytes=use.mean_memory_bytes,
-                peak_memory_bytes=use.peak_memory_bytes,
-                watched_ns=use.watched_ns,
-                memory_watched_ns=use.memory_watched_ns,
+                **asdict(replace(use, mean_percent=use.mean_percent and round(use.mean_percent, 2))),
             )
             for use, done in zip(watch.gpus, now, strict=True)
         )

@@ -12,7 +12,7 @@ from spool.core.eventnames import EventName
 from spool.core.events import Event
 from spool.core.layout import Layout
 from spool.core.metrics import COUNTED, RunUsage, Sums
-from spool.core.model import SECOND_NS, Jid, State
+from spool.core.model import ALIVE, SECOND_NS, Jid
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
 from spool.listeners.base import Listener
@@ -29,7 +29,6 @@ EVERY_S = 15.0
 NOT_INSTALLED = "metrics need prometheus_client; pip install 'spool-scheduler[metrics]'"
 _MODE = 0o644  # readable by the user of node_exporter
 _MOST_BYTES = 1 << 30
-_RUNS = (State.STARTING, State.RUNNING, State.STOPPING)
 _ALIVE_NS = 60 * SECOND_NS  # without a sign of life for this long, the dispatcher counts as gone
 
 
@@ -126,7 +125,7 @@ class UsageMeter:
         """Return the use of the runs that are alive according to *view*."""
         wanted = []
         for name, job in view.jobs.items():
-            if job.state in _RUNS and job.run is not None and not job.array:
+            if job.state in ALIVE and job.run is not None and not job.array:
                 jid = self._spool.jid(name, job.run)
                 wanted.append(TrackedRun(name, job.run, self._spool.root, jid if isinstance(jid, Jid) else None))
         now = time.monotonic_ns()

@@ -372,17 +372,12 @@ def _own_group(proc: str) -> Path | None:
     for mount in mounts:
         fields, _, filesystem = mount.partition(" - ")
         if filesystem.startswith("cgroup2 "):
-            root, point = (_unescape(field) for field in fields.split()[3:5])
+            root, point = (_unescaped(field) for field in fields.split()[3:5])
             # In a namespace or a container, the mount may show only part of the hierarchy.
             below = os.path.relpath(name, root)
             if not below.startswith(".."):
                 return Path(os.path.normpath(os.path.join(point, below)))
     return None
-
-
-def _unescape(text: str) -> str:
-    r"""Return a path of mountinfo, in which white space and backslashes are written as \040 and the like."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def _mark(path: Path, name: str) -> bytes | None:

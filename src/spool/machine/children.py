@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from spool.core.model import SECOND_NS
 from spool.machine.identity import PROC, read_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _WNOTHREAD = 0x20000000  # only children that this thread has started or inherit
 _MANY = 100  # children; with more, checking all of them at each end costs more than a descriptor for each
 _LOOK_EVERY_NS, _REFUSED_FOR_NS = 1_000_000_000, 60_000_000_000
 _AT_LEAST, _BUDGET_NS = 64, 50_000_000  # reaped at a time, when children end faster than they can be reaped
-_SECOND_NS = 1_000_000_000
 _KIBIBYTE = 1024
 
 
@@ -249,6 +249,6 @@ def reap(pids: Iterable[int]) -> dict[int, Reaped]:
             continue
         if reaped:
             code = os.waitstatus_to_exitcode(status)
-            cpu_time_ns = round((usage.ru_utime + usage.ru_stime) * _SECOND_NS)
+            cpu_time_ns = round((usage.ru_utime + usage.ru_stime) * SECOND_NS)
             ended[pid] = Reaped(pid, code if code >= 0 else 128 - code, cpu_time_ns, usage.ru_maxrss * _KIBIBYTE)
     return ended

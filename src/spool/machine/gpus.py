@@ -376,11 +376,6 @@ class NvmlHelper:
         """Whether a question is open."""
         return self._asking
 
-    @property
-    def pid(self) -> int | None:
-        """The helper's pid, or None while there is none."""
-        return self._child.pid
-
     def fileno(self) -> int:
         """Return a descriptor for polling, readable when an answer can be received; it never changes."""
         return self._child.fileno()
@@ -509,11 +504,6 @@ class GpuWatcher:
     def ignoring(self, ignored: Ignore) -> None:
         """Set the foreign processes that do not count, from the next answer on."""
         self._uses.ignoring(ignored)
-
-    @property
-    def helper_pid(self) -> int | None:
-        """The pid of the process that queries NVML, None if there is none; it belongs to no run."""
-        return self._helper.pid
 
     def fileno(self) -> int:
         """Return a descriptor to poll, which never changes. When it is readable, call `look`."""

@@ -19,10 +19,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from spool.core.errors import shown
-from spool.core.model import Gpu, Machine
 from spool.machine import cgroups
 
-MINIMUM_RESERVE_BYTES = 512 << 20
 _SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
 
 
@@ -31,17 +29,6 @@ class HostMemory(Struct, frozen=True):
 
     total_bytes: int
     available_bytes: int  # without swapping
-
-
-def default_reserve_bytes(total_bytes: int) -> int:
-    """Return the default reserve for the system: 5 %, at least 512 MiB."""
-    return max(total_bytes // 20, MINIMUM_RESERVE_BYTES)
-
-
-def less_reserve(total_bytes: int, reserve_bytes: int | None = None) -> int:
-    """Return the part of *total_bytes* that may be granted, at least 0. *reserve_bytes*: None is the default."""
-    reserve = default_reserve_bytes(total_bytes) if reserve_bytes is None else reserve_bytes
-    return max(0, total_bytes - reserve)
 
 
 def umask() -> int:
@@ -148,30 +135,6 @@ class Host:
         return HostMemory(
             host.total_bytes if limit is None else min(host.total_bytes, limit),
             host.available_bytes if room is None else min(host.available_bytes, room),
-        )
-
-    def machine(
-        self,
-        spool: Path,
-        *,
-        cpus: int | None = None,
-        reserve_bytes: int | None = None,
-        gpus: tuple[Gpu, ...] = (),
-        gpu_problem: str | None = None,
-    ) -> Machine:
-        """Return the machine's resources, totals after reserves.
-
-        *cpus* is the configured number, which overrides the detected one; *reserve_bytes* the configured memory
-        reserve.
-        """
-        memory = self.memory()
-        return Machine(
-            cpus=self.cpus() if cpus is None else cpus,
-            memory_bytes=less_reserve(memory.total_bytes, reserve_bytes),
-            memory_available_bytes=memory.available_bytes,
-            gpus=gpus,
-            gpu_problem=gpu_problem,
-            disk_free_bytes=disk_free_bytes(spool),
         )
 
 

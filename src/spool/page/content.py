@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.accounting import By, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
-from spool.core.model import OUTCOMES, SECOND_NS, Grant, Machine, Result, RunAccount, State
+from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Grant, Machine, Result, RunAccount, State
 from spool.core.names import natural
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
 from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
@@ -43,7 +43,6 @@ _MOST_STATE = 1 << 30
 _DAY_SHARE = 100  # counting the last day may use one part in N of a processor
 _HEAD = 256  # bytes of state.json: they contain the time of its writing
 _HOUR_NS = 3600 * SECOND_NS
-_RUNS = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
 _WAIT = frozenset({State.QUEUED, State.SUBMITTED})
 _BIG = 1 << 62
 
@@ -125,7 +124,7 @@ class PageContent(Struct, frozen=True):
     @property
     def active(self) -> int:
         """The number of jobs that wait or run."""
-        return sum(self.counts.get(state, 0) for state in (*_WAIT, *_RUNS))
+        return sum(self.counts.get(state, 0) for state in (*_WAIT, *ALIVE))
 
 
 class ContentReader:
@@ -157,7 +156,7 @@ class ContentReader:
         rows = {name: row_of_view(name, _state(each.state), each) for name, each in jobs.items()}
         waiting = [row for row in rows.values() if row.state in _WAIT]
         held = [row for row in rows.values() if row.state in (State.HELD, State.INVALID)]
-        active = sorted((row for row in rows.values() if row.state in _RUNS), key=_by_start)
+        active = sorted((row for row in rows.values() if row.state in ALIVE), key=_by_start)
         real = [row for row in rows.values() if not row.array]
         self._read_day(now_ns, real)
         runs = tuple(self._run(row, jobs[row.name]) for row in active[:MOST_RUNS])
@@ -265,7 +264,7 @@ class ContentReader:
             return None
         gpus = tuple(gpu.gpu() for gpu in self._gpus)
         machine = Machine(view.machine.cpus, view.machine.memory_bytes, gpus=gpus)
-        live = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in _RUNS]
+        live = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in ALIVE]
         drawn = last_day(ended, filter(None, live), machine, Frame(COLUMNS, CPU_ROWS), now_ns)
         return drawn if drawn.runs else None
 
@@ -322,7 +321,7 @@ def _users(found: Statistics, rows: Iterable[JobRow], now_ns: int) -> list[UserD
     gpu_ns: Counter[str] = Counter()
     for row in rows:
         user = row.user or "?"
-        if row.state in _RUNS and row.started_at_ns is not None:
+        if row.state in ALIVE and row.started_at_ns is not None:
             ran_ns = max(0, now_ns - max(row.started_at_ns, now_ns - RECENT_NS))
             running[user] += 1
             cpu_ns[user] += ran_ns * (row.cpus or 0)

@@ -21,8 +21,8 @@ from jinja2 import Environment, StrictUndefined, Template
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.gpus import stranger
-from spool.core.model import SECOND_NS, ForeignProcess, State
-from spool.core.reasons import count_of
+from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State
+from spool.core.reasons import count_of, ranges_of
 from spool.core.units import show_duration, show_size
 from spool.page.content import Day, PageContent, RunShown
 from spool.query.timeline import LaneBar, Timeline, TimelineRow
@@ -42,7 +42,7 @@ def render(content: PageContent, every_s: float, fresh_s: float) -> bytes:
         host=content.host or "spool",
         every=f"{every_s:g}",
         fresh=f"{fresh_s:.0f}" if content.served else 0,
-        running=sum(content.counts.get(state, 0) for state in (State.RUNNING, State.STARTING, State.STOPPING)),
+        running=sum(content.counts.get(state, 0) for state in ALIVE),
         users={run.row.name: run.row.user or "?" for run in content.runs},
         gpus_note=_gpus_note(content),
         zone=time.strftime("%Z"),
@@ -152,13 +152,7 @@ def _on_gpus(run: RunShown) -> str:
     """Return the indices of a run's GPUs, "0-3, 6", or their number."""
     if not run.gpus:
         return count_of(run.row.gpus, "GPU") if run.row.gpus and not run.row.array else ""
-    found: list[list[int]] = []
-    for number in sorted(run.gpus):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+    return ranges_of(run.gpus, ", ")
 
 
 def _busy(run: RunShown) -> Iterator[str]:

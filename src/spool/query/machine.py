@@ -188,12 +188,11 @@ def _holder(run: Running, gpu: Gpu) -> GpuHolder:
 
 def _kept(each: Reservation, seen: Snapshot) -> str:
     """Return the user and the time of a reservation: "for alice until 16:00 (demo)"."""
-    whom = each.user if each.user is not None else f"project {each.project}"
     now_ns, zone = seen.now_ns, seen.view.zone
     when = f"until {show_instant(each.end_at_ns, now_ns, zone)}"
     if each.start_at_ns > now_ns:
         when = f"from {show_instant(each.start_at_ns, now_ns, zone)} {when}"
-    return f"for {whom} {when} ({each.name})"
+    return f"for {each.holder} {when} ({each.name})"
 
 
 def machine_status(spool: Spool) -> MachineStatus:

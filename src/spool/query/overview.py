@@ -30,20 +30,9 @@ _WATCHED = (layout.STATE, layout.PAUSED, layout.CONFIG, layout.HISTORY, *layout.
 class GpuGlance(Struct, frozen=True):
     """One GPU. `jobs` are its runs, `remark` is its problem or its foreign users."""
 
-    index: int
-    name: str
-    memory_total_bytes: int | None
-    memory_free_bytes: int | None
-    utilisation_percent: int | None
+    gpu: Gpu
     jobs: tuple[str, ...]
     remark: str
-
-    @property
-    def memory_used_bytes(self) -> int | None:
-        """How much of its memory is in use, by any process."""
-        if self.memory_total_bytes is None or self.memory_free_bytes is None:
-            return None
-        return self.memory_total_bytes - self.memory_free_bytes
 
 
 class Overview(Struct, frozen=True):
@@ -148,12 +137,4 @@ def _with_progress(spool: Spool, rows: Iterable[JobRow]) -> Iterable[JobRow]:
 
 def _glance(gpu: Gpu, jobs: Iterable[str]) -> GpuGlance:
     others = [stranger(one, show_size(one.memory_bytes or 0) if one.memory_bytes else "") for one in gpu.foreign]
-    return GpuGlance(
-        gpu.index,
-        gpu.name,
-        gpu.memory_total_bytes,
-        gpu.memory_free_bytes,
-        gpu.utilisation_percent,
-        tuple(jobs),
-        "; ".join(filter(None, (gpu.problem, *others))),
-    )
+    return GpuGlance(gpu, tuple(jobs), "; ".join(filter(None, (gpu.problem, *others))))

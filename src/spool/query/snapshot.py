@@ -72,7 +72,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
-    table = SchedulerState(executors=Executors(lambda: settings.executor, config=lambda: settings.config))
+    table = SchedulerState(executors=Executors(lambda: settings.config.executor, config=lambda: settings.config))
     look = _Look(spool, table, settings, now_ns)
     said = _said(spool, now_ns)
     table.executors.believe(said.executors if said is not None else {})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
-from itertools import pairwise
 
 from msgspec import Struct
 
 from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import SECOND_NS, State
+from spool.core.model import ALIVE, SECOND_NS, State
+from spool.core.reasons import ranges_of
 from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
 from spool.store.spool import Spool
 
@@ -88,7 +88,7 @@ def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -
     for key in order:
         group = alike[key]
         if len(group) > _FEW and arrays[key[0]]:
-            found.append(ListedJob(group[0], f"{key[0]}_[{_ranges(group)}]", len(group)))
+            found.append(ListedJob(group[0], f"{key[0]}_[{ranges_of(int(_index(row)) for row in group)}]", len(group)))
         else:
             found += [ListedJob(row, row.name) for row in group]
     return found
@@ -185,7 +185,7 @@ class WaitWatch:
             ended=ended,
             bad=sum(row.state in _BAD for row in rows),
             submitted=sum(row.state is State.SUBMITTED for row in rows),
-            running=sum(row.state in (State.RUNNING, State.STARTING, State.STOPPING) for row in rows),
+            running=sum(row.state in ALIVE for row in rows),
             only=rows[0] if len(rows) == 1 else None,
             end_at_ns=end_at_ns if end_at_ns is not None and end_at_ns > now_ns else None,
         )
@@ -247,11 +247,3 @@ def _index(row: JobRow) -> str:
     """Return the number at the end of a task's name, "" if there is none."""
     text = row.name.rpartition("_")[2]
     return text if text.isascii() and text.isdigit() else ""
-
-
-def _ranges(rows: Sequence[JobRow]) -> str:
-    """Return the indices of tasks as in an array: 3-7,9."""
-    indices = sorted({int(_index(row)) for row in rows})
-    cuts = [at + 1 for at, (one, other) in enumerate(pairwise(indices)) if other != one + 1]
-    parts = [indices[start:end] for start, end in pairwise([0, *cuts, len(indices)])]
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

@@ -32,9 +32,10 @@ from spool.core.simulation import (
     span,
 )
 from spool.formats import csvtrace, swf
+from spool.formats.config import Config
 from spool.formats.history import parse_history_line
 from spool.formats.swf import UNKNOWN_USER, UniqueNames
-from spool.machine.host import Host, less_reserve
+from spool.machine.host import Host
 from spool.store.spool import Spool
 
 _GZIP = b"\x1f\x8b"
@@ -174,7 +175,7 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
             incomplete += 1
             continue
         submitted = min(since or result.submitted_at_ns or began, began)
-        said = _spec_of(spool, result) if spool is not None else None
+        said = spool.spec(result.job, result.run) if spool is not None else None
         guessed += said is None
         spec = _wanted(result, said if said is not None else _UNSAID)
         spec = specs.setdefault(spec, spec)
@@ -183,11 +184,6 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
         why = "no run in it has both started and ended"
         raise InvalidFile(source if source == "the history" else f"the history {source}", [Problem(None, None, why)])
     return Workload(source, tuple(coming), None, incomplete, guessed, is_history=True)
-
-
-def _spec_of(spool: Spool, result: Result) -> Spec | None:
-    """Return the spec in the run's own copy of the job file, None if it is gone."""
-    return spool.spec(result.job, result.run)
 
 
 def _wanted(result: Result, said: Spec) -> Spec:
@@ -217,7 +213,7 @@ def imagined_machine(workload: Workload, cpus: int | None, memory_bytes: int | N
     given = gpus_like(gpus, workload.coming)
     if workload.is_history:
         host = Host()
-        memory = memory_bytes if memory_bytes is not None else less_reserve(host.memory().total_bytes)
+        memory = memory_bytes if memory_bytes is not None else Config().memory_of(host.memory().total_bytes)
         return Machine(cpus or host.cpus(), memory, gpus=given)
     found = cpus or workload.cpus
     if found is None and not workload.counts_cpus and all(each.spec.request.gpus for each in workload.coming):
@@ -265,7 +261,7 @@ def _respecified(coming: Iterable[SimulatedJob], change: Callable[[Spec], Spec])
             spec = equal.setdefault(spec, each.spec if spec == each.spec else spec)
             known[id(each.spec)] = spec
         if spec is not each.spec:
-            each = SimulatedJob(each.name, spec, each.submit_at_ns, each.duration_ns, each.user)
+            each = replace(each, spec=spec)
         changed.append(each)
     return tuple(changed)
 
@@ -287,12 +283,7 @@ def load_of(coming: Sequence[SimulatedJob], machine: Machine) -> float | None:
 def _scaled(coming: Sequence[SimulatedJob], factor: float) -> list[SimulatedJob]:
     """Return the jobs with the times between their submissions stretched by *factor*."""
     first = min(each.submit_at_ns for each in coming)
-    return [
-        SimulatedJob(
-            each.name, each.spec, first + round((each.submit_at_ns - first) * factor), each.duration_ns, each.user
-        )
-        for each in coming
-    ]
+    return [replace(each, submit_at_ns=first + round((each.submit_at_ns - first) * factor)) for each in coming]
 
 
 def stating_limits(coming: Sequence[SimulatedJob], share: float) -> tuple[SimulatedJob, ...]:

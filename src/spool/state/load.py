@@ -104,7 +104,7 @@ class Loader:
         if isinstance(jid, Jid):
             return jid.engine.partition(":")[0] if jid.engine is not None else LOCAL_EXECUTORS[0]
         known = self._spool.engine(name, run)
-        return known[0] if known is not None else spec.executor or self._settings.executor
+        return known[0] if known is not None else spec.executor or self._settings.config.executor
 
     def recall_series(self, table: SchedulerState, job: JobEntry, line: Waits) -> None:
         """Restore the attempts of the submission that waits by that *line* of the journal."""

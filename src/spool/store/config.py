@@ -63,18 +63,3 @@ class Settings:
             _warn(f"{problem}; {'the defaults apply' if first else 'the previous configuration stays in force'}")
         self.problem = problem
         return False
-
-    @property
-    def executor(self) -> str:
-        """The executor of jobs that do not choose one."""
-        return self.config.executor
-
-    @property
-    def prolog(self) -> str | None:
-        """The text that runs before every job."""
-        return self.config.prolog
-
-    @property
-    def epilog(self) -> str | None:
-        """The text that runs after every job."""
-        return self.config.epilog

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import time
+from functools import cache
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -572,45 +573,32 @@ def _forget(path: str) -> None:
 
 def rename_new(old: str, new: str) -> bool:
     """Rename *old* to *new* in one step; FileExistsError if *new* exists. False: it cannot be done here."""
-    function = _renameat2()
-    if function is None:
-        return False
-    if function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE) == 0:
-        return True
-    import ctypes
-
-    error = ctypes.get_errno()
-    if error in _CANNOT:
-        return False
-    raise OSError(error, os.strerror(error), new if error == errno.EEXIST else old)
+    return _renamed(old, new, _RENAME_NOREPLACE)
 
 
 def exchange(one: str, other: str) -> bool:
     """Swap the names of two files in one step. False: it cannot be done here."""
+    return _renamed(one, other, _RENAME_EXCHANGE)
+
+
+def _renamed(old: str, new: str, flags: int) -> bool:
     function = _renameat2()
     if function is None:
         return False
-    if function(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    if function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags) == 0:
         return True
     import ctypes
 
     error = ctypes.get_errno()
     if error in _CANNOT:
         return False
-    raise OSError(error, os.strerror(error), other)
+    of_new = flags == _RENAME_EXCHANGE or error == errno.EEXIST
+    raise OSError(error, os.strerror(error), new if of_new else old)
 
 
-_renameat2s: list[Callable[[int, bytes, int, bytes, int], int] | None] = []
-
-
+@cache
 def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
     """Return renameat2(2), which the standard library lacks; None if the C library lacks it, too."""
-    if not _renameat2s:
-        _renameat2s.append(_look_for_renameat2())
-    return _renameat2s[0]
-
-
-def _look_for_renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
     import ctypes  # imported here: a submission renames nothing
 
     try:

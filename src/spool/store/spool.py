@@ -509,7 +509,7 @@ class Spool:
                 for entry in listed:
                     if (name := layout.job_of(entry.name)) is not None:
                         files[name] = entry.inode()
-                    elif (name := layout.job_of_suspend_file(entry.name)) is not None:
+                    elif (name := layout.job_beside(entry.name, layout.SUSPENDED_SUFFIX)) is not None:
                         suspended.append(name)
         except FileNotFoundError:
             pass

@@ -28,7 +28,7 @@ from spool.cli.tui.widgets import Choices, Help, ListColumn, Prompt, Question, R
 from spool.client import autostart
 from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
-from spool.core.model import SECOND_NS, State
+from spool.core.model import ALIVE, SECOND_NS
 from spool.core.names import is_pattern
 from spool.query.jobs import ORDERS, JobRow
 from spool.query.overview import GpuGlance, Overview, OverviewReader
@@ -42,7 +42,6 @@ _LONGEST_S = 5.0
 _FEW = 1000  # jobs: with fewer, the reasons of a job are computed as soon as the cursor is on it
 _LOW = 16  # lines: a lower terminal shows nothing below the list until requested
 _GPU_LINES = 4
-_GOES_ON = frozenset({State.RUNNING, State.STARTING, State.STOPPING})
 _VIEWS = ("queue", "history", "gpus")
 _THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
 _COLUMNS = {
@@ -50,14 +49,16 @@ _COLUMNS = {
     "history": ("name", "state", "exit", "cpus", "memory", "gpus", "user", "time", "reason"),
 }
 _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
-    ListColumn("gpu", render.Column("GPU", right=True), lambda gpu: str(gpu.index)),
-    ListColumn("name", render.Column("NAME", cut="middle", drop=1), lambda gpu: gpu.name),
-    ListColumn("memory", render.Column("MEMORY"), lambda gpu: _bar(*header.memory(gpu))),
+    ListColumn("gpu", render.Column("GPU", right=True), lambda seen: str(seen.gpu.index)),
+    ListColumn("name", render.Column("NAME", cut="middle", drop=1), lambda seen: seen.gpu.name),
+    ListColumn("memory", render.Column("MEMORY"), lambda seen: _bar(*header.memory(seen.gpu))),
     ListColumn(
-        "use", render.Column("COMPUTES"), lambda gpu: _bar((gpu.utilisation_percent or 0) / 100, header.use(gpu))
+        "use",
+        render.Column("COMPUTES"),
+        lambda seen: _bar((seen.gpu.utilisation_percent or 0) / 100, header.use(seen.gpu)),
     ),
-    ListColumn("jobs", render.Column("JOBS", cut="end"), lambda gpu: ", ".join(gpu.jobs)),
-    ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda gpu: gpu.remark),
+    ListColumn("jobs", render.Column("JOBS", cut="end"), lambda seen: ", ".join(seen.jobs)),
+    ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda seen: seen.remark),
 )
 _MORE = """\
 The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
@@ -186,11 +187,16 @@ class Top(App[int]):
         self._views = Choices(id="views")
         self._filter = Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
         self._lists: dict[str, RowList[Any]] = {
-            view: RowList([_column(name) for name in names], _key_of, _style_of, id=view)
+            view: RowList(
+                [_column(name) for name in names],
+                lambda row: (row.name, row.place),
+                lambda row: render.style_of(row.state),
+                id=view,
+            )
             for view, names in _COLUMNS.items()
         }
         self._lists["gpus"] = RowList(
-            _GPU_COLUMNS, lambda gpu: (gpu.index,), lambda gpu: "" if gpu.jobs else "dim", id="gpus"
+            _GPU_COLUMNS, lambda seen: (seen.gpu.index,), lambda seen: "" if seen.jobs else "dim", id="gpus"
         )
         self._overviews = OverviewReader(root)
         self._looks = Repeater(self._look, self._broken)
@@ -499,7 +505,7 @@ class Top(App[int]):
         if row is None:
             return
         question = f"Cancel {row.name}?"
-        if row.state in _GOES_ON:
+        if row.state in ALIVE:
             time_ns = row.time_ns(time.time_ns()) or 0
             question = f"Cancel {row.name}, which has run for {render.duration(time_ns - time_ns % SECOND_NS)}?"
         self._sure(
@@ -518,7 +524,7 @@ class Top(App[int]):
         row = self._job()
         if row is None:
             return
-        if question and row.state in _GOES_ON:
+        if question and row.state in ALIVE:
             self._sure(question.format(row.name), yes, lambda: self._carry_out(row.name, verb, act))
         else:
             self._carry_out(row.name, verb, act)
@@ -608,14 +614,6 @@ def _column(name: str) -> ListColumn[JobRow]:
         return words if words or name != "reason" else header.progress_bar(row)  # a running job needs no reason
 
     return ListColumn(name, field.column, text)
-
-
-def _key_of(row: JobRow) -> tuple[str, str | None]:
-    return row.name, row.place
-
-
-def _style_of(row: JobRow) -> str:
-    return render.style_of(row.state)
 
 
 def _matches(row: JobRow, words: Sequence[str]) -> bool:

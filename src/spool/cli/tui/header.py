@@ -10,7 +10,7 @@ from rich.text import Text
 
 from spool.cli import render
 from spool.core.errors import shown
-from spool.core.model import State
+from spool.core.model import ALIVE, Gpu, State
 from spool.core.units import show_duration, show_size
 from spool.query.jobs import JobRow
 from spool.query.overview import GpuGlance, Overview
@@ -57,7 +57,7 @@ def _title(seen: Overview | None, root: str, width: int) -> Text:
 
 def _counts(seen: Overview) -> str:
     kinds = (
-        ("running", (State.RUNNING, State.STARTING, State.STOPPING)),
+        ("running", ALIVE),
         ("submitted", (State.SUBMITTED,)),
         ("queued", (State.QUEUED,)),
         ("held", (State.HELD,)),
@@ -112,15 +112,15 @@ def _machine(seen: Overview, width: int) -> Text:
 def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
     """Return a line for each GPU, up to a maximum: memory, utilisation, and its users."""
     lines = []
-    for gpu in gpus[: most if len(gpus) <= most else max(0, most - 1)]:
-        room = max(_LEAST_BAR, min(12, width // 8))
+    for seen in gpus[: most if len(gpus) <= most else max(0, most - 1)]:
+        room, gpu = max(_LEAST_BAR, min(12, width // 8)), seen.gpu
         line = Text(f" GPU {gpu.index} ", style="bold", no_wrap=True, overflow="ellipsis")
         part, words = memory(gpu)
         line.append(bar(part, room), style="magenta")
         line.append(f" {words:<9} ", style="not bold")
         line.append(bar((gpu.utilisation_percent or 0) / 100, room), style="green")
         line.append(f" {use(gpu):>5}  ", style="not bold")
-        line.append(shown(", ".join(gpu.jobs) or gpu.remark or "idle"), style="not bold")
+        line.append(shown(", ".join(seen.jobs) or seen.remark or "idle"), style="not bold")
         line.truncate(max(width - 1, 1), overflow="ellipsis")
         lines.append(line)
     if len(gpus) > len(lines):
@@ -128,13 +128,14 @@ def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
     return Text("\n").join(lines)
 
 
-def memory(gpu: GpuGlance) -> tuple[float, str]:
+def memory(gpu: Gpu) -> tuple[float, str]:
     """Return the used part of a GPU's memory, and that in words; unknown is "?"."""
-    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    total, free = gpu.memory_total_bytes, gpu.memory_free_bytes
+    used = total - free if total is not None and free is not None else None
     return (used / total if used and total else 0.0), f"{render.size(used) or '?'}/{render.size(total) or '?'}"
 
 
-def use(gpu: GpuGlance) -> str:
+def use(gpu: Gpu) -> str:
     """Return the utilisation of a GPU."""
     return "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} %"
 
