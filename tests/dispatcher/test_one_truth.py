@@ -152,7 +152,7 @@ def test_a_run_that_is_being_held_keeps_its_place_in_a_short_journal(session: Se
     assert now is not None
     now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("long", RUNNING, HELD)
-    session.turns(1)
+    session.turns(20, until_quiet=True)
     assert now.state.jobs["long"].live is not None
     assert recall(all_lines(now.state, "boot-1")).waits["long"].arrived_at_ns == arrived
 
