@@ -124,13 +124,13 @@ class Exports:
                 self.taken[name] = value
 
 
-def exports(root: str, asked: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Exports:
-    """Return the variables that the words of `--export` take from *environment*.
+def exports(root: str, asked: Sequence[str] = ()) -> Exports:
+    """Return the variables that the words of `--export` take from the environment.
 
     Without words, the configuration of *root* has them. A word is ALL, NONE, a name, a pattern or NAME=VALUE, several
     with commas between. Named variables that are not set are in `left_out`.
     """
-    found = Exports()
+    found, environment = Exports(), os.environ
     if not asked:
         found.take(_matching(patterns(root), environment), environment)
         return found

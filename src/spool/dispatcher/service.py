@@ -50,14 +50,7 @@ _TELLING_S = 30.0
 _Version = tuple[str, int, int]  # version of a job file: the job, the inode, the time of the last change
 
 
-def serve(
-    root: str,
-    *,
-    once: bool = False,
-    until_idle: bool = False,
-    idle_exit_ns: int | None = None,
-    lock_wait_s: float = 1.0,
-) -> int:
+def serve(root: str, *, once: bool = False, until_idle: bool = False, idle_exit_ns: int | None = None) -> int:
     """Run the dispatcher of the spool at *root* until told to leave; return the exit code.
 
     *once*: one pass, and what follows from it at once. *until_idle*: leave when no job waits or runs. *idle_exit_ns*:
@@ -66,17 +59,17 @@ def serve(
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they stay pending until a dispatcher handles them
     try:
-        return _serve(root, once, until_idle, idle_exit_ns, lock_wait_s)
+        return _serve(root, once, until_idle, idle_exit_ns)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lock_wait_s: float) -> int:
+def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) -> int:
     left_over: set[_Version] = set()
     while True:
         try:
             # A dispatcher started in the background leaves: the next submission starts another one.
-            spool = _lock(root, lock_wait_s, patient=not once and idle_exit_ns is None)
+            spool = _lock(root, patient=not once and idle_exit_ns is None)
         except LockHeld:
             if once:
                 return 0
@@ -112,7 +105,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None, lo
             return 0
 
 
-def _lock(root: str, wait_s: float, *, patient: bool) -> LockedSpool | None:
+def _lock(root: str, *, patient: bool) -> LockedSpool | None:
     """Return the spool at *root*, locked; *patient*: wait while something else has the name `.lock`.
 
     None if told to leave meanwhile.
@@ -120,7 +113,7 @@ def _lock(root: str, wait_s: float, *, patient: bool) -> LockedSpool | None:
     said, pause_s = "", _PAUSE_S
     while True:
         try:
-            return LockedSpool(root, wait_s=wait_s)
+            return LockedSpool(root)
         except OSError as error:
             if not patient or not os.path.isdir(root):
                 raise

@@ -95,14 +95,14 @@ def _hear_no_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
-def children_of_self(*, proc: str = PROC) -> frozenset[int] | None:
+def children_of_self() -> frozenset[int] | None:
     """Return the pids of this process's children, zombies included; None if the kernel does not list them.
 
     The list is that of the main thread: all orphans, but no child of a :class:`SpawnThread`.
     """
-    pid = os.getpid() if proc == PROC else "self"
+    pid = os.getpid()
     try:
-        return frozenset(map(int, read_bytes(f"{proc}/{pid}/task/{pid}/children").split()))
+        return frozenset(map(int, read_bytes(f"{PROC}/{pid}/task/{pid}/children").split()))
     except OSError:
         return None
 

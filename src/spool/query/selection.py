@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
@@ -22,12 +21,12 @@ UNSUCCESSFUL = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, Stat
 _MANY = 1000  # ended jobs to search for the last one submitted
 
 
-def last_job(spool: Spool, user: str, now_ns: int | None = None) -> str:
+def last_job(spool: Spool, user: str) -> str:
     """Return the job that *user* submitted last: one that waits or runs, or has ended within a day.
 
     For an array this is the array, not its last task. A requeue counts as a submission. Raises NoSuchJob.
     """
-    rows = JobLister(spool, time.time_ns() if now_ns is None else now_ns).listing(recent=_MANY).rows
+    rows = JobLister(spool).listing(recent=_MANY).rows
     own = [row for row in rows if row.user == user and row.submitted_at_ns is not None]
     if not own:
         why = f"{user} has no active job and none that ended within a day"

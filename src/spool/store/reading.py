@@ -14,6 +14,7 @@ from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, status_o
 
 _MAX_RECORD = MAX_BYTES + 1  # one more than a TOML file may have, which proves it too long
 _BLOCK = 65536
+_AT_ONCE = 1 << 20
 
 
 def refuse_link(path: str) -> None:
@@ -118,7 +119,7 @@ def _read(fd: int, limit: int) -> bytes:
     if len(data) < _BLOCK:
         return data
     parts, size = [data], len(data)
-    while size < limit and (more := os.read(fd, min(limit - size, 1 << 20))):
+    while size < limit and (more := os.read(fd, min(limit - size, _AT_ONCE))):
         parts.append(more)
         size += len(more)
     return b"".join(parts)
@@ -146,7 +147,7 @@ def is_too_long(text: bytes | None) -> bool:
     return text is not None and len(text) > MAX_BYTES
 
 
-def history_lines(root: str, block: int = 1 << 20) -> Iterator[bytes]:
+def history_lines(root: str) -> Iterator[bytes]:
     """Yield the lines of the accounting, newest first, without a torn last one. Raises SpoolTrouble."""
     path = f"{root}/{layout.HISTORY}"
     try:
@@ -162,7 +163,7 @@ def history_lines(root: str, block: int = 1 << 20) -> Iterator[bytes]:
         end = status.st_size
         tail = b""
         while end > 0:
-            start = max(0, end - block)
+            start = max(0, end - _AT_ONCE)
             with of_the_spool(path):
                 text = os.pread(fd, end - start, start) + tail
             end = start
