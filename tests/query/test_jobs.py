@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from msgspec import Struct
 
 from spool.client.submit import make_spool
+from spool.core.model import Result, Spec, State
 from spool.formats import jobfile
-from spool.query.jobs import JobLister, list_jobs
+from spool.formats.state import JobView
+from spool.query.jobs import JobLister, JobRow, list_jobs, of_spec, row_of_result, row_of_view
 from spool.store.tolerant import TolerantSpool
 
 ALIKE = [
@@ -71,3 +77,41 @@ def test_records_that_cannot_be_read_are_told_of_whatever_else_there_is(root: Pa
     row = next(row for row in list_jobs(spool).rows if row.name == "x0-1")
     assert "cannot read" in row.reason
     assert any("x0-1" in line for line in spool.told())
+
+
+def filled(kind: Any) -> Any:
+    """Return a value of that type in which nothing is empty, unknown or left at its default."""
+    origin, parts = get_origin(kind), [part for part in get_args(kind) if part not in (NoneType, ...)]
+    if origin in (Union, UnionType):
+        return filled(parts[0])
+    if origin is dict:
+        return {filled(parts[0]): filled(parts[1])}
+    if origin in (tuple, frozenset):
+        return origin(map(filled, parts))
+    if issubclass(kind, Struct):
+        return kind(**{name: filled(of) for name, of in get_type_hints(kind).items()})
+    return list(kind)[-1] if issubclass(kind, Enum) else {int: 7, float: 7.0, str: "x", bool: True}[kind]
+
+
+_OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent")
+_OF_AN_END = ("ended_at_ns", "exit_code")
+# For each source of rows, the fields that it does not know, or that its caller adds.
+LEFT_OUT = {
+    "view": {*_OF_AN_END, "place", "progress"},
+    "result": {"priority", "suspended_at_ns", "place", "progress", "array"},  # neither a result nor its line has them
+    "file": {*_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "place", "progress", "array"},
+}
+
+
+@pytest.mark.parametrize("source", LEFT_OUT)
+def test_each_source_of_rows_fills_each_field(source: str) -> None:
+    """What a row has of a job that waits or runs, it has of one that has ended or that no dispatcher looks at."""
+    state = State.FAILED
+    row = {
+        "view": lambda: row_of_view("x", state, filled(JobView)),
+        "result": lambda: row_of_result(filled(Result)),
+        "file": lambda: JobRow("x", state, **of_spec(filled(Spec)) or {}),
+    }[source]()
+    empty = JobRow("", State.INVALID)
+    same = {name for name in JobRow.__struct_fields__ if getattr(row, name) == getattr(empty, name)}
+    assert same - {"name", "state"} == LEFT_OUT[source]
