@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from spool.executors import compiled
 from spool.formats.wrapper import Assignments, render
 from wrapper_runs import COMPILED, NOBODY, compiled_wrapper, kill_session, poor_directory, surroundings, words_of
 
@@ -224,6 +225,24 @@ PLAIN |= {"command": SHOW, "workdir": "ROOT", "environment": {}, "umask": 0o022,
 def test_both_leave_the_same_behind(place: Path, case: dict[str, Any]) -> None:
     """Exit code, records, outputs, their modes, and all that the command can see of its own beginning."""
     same_by_both(place, lambda root: furnished(root, case), HOME | case["given"])
+
+
+# What the cases above leave out of the assignments, because the program leaves a script with it to a shell, as it does
+# with an epilog; and what each case has.
+AS_AN_EPILOG = {"shell", "init", "prolog", "prep", "end"}
+OF_EACH_CASE = {"metadir", "surroundings"}
+TOO_RARE = {"cgroup"}  # both write their pid there, and nobody here may
+
+
+def test_every_assignment_is_known_to_both_and_is_compared() -> None:
+    """A line that one of them does not know would send each run the slow way, and nothing would tell."""
+    preset, _, _ = Path(compiled.SCRIPT).read_text(encoding="utf-8").partition("# --- assignments ---\n")
+    by_shell = set(re.findall(r"\bspool_([a-z_]+)='", preset))
+    source = Path(compiled.SOURCE).read_text(encoding="utf-8").partition("static int assign(")[2].partition("\n}\n")[0]
+    by_program = set(re.findall(r'(?:[{]|same[(]name, )"(\w+)"', source))
+    assert by_program == by_shell - {"odd"}  # a name that not every shell can export is a shell's business
+    known = {*PLAIN, *AS_AN_EPILOG, *OF_EACH_CASE, *TOO_RARE}
+    assert set(Assignments.__struct_fields__) <= known
 
 
 def script_of(root: Path) -> bytes:
