@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from enum import Enum
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from msgspec import Struct
 
+from filled import filled
 from spool.client.submit import make_spool
 from spool.core.model import Result, Spec, State
 from spool.formats import jobfile
@@ -77,20 +74,6 @@ def test_records_that_cannot_be_read_are_told_of_whatever_else_there_is(root: Pa
     row = next(row for row in list_jobs(spool).rows if row.name == "x0-1")
     assert "cannot read" in row.reason
     assert any("x0-1" in line for line in spool.told())
-
-
-def filled(kind: Any) -> Any:
-    """Return a value of that type in which nothing is empty, unknown or left at its default."""
-    origin, parts = get_origin(kind), [part for part in get_args(kind) if part not in (NoneType, ...)]
-    if origin in (Union, UnionType):
-        return filled(parts[0])
-    if origin is dict:
-        return {filled(parts[0]): filled(parts[1])}
-    if origin in (tuple, frozenset):
-        return origin(map(filled, parts))
-    if issubclass(kind, Struct):
-        return kind(**{name: filled(of) for name, of in get_type_hints(kind).items()})
-    return list(kind)[-1] if issubclass(kind, Enum) else {int: 7, float: 7.0, str: "x", bool: True}[kind]
 
 
 _OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent")
