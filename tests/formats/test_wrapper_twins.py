@@ -227,11 +227,10 @@ def test_both_leave_the_same_behind(place: Path, case: dict[str, Any]) -> None:
     same_by_both(place, lambda root: furnished(root, case), HOME | case["given"])
 
 
-# What the cases above leave out of the assignments, because the program leaves a script with it to a shell, as it does
-# with an epilog; and what each case has.
-AS_AN_EPILOG = {"shell", "init", "prolog", "prep", "end"}
+# The assignments that no case above varies.
+AS_AN_EPILOG = {"shell", "init", "prolog", "prep", "end"}  # the program leaves a script with one of them to a shell
 OF_EACH_CASE = {"metadir", "surroundings"}
-TOO_RARE = {"cgroup"}  # both write their pid there, and nobody here may
+NOT_HERE = {"cgroup"}  # only root may enter one
 
 
 def test_every_assignment_is_known_to_both_and_is_compared() -> None:
@@ -241,7 +240,7 @@ def test_every_assignment_is_known_to_both_and_is_compared() -> None:
     source = Path(compiled.SOURCE).read_text(encoding="utf-8").partition("static int assign(")[2].partition("\n}\n")[0]
     by_program = set(re.findall(r'(?:[{]|same[(]name, )"(\w+)"', source))
     assert by_program == by_shell - {"odd"}  # a name that not every shell can export is a shell's business
-    known = {*PLAIN, *AS_AN_EPILOG, *OF_EACH_CASE, *TOO_RARE}
+    known = {*PLAIN, *AS_AN_EPILOG, *OF_EACH_CASE, *NOT_HERE}
     assert set(Assignments.__struct_fields__) <= known
 
 

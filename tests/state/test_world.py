@@ -84,7 +84,7 @@ def test_each_fact_of_the_machine_is_said_to_count_or_not(world: MachineMonitor)
     } == {name: counted for name, counted in OF_THE_MACHINE.items() if name != "gpus"}
     assert {
         name: counts(replace(before, gpus=(replace(gpu, **{name: 77 * GIB}),))) for name in Gpu.__struct_fields__
-    } == (OF_A_GPU)
+    } == OF_A_GPU
 
 
 # Starts on GPUs. A spool whose answers stay good for an hour, so that what is asked again is asked for a start.
