@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from spool.core.model import Policy, Result, Spec
+from spool.formats.config import Config, GcConfig, GpuConfig
 from support import ROOT
 
 SOURCE = ROOT / "src" / "spool"
@@ -797,6 +799,27 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
 
 def _pages() -> list[Path]:
     return [path for path in project_files() if path.suffix == ".md"]
+
+
+def test_the_end_of_a_run_states_each_field_of_its_result() -> None:
+    """What a record of an end can hold, the finalizer states: a field that it forgot would be empty in every list."""
+    finalizer = next(module for module in modules() if module.path == "dispatcher/finalizer.py")
+    calls = [node for node in ast.walk(finalizer.tree) if isinstance(node, ast.Call)]
+    stated = {word.arg for call in calls if _called(call) in ("Result", "replace") for word in call.keywords}
+    assert set(Result.__struct_fields__) - stated == {"recorded_at_ns"}  # the history adds it to a late line
+
+
+def test_every_key_of_a_file_is_used() -> None:
+    """A field of a job or of the configuration that nothing reads would be a key that does nothing."""
+    read = {
+        node.attr
+        for module in modules()
+        if module.layer != "testing"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    kinds = (Spec, Policy, Config, GpuConfig, GcConfig)
+    assert [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__struct_fields__ if name not in read] == []
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:

@@ -6,9 +6,12 @@ import errno
 import os
 from pathlib import Path
 
+import click
 import pytest
 
 from calling import Command, asked, put_job
+from spool.cli import group
+from spool.cli.group import VERBS, JobArgument
 from spool.store.disk import Disk
 
 
@@ -90,6 +93,18 @@ def test_the_spool_is_named_before_the_command(spool: Command, verb: str, form: 
 
 NAMES_A_JOB = ("show", "why", "log", "attach", "wait", "seff", "cancel", "hold", "release", "requeue", "suspend",
                "continue", "edit", "ls")  # fmt: skip
+
+
+def test_every_verb_that_takes_a_job_is_asked_below() -> None:
+    """A new verb that takes the name of a job is in the list of those whose answer is checked."""
+    context = click.Context(group.spool)
+    verbs = {verb: group.spool.get_command(context, verb) for verb in VERBS}
+    takes = {
+        verb
+        for verb, command in verbs.items()
+        if command is not None and any(isinstance(each, JobArgument) for each in command.params)
+    }
+    assert takes - {*NAMES_A_JOB, "move", "signal"} == set()
 
 
 @pytest.mark.parametrize("verb", [*NAMES_A_JOB, "move --first", "signal USR1"])

@@ -16,7 +16,7 @@ from spool.formats import run_records
 from spool.formats.history import render_history
 from spool.machine import identity
 from spool.query.tasks import _expected_end
-from spool.store import ownership
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from support import ROOT
 
@@ -202,7 +202,7 @@ def test_what_the_page_quotes_is_what_the_program_says(spool: Command, spool_roo
         for run in (1, 2):
             end = now - run * 600 * MINUTE
             request = Request(cpus=4)
-            user = ownership.this_user()
+            user = this_user()
             past = Result("train", run, 1, State.FINISHED, "", end - 40 * MINUTE, end - 20 * MINUTE, end, exit_code=0,
                           user=user, request=request, grant=Grant(4))  # fmt: skip
             history.write(render_history(past))

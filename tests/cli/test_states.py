@@ -9,6 +9,8 @@ from spool.cli import gpus, render, reserve, wait
 from spool.core.model import OUTCOMES, State
 from spool.query.machine import GpuState
 from spool.query.reservations import ReservationState
+from spool.query.selection import UNSUCCESSFUL
+from support import ROOT
 
 _RUN = {State.STARTING, State.RUNNING, State.STOPPING}
 
@@ -23,6 +25,13 @@ def test_every_state_is_drawn_and_every_end_has_an_exit_code() -> None:
     assert [state for state in State if wait.code_of(state, None) == 0] == [State.FINISHED]
     assert wait.code_of(State.FAILED, 7) == 7
     assert len({wait.code_of(state, 7) for state in OUTCOMES}) == len(OUTCOMES)
+
+
+def test_the_page_names_the_ends_that_are_requeued_as_failed() -> None:
+    """`spool requeue --failed` takes each outcome but success and a user's wish, and the page lists them."""
+    text = (ROOT / "docs" / "STATES.md").read_text(encoding="utf-8")
+    sentence = text.partition("`spool requeue --failed` does that")[2].partition(";")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == UNSUCCESSFUL == OUTCOMES - {State.FINISHED, State.CANCELLED}
 
 
 def test_the_page_has_a_colour_for_every_end() -> None:

@@ -190,6 +190,18 @@ def test_every_state_is_a_word_of_the_page(word: State) -> None:
     assert (line.group(1).strip() == "yes") == word.ended
 
 
+def test_every_outcome_is_said_to_be_followed_by_a_run_or_not() -> None:
+    """The page's table of what follows has a row for each outcome; those that never run again, never do."""
+    section = PAGE.read_text(encoding="utf-8").partition("## 5. What follows an end")[2].partition("\n## 6.")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", section, re.MULTILINE)
+    told = {word: what for words, what in rows for word in re.findall(r"`(\w+)`(?=,| \(|$)", words)}
+    assert set(told) - {"gpu_idle"} == OUTCOMES
+    always = Retry(max=9, on=frozenset(OUTCOMES))
+    assert {outcome for outcome in OUTCOMES if after(outcome, always) is None} == {
+        State(word) for word, what in told.items() if what == "never"
+    }
+
+
 def test_an_exit_code_in_words_names_the_signal() -> None:
     """128+n is called signal n where there is such a signal; other codes are only numbers."""
     assert exit_words(137) == "signal 9 (exit code 137)"

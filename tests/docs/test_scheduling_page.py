@@ -17,7 +17,8 @@ def quoted() -> list[list[str]]:
     _, _, rest = PAGE.partition("| reason begins with |")
     table, _, _ = rest.partition("\n\n")
     cells = [row.split("|")[1].replace("the name of a resource", "`l`") for row in table.splitlines()[2:]]
-    return [[re.escape(words).replace("…", ".+") for words in re.findall("`(.*?)`", cell)] for cell in cells]
+    words = [re.findall("`(.*?)`", cell) for cell in cells]
+    return [[re.escape(each).replace("…", ".+") + r"(?!\w)" for each in row] for row in words]  # whole words
 
 
 def test_the_reasons_of_the_page_are_those_of_the_program_in_its_order() -> None:

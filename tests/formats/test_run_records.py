@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from filled import filled
 from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord
@@ -292,6 +293,13 @@ _result = st.builds(
     executor=st.none() | _text,
     host=st.none() | _text,
 )
+
+
+def test_no_field_of_a_result_is_left_out_of_its_forms() -> None:
+    """Each field reads back from `result.toml` and from the line of history; when it was recorded is of the line."""
+    result = filled(Result, outcome=State.FAILED)
+    assert parse_history_line(render_history(result)) == result
+    assert parse_result(render_result(result)) == replace(result, recorded_at_ns=None)
 
 
 @settings(max_examples=100)

@@ -12,6 +12,7 @@ import pytest
 
 from spool.core.model import ArrayTask, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State
 from spool.core.names import EXECUTORS
+from spool.core.units import format_duration
 from spool.formats import config, jobfile, keys, schema, slurm, toml
 from spool.formats.jobfile import FORMAT
 from spool.formats.keys import REQUIRED, KeyTable
@@ -97,7 +98,7 @@ def _stated(format_: Format, table: KeyTable) -> dict[str, Any]:
 def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     """To state the default of a key, as the pages have it, is to leave the key out."""
     stated = _stated(config.FORMAT, config.CONFIG)
-    assert stated["look_every"] == "5s"
+    assert stated["look_every"] == format_duration(config.Config().look_every_ns)
     assert config.parse(toml.write(stated)) == config.Config()
     short = {"command": "x", "notify": {"to": "me"}, "retry": {}}
     notify = {**_stated(FORMAT, keys.NOTIFY), "to": "me"}

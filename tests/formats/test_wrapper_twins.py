@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from spool.executors import compiled
 from spool.formats.wrapper import Assignments, render
 from wrapper_runs import COMPILED, NOBODY, compiled_wrapper, kill_session, poor_directory, surroundings, words_of
 
@@ -25,6 +26,7 @@ HOME = {"HOME": "/tmp", "USER": "me", "LANG": "C.UTF-8", "PATH": "/usr/local/bin
 # Of the programs that it names none is looked for: the PATH is one of the cases.
 SHOW = "umask; /usr/bin/tr '\\0' '\\n' < /proc/self/environ | /usr/bin/sort; pwd; ulimit -n; "
 SHOW += "/bin/ls -l /proc/self/fd | /bin/sed 's/.* //; s/[0-9]//g'; /bin/grep 'Sig[^Q]' /proc/self/status; "
+SHOW += "/usr/bin/cut -d ' ' -f 19,41 /proc/self/stat; /bin/cat /proc/self/limits /proc/self/oom_score_adj; "
 SHOW += "echo err >&2; /bin/cat"
 
 
@@ -224,6 +226,23 @@ PLAIN |= {"command": SHOW, "workdir": "ROOT", "environment": {}, "umask": 0o022,
 def test_both_leave_the_same_behind(place: Path, case: dict[str, Any]) -> None:
     """Exit code, records, outputs, their modes, and all that the command can see of its own beginning."""
     same_by_both(place, lambda root: furnished(root, case), HOME | case["given"])
+
+
+# The assignments that no case above varies.
+AS_AN_EPILOG = {"shell", "init", "prolog", "prep", "end"}  # the program leaves a script with one of them to a shell
+OF_EACH_CASE = {"metadir", "surroundings"}
+NOT_HERE = {"cgroup"}  # only root may enter one
+
+
+def test_every_assignment_is_known_to_both_and_is_compared() -> None:
+    """A line that one of them does not know would send each run the slow way, and nothing would tell."""
+    preset, _, _ = Path(compiled.SCRIPT).read_text(encoding="utf-8").partition("# --- assignments ---\n")
+    by_shell = set(re.findall(r"\bspool_([a-z_]+)='", preset))
+    source = Path(compiled.SOURCE).read_text(encoding="utf-8").partition("static int assign(")[2].partition("\n}\n")[0]
+    by_program = set(re.findall(r'(?:[{]|same[(]name, )"(\w+)"', source))
+    assert by_program == by_shell - {"odd"}  # a name that not every shell can export is a shell's business
+    known = {*PLAIN, *AS_AN_EPILOG, *OF_EACH_CASE, *NOT_HERE}
+    assert set(Assignments.__struct_fields__) <= known
 
 
 def script_of(root: Path) -> bytes:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from filled import filled
 from spool.client.submit import make_spool
-from spool.core.model import Result, State
+from spool.core.model import Result, Spec, State
 from spool.formats import jobfile
 from spool.formats.history import render_result
 from spool.formats.run_records import ArrayRecord, render_array
+from spool.formats.state import JobView
 from spool.query.details import job_details
-from spool.query.jobs import JobFilter, JobLister, list_jobs
+from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs, of_spec, row_of_result, row_of_view
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
@@ -89,3 +91,27 @@ def test_an_array_whose_end_is_recorded_has_ended_wherever_its_file_is(root: Pat
     (row,) = list_jobs(Spool(str(root)), JobFilter(names=("sweep",))).rows
     assert (row.state, row.reason, row.ended_at_ns, row.array) == (State.FAILED, result.reason, 3, True)
     assert job_details(Spool(str(root)), "sweep").runs[0].state is State.FAILED
+
+
+_OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent")
+_OF_AN_END = ("ended_at_ns", "exit_code")
+# For each source of rows, the fields that it does not know, or that its caller adds.
+LEFT_OUT = {
+    "view": {*_OF_AN_END, "place", "progress"},
+    "result": {"priority", "suspended_at_ns", "place", "progress", "array"},  # neither a result nor its line has them
+    "file": {*_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "place", "progress", "array"},
+}
+
+
+@pytest.mark.parametrize("source", LEFT_OUT)
+def test_each_source_of_rows_fills_each_field(source: str) -> None:
+    """What a row has of a job that waits or runs, it has of one that has ended or that no dispatcher looks at."""
+    state = State.FAILED
+    row = {
+        "view": lambda: row_of_view("x", state, filled(JobView)),
+        "result": lambda: row_of_result(filled(Result)),
+        "file": lambda: JobRow("x", state, **of_spec(filled(Spec)) or {}),
+    }[source]()
+    empty = JobRow("", State.INVALID)
+    same = {name for name in JobRow.__struct_fields__ if getattr(row, name) == getattr(empty, name)}
+    assert same - {"name", "state"} == LEFT_OUT[source]

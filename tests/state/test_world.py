@@ -59,6 +59,34 @@ def test_utilisation_makes_no_other_decision(world: MachineMonitor) -> None:
     assert world.what_counts(replace(MACHINE, gpus=(idle,))) == world.what_counts(replace(MACHINE, gpus=(busy,)))
 
 
+# Whether another value of a field alone makes another decision, and so another plan.
+OF_THE_MACHINE = {
+    "cpus": True, "memory_bytes": True, "memory_available_bytes": False, "gpus": True, "gpu_problem": True,
+    "disk_free_bytes": False, "refusal": True, "resources": True, "most_runs": True,
+}  # fmt: skip
+OF_A_GPU = {
+    "uuid": True, "index": True, "name": True, "memory_total_bytes": True, "memory_free_bytes": True, "foreign": True,
+    "problem": True, "taken_bytes": True, "mig": True, "utilisation_percent": False,
+    "memory_utilisation_percent": False, "work": False,
+}  # fmt: skip
+
+
+def test_each_fact_of_the_machine_is_said_to_count_or_not(world: MachineMonitor) -> None:
+    """A number that changes all the time makes no new plan with every look: each field is in a table above."""
+    gpu = Gpu("GPU-a", 0, "H100", GIB, GIB)
+    before = replace(MACHINE, gpus=(gpu,))
+
+    def counts(after: Machine) -> bool:
+        return world.what_counts(before) != world.what_counts(after)
+
+    assert {
+        name: counts(replace(before, **{name: 77 * GIB})) for name in Machine.__struct_fields__ if name != "gpus"
+    } == {name: counted for name, counted in OF_THE_MACHINE.items() if name != "gpus"}
+    assert {
+        name: counts(replace(before, gpus=(replace(gpu, **{name: 77 * GIB}),))) for name in Gpu.__struct_fields__
+    } == OF_A_GPU
+
+
 # Starts on GPUs. A spool whose answers stay good for an hour, so that what is asked again is asked for a start.
 
 

@@ -9,13 +9,13 @@ from spool.core.arrays import array_of
 from spool.core.dependencies import CANCELLED_BY, names_in
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, QUEUED, RUNNING
-from spool.core.model import State
+from spool.core.model import OUTCOMES, State
 from spool.core.names import natural
 from spool.core.queue import HIGHEST_PRIORITY
 from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
 from spool.store.spool import Spool
 
-UNSUCCESSFUL = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.UNSCHEDULABLE, State.LOST})
+UNSUCCESSFUL = OUTCOMES - {State.FINISHED, State.CANCELLED}
 """Outcomes of jobs that were not cancelled and did not finish."""
 
 _MANY = 1000  # ended jobs to search for the last one submitted
