@@ -541,7 +541,7 @@ class Dispatcher:
     # Ends.
 
     def _collect_ended(self) -> bool:
-        """Take in the runs that are over; return whether there are any."""
+        """Collect the runs that are over; return whether there are any."""
         ended = self.supervisor.collect()
         if self.executors.turned():
             self.launcher.ask_executors_again()
