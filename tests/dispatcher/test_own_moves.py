@@ -183,8 +183,11 @@ def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> N
     assert b'"3"' in copies["c"]
 
 
-def test_a_start_and_an_end_take_one_plan_each(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the dispatcher does by its own plan, and the paperwork of a run that has left its room, make no other."""
+@pytest.mark.parametrize("another", [True, False], ids=["a job waits", "no job waits"])
+def test_a_start_and_an_end_take_one_plan_each(
+    session: Session, monkeypatch: pytest.MonkeyPatch, *, another: bool
+) -> None:
+    """Own moves and paperwork make no other plan, and an end that no job waits for makes none."""
     plans: list[int] = []
     really = planner.decide
 
@@ -196,11 +199,13 @@ def test_a_start_and_an_end_take_one_plan_each(session: Session, monkeypatch: py
     monkeypatch.setattr(planner.Planner, "foreseen", lambda self, *, paused: None)
     monkeypatch.setattr(loop, "is_on_its_way", lambda _: True)  # as a child is
     session.users.submit("x", "ok")
+    if another:
+        session.users.submit("large", "ok", "cpus = 99999")
     hear(session)
     session.turns(5)
     session.settle()
     assert ends_of(session.world).places["x"] == (DONE,)
-    assert len(plans) == 2
+    assert len(plans) == 1 + another
 
 
 def test_who_depends_on_a_run_starts_with_its_end(session: Session) -> None:

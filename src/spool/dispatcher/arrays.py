@@ -128,8 +128,8 @@ class Arrays:
             more = self._issue_some(array, until_ns, now_ns)
         if self._each(array.unknown, until_ns, lambda name: self._recount(array, name)):
             return True
-        if array.name in self._context.changes.arrays:  # the place of its file, and its meaning, are not known yet
-            return more
+        if array.name in self._context.changes.arrays.names:
+            return more  # the place of its file, and its meaning, are not known yet
         if array.over and not more and (array.result is not None or not self._reopened(array)):
             self._conclude(array, now_ns)
             return True

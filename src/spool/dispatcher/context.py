@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct, field
 
@@ -53,13 +53,6 @@ class WorkQueue:
     def done(self, name: str) -> None:
         """Remove *name*, which was processed."""
         self.names.pop(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the present names; later ones wait for the next iteration."""
-        return iter(list(self.names))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.names
 
 
 class Changes(Struct, frozen=True):

@@ -51,10 +51,10 @@ class FileMoves:
     def see(self) -> None:
         """Process all changes that the look has found since the last call; failures are tried again by a later call."""
         self._see_moves()
-        for name in self._changes.strays:
+        for name in list(self._changes.strays.names):
             if self._try("take in", name, self._see_stray):
                 self._changes.strays.done(name)
-        for name in self._changes.vanished:
+        for name in list(self._changes.vanished.names):
             if self._try("end", name, self._see_vanished):
                 self._changes.vanished.done(name)
         for name in list(self.called_off):

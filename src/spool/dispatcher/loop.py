@@ -528,32 +528,37 @@ class Dispatcher:
             self.supervisor.watch(live)
             self.supervisor.suspect(live)
             return
-        self.gpu_use.watch_run(live)
         self.wakeup.watch_run(live)
         self.supervisor.watch(live)
         self.limits.add(live)
         self.monitor.watch_run(live)
         if live.adopted:
+            self.gpu_use.watch_run(live)
             self.supervisor.suspect(live)
             self.context.changes.runs.add(live.name)
-        self.stops.resume(live)
+            self.stops.resume(live)
 
     # Ends.
 
     def _collect_ended(self) -> bool:
         """Collect the runs that are over; return whether there are any."""
         ended = self.supervisor.collect()
+        if self.executors.engines:
+            self._hear_of_engines()
+        if ended:
+            self.planner.shortage.ended(ended, self.clock())
+            self._unfiled += ended
+            self._busy = True
+        return self._busy
+
+    def _hear_of_engines(self) -> None:
+        """Take in what the engines of runs elsewhere have told."""
         if self.executors.turned():
             self.launcher.ask_executors_again()
         for live in self.supervisor.begun():
             self.limits.add(live)
         if self.supervisor.heard():
             self.status.changed()
-        if ended:
-            self.planner.shortage.ended(ended, self.clock())
-            self._unfiled += ended
-            self._busy = True
-        return self._busy
 
     def _file(self) -> None:
         """Do the paperwork of ended runs; work that an error leaves unfinished is done by a later call."""

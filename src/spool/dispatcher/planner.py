@@ -113,6 +113,10 @@ class Planner:
             and not (self._waits_for_gpus and self._world.gpus_are_new)
         ):
             return None
+        if plan is not None and not self._state.queue and plan.holding == Holding():
+            self._decided, self._waits_for_gpus = self._made_of, []
+            self._timer.set(None)
+            return None  # nothing waits, so there is nothing to decide
         foreseen = self._foreseen
         if foreseen is not None and foreseen.has_come(self._state, others, plan, now_ns):
             self.plan = foreseen.plan
@@ -167,7 +171,7 @@ class Planner:
     def _imagined(self, *, paused: bool) -> ForeseenPlan | None:
         state, now_ns = self._state, self._context.clock()
         oldest = next((run for run in state.runs.values() if run.elsewhere is None), None)
-        if oldest is None or self.plan is None or self.machine is None:
+        if oldest is None or self.plan is None or self.machine is None or not state.queue:
             return None
         if not state.queue.is_simple or len(state.held) > _FEW_HELD:
             return None  # it would cost more than it saves

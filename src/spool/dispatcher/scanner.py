@@ -212,7 +212,7 @@ class Scanner:
                 self.examine(place, name)
         self._texts.say_again()
         for name, since in list(self._vanished.items()):
-            if since + FORGET_NS <= now_ns and name not in self._changes.vanished:
+            if since + FORGET_NS <= now_ns and name not in self._changes.vanished.names:
                 del self._vanished[name]
                 self.forget_place(name)
         times = [when for when, _ in self._recheck.values()]

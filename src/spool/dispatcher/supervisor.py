@@ -103,14 +103,16 @@ class Supervisor:
         if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
             self.suspects |= {run.key for run in self._executors.local.reap()}
         self._take_ended(self._wakeup.ended_runs())
-        with self._confinement.service("ask", "the engines of runs elsewhere"):
-            self.suspects |= {run.key for run in self._executors.work()}
+        if self._executors.engines:
+            with self._confinement.service("ask", "the engines of runs elsewhere"):
+                self.suspects |= {run.key for run in self._executors.work()}
         if now >= self._poll_at_ns:
             self.suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
         gone: list[ActiveRun] = []
-        with self._confinement.service("look at", "the processes of runs that are stopped"):
-            gone = self._terminator.tick()
+        if self._terminator.runs:
+            with self._confinement.service("look at", "the processes of runs that are stopped"):
+                gone = self._terminator.tick()
         for live in gone:
             self._terminator.forget(live)
             self._nothing_left(live)
@@ -589,8 +591,8 @@ class GpuUseRecorder:
         self._written_ns: dict[tuple[str, int], int] = {}  # monotonic: when the record of each run was written
 
     def watch_run(self, live: ActiveRun) -> None:
-        """Read the sums of a run that an earlier dispatcher has recorded."""
-        if not live.adopted or not live.grant.gpu_uuids:
+        """Read the sums of a run that an earlier dispatcher has begun."""
+        if not live.grant.gpu_uuids:
             return
         with self._context.confinement.of(Thing.of_run(live.key), _READ_GPUS):
             watch = self._context.spool.gpu_watch(live.name, live.run)

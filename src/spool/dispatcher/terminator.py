@@ -207,7 +207,8 @@ class Terminator:
 
     def forget(self, live: ActiveRun) -> None:
         """Drop a run that is over."""
-        self.runs.pop(live.key, None)  # the next tick sets the timer: only once for a thousand ends
+        if self.runs.pop(live.key, None) is not None and not self.runs:
+            self._timer.set(None)  # else the next tick sets it: only once for a thousand ends
 
     def __contains__(self, live: ActiveRun) -> bool:
         return live.key in self.runs
@@ -284,7 +285,7 @@ class Suspender:
 
     def work(self) -> None:
         """Process the requests of users, and the runs that are not suspended or continued completely yet."""
-        for name in self._changes.suspensions:
+        for name in list(self._changes.suspensions.names):
             job = self._state.jobs.get(name)
             live = job.live if job is not None else None
             thing = Thing.of_run(live.key) if live is not None else Thing.of_job(name)
