@@ -20,7 +20,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
 from spool.core.phases import ACTIVE
-from spool.dispatcher import launcher, recovery, supervisor
+from spool.dispatcher import launcher, limits, recovery
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
@@ -186,7 +186,7 @@ def test_the_time_limit_of_a_run_elsewhere_is_kept_here(session: Session, monkey
     for minutes in (9, 10):
         assert run.asked == ["USR1"] * (minutes - 9)
         at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
-        monkeypatch.setattr(supervisor, "boot_clock", lambda at_ns=at_ns: at_ns)
+        monkeypatch.setattr(limits, "boot_clock", lambda at_ns=at_ns: at_ns)
         session.turns(1)
     session.settle()
     assert run.asked == ["USR1", "TERM"]
@@ -375,7 +375,7 @@ def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
         live = now(session).state.live["x", 1]
     for minutes, asked in ((3, []), (5, ["TERM"])):
         at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
-        monkeypatch.setattr(supervisor, "boot_clock", lambda at_ns=at_ns: at_ns)
+        monkeypatch.setattr(limits, "boot_clock", lambda at_ns=at_ns: at_ns)
         session.turns(2)
         assert run.asked == asked
     session.settle()
@@ -400,7 +400,7 @@ def test_a_job_that_has_begun_in_time_may_run_for_as_long_as_it_likes(
 ) -> None:
     """A scheduling timeout ends with the start."""
     run, live = running(session, "x", 'scheduling_timeout = "10m"')
-    monkeypatch.setattr(supervisor, "boot_clock", lambda: live.started_boot_ns + 3600 * SECOND_NS)
+    monkeypatch.setattr(limits, "boot_clock", lambda: live.started_boot_ns + 3600 * SECOND_NS)
     session.turns(2)
     assert run.asked == []
 

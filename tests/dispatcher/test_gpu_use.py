@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from crash.world import Session, world_at
 from spool.core import layout
 from spool.core.model import SECOND_NS, GpuWork, Machine, Notify, StopKind
-from spool.dispatcher.supervisor import GpuUseRecorder
+from spool.dispatcher.limits import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
 from spool.testing.builders import a_gpu, a_machine

@@ -20,11 +20,11 @@ from crash.world import Session, history, world_at
 from spool.core import layout
 from spool.core.layout import RUNNING
 from spool.core.model import Gpu, Grant, Machine, Result, Spec, Stop, StopKind
-from spool.dispatcher import filemoves, scanner, supervisor, timers
+from spool.dispatcher import filemoves, limits, scanner, timers
 from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.limits import LimitEnforcer
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.timers import Timer, Timers
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses, LocalRun
@@ -399,7 +399,7 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
     used = iter((0, 10_000_000, 10_000_000, 110_000_000))
     clocks = SimpleNamespace(thread_time_ns=lambda: next(used), monotonic_ns=lambda: 0)
     monkeypatch.setattr(timers, "time", clocks)
-    monkeypatch.setattr(supervisor, "boot_clock", lambda: 0)
+    monkeypatch.setattr(limits, "boot_clock", lambda: 0)
     waits = []
     for _ in range(2):
         watched.check(50)

@@ -19,7 +19,7 @@ from spool.core.backfill import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.scheduler import Plan
-from spool.dispatcher import filemoves, inotify, supervisor
+from spool.dispatcher import filemoves, inotify, limits
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.journal import all_lines
 from spool.dispatcher.loop import Dispatcher
@@ -268,7 +268,7 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
 
 def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a look finds no process there is no peak, rather than one of 0."""
-    monkeypatch.setattr(supervisor, "MEMORY_EVERY_NS", 0)
+    monkeypatch.setattr(limits, "MEMORY_EVERY_NS", 0)
     session.users.submit("short", "ok", 'memory = "1M"')
     session.settle()
     assert [result.peak_memory_bytes for result in history(session.world.root)] == [None]

@@ -12,8 +12,8 @@ from spool.core.model import SECOND_NS, State, Stop, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.finalizer import Finalizer
+from spool.dispatcher.limits import LimitEnforcer
 from spool.dispatcher.scanner import Scanner
-from spool.dispatcher.supervisor import LimitEnforcer
 from spool.dispatcher.terminator import StopOrders
 from spool.formats import journal
 from spool.state.run import ActiveRun

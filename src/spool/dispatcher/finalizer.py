@@ -19,10 +19,10 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import continued
 from spool.core.model import Jid, Result, Spec, State, StopKind
 from spool.core.phases import Ended, Filed, Recorded, Void
+from spool.dispatcher.conclusions import COULD_NOT_START
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.scanner import Scanner
-from spool.dispatcher.supervisor import COULD_NOT_START
 from spool.formats import journal, run_records
 from spool.formats.freetext import one_line
 from spool.formats.history import render_history, render_result

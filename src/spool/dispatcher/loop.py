@@ -30,6 +30,7 @@ from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.journal import Journal, all_lines
 from spool.dispatcher.launcher import Launcher, is_on_its_way
+from spool.dispatcher.limits import GpuUseRecorder, LimitEnforcer
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.observer import Observer, Pause
 from spool.dispatcher.planner import Planner
@@ -37,7 +38,7 @@ from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.supervisor import GpuUseRecorder, LimitEnforcer, Supervisor
+from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, StopOrders, Suspender, Terminator
 from spool.dispatcher.timers import Part, Timers
 from spool.dispatcher.wakeup import Wakeup
