@@ -11,7 +11,6 @@ import errno
 import os
 import stat
 import time
-from functools import cache
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -596,9 +595,17 @@ def _renamed(old: str, new: str, flags: int) -> bool:
     raise OSError(error, os.strerror(error), new if of_new else old)
 
 
-@cache
+_renameat2s: list[Callable[[int, bytes, int, bytes, int], int] | None] = []  # functools would slow each submission
+
+
 def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
     """Return renameat2(2), which the standard library lacks; None if the C library lacks it, too."""
+    if not _renameat2s:
+        _renameat2s.append(_look_for_renameat2())
+    return _renameat2s[0]
+
+
+def _look_for_renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
     import ctypes  # imported here: a submission renames nothing
 
     try:
