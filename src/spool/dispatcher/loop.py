@@ -553,7 +553,7 @@ class Dispatcher:
         return self._busy
 
     def _hear_of_engines(self) -> None:
-        """Take in what the engines of runs elsewhere have told."""
+        """Ask again the executors that have changed, and time the runs that have begun elsewhere."""
         if self.executors.turned():
             self.launcher.ask_executors_again()
         for live in self.supervisor.begun():
