@@ -802,7 +802,7 @@ def _pages() -> list[Path]:
 
 
 def test_the_end_of_a_run_states_each_field_of_its_result() -> None:
-    """What a record of an end can hold, the modules that make one state: a field left out would be empty in every list."""
+    """Each field of a result is stated where results are made: one left out would be empty in every list."""
     makers = [module for module in modules() if module.path in ("dispatcher/finalizer.py", "core/lifecycle.py")]
     calls = [node for module in makers for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
     stated = {word.arg for call in calls if _called(call) in ("Result", "replace") for word in call.keywords}
