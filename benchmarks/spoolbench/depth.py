@@ -70,8 +70,8 @@ dispatcher.turn()
 for everything in (False, True):
     times = []
     for _ in range(int(sys.argv[2])):
-        dispatcher.watcher._hints.append(("queued", "notes.txt~"))
-        dispatcher.watcher._lost = everything
+        dispatcher.watcher.hints.append(("queued", "notes.txt~"))
+        dispatcher.watcher.lost = everything
         begun = time.perf_counter()
         dispatcher.turn()
         times.append((time.perf_counter() - begun) * 1e3)
