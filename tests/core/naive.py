@@ -36,6 +36,11 @@ class Job:
         return self.user, re.sub(r"[-_.:+0-9]*[0-9]$", "", self.name), self.cpus
 
     @property
+    def equal(self) -> tuple[object, ...]:
+        """Return what it shares with its equals: a name matters only where the run time is learnt by it."""
+        return (*self.like, None) if self.limit is None else (self.user, self.cpus, self.limit)
+
+    @property
     def lasts(self) -> int:
         """Return how long it runs until it ends, or is stopped at its limit."""
         return self.runs if self.limit is None else min(self.runs, self.limit)
@@ -90,8 +95,8 @@ class Naive:
                 self.guessed[job.name] = self.guess(job)
             elif self.rule == "fifo":
                 break
-            elif protected is None and (job.like, job.limit) not in tried and len(tried) < 3:
-                tried.add((job.like, job.limit))
+            elif protected is None and job.equal not in tried and len(tried) < 3:
+                tried.add(job.equal)
                 at, room, guessed = self.foretell(job, free)
                 if not guessed or free / self.cpus * ((at - self.now) / S) <= self.budget(job):
                     protected, shadow, extra = (job, guessed), at, room - job.cpus
@@ -136,7 +141,7 @@ class Naive:
 
     def first_alike(self, job: Job, waiting: list[Job]) -> str:
         """Return which of the jobs that are equal to *job* came first."""
-        alike = [each for each in waiting if (each.like, each.limit) == (job.like, job.limit)]
+        alike = [each for each in waiting if each.equal == job.equal]
         return min(alike, key=lambda each: (each.at, each.name)).name
 
     def is_passed(self, job: Job) -> bool:

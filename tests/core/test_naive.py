@@ -49,6 +49,23 @@ def test_every_start_is_that_of_the_rules(rule, drawn, stems):
     assert planned(jobs, 8, rule) == Naive(jobs, 8, rule).run()
 
 
+@pytest.mark.parametrize(("rule", "other"), [("spool", ("x2", "alice")), ("easy", ("w2", "bob"))])
+def test_of_equal_jobs_one_is_tried_for_protection(rule, other):
+    """Jobs that state the same limit are equal whatever their names, and not equal if they are of two users."""
+    jobs = [
+        Job("guessed", "alice", 1, NOW, HOUR),
+        Job("short", "alice", 1, NOW, 100 * S, 100 * S),
+        Job("w1", "alice", 8, NOW + S, S, 60 * S),
+        Job(*other, 8, NOW + S, S, 60 * S),
+        Job("w3", "alice", 8, NOW + S, S, 120 * S),
+        Job("next", "alice", 7, NOW + 2 * S, S, 600 * S),  # the third kind, or the fourth: one too many
+        Job("late", "alice", 1, NOW + 3 * S, HOUR, HOUR),
+    ]
+    starts = planned(jobs, 8, rule)
+    assert starts["late"] == (NOW + 101 * S if rule == "spool" else NOW + 3 * S)
+    assert starts == Naive(jobs, 8, rule).run()
+
+
 def trace(seed: int, part: float, number: int) -> list[Job]:
     """Return jobs of four users that keep 16 CPUs more than busy for days; *part* of them state a limit."""
     dice = random.Random(seed)

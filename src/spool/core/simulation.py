@@ -156,13 +156,9 @@ class Simulation:
             yield self._outcome(name, None, None, State.QUEUED, NOTHING)
 
     def _waiting(self, new: SimulatedJob) -> Waiting:
-        spec = new.spec
-        user = new.user
-        if not self._reservations and not self._quotas:  # shapes that no rule needs are merged
-            if self._policy.strict_order:
-                spec, user = replace(spec, time_limit_ns=None), ""
-            elif self._policy.order == ARRIVAL and spec.time_limit_ns is not None:
-                user = ""
+        spec, user = new.spec, new.user
+        if self._policy.strict_order and not self._reservations and not self._quotas:
+            spec, user = replace(spec, time_limit_ns=None), ""  # shapes that no rule needs are merged
         return Waiting(new.name, spec, user, new.submit_at_ns, clock_at_ns=new.submit_at_ns)
 
     def _lasts_ns(self, name: str) -> int:
