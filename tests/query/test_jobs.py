@@ -9,12 +9,13 @@ import pytest
 
 from filled import filled
 from spool.client.submit import make_spool
-from spool.core.model import Result, Spec, State
+from spool.core.model import SECOND_NS, Result, Spec, State
 from spool.formats import jobfile
-from spool.formats.history import render_result
+from spool.formats.history import render_history, render_result
 from spool.formats.run_records import ArrayRecord, render_array
 from spool.formats.state import JobView
 from spool.query.details import job_details
+from spool.query.explain import why
 from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs, of_spec, row_of_result, row_of_view
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
@@ -91,6 +92,15 @@ def test_an_array_whose_end_is_recorded_has_ended_wherever_its_file_is(root: Pat
     (row,) = list_jobs(Spool(str(root)), JobFilter(names=("sweep",))).rows
     assert (row.state, row.reason, row.ended_at_ns, row.array) == (State.FAILED, result.reason, 3, True)
     assert job_details(Spool(str(root)), "sweep").runs[0].state is State.FAILED
+
+
+def test_an_array_that_is_held_has_no_run_time(root: Path) -> None:
+    """The run times of an earlier job of its name say nothing of its tasks: neither `why` nor `show` takes them."""
+    ended = Result("a", 1, 1, State.FINISHED, "", 1, 2, 3 * SECOND_NS, exit_code=0, user="root")
+    (root / "history.jsonl").write_bytes(render_history(ended))
+    (root / "held" / "a.toml").write_text('command = "true"\narray = "0-2"\n')
+    spool = Spool(str(root))
+    assert (why(spool, "a").expected_run_ns, job_details(spool, "a").expected_run_ns) == (None, None)
 
 
 _OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent")

@@ -38,7 +38,7 @@ class Explanation(Struct, frozen=True):
     start_at_ns: int | None  # if every run ends when expected; None: unknown
     must_end: tuple[str, ...]  # runs that must end first
     start_is_guess: bool  # the start rests on a guessed run time
-    expected_run_ns: int | None  # None: the job is held, or cannot be read
+    expected_run_ns: int | None  # None: the job is an array, or cannot be read
     expected: str  # … in words, with its source
     score: float | None
     standing: str  # the numbers behind its place in the order
@@ -89,7 +89,7 @@ def why(spool: Spool, name: str) -> Explanation:
     ahead = next((at for at, (other, _) in enumerate(order) if other is job), 0)
     standing = next((standing for other, standing in order if other is job), None)
     first = order[0] if ahead else None
-    run_time = seen.view.past.run_times.of_job(job) if job is not None else None
+    run_time = seen.view.past.run_times.of_job(job) if job is not None and not job.spec.is_array else None
     return Explanation(
         name=name,
         place=HELD if HELD in places and QUEUED not in places else QUEUED,
