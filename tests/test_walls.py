@@ -34,8 +34,8 @@ def test_leaves_a_daemon():
 
 
 def wait_for_sleep(seconds):
-    while not any(b"\\0sleep\\0" in b"\\0" + command and seconds in command for command in commands()):
-        pass  # until it is the program that it becomes: before, it has no command of its own to be named by
+    while not any(command == b"sleep\\0" + seconds + b"\\0" for command in commands()):
+        pass  # until it is the program that it becomes, and setsid no more: while it changes it has no environment
 
 
 def commands():
