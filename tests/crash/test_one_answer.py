@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from spool.cli.ls import FIELDS
 from spool.cli.publicjson import plain
 from spool.core import layout
 from spool.core.arrays import array_of
-from spool.core.errors import SpoolError
+from spool.core.errors import InvalidRecord, SpoolError
 from spool.core.layout import DONE, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
 from spool.dispatcher import filemoves, launcher, recovery
@@ -215,8 +216,9 @@ def _accounted(world: World, spool: Spool, rows: dict[str, list[JobRow]]) -> Non
     """Assert that what has ended did so as the history says."""
     newest: dict[str, Result] = {}
     for line in spool.history():
-        result = parse_history_line(line)
-        newest.setdefault(result.job, result)
+        with suppress(InvalidRecord):  # a kill cut it off: its run has another line
+            result = parse_history_line(line)
+            newest.setdefault(result.job, result)
     for name, found in rows.items():
         row = found[0]
         if row.state.ended and row.place == DONE and name in newest and not row.array and row.run == newest[name].run:
