@@ -550,7 +550,7 @@ class Dispatcher:
             self.planner.shortage.ended(ended, self.clock())
             self._unfiled += ended
             self._busy = True
-        return self._busy
+        return bool(ended)
 
     def _hear_of_engines(self) -> None:
         """Ask again the executors that have changed, and time the runs that have begun elsewhere."""

@@ -86,11 +86,11 @@ class Supervisor:
 
     def _take_ended(self, keys: set[tuple[str, int]]) -> None:
         """Look at runs whose wrappers have ended; all are recorded before the leftovers of the first are sought."""
+        self.suspects |= keys  # first: nothing else tells of them
         for key in keys:
             live = self._state.live.get(key)
             if live is not None and live.handle is not None:
                 live.handle.has_ended()
-        self.suspects |= keys
 
     def begun(self) -> list[ActiveRun]:
         """Return the runs that have begun elsewhere since the last call: their time limits count from then."""
