@@ -1,0 +1,184 @@
+"""The messages between the dispatchers of a shared machine and its arbiter (FORMAT 17).
+
+One datagram of a SOCK_SEQPACKET socket is a JSON array of messages, each an array that begins with its word. The kernel
+says who speaks, so no message names a user, and none names a job: a lease is for a request. Everything is bounded here,
+before any other code sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import DecodeError, Meta, Struct, json
+
+from spool.core.model import Request
+
+VERSION = 1
+MOST_BYTES = 60_000  # of one datagram
+MOST_MESSAGES = 256  # of one datagram
+MOST_ASKS = 256  # open asks of one user
+MOST_LEASES = 4096  # of one user
+MOST_HOLDS = 1000  # of one hello; `more` announces another one
+_MOST_POOLS = 16
+_TEXT_BYTES = 500
+
+_Word = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+\Z")]
+_Label = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
+_Text = Annotated[str, Meta(max_length=_TEXT_BYTES)]
+_Count = Annotated[int, Meta(ge=0, le=1 << 20)]
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
+_Number = Annotated[int, Meta(ge=0, le=1 << 53)]
+_Pid = Annotated[int, Meta(ge=0, le=1 << 22)]
+_Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=_MOST_POOLS)]
+
+
+class Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A message: its word, then its fields."""
+
+
+class Demand(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What a start needs of the machine; leases and asks with equal demands are interchangeable.
+
+    0 is "not requested" of memory, GPU memory and the time limit; "" is any GPU type.
+    """
+
+    cpus: _Count
+    memory_bytes: _Bytes = 0
+    gpus: _Count = 0
+    gpu_memory_bytes: _Bytes = 0
+    gpu_type: _Label = ""
+    resources: _Pools = ()  # of the machine's pools, ordered by name
+    limit_ns: _Number = 0
+    like: Annotated[str, Meta(max_length=16, pattern=r"^[0-9a-f]*\Z")] = ""  # equal for jobs that last about as long
+
+    def request(self) -> Request:
+        """Return it as a request."""
+        return Request(
+            cpus=self.cpus,
+            memory_bytes=self.memory_bytes or None,
+            gpus=self.gpus,
+            gpu_memory_bytes=self.gpu_memory_bytes or None,
+            gpu_type=self.gpu_type or None,
+            resources=self.resources,
+        )
+
+
+class Hold(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A lease that a dispatcher has, and the wrapper that uses it; pid 0 while that is unknown."""
+
+    lease: _Number
+    pid: _Pid = 0
+    ticks: _Number = 0
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """The first message of a connection: the spool, and every lease that it has. Its other leases are over.
+
+    *spool* is a hash of its path. With *more*, another one follows, and only the last one ends leases.
+    """
+
+    version: _Number
+    spool: _Word
+    holds: Annotated[tuple[Hold, ...], Meta(max_length=MOST_HOLDS)] = ()
+    more: bool = False
+
+
+class Ask(Message, frozen=True, tag="ask"):
+    """A start wants a lease. *number* is new for each ask, and the answer repeats it."""
+
+    number: _Number
+    demand: Demand
+
+
+class Drop(Message, frozen=True, tag="drop"):
+    """An ask is withdrawn; a lease that was granted for it meanwhile is over."""
+
+    number: _Number
+
+
+class Begin(Message, frozen=True, tag="begin"):
+    """A lease is about to be used: it no longer lapses."""
+
+    lease: _Number
+
+
+class Began(Message, frozen=True, tag="began"):
+    """The wrapper that uses a lease: the proof of its use if the dispatcher is gone."""
+
+    lease: _Number
+    pid: _Pid
+    ticks: _Number  # its start, in clock ticks since boot
+
+
+class End(Message, frozen=True, tag="end"):
+    """A lease is over."""
+
+    lease: _Number
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """The answer to the last hello: the machine's totals, and the leases of the hello that do not exist."""
+
+    cpus: _Count
+    memory_bytes: _Bytes
+    pools: tuple[tuple[_Label, _Count, tuple[_Count, ...]], ...] = ()  # name, total, indices
+    unknown: tuple[_Number, ...] = ()
+
+
+class Granted(Message, frozen=True, tag="grant"):
+    """The answer to an ask. The lease must begin before that time on the clock since boot, or else it lapses."""
+
+    number: _Number
+    lease: _Number
+    begin_before_ns: _Number
+    gpu_uuids: tuple[str, ...] = ()
+    gpu_indices: tuple[_Count, ...] = ()
+    pool_indices: tuple[tuple[_Label, tuple[_Count, ...]], ...] = ()
+
+
+class Wait(Message, frozen=True, tag="wait"):
+    """The other answer to an ask: why it must wait. Sent again when the reason changes."""
+
+    number: _Number
+    reason: _Text
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """The arbiter does not serve this user, and closes the connection."""
+
+    reason: _Text
+
+
+Order = Hello | Ask | Drop | Begin | Began | End
+"""What a dispatcher says."""
+Reply = Welcome | Granted | Wait | Refused
+"""What the arbiter says."""
+
+_orders = json.Decoder(Annotated[list[Order], Meta(max_length=MOST_MESSAGES)])
+_replies = json.Decoder(list[Reply])
+_encoder = json.Encoder()
+
+
+class NotAMessage(ValueError):  # noqa: N818  (like the errors of core/errors.py)
+    """A datagram that does not parse."""
+
+
+def render(messages: list[Order] | list[Reply]) -> bytes:
+    """Return messages as one datagram."""
+    return _encoder.encode(messages)
+
+
+def read_orders(datagram: bytes) -> list[Order]:
+    """Return the messages of a dispatcher. Raises only NotAMessage."""
+    try:
+        return _orders.decode(datagram)
+    except (DecodeError, RecursionError) as error:
+        raise NotAMessage(str(error)) from None
+
+
+def read_replies(datagram: bytes) -> list[Reply]:
+    """Return the messages of the arbiter. Raises only NotAMessage."""
+    try:
+        return _replies.decode(datagram)
+    except (DecodeError, RecursionError) as error:
+        raise NotAMessage(str(error)) from None
