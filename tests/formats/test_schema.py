@@ -13,7 +13,7 @@ import pytest
 from spool.core.model import ArrayTask, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State
 from spool.core.names import EXECUTORS
 from spool.core.units import format_duration
-from spool.formats import config, jobfile, keys, schema, slurm, toml
+from spool.formats import config, jobfile, keys, machinefile, schema, slurm, toml
 from spool.formats.jobfile import FORMAT
 from spool.formats.keys import REQUIRED, KeyTable
 from spool.formats.validation import Format
@@ -100,6 +100,8 @@ def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     stated = _stated(config.FORMAT, config.CONFIG)
     assert stated["look_every"] == format_duration(config.Config().look_every_ns)
     assert config.parse(toml.write(stated)) == config.Config()
+    machine = _stated(machinefile.FORMAT, machinefile.MACHINE)
+    assert machinefile.parse(toml.write(machine)) == machinefile.MachineConfig()
     short = {"command": "x", "notify": {"to": "me"}, "retry": {}}
     notify = {**_stated(FORMAT, keys.NOTIFY), "to": "me"}
     retry = _stated(FORMAT, keys.RETRY)

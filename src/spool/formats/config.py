@@ -1,7 +1,7 @@
 """The configuration of a spool: the table of its keys, their values, and the reader of `config.toml`.
 
 A new key is a row of the table, a field of `Config` (of `core.model.Policy` if decisions depend on it) with its
-default, and the code that uses it.
+default, and the code that uses it. What the configuration of a shared machine (`machinefile`) also says is `Capacity`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 # A row stays a row of a table.
 # fmt: off
 
-_QUOTA = KeyTable(
+QUOTA = KeyTable(
     "QuotaTable",
     "Limits for one user or one project. A key that is absent is taken from the defaults.",
     Key("max_running_jobs", "limit", 'Maximum running jobs, or "unlimited".'),
@@ -68,12 +68,12 @@ _QUOTA = KeyTable(
 _QUOTAS = KeyTable(
     "QuotasTable",
     "Limits on what users and projects use at once. A job must satisfy those of its user and of its project.",
-    Key("default_user", _QUOTA, "Limits for every user; a user's own table takes precedence.", default={},
+    Key("default_user", QUOTA, "Limits for every user; a user's own table takes precedence.", default={},
         field="policy.default_user_limits"),
-    Key("default_project", _QUOTA, "Limits for every project; a project's own table takes precedence.", default={},
+    Key("default_project", QUOTA, "Limits for every project; a project's own table takes precedence.", default={},
         field="policy.default_project_limits"),
-    Key("users", _QUOTA, "One table per user.", many="named", default={}, field="policy.user_limits"),
-    Key("projects", _QUOTA, "One table per project.", many="named", default={}, field="policy.project_limits"),
+    Key("users", QUOTA, "One table per user.", many="named", default={}, field="policy.user_limits"),
+    Key("projects", QUOTA, "One table per project.", many="named", default={}, field="policy.project_limits"),
 )
 
 _IGNORE = KeyTable(
@@ -157,7 +157,7 @@ CONFIG = KeyTable(
     Key("disk_floor", "size", "Start nothing while the spool's disk has less free space than this.",
         field="policy.disk_floor_bytes"),
     Key("resources", _RESOURCE,
-        "Other resources of the spool, under names that you choose: a number, `licence = 3`, or indices, `tpu = { "
+        "Other resources, under names that you choose: a number, `licence = 3`, or indices, `tpu = { "
         "indices = [0, 1] }`.", many="named", default={}),
     Key("max_running", "count", "Maximum number of jobs that run at once in the whole spool.", least=1,
         field="policy.max_running"),
@@ -274,14 +274,26 @@ class GcConfig(Struct, frozen=True):
     max_size_bytes: int | None = None
 
 
-class Config(Struct, frozen=True):
-    """The values of `config.toml`. A missing or empty file is `Config()`."""
+class Capacity(Struct, frozen=True):
+    """How much of the machine jobs may use, and who goes first."""
 
     policy: Policy = field(default_factory=Policy)
     cpus: int | None = None  # None: those of the machine
     memory_bytes: int | None = None  # None: that of the machine
     memory_reserve: Reserve = Reserve()
     resources: tuple[Pool, ...] = ()
+    gpu: GpuConfig = GpuConfig()
+
+    def memory_of(self, total_bytes: int) -> int:
+        """Return the memory for all jobs together on a machine with *total_bytes*."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        return max(0, total_bytes - self.memory_reserve.bytes_of(total_bytes))
+
+
+class Config(Capacity, frozen=True):
+    """The values of `config.toml`. A missing or empty file is `Config()`."""
+
     executor: str = "process"
     keep_session: bool = False
     wrapper: str = "auto"  # or "sh"
@@ -305,15 +317,8 @@ class Config(Struct, frozen=True):
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    gpu: GpuConfig = GpuConfig()
     gc: GcConfig = GcConfig()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
-
-    def memory_of(self, total_bytes: int) -> int:
-        """Return the memory for all jobs together on a machine with *total_bytes*."""
-        if self.memory_bytes is not None:
-            return self.memory_bytes
-        return max(0, total_bytes - self.memory_reserve.bytes_of(total_bytes))
 
 
 _GONE = {
@@ -327,28 +332,35 @@ def parse(data: bytes) -> Config:
     """Return the configuration in *data*. Raises only InvalidConfig, with every problem."""
     reading = FORMAT.read(data, WHAT)
     found = reading.found
-    config, policy = found[""], found["policy"]
-    if policy.get("half_life_ns") == 0:
-        why = "must be more than 0; to ignore all usage, set fair_share = false"
-        reading.problems.add(("half_life",), why)
-    config["resources"] = _resources(config.get("resources", {}), reading.problems)
+    config = capacity_of(reading)
     for at, rule in enumerate(config.get("notify", ())):
         if "to" not in rule:
             reading.problems.add(("notify", at), _NO_ADDRESS)
     FORMAT.judge(reading, data, WHAT)
-    for key in ("default_user_limits", "default_project_limits"):
-        policy[key] = Limits(**found[f"policy.{key}"])
-    for key in ("user_limits", "project_limits"):
-        policy[key] = {name: Limits(**limits) for name, limits in policy.get(key, {}).items()}
-    config["policy"] = Policy(**policy)
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
     config["slurm"] = SlurmConfig(**found["slurm"])
-    config["gpu"] = GpuConfig(**found["gpu"])
     config["gc"] = GcConfig(**found["gc"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
     return Config(**config, advice=advice)
+
+
+def capacity_of(reading: Reading) -> dict[str, Any]:
+    """Return the fields of the root that a file sets, those of `Capacity` complete, and add their problems."""
+    found = reading.found
+    root, policy = found[""], found["policy"]
+    if policy.get("half_life_ns") == 0:
+        why = "must be more than 0; to ignore all usage, set fair_share = false"
+        reading.problems.add(("half_life",), why)
+    for key in ("default_user_limits", "default_project_limits"):
+        policy[key] = Limits(**found[f"policy.{key}"])
+    for key in ("user_limits", "project_limits"):
+        policy[key] = {name: Limits(**limits) for name, limits in policy.get(key, {}).items()}
+    root["policy"] = Policy(**policy)
+    root["resources"] = _resources(root.get("resources", {}), reading.problems)
+    root["gpu"] = GpuConfig(**found["gpu"])
+    return root
 
 
 def _resources(tables: Mapping[str, dict[str, Any]], problems: Problems) -> tuple[Pool, ...]:
@@ -427,7 +439,8 @@ def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
     return listed
 
 
-def _accounts(listed: tuple[str, ...]) -> tuple[str, ...]:
+def accounts(listed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return users and groups as written, `alice` and `@lab`. Raises InvalidValue."""
     for account in words(listed):
         if _ACCOUNT.fullmatch(account) is None:
             raise InvalidValue(f'{toml.show(account)} is neither a user such as "alice" nor a group such as "@lab"')
@@ -483,7 +496,7 @@ _KINDS: Kinds = {
     "contacts": lambda key: Kind(dict[str, Names], read=_contacts),
     "addresses": lambda key: Kind(Names, read=_addresses),
     "events": lambda key: Kind(Names, read=_events),
-    "accounts": lambda key: Kind(tuple[str, ...], _accounts),
+    "accounts": lambda key: Kind(tuple[str, ...], accounts),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),

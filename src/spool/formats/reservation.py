@@ -10,7 +10,8 @@ from spool.core.errors import InvalidReservation, InvalidValue
 from spool.core.model import SECOND_NS, Reservation
 from spool.formats import toml
 from spool.formats.keys import REQUIRED, Key, KeyTable
-from spool.formats.validation import Format, Kind, Kinds
+from spool.formats.toml import Path
+from spool.formats.validation import Format, Kind, Kinds, Problems
 from spool.formats.values import KINDS, different, moment_or_delay
 
 _LATEST_NS = (1 << 63) - 1
@@ -18,12 +19,12 @@ _LATEST_NS = (1 << 63) - 1
 # A row stays a row of a table.
 # fmt: off
 
-_RESERVATION = KeyTable(
+RESERVATION = KeyTable(
     "ReservationFile",
     "A GPU reservation: `reservations/NAME.toml`. Delete the file to cancel it.",
     Key("user", "label", 'The user. "nobody" keeps the GPUs free for interactive use.'),
     Key("project", "label", "The project, instead of a user."),
-    Key("gpus", "GPUs", "How many GPUs, or which: a list of indices.", default=REQUIRED),
+    Key("gpus", "reserved GPUs", "How many GPUs, or which: a list of indices.", default=REQUIRED),
     Key("start", "moment or now", 'Start: a date and time, or "now", the time at which the file was written.',
         examples=["now", "2026-01-31T14:00:00+01:00"], default="now"),
     Key("duration", "duration", "Duration; set this or `end`."),
@@ -44,20 +45,29 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
     problems, document, found = reading.problems, reading.document, reading.found[""]
     if ("user" in document) == ("project" in document):
         problems.add(("user",), 'a reservation needs either a "user" or a "project"')
+    made = reservation_of({**found, "name": name, "created_at_ns": created_at_ns}, document, problems, ())
+    FORMAT.judge(reading, data, what)
+    return made
+
+
+def reservation_of(found: Mapping[str, Any], document: Mapping[str, Any], problems: Problems, at: Path) -> Reservation:
+    """Return the reservation of the fields *found* in *document*, the table at *at*; add what is wrong with its end.
+
+    Its name and `created_at_ns` are among the fields.
+    """
     if ("end" in document) == ("duration" in document):
-        problems.add(("duration",), 'a reservation needs either a "duration" or an "end"')
-    start = created_at_ns if found.get("start") is None else found["start"]
+        problems.add((*at, "duration"), 'a reservation needs either a "duration" or an "end"')
+    start = found["created_at_ns"] if found.get("start") is None else found["start"]
     end = found.get("end", start + 1)
     if end <= start:
-        problems.add(("end",), "is not after the start")
+        problems.add((*at, "end"), "is not after the start")
     elif "end" not in document:
         end = min(start + found.get("duration_ns", 1), _LATEST_NS)
         if end == start:
-            problems.add(("duration",), "must be more than 0")
-    FORMAT.judge(reading, data, what)
-    count, indices = found["gpus"]
+            problems.add((*at, "duration"), "must be more than 0")
+    count, indices = found.get("gpus", (None, ()))
     return Reservation(
-        name=name,
+        name=found["name"],
         user=found.get("user"),
         project=found.get("project"),
         start_at_ns=start,
@@ -65,7 +75,7 @@ def parse(data: bytes, *, name: str, created_at_ns: int) -> Reservation:
         gpu_count=count,
         gpu_indices=indices,
         comment=found.get("comment"),
-        created_at_ns=created_at_ns,
+        created_at_ns=found["created_at_ns"],
     )
 
 
@@ -111,10 +121,10 @@ def _moment(stated: object) -> int:
 
 
 _KINDS: Kinds = {
-    "GPUs": lambda key: Kind(int | list[int], _gpus),
+    "reserved GPUs": lambda key: Kind(int | list[int], _gpus),
     "moment": lambda key: Kind(Any, _moment),
     "moment or now": lambda key: Kind(Any, lambda stated: None if stated == "now" else _moment(stated)),
 }
 
-FORMAT = Format(_RESERVATION, {**KINDS, **_KINDS}, InvalidReservation)
+FORMAT = Format(RESERVATION, {**KINDS, **_KINDS}, InvalidReservation)
 """The reader of reservations."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from spool.formats import config, jobfile, reservation
+from spool.formats import config, jobfile, machinefile, reservation
 from spool.formats.keys import REQUIRED, KeyTable
 from spool.formats.validation import Format
 
@@ -21,11 +21,12 @@ KINDS: dict[str, tuple[str, Format]] = {
     "job": ("a job file of spool", jobfile.FORMAT),
     "config": ("the configuration of spool", config.FORMAT),
     "reservation": ("a reservation of spool", reservation.FORMAT),
+    "machine": ("the configuration of a machine that users share", machinefile.FORMAT),
 }
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of one *kind* of file: "job", "config" or "reservation"."""
+    """Return the JSON Schema (2020-12) of one *kind* of file, a key of `KINDS`."""
     title, format_ = KINDS[kind]
     root = format_.struct
     made = msgspec.json.schema(root)

@@ -226,7 +226,7 @@ class Format:
     """
 
     def __init__(self, table: KeyTable, kinds: Kinds, error: type[InvalidFile], model: Struct | None = None) -> None:
-        self._kinds = kinds
+        self.kinds = kinds
         self._model = model
         self.defaults: dict[Key, object] = {}
         self._find_defaults(table, "")
@@ -287,7 +287,7 @@ class Format:
         return value if kind.written is None else kind.written(value)
 
     def _kind(self, key: Key) -> Kind | None:
-        return None if key.table is not None else self._kinds[key.kind](key)
+        return None if key.table is not None else self.kinds[key.kind](key)
 
     def _rows(self, table: KeyTable, part: str) -> dict[str, _Row]:
         rows = {}
@@ -333,7 +333,7 @@ class Format:
 
     def _hint(self, key: Key) -> Any:
         if key.table is None:
-            return self._kinds[key.kind](key).type
+            return self.kinds[key.kind](key).type
         hint: Any = self._table_hint(key.table)
         return {"": hint, "list": tuple[hint, ...], "named": dict[str, hint]}[key.many]
 
