@@ -20,11 +20,11 @@ MOST_ASKS = 256  # open asks of one user
 MOST_LEASES = 4096  # of one user
 MOST_HOLDS = 1000  # of one hello; `more` announces another one
 _MOST_POOLS = 16
-_TEXT_BYTES = 500
+MOST_TEXT = 500  # characters of a reason
 
 _Word = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+\Z")]
 _Label = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
-_Text = Annotated[str, Meta(max_length=_TEXT_BYTES)]
+_Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]

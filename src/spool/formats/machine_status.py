@@ -1,11 +1,13 @@
-"""`machine.json`, the arbiter's view of a shared machine for everyone: who has how much (FORMAT 17). It names no job.
+"""The files of the arbiter of a shared machine (FORMAT 17): `machine.json` for everyone, and its own journal.
 
-A reader ignores unknown keys, so that the file can grow.
+`machine.json` says who has how much, and names no job. A reader ignores unknown keys, so that the file can grow.
 """
 
 from __future__ import annotations
 
 from msgspec import DecodeError, Struct, json
+
+from spool.formats.arbiter_protocol import Demand
 
 
 class UserShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -16,7 +18,7 @@ class UserShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpus: int = 0
     memory_bytes: int = 0
     gpus: int = 0
-    resources: dict[str, int] = {}  # noqa: RUF012  (msgspec copies it)
+    resources: dict[str, int] = {}
     asks: int = 0  # starts that wait for a lease
 
 
@@ -53,5 +55,73 @@ def parse(text: bytes) -> MachineStatus | None:
     """Return the content of the file; None if it cannot be one."""
     try:
         return json.decode(text, type=MachineStatus)
+    except (DecodeError, RecursionError):
+        return None
+
+
+# The journal of the leases, and the past that fair share remembers: one JSON array a line, its word first.
+
+
+class Boot(Struct, array_like=True, frozen=True, tag="boot"):
+    """The first line: leases of another boot are over."""
+
+    boot_id: str
+
+
+class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
+    """A lease was granted. It is on the disk before the dispatcher hears of it."""
+
+    lease: int
+    uid: int
+    user: str
+    spool: str
+    demand: Demand
+    gpu_uuids: tuple[str, ...]
+    gpu_indices: tuple[int, ...]
+    pool_indices: tuple[tuple[str, tuple[int, ...]], ...]
+    asked_at_ns: int
+    at_ns: int
+
+
+class BeganLine(Struct, array_like=True, frozen=True, tag="began"):
+    """Which wrapper uses a lease."""
+
+    lease: int
+    pid: int
+    ticks: int
+
+
+class EndLine(Struct, array_like=True, frozen=True, tag="end"):
+    """A lease is over."""
+
+    lease: int
+
+
+class UseLine(Struct, array_like=True, frozen=True, tag="use"):
+    """A lease that is over, for fair share and for guesses of run times."""
+
+    user: str
+    uid: int
+    demand: Demand
+    gpus: int
+    asked_at_ns: int
+    at_ns: int
+    until_ns: int
+
+
+Line = Boot | LeaseLine | BeganLine | EndLine | UseLine
+
+_lines = json.Decoder(Line)
+
+
+def render_line(line: Line) -> bytes:
+    """Return a line with its newline."""
+    return json.encode(line) + b"\n"
+
+
+def parse_line(text: bytes) -> Line | None:
+    """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
+    try:
+        return _lines.decode(text)
     except (DecodeError, RecursionError):
         return None

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from functools import cache
 
 from msgspec import Struct
@@ -214,3 +215,34 @@ def liveness(jid: Jid, *, proc: str = PROC, here: str | None = None) -> Liveness
     if stat is None or stat.dead or stat.start_ticks != jid.start_ticks:
         return Liveness.GONE
     return Liveness.ALIVE
+
+
+def session_lives(pid: int, ticks: int, uid: int, *, proc: str = PROC) -> bool:
+    """Whether the process *pid*, begun at *ticks*, or a process of the session that it led, is alive and of user *uid*.
+
+    The kernel gives *pid* to no other process while it is the session of one.
+    """
+    for other, stat in _of_user(uid, proc):
+        if other == pid:
+            return stat.start_ticks == ticks
+        if stat.session == pid:
+            return True
+    return False
+
+
+def youngest_ticks(uid: int, *, proc: str = PROC) -> int | None:
+    """Return when the youngest process of user *uid* began, in clock ticks since boot; None if there is none."""
+    return max((stat.start_ticks for _, stat in _of_user(uid, proc)), default=None)
+
+
+def _of_user(uid: int, proc: str) -> Iterator[tuple[int, Stat]]:
+    """Yield the processes of a user that are alive, lowest pid first."""
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
+        try:
+            if os.stat(f"{proc}/{pid}").st_uid != uid:
+                continue
+        except OSError:
+            continue
+        stat = read_stat(pid, proc=proc)
+        if stat is not None and not stat.dead:
+            yield pid, stat

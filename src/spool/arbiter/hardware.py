@@ -1,0 +1,116 @@
+"""What the machine has for everyone: its CPUs and memory, its pools, and its GPUs as NVML shows them.
+
+A process on a GPU belongs to a lease if its user has a lease on that GPU, so that no environment of another user's
+process is read. All other processes are foreign, and keep that GPU from being granted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from spool.arbiter.ledger import Lease
+from spool.core.model import SECOND_NS, Gpu, Grant, Machine
+from spool.formats.machinefile import MachineConfig
+from spool.machine.gpus import GpuWatcher, Ignore, Ours
+from spool.machine.host import Host
+from spool.machine.identity import PROC
+
+_TOTALS_EVERY_NS = 10 * SECOND_NS
+_AVAILABLE_EVERY_NS = SECOND_NS // 4
+_FRESH_NS = SECOND_NS  # a start on GPUs needs an answer of NVML that is not older
+
+
+class Hardware:
+    """The machine that an arbiter shares out."""
+
+    def __init__(self, config: MachineConfig) -> None:
+        self._config = config
+        self._host = Host()
+        self._totals = (0, 0, 0)  # CPUs, memory, when
+        self._available = (0, 0)  # bytes, when
+        self._watcher: GpuWatcher | None = None  # None until GPUs matter
+        self._ours = Ours()
+        self._seen_at_ns: int | None = None
+
+    def machine(self, now_ns: int, leases: Iterable[Lease], *, gpus: bool) -> Machine:
+        """Return the machine as it is; *gpus*: whether anything concerns its GPUs."""
+        config = self._config
+        if not 0 <= now_ns - self._totals[2] < _TOTALS_EVERY_NS:
+            total = self._host.memory().total_bytes
+            cpus = config.cpus if config.cpus is not None else self._host.cpus()
+            self._totals = cpus, config.memory_of(total), now_ns
+        if not 0 <= now_ns - self._available[1] < _AVAILABLE_EVERY_NS:
+            self._available = self._host.memory().available_bytes, now_ns
+        cpus, memory_bytes, _ = self._totals
+        machine = Machine(cpus, memory_bytes, self._available[0], resources=config.resources)
+        return self._with_gpus(machine, now_ns, leases) if gpus else machine
+
+    def may_start_on(self, grant: Grant, now_ns: int) -> bool:
+        """Whether NVML has shown the GPUs of *grant* since the last lease has left them; else it is asked again."""
+        if not grant.gpu_uuids:
+            return True
+        watcher, seen_ns = self._watcher, self._seen_at_ns
+        if watcher is None or seen_ns is None:
+            return False
+        shared = grant.gpu_memory_bytes is not None
+        if now_ns - seen_ns < _FRESH_NS and (shared or not any(map(watcher.was_ours, grant.gpu_uuids))):
+            return True
+        self._seen_at_ns = None  # the next look asks
+        return False
+
+    def fileno(self) -> int | None:
+        """Return the descriptor that is readable when NVML has answered; None while NVML is not asked."""
+        return self._watcher.fileno() if self._watcher is not None else None
+
+    def take_answer(self, now_ns: int) -> None:
+        """Read NVML's answer, which is there."""
+        if self._watcher is not None:
+            self._watcher.look(now_ns, self._ours, max_age_ns=self._config.gpu.poll_ns, patience_ns=0)
+
+    def close(self) -> None:
+        """End the process that queries NVML."""
+        if self._watcher is not None:
+            self._watcher.close()
+
+    def _with_gpus(self, machine: Machine, now_ns: int, leases: Iterable[Lease]) -> Machine:
+        if self._watcher is None:
+            self._watcher = GpuWatcher()
+            gpu = self._config.gpu
+            self._watcher.ignoring(Ignore(gpu.ignore_names, gpu.ignore_users, gpu.ignore_below_bytes))
+        on: dict[str, dict[str, int | None]] = {}  # GPU, user, bytes
+        users: dict[int, str] = {}
+        held: dict[str, list[Lease]] = {}
+        for lease in leases:
+            for uuid in lease.grant.gpu_uuids:
+                users[lease.holder.uid] = user = lease.holder.user
+                granted = lease.grant.gpu_memory_bytes
+                before = on.setdefault(uuid, {}).get(user, 0)
+                on[uuid][user] = None if granted is None or before is None else before + granted
+                held.setdefault(uuid, []).append(lease)
+        self._ours = Ours(lambda pid: users.get(_uid_of(pid)), on)
+        age_ns = self._config.gpu.poll_ns if self._seen_at_ns is not None else 0
+        look = self._watcher.look(now_ns, self._ours, max_age_ns=age_ns, patience_ns=0)
+        self._seen_at_ns = look.seen_at_ns
+        gpus = tuple(replace(gpu, taken_bytes=_by_lease(gpu, held.get(gpu.uuid, [])), work=()) for gpu in look.gpus)
+        return replace(machine, gpus=gpus, gpu_problem=look.problem)
+
+
+def _uid_of(pid: int) -> int:
+    try:
+        return os.stat(f"{PROC}/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def _by_lease(gpu: Gpu, leases: list[Lease]) -> tuple[tuple[str, int], ...]:
+    """Return what each lease holds of *gpu*: what its user holds there fills the leases one after the other."""
+    left, taken = dict(gpu.taken_bytes), []
+    for lease in leases:
+        rest = left.get(lease.holder.user, 0)
+        part = rest if lease.grant.gpu_memory_bytes is None else min(rest, lease.grant.gpu_memory_bytes)
+        left[lease.holder.user] = rest - part
+        taken.append((lease.name, part))
+    return tuple(sorted(taken))

@@ -1,0 +1,158 @@
+"""What an arbiter knows when it begins: the leases of this boot, and the use of the past.
+
+`leases.jsonl` has every lease before its dispatcher hears of it, so that an arbiter that is killed at any moment comes
+back with all of them. It lies where a reboot empties it, and names its boot for the case that it does not: after a
+reboot no run is left, and so no lease. `usage.jsonl` outlives a reboot, for fair share and for guesses of run times.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from spool.arbiter.ledger import Holder, Lease, Ledger
+from spool.core.model import Grant
+from spool.formats.machine_status import BeganLine, Boot, EndLine, LeaseLine, UseLine, parse_line, render_line
+from spool.store.disk import Disk, open_log, read_file
+
+log = logging.getLogger(__name__)
+
+LEASES, USAGE = "leases.jsonl", "usage.jsonl"
+_MOST_USES = 10_000  # newest leases of the past that are read
+_MOST_BYTES = 64 << 20  # of a journal; a line has some 200
+_COMPACT_AFTER = 20_000  # lines
+_HALF_LIVES = 10  # older leases count less than a thousandth
+
+
+class LeaseJournal:
+    """The two files of one arbiter. Whatever cannot be written raises OSError, and is not granted then."""
+
+    def __init__(self, directory: str, state_directory: str, boot_id: str) -> None:
+        self._leases = os.path.join(directory, LEASES)
+        self._usage = os.path.join(state_directory, USAGE)
+        self._boot_id = boot_id
+        self._disk = Disk(directory, hidden=True)
+        self._past_disk = Disk(state_directory, hidden=True)
+        self._fd = self._usage_fd = -1
+        self._lines = self._uses = 0
+
+    def open(self, ledger: Ledger, now_ns: int) -> None:
+        """Read both files into *ledger*, and begin new ones."""
+        self._read_usage(ledger, now_ns)
+        self._read_leases(ledger)
+        self._compact(ledger)
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in (self._fd, self._usage_fd):
+            if fd >= 0:
+                os.close(fd)
+
+    def granted(self, leases: list[Lease]) -> None:
+        """Record leases; they may be told once this returns."""
+        self._append(b"".join(render_line(_line(lease)) for lease in leases), len(leases))
+
+    def began(self, lease: Lease) -> None:
+        """Record which wrapper uses a lease."""
+        self._append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)), 1)
+
+    def ended(self, lease: Lease, ledger: Ledger, now_ns: int) -> None:
+        """Record that a lease is over; *ledger* no longer has it."""
+        self._append(render_line(EndLine(lease.number)), 1)
+        holder, uses = lease.holder, render_line(_use(lease, now_ns))
+        try:
+            self._past_disk.append(self._usage_fd, uses)
+        except OSError as error:  # the past is worth less than the present
+            log.error("cannot write %s: %s; fair share forgets a lease of %s", self._usage, error, holder.user)
+        self._uses += 1
+        if self._lines > _COMPACT_AFTER + 4 * len(ledger.leases):
+            self._compact(ledger)
+
+    def _append(self, data: bytes, lines: int) -> None:
+        self._disk.append(self._fd, data)
+        self._lines += lines
+
+    def _read_leases(self, ledger: Ledger) -> None:
+        text = read_file(self._leases, _MOST_BYTES) or b""
+        first, *lines = [parse_line(line) for line in text.splitlines()] or [None]
+        if not isinstance(first, Boot) or first.boot_id != self._boot_id:
+            if text:
+                log.info("%s is of another boot, or cannot be read: no lease is left", self._leases)
+            return
+        left: dict[int, Lease] = {}
+        for line in lines:
+            match line:
+                case LeaseLine():
+                    left[line.lease] = _lease(line)
+                case BeganLine() if line.lease in left:
+                    left[line.lease].pid, left[line.lease].ticks = line.pid, line.ticks
+                case EndLine():
+                    left.pop(line.lease, None)
+        for lease in left.values():
+            lease.begun = True  # its dispatcher may have said so to an arbiter that is gone
+            ledger.put(lease)
+
+    def _read_usage(self, ledger: Ledger, now_ns: int) -> None:
+        text = read_file(self._usage, _MOST_BYTES) or b""
+        oldest_ns = now_ns - _HALF_LIVES * ledger.policy.half_life_ns
+        found = [line for line in map(parse_line, text.splitlines()[-_MOST_USES:]) if isinstance(line, UseLine)]
+        kept = [line for line in found if oldest_ns <= line.until_ns <= now_ns]
+        for line in kept:
+            ledger.remember(_used(line), line.until_ns)
+        self._past_disk.put(self._usage, b"".join(map(render_line, kept)), mode=0o640)
+        self._usage_fd = open_log(self._usage)
+
+    def _compact(self, ledger: Ledger) -> None:
+        """Begin a new journal that has the leases of now alone."""
+        data = [render_line(Boot(self._boot_id))]
+        for lease in ledger.leases.values():
+            data.append(render_line(_line(lease)))
+            if lease.pid:
+                data.append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)))
+        self._disk.put(self._leases, b"".join(data))
+        fd = open_log(self._leases)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._lines = fd, len(data)
+
+
+def _line(lease: Lease) -> LeaseLine:
+    holder, grant = lease.holder, lease.grant
+    return LeaseLine(
+        lease.number,
+        holder.uid,
+        holder.user,
+        holder.spool,
+        lease.demand,
+        grant.gpu_uuids,
+        grant.gpu_indices,
+        grant.resource_indices,
+        lease.asked_at_ns,
+        lease.at_ns,
+    )
+
+
+def _lease(line: LeaseLine) -> Lease:
+    request = line.demand.request()
+    grant = Grant(
+        cpus=request.cpus,
+        memory_bytes=request.memory_bytes,
+        gpu_uuids=line.gpu_uuids,
+        gpu_indices=line.gpu_indices,
+        gpu_memory_bytes=request.gpu_memory_bytes if line.gpu_uuids else None,
+        resources=request.resources,
+        resource_indices=line.pool_indices,
+    )
+    holder = Holder(line.uid, line.user, line.spool)
+    return Lease(holder, line.lease, line.demand, grant, line.asked_at_ns, line.at_ns)
+
+
+def _use(lease: Lease, now_ns: int) -> UseLine:
+    holder, gpus = lease.holder, len(lease.grant.gpu_uuids)
+    return UseLine(holder.user, holder.uid, lease.demand, gpus, lease.asked_at_ns, lease.at_ns, now_ns)
+
+
+def _used(line: UseLine) -> Lease:
+    request = line.demand.request()
+    grant = Grant(request.cpus, request.memory_bytes, gpus_elsewhere=line.gpus, resources=request.resources)
+    return Lease(Holder(line.uid, line.user, ""), 0, line.demand, grant, line.asked_at_ns, line.at_ns)

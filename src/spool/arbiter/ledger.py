@@ -1,0 +1,299 @@
+"""The leases and the asks of all users, and what follows from them: who gets a lease now, and why the others wait.
+
+For `core.scheduler.decide`, an ask is a waiting job, a lease is a run, and the user is that of the connection. No rule
+is added to it: a fair share, a quota or a reservation counts here across the spools of all users.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spool.core.backfill import Holding
+from spool.core.model import (
+    SECOND_NS,
+    Grant,
+    Machine,
+    Policy,
+    Reservation,
+    Result,
+    Running,
+    Spec,
+    State,
+    Waiting,
+)
+from spool.core.priority import Past
+from spool.core.queue import WaitingQueue
+from spool.core.reasons import Reason
+from spool.core.runs import Runs
+from spool.core.scheduler import Plan, View, decide
+from spool.core.units import show_size
+from spool.formats.arbiter_protocol import Demand
+
+_OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
+_OVERSTAY_PART = 10  # or a tenth of the limit, whichever is longer
+_REGAINED_BY = 3  # leases in a row that kept their limits: the limits of their user count again
+
+_HELD = re.compile(r" \([0-9]+ runs? holds? [^)]*\)$")
+_NAME = re.compile(r"([^\s/]+)/[0-9a-f]*/[0-9]+")
+
+
+class Holder(Struct, frozen=True):
+    """A spool of a user: what asks and holds leases. *spool* is what its dispatcher calls it."""
+
+    uid: int
+    user: str
+    spool: str
+
+
+class OpenAsk(Struct, eq=False):
+    """A start that waits for a lease."""
+
+    holder: Holder
+    number: int  # of its dispatcher
+    serial: int
+    demand: Demand
+    at_ns: int  # when it came: its place in the queue
+    told: str = ""  # the reason that its dispatcher has heard
+
+    @property
+    def name(self) -> str:
+        """Return its name for `decide`."""
+        return _name(self.holder, self.demand, self.serial)
+
+    def lease(self, grant: Grant, now_ns: int) -> Lease:
+        """Return a lease that answers it."""
+        return Lease(self.holder, self.serial, self.demand, grant, self.at_ns, now_ns)
+
+
+class Lease(Struct, eq=False):
+    """A part of the machine that a spool has for one run. *number* is unique over restarts."""
+
+    holder: Holder
+    number: int
+    demand: Demand
+    grant: Grant
+    asked_at_ns: int
+    at_ns: int
+    begun: bool = False  # it is in use: its dispatcher has said so, or may have
+    pid: int = 0  # of the wrapper that uses it; 0: unknown
+    ticks: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return its name for `decide`."""
+        return _name(self.holder, self.demand, self.number)
+
+
+class Ledger:
+    """Every lease and every ask. *first* is the lowest number for a lease."""
+
+    def __init__(self, policy: Policy, reservations: tuple[Reservation, ...], first: int) -> None:
+        self.policy = policy
+        self.leases: dict[int, Lease] = {}
+        self.version = 0  # changes with every lease and ask
+        self._reservations = reservations
+        self._asks: dict[tuple[Holder, int], OpenAsk] = {}
+        self._by_name: dict[str, OpenAsk] = {}
+        self._counts: dict[int, int] = {}  # open asks by user
+        self._queue = WaitingQueue()
+        self._past = Past(policy)
+        self._runs = Runs(run_times=self._past.run_times)
+        self._holding = Holding()
+        self._serial = first
+        self._kept: dict[str, int] = {}  # of users whose limits do not count: leases in a row that kept theirs
+
+    # Leases.
+
+    def put(self, lease: Lease) -> None:
+        """Add a lease."""
+        self.leases[lease.number] = lease
+        self._serial = max(self._serial, lease.number + 1)
+        self._past.begin(lease.holder.user, None, lease.grant, lease.at_ns)
+        self._run(lease)
+        self.version += 1
+
+    def end(self, number: int, now_ns: int) -> Lease | None:
+        """Remove a lease and learn from it; None if there is none."""
+        lease = self.leases.pop(number, None)
+        if lease is None:
+            return None
+        self._runs.remove(lease.name)
+        user, limit_ns = lease.holder.user, lease.demand.limit_ns
+        self._past.end(user, None, lease.grant, now_ns)
+        self._learn(lease, now_ns)
+        if limit_ns and user in self._kept and now_ns - lease.at_ns <= _longest_ns(limit_ns):
+            self._kept[user] += 1
+            if self._kept[user] >= _REGAINED_BY:
+                del self._kept[user]
+                self._judge_again(user)
+        self.version += 1
+        return lease
+
+    def remember(self, lease: Lease, until_ns: int) -> None:
+        """Count a lease that was over before this arbiter began."""
+        self._past.begin(lease.holder.user, None, lease.grant, lease.at_ns)
+        self._past.end(lease.holder.user, None, lease.grant, max(until_ns, lease.at_ns))
+        self._learn(lease, until_ns)
+
+    def _learn(self, lease: Lease, until_ns: int) -> None:
+        """Use how long a lease was held, for guesses, and for those that it has passed by."""
+        times = lease.asked_at_ns, lease.at_ns, max(lease.at_ns, until_ns)
+        request, outcome = lease.demand.request(), State.FINISHED
+        self._past.learn(
+            lease.holder.user, Result(lease.name, 1, 1, outcome, "", *times, request=request, grant=lease.grant)
+        )
+
+    def distrust_overstayers(self, now_ns: int) -> None:
+        """Let the limits of a user no longer count if a lease of that user is held beyond its own."""
+        for lease in self.leases.values():
+            limit_ns = lease.demand.limit_ns
+            if limit_ns and now_ns - lease.at_ns > _longest_ns(limit_ns) and self._kept.get(lease.holder.user) != 0:
+                self._kept[lease.holder.user] = 0
+                self._judge_again(lease.holder.user)
+
+    def of(self, holder: Holder) -> list[Lease]:
+        """Return the leases of a spool."""
+        return [lease for lease in self.leases.values() if lease.holder == holder]
+
+    # Asks.
+
+    @property
+    def asks(self) -> Iterator[OpenAsk]:
+        """The open asks, in the order in which they came."""
+        return iter(self._by_name.values())
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether an open ask wants GPUs."""
+        return bool(self._queue.gpu_requests)
+
+    def count_asks(self, uid: int) -> int:
+        """Return how many asks of a user are open."""
+        return self._counts.get(uid, 0)
+
+    def is_open(self, ask: OpenAsk) -> bool:
+        """Whether an ask still waits."""
+        return ask.name in self._by_name
+
+    def ask(self, holder: Holder, number: int, demand: Demand, now_ns: int) -> OpenAsk | None:
+        """Add an ask and return it; one with a number that is open already is ignored."""
+        if (holder, number) in self._asks:
+            return None
+        ask = OpenAsk(holder, number, self._serial, demand, now_ns)
+        self._serial += 1
+        self._asks[holder, number] = self._by_name[ask.name] = ask
+        self._counts[holder.uid] = self._counts.get(holder.uid, 0) + 1
+        self._queue.put(Waiting(ask.name, self._spec(holder.user, demand), holder.user, now_ns, clock_at_ns=now_ns))
+        self.version += 1
+        return ask
+
+    def drop(self, holder: Holder, number: int) -> bool:
+        """Withdraw an ask; return whether it was open."""
+        ask = self._asks.pop((holder, number), None)
+        if ask is None:
+            return False
+        del self._by_name[ask.name]
+        self._counts[holder.uid] -= 1
+        if not self._counts[holder.uid]:
+            del self._counts[holder.uid]
+        self._queue.remove(ask.name)
+        self.version += 1
+        return True
+
+    def drop_all(self, holder: Holder) -> None:
+        """Withdraw every ask of a spool."""
+        for ask in [ask for ask in self._by_name.values() if ask.holder == holder]:
+            self.drop(holder, ask.number)
+
+    # Decisions.
+
+    def decide(self, machine: Machine, now_ns: int) -> Decision:
+        """Return who gets a lease of *machine* now; `grant` carries that out."""
+        view = View(
+            machine, self._queue, running=self._runs, reservations=self._reservations, past=self._past,
+            holding=self._holding,
+        )  # fmt: skip
+        plan = decide(view, now_ns, self.policy)
+        self._holding = plan.holding
+        return Decision(self, plan)
+
+    def ask_of(self, name: str) -> OpenAsk:
+        """Return the ask that `decide` knows by that name."""
+        return self._by_name[name]
+
+    def grant(self, ask: OpenAsk, lease: Lease) -> None:
+        """Replace an ask by the lease that answers it."""
+        self.drop(ask.holder, ask.number)
+        self.put(lease)
+
+    def holders_of(self, code: str) -> str:
+        """Return which users hold the CPUs or the memory, in words: "2 leases of bob hold 2, 1 of carol holds 1"."""
+        counts: dict[str, int] = {}
+        sums: dict[str, int] = {}
+        for lease in self.leases.values():
+            amount = lease.grant.cpus if code == "cpus" else lease.grant.memory_bytes or 0
+            if amount:
+                counts[lease.holder.user] = counts.get(lease.holder.user, 0) + 1
+                sums[lease.holder.user] = sums.get(lease.holder.user, 0) + amount
+        words: list[str] = []
+        for user, held in sorted(sums.items(), key=lambda each: (-each[1], each[0])):
+            many = counts[user] > 1
+            leases = "" if words else " leases" if many else " lease"
+            size = str(held) if code == "cpus" else show_size(held)
+            words.append(f"{counts[user]}{leases} of {user} {'hold' if many else 'holds'} {size}")
+        return ", ".join(words)
+
+    def _run(self, lease: Lease) -> None:
+        spec = self._spec(lease.holder.user, lease.demand)
+        self._runs.put(
+            Running(lease.name, 1, lease.holder.user, spec, lease.grant, lease.at_ns, arrived_at_ns=lease.asked_at_ns)
+        )
+
+    def _spec(self, user: str, demand: Demand) -> Spec:
+        limit_ns = demand.limit_ns if demand.limit_ns and user not in self._kept else None
+        return Spec("", request=demand.request(), time_limit_ns=limit_ns)
+
+    def _judge_again(self, user: str) -> None:
+        """Give every ask and lease of a user the expected time that follows now from its limit."""
+        for lease in self.leases.values():
+            if lease.holder.user == user:
+                self._run(lease)
+        for ask in self._by_name.values():
+            if ask.holder.user == user:
+                self._queue.put(replace(self._queue[ask.name], spec=self._spec(user, ask.demand)))
+        self.version += 1
+
+
+class Decision:
+    """The plan for the whole machine, in words that name no lease."""
+
+    def __init__(self, ledger: Ledger, plan: Plan) -> None:
+        self._ledger = ledger
+        self.starts = [(ledger.ask_of(start.name), start.grant) for start in plan.starts]
+        self.next_at_ns = plan.next_at_ns
+        self._plan = plan
+
+    def why(self, ask: OpenAsk) -> str:
+        """Return why an ask waits."""
+        reason = self._plan.reason(ask.name)
+        return "granted at any moment" if reason is None else self._words(reason)
+
+    def _words(self, reason: Reason) -> str:
+        text = reason.text
+        if reason.code in ("cpus", "memory"):
+            holders = self._ledger.holders_of(reason.code)
+            text = _HELD.sub(f" ({holders})" if holders else "", text)
+        return _NAME.sub(r"\1", text)
+
+
+def _name(holder: Holder, demand: Demand, number: int) -> str:
+    """Return a name that is similar, as run times are, to those of the user's leases for similar jobs."""
+    return f"{holder.user}/{demand.like}/{number}"
+
+
+def _longest_ns(limit_ns: int) -> int:
+    return limit_ns + max(_OVERSTAY_NS, limit_ns // _OVERSTAY_PART)

@@ -1,0 +1,514 @@
+"""The arbiter of a shared machine: it grants leases to the users' dispatchers, and does nothing else (FORMAT 17).
+
+It needs no privilege: it opens no file of a user, starts nothing of a user and kills nothing. Of a dispatcher it
+believes only what harms that dispatcher's own user if it is a lie: what it wants, and that something of it is over. It
+knows by itself who speaks, since when, what was granted, and whether the processes of a user are alive.
+
+One thread serves all connections: it reads what was said, decides once for all of it, and answers every ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from spool.arbiter.accounts import MOST_CONNECTIONS, Account, Accounts, Connection, peer_of
+from spool.arbiter.hardware import Hardware
+from spool.arbiter.journal import LeaseJournal
+from spool.arbiter.ledger import Decision, Holder, Lease, Ledger, OpenAsk
+from spool.core.errors import SpoolUnusable, cannot
+from spool.core.model import SECOND_NS, Machine
+from spool.formats import arbiter_protocol as protocol
+from spool.formats import machine_status
+from spool.formats.machine_status import GpuShare, MachineStatus, UserShare
+from spool.formats.machinefile import MachineConfig
+from spool.machine import identity
+from spool.store.disk import Disk
+
+log = logging.getLogger(__name__)
+
+SOCKET, STATUS = "socket", "machine.json"
+
+LAPSE_NS = 30 * SECOND_NS
+"""A lease that its dispatcher does not begin to use lapses after this time."""
+
+_LAPSE_SLACK_NS = 5 * SECOND_NS  # between the last moment for a dispatcher and the end of the lease
+_AWAY_NS = 3 * SECOND_NS  # how long a spool must be without a dispatcher before its processes are looked for
+_LOOK_EVERY_S = 0.5
+_TELL_EVERY_S = 2.0  # `machine.json` while nothing changes, and the reasons of those that wait
+_BACKLOG = 1024
+_AT_ONCE = 64  # connections that are accepted before the others are read
+_DATAGRAMS = 16  # of one connection before the others are read
+
+
+class Arbiter:
+    """An arbiter that serves in *directory*. *clock* is the wall clock."""
+
+    def __init__(
+        self,
+        directory: str,
+        config: MachineConfig,
+        *,
+        state_directory: str | None = None,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._accounts = Accounts(config.users)
+        self._hardware = Hardware(config)
+        self._ledger = Ledger(config.policy, config.reservations, clock() // 1000)
+        self._journal = LeaseJournal(directory, state_directory or directory, identity.boot_id())
+        self._disk = Disk(directory, hidden=True)
+        self._epoll = select.epoll()
+        self._listener = socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        )
+        self._connections: dict[int, Connection] = {}
+        self._by_holder: dict[Holder, Connection] = {}
+        self._away: dict[Holder, int] = {}  # spools without a dispatcher that hold leases, since when (monotonic)
+        self._silent: list[tuple[float, Connection]] = []  # connections that are not read until then
+        self._fresh: list[OpenAsk] = []  # asks that have no answer yet
+        self._machine: Machine | None = None
+        self._next_at_ns: int | None = None  # when the decision changes by itself
+        self._watched_fd: int | None = None
+        self._looked = self._told = 0.0
+        self._decided = self._published = -1  # versions of the ledger
+        self._decision: Decision | None = None
+        self._no_grants_before = 0.0  # monotonic: the journal could not be written
+        self._since_ns = 0
+        self._leaving = False
+
+    def open(self) -> None:
+        """Read the journal and listen. Raises OSError, and SpoolUnusable if the directory is not safe."""
+        self._check_directory()
+        now_ns = self._clock()
+        self._since_ns = now_ns
+        self._journal.open(self._ledger, now_ns)
+        for lease in self._ledger.leases.values():
+            self._away[lease.holder] = time.monotonic_ns()
+        path = os.path.join(self._directory, SOCKET)
+        self._disk.discard(path)
+        self._listener.bind(path)
+        self._disk.chmod(path, 0o666)
+        self._listener.listen(_BACKLOG)
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._publish()
+        log.info("serving %s: %d leases are known", self._directory, len(self._ledger.leases))
+
+    def serve(self) -> None:
+        """Serve until TERM or INT."""
+        before = {number: signal.signal(number, self._leave) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            while not self._leaving:
+                self.turn()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Leave. The leases stay in the journal for the next arbiter."""
+        for connection in list(self._connections.values()):
+            connection.close()
+        with contextlib.suppress(OSError):
+            self._disk.discard(os.path.join(self._directory, SOCKET))
+        self._listener.close()
+        self._journal.close()
+        self._hardware.close()
+        self._epoll.close()
+
+    def turn(self) -> None:
+        """Wait for something, and see to all of it."""
+        for fd, _ in self._epoll.poll(self._wait_s()):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd == self._watched_fd:
+                self._hardware.take_answer(self._clock())
+            elif (connection := self._connections.get(fd)) is not None:
+                self._read(connection)
+        now = time.monotonic()
+        self._hear_again(now)
+        if now >= self._looked + _LOOK_EVERY_S:
+            self._looked = now
+            self._look_after_leases()
+        self._decide(anew=now >= self._told + _TELL_EVERY_S)  # memory and GPUs change by themselves
+        if now >= self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S):
+            self._told = now
+            self._publish()
+
+    # Waking.
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        self._leaving = True
+
+    def _wait_s(self) -> float:
+        if self._decided != self._ledger.version:
+            return 0.0
+        now = time.monotonic()
+        wait = self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S) - now
+        if self._away or any(not lease.begun for lease in self._ledger.leases.values()):
+            wait = min(wait, self._looked + _LOOK_EVERY_S - now)
+        if self._silent:
+            wait = min(wait, min(until for until, _ in self._silent) - now)
+        if self._next_at_ns is not None:
+            wait = min(wait, (self._next_at_ns - self._clock()) / SECOND_NS)
+        return max(wait, 0.0)
+
+    # Connections.
+
+    def _check_directory(self) -> None:
+        status = os.stat(self._directory)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            why = "other users can write to it, and could put a socket of theirs there"
+            remedy = f"chmod go-w {self._directory}, in a directory of its own"
+            raise SpoolUnusable(cannot("serve in", "directory", why, where=self._directory, remedy=remedy))
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # out of descriptors: those that are connected come first
+                log.warning("cannot accept a connection: %s", error)
+                return
+            sock.setblocking(False)
+            pid, uid = peer_of(sock)
+            account = self._accounts.of(uid)
+            refusal = account.refusal or self._refusal(account, pid)
+            connection = Connection(sock, account)
+            if refusal:
+                connection.replies.append(protocol.Refused(refusal))
+                with contextlib.suppress(OSError):
+                    connection.answer()
+                connection.close()
+                continue
+            self._connections[sock.fileno()] = connection
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _refusal(self, account: Account, pid: int) -> str:
+        if pid <= 0:
+            return "it is in another pid namespace, where its processes cannot be told from others"
+        if sum(each.account.uid == account.uid for each in self._connections.values()) >= MOST_CONNECTIONS:
+            return f"{account.name} has {MOST_CONNECTIONS} dispatchers here already"
+        return ""
+
+    def _cut_off(self, connection: Connection) -> None:
+        """Close a connection; its leases stay, and its asks go. A second call does nothing."""
+        fd = connection.fileno()
+        if fd < 0:
+            return
+        self._connections.pop(fd, None)
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
+        connection.close()
+        holder = connection.holder
+        if holder is not None and self._by_holder.get(holder) is connection:
+            del self._by_holder[holder]
+            self._ledger.drop_all(holder)
+            if self._ledger.of(holder):
+                self._away[holder] = time.monotonic_ns()
+
+    def _read(self, connection: Connection) -> None:
+        for _ in range(_DATAGRAMS):
+            pause_s = connection.pause_s()
+            if pause_s:
+                self._epoll.unregister(connection.fileno())
+                self._silent.append((time.monotonic() + pause_s, connection))
+                return
+            try:
+                orders = connection.receive()
+                if orders is None:
+                    return
+                for order in orders:
+                    self._hear(connection, order)
+            except (OSError, protocol.NotAMessage) as error:
+                if isinstance(error, protocol.NotAMessage):
+                    log.warning("%s was cut off: %s", connection.account.name, error)
+                self._cut_off(connection)
+                return
+
+    def _hear_again(self, now: float) -> None:
+        due = [connection for until, connection in self._silent if until <= now]
+        if due:
+            self._silent = [each for each in self._silent if each[0] > now]
+            for connection in due:
+                if connection.fileno() >= 0:
+                    self._epoll.register(connection.fileno(), select.EPOLLIN)
+
+    # What dispatchers say. Only leases and asks of the speaker's own spool change.
+
+    def _hear(self, connection: Connection, order: protocol.Order) -> None:
+        if isinstance(order, protocol.Hello):
+            self._hello(connection, order)
+            return
+        holder = connection.holder
+        if holder is None:
+            raise protocol.NotAMessage("it did not say hello")
+        match order:
+            case protocol.Ask():
+                self._ask(connection, holder, order)
+            case protocol.Drop():
+                self._ledger.drop(holder, order.number)
+            case protocol.Begin():
+                if (lease := self._lease(holder, order.lease)) is not None:
+                    lease.begun = True
+            case protocol.Began():
+                if (lease := self._lease(holder, order.lease)) is not None:
+                    self._began(lease, order.pid, order.ticks)
+            case protocol.End():
+                if (lease := self._lease(holder, order.lease)) is not None:
+                    self._end(lease)
+
+    def _lease(self, holder: Holder, number: int) -> Lease | None:
+        lease = self._ledger.leases.get(number)
+        return lease if lease is not None and lease.holder == holder else None
+
+    def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
+        if hello.version != protocol.VERSION:
+            connection.replies.append(
+                protocol.Refused(
+                    f"it speaks version {hello.version}, the arbiter {protocol.VERSION}: restart the older"
+                )
+            )
+            with contextlib.suppress(OSError):
+                connection.answer()
+            raise ConnectionAbortedError("another version")
+        account = connection.account
+        holder = Holder(account.uid, account.name, hello.spool)
+        for hold in hello.holds:
+            if len(connection.named) + len(connection.unknown) >= protocol.MOST_LEASES:
+                raise protocol.NotAMessage("it names too many leases")
+            lease = self._lease(holder, hold.lease)
+            if lease is None:
+                connection.unknown.append(hold.lease)
+                continue
+            connection.named.add(hold.lease)
+            lease.begun = True  # it is in use, or else it would not be named
+            if hold.pid:
+                self._began(lease, hold.pid, hold.ticks)
+        if hello.more:
+            return
+        other = self._by_holder.get(holder)
+        if other is not None and other is not connection:
+            self._cut_off(other)
+        connection.holder = holder
+        self._by_holder[holder] = connection
+        self._away.pop(holder, None)
+        for lease in self._ledger.of(holder):
+            if lease.number not in connection.named:
+                self._end(lease)
+        machine = self._look(self._clock())
+        pools = tuple((pool.name, pool.total, pool.indices) for pool in machine.resources)
+        unknown = tuple(connection.unknown)
+        connection.replies.append(protocol.Welcome(machine.cpus, machine.memory_bytes, pools, unknown))
+        connection.named, connection.unknown = set(), []
+        self._answer(connection)
+
+    def _ask(self, connection: Connection, holder: Holder, order: protocol.Ask) -> None:
+        open_asks = self._ledger.count_asks(holder.uid)
+        if open_asks >= protocol.MOST_ASKS:
+            connection.replies.append(protocol.Wait(order.number, f"{holder.user} has {open_asks} asks open already"))
+            return
+        ask = self._ledger.ask(holder, order.number, order.demand, self._clock())
+        if ask is not None:
+            self._fresh.append(ask)
+
+    def _began(self, lease: Lease, pid: int, ticks: int) -> None:
+        lease.begun = True
+        if pid and (pid, ticks) != (lease.pid, lease.ticks):
+            lease.pid, lease.ticks = pid, ticks
+            try:
+                self._journal.began(lease)
+            except OSError as error:
+                log.error("cannot record a wrapper of %s: %s", lease.holder.user, error)
+
+    def _end(self, lease: Lease) -> None:
+        now_ns = self._clock()
+        if self._ledger.end(lease.number, now_ns) is not None:
+            try:
+                self._journal.ended(lease, self._ledger, now_ns)
+            except OSError as error:  # after a restart it is there again, until its dispatcher says hello
+                log.error("cannot record the end of a lease of %s: %s", lease.holder.user, error)
+
+    # Leases that nobody ends.
+
+    def _look_after_leases(self) -> None:
+        self._ledger.distrust_overstayers(self._clock())
+        self._let_lapse()
+        now_ns = time.monotonic_ns()
+        for holder, since_ns in list(self._away.items()):
+            if now_ns - since_ns < _AWAY_NS:
+                continue
+            leases = self._ledger.of(holder)
+            youngest = identity.youngest_ticks(holder.uid) if any(not lease.pid for lease in leases) else None
+            for lease in leases:
+                if lease.pid:
+                    alive = identity.session_lives(lease.pid, lease.ticks, holder.uid)
+                else:  # it is unknown whether it was begun
+                    alive = youngest is not None and youngest >= self._ticks_at(lease.at_ns - SECOND_NS)
+                if not alive:
+                    self._end(lease)
+            if not self._ledger.of(holder):
+                del self._away[holder]
+
+    def _let_lapse(self) -> None:
+        now_ns = self._clock()
+        for lease in list(self._ledger.leases.values()):
+            if (
+                not lease.begun
+                and lease.holder not in self._away
+                and not 0 <= now_ns - lease.at_ns < LAPSE_NS + _LAPSE_SLACK_NS
+            ):
+                log.info("a lease of %s has lapsed: it was not used", lease.holder.user)
+                self._end(lease)
+
+    def _ticks_at(self, at_ns: int) -> int:
+        """Return an instant of the wall clock in the unit of process starts."""
+        return identity.ticks_now() - (self._clock() - at_ns) // identity.TICK_NS
+
+    # Decisions.
+
+    def _look(self, now_ns: int) -> Machine:
+        ledger = self._ledger
+        leases = ledger.leases.values()
+        gpus = ledger.asks_for_gpus or any(lease.grant.gpu_uuids for lease in leases)
+        self._machine = machine = self._hardware.machine(now_ns, leases, gpus=gpus)
+        fd = self._hardware.fileno()
+        if fd is not None and fd != self._watched_fd:
+            self._epoll.register(fd, select.EPOLLIN)
+            self._watched_fd = fd
+        return machine
+
+    def _decide(self, *, anew: bool) -> None:
+        """Decide if anything has changed, and answer."""
+        now_ns, ledger = self._clock(), self._ledger
+        due = self._next_at_ns is not None and now_ns >= self._next_at_ns
+        if self._decided != ledger.version or due or anew or ledger.asks_for_gpus:
+            decision = ledger.decide(self._look(now_ns), now_ns)
+            self._next_at_ns = decision.next_at_ns
+            self._grant(decision, now_ns)
+            self._decided, self._decision = ledger.version, decision
+            for ask in self._fresh:
+                self._tell(decision, ask)
+            self._fresh.clear()
+        for connection in list(self._connections.values()):
+            if connection.replies:
+                self._answer(connection)
+
+    def _grant(self, decision: Decision, now_ns: int) -> None:
+        """Make leases of the starts of a decision: first on the disk, then in the answers."""
+        if time.monotonic() < self._no_grants_before:
+            return
+        starts = [(ask, grant) for ask, grant in decision.starts if self._hardware.may_start_on(grant, now_ns)]
+        granted = [(ask, ask.lease(grant, now_ns)) for ask, grant in starts]
+        if not granted:
+            return
+        try:
+            self._journal.granted([lease for _, lease in granted])
+        except OSError as error:
+            log.error("cannot record leases, so nothing is granted: %s", error)
+            self._no_grants_before = time.monotonic() + _TELL_EVERY_S
+            return
+        begin_before_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + LAPSE_NS
+        for ask, lease in granted:
+            self._ledger.grant(ask, lease)
+            grant = lease.grant
+            reply = protocol.Granted(
+                ask.number, lease.number, begin_before_ns, grant.gpu_uuids, grant.gpu_indices, grant.resource_indices
+            )
+            self._by_holder[ask.holder].replies.append(reply)
+
+    def _tell(self, decision: Decision, ask: OpenAsk) -> None:
+        """Tell the dispatcher of an ask that waits why, if that is news."""
+        if not self._ledger.is_open(ask):
+            return
+        reason = decision.why(ask)[: protocol.MOST_TEXT]
+        if reason != ask.told:
+            ask.told = reason
+            self._by_holder[ask.holder].replies.append(protocol.Wait(ask.number, reason))
+
+    def _answer(self, connection: Connection) -> None:
+        try:
+            connection.answer()
+        except OSError:  # it is gone, or does not read
+            self._cut_off(connection)
+
+    # What everyone may see.
+
+    def _publish(self) -> None:
+        """Write `machine.json`, and tell those that wait what has changed."""
+        now_ns, ledger = self._clock(), self._ledger
+        machine = self._look(now_ns)
+        if self._decision is not None and self._published != ledger.version:
+            for ask in list(ledger.asks):
+                self._tell(self._decision, ask)  # sent by the next pass
+        self._published = ledger.version
+        problem = machine.gpu_problem
+        status = MachineStatus(
+            written_at_ns=now_ns,
+            since_ns=self._since_ns,
+            pid=os.getpid(),
+            cpus=machine.cpus,
+            memory_bytes=machine.memory_bytes,
+            resources={pool.name: pool.total for pool in machine.resources},
+            users=tuple(shares(ledger)),
+            gpus=tuple(gpu_shares(machine, ledger)),
+            gpu_problem=problem,
+        )
+        try:
+            self._disk.put(os.path.join(self._directory, STATUS), machine_status.render(status), mode=0o644)
+        except OSError as error:
+            log.error("cannot write %s: %s", STATUS, error)
+
+
+def shares(ledger: Ledger) -> list[UserShare]:
+    """Return what each user has, and how many asks of each wait."""
+    leases: dict[str, list[Lease]] = {}
+    asks: dict[str, int] = {}
+    for lease in ledger.leases.values():
+        leases.setdefault(lease.holder.user, []).append(lease)
+    for ask in ledger.asks:
+        asks[ask.holder.user] = asks.get(ask.holder.user, 0) + 1
+    found = []
+    for user in sorted(leases.keys() | asks.keys()):
+        held, resources = leases.get(user, []), dict[str, int]()
+        for lease in held:
+            for name, count in lease.grant.resources:
+                resources[name] = resources.get(name, 0) + count
+        found.append(
+            UserShare(
+                user=user,
+                leases=len(held),
+                cpus=sum(lease.grant.cpus for lease in held),
+                memory_bytes=sum(lease.grant.memory_bytes or 0 for lease in held),
+                gpus=len({uuid for lease in held for uuid in lease.grant.gpu_uuids}),
+                resources=resources,
+                asks=asks.get(user, 0),
+            )
+        )
+    return found
+
+
+def gpu_shares(machine: Machine, ledger: Ledger) -> list[GpuShare]:
+    """Return which users have each GPU."""
+    users: dict[str, dict[str, int | None]] = {}
+    for lease in ledger.leases.values():
+        for uuid in lease.grant.gpu_uuids:
+            on, granted = users.setdefault(uuid, {}), lease.grant.gpu_memory_bytes
+            before = on.get(lease.holder.user, 0)
+            on[lease.holder.user] = None if granted is None or before is None else before + granted
+    return [
+        GpuShare(
+            uuid=gpu.uuid, index=gpu.index, users=tuple(sorted(users.get(gpu.uuid, {}).items())), problem=gpu.problem
+        )
+        for gpu in machine.gpus
+    ]
