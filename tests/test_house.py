@@ -148,6 +148,8 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
+    "arbiter/accounts.py": "all that bounds a peer stands in one place, apart from what is granted",
+    "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
     "testing/batch.py": "an executor that only the tests name; that it is short is its point",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
