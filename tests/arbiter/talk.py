@@ -13,9 +13,9 @@ from typing import TypeVar
 from spool.arbiter.server import Arbiter
 from spool.formats import arbiter_protocol as protocol
 from spool.formats import machinefile
-from spool.formats.arbiter_protocol import Demand
+from spool.formats.arbiter_protocol import LeaseRequest
 
-T = TypeVar("T", bound=protocol.Message)
+T = TypeVar("T", bound=protocol.PeerMessage)
 
 
 class Speaker:
@@ -50,7 +50,7 @@ class Speaker:
     def ask(self, cpus: int = 1, **more: object) -> int:
         """Ask for a lease and return the number of the ask."""
         self._number += 1
-        self.say(protocol.Ask(self._number, Demand(cpus, **more)))  # type: ignore[arg-type]
+        self.say(protocol.Ask(self._number, LeaseRequest(cpus, **more)))  # type: ignore[arg-type]
         return self._number
 
     def listen(self) -> bool:

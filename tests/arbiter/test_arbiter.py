@@ -40,7 +40,7 @@ def test_what_fits_is_granted_and_the_rest_waits_with_a_reason(machine: Driven) 
     assert bob.grant(second) is not None
     assert bob.grant(third) is None
     assert "cpus: needs 1, 0 free (2 leases of" in bob.why(third)
-    alice.say(protocol.End(granted.lease))
+    alice.say(protocol.EndLease(granted.lease))
     machine.settle()
     assert bob.grant(third) is not None
 
@@ -63,7 +63,7 @@ def test_leases_survive_the_arbiter(machine: Driven) -> None:
     [welcome] = again.all(protocol.Welcome)
     assert welcome.unknown == (7,)
     assert bob.grant(wanted) is None
-    again.say(protocol.End(lease.lease))
+    again.say(protocol.EndLease(lease.lease))
     machine.settle()
     assert bob.grant(wanted) is not None
 

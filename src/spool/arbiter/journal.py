@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 
-from spool.arbiter.ledger import Holder, Lease, Ledger
+from spool.arbiter.ledger import Holder, Lease, LeaseLedger
 from spool.core.model import Grant
 from spool.formats.machine_status import BeganLine, Boot, EndLine, LeaseLine, UseLine, parse_line, render_line
 from spool.store.disk import Disk, open_log, read_file
@@ -36,7 +36,7 @@ class LeaseJournal:
         self._fd = self._usage_fd = -1
         self._lines = self._uses = 0
 
-    def open(self, ledger: Ledger, now_ns: int) -> None:
+    def open(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Read both files into *ledger*, and begin new ones."""
         self._read_usage(ledger, now_ns)
         self._read_leases(ledger)
@@ -56,7 +56,7 @@ class LeaseJournal:
         """Record which wrapper uses a lease."""
         self._append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)), 1)
 
-    def ended(self, lease: Lease, ledger: Ledger, now_ns: int) -> None:
+    def ended(self, lease: Lease, ledger: LeaseLedger, now_ns: int) -> None:
         """Record that a lease is over; *ledger* no longer has it."""
         self._append(render_line(EndLine(lease.number)), 1)
         holder, uses = lease.holder, render_line(_use(lease, now_ns))
@@ -72,7 +72,7 @@ class LeaseJournal:
         self._disk.append(self._fd, data)
         self._lines += lines
 
-    def _read_leases(self, ledger: Ledger) -> None:
+    def _read_leases(self, ledger: LeaseLedger) -> None:
         text = read_file(self._leases, _MOST_BYTES) or b""
         first, *lines = [parse_line(line) for line in text.splitlines()] or [None]
         if not isinstance(first, Boot) or first.boot_id != self._boot_id:
@@ -92,7 +92,7 @@ class LeaseJournal:
             lease.begun = True  # its dispatcher may have said so to an arbiter that is gone
             ledger.put(lease)
 
-    def _read_usage(self, ledger: Ledger, now_ns: int) -> None:
+    def _read_usage(self, ledger: LeaseLedger, now_ns: int) -> None:
         text = read_file(self._usage, _MOST_BYTES) or b""
         oldest_ns = now_ns - _HALF_LIVES * ledger.policy.half_life_ns
         found = [line for line in map(parse_line, text.splitlines()[-_MOST_USES:]) if isinstance(line, UseLine)]
@@ -102,7 +102,7 @@ class LeaseJournal:
         self._past_disk.put(self._usage, b"".join(map(render_line, kept)), mode=0o640)
         self._usage_fd = open_log(self._usage)
 
-    def _compact(self, ledger: Ledger) -> None:
+    def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
         data = [render_line(Boot(self._boot_id))]
         for lease in ledger.leases.values():

@@ -7,7 +7,7 @@ is added to it: a fair share, a quota or a reservation counts here across the sp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,7 +31,7 @@ from spool.core.reasons import Reason
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.formats.arbiter_protocol import Demand
+from spool.formats.arbiter_protocol import LeaseRequest
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
 _OVERSTAY_PART = 10  # or a tenth of the limit, whichever is longer
@@ -55,7 +55,7 @@ class OpenAsk(Struct, eq=False):
     holder: Holder
     number: int  # of its dispatcher
     serial: int
-    demand: Demand
+    demand: LeaseRequest
     at_ns: int  # when it came: its place in the queue
     told: str = ""  # the reason that its dispatcher has heard
 
@@ -74,7 +74,7 @@ class Lease(Struct, eq=False):
 
     holder: Holder
     number: int
-    demand: Demand
+    demand: LeaseRequest
     grant: Grant
     asked_at_ns: int
     at_ns: int
@@ -88,7 +88,7 @@ class Lease(Struct, eq=False):
         return _name(self.holder, self.demand, self.number)
 
 
-class Ledger:
+class LeaseLedger:
     """Every lease and every ask. *first* is the lowest number for a lease."""
 
     def __init__(self, policy: Policy, reservations: tuple[Reservation, ...], first: int) -> None:
@@ -179,7 +179,7 @@ class Ledger:
         """Whether an ask still waits."""
         return ask.name in self._by_name
 
-    def ask(self, holder: Holder, number: int, demand: Demand, now_ns: int) -> OpenAsk | None:
+    def ask(self, holder: Holder, number: int, demand: LeaseRequest, now_ns: int) -> OpenAsk | None:
         """Add an ask and return it; one with a number that is open already is ignored."""
         if (holder, number) in self._asks:
             return None
@@ -219,33 +219,12 @@ class Ledger:
         )  # fmt: skip
         plan = decide(view, now_ns, self.policy)
         self._holding = plan.holding
-        return Decision(self, plan)
-
-    def ask_of(self, name: str) -> OpenAsk:
-        """Return the ask that `decide` knows by that name."""
-        return self._by_name[name]
+        return Decision(plan, self._by_name, self.leases)
 
     def grant(self, ask: OpenAsk, lease: Lease) -> None:
         """Replace an ask by the lease that answers it."""
         self.drop(ask.holder, ask.number)
         self.put(lease)
-
-    def holders_of(self, code: str) -> str:
-        """Return which users hold the CPUs or the memory, in words: "2 leases of bob hold 2, 1 of carol holds 1"."""
-        counts: dict[str, int] = {}
-        sums: dict[str, int] = {}
-        for lease in self.leases.values():
-            amount = lease.grant.cpus if code == "cpus" else lease.grant.memory_bytes or 0
-            if amount:
-                counts[lease.holder.user] = counts.get(lease.holder.user, 0) + 1
-                sums[lease.holder.user] = sums.get(lease.holder.user, 0) + amount
-        words: list[str] = []
-        for user, held in sorted(sums.items(), key=lambda each: (-each[1], each[0])):
-            many = counts[user] > 1
-            leases = "" if words else " leases" if many else " lease"
-            size = str(held) if code == "cpus" else show_size(held)
-            words.append(f"{counts[user]}{leases} of {user} {'hold' if many else 'holds'} {size}")
-        return ", ".join(words)
 
     def _run(self, lease: Lease) -> None:
         spec = self._spec(lease.holder.user, lease.demand)
@@ -253,7 +232,7 @@ class Ledger:
             Running(lease.name, 1, lease.holder.user, spec, lease.grant, lease.at_ns, arrived_at_ns=lease.asked_at_ns)
         )
 
-    def _spec(self, user: str, demand: Demand) -> Spec:
+    def _spec(self, user: str, demand: LeaseRequest) -> Spec:
         limit_ns = demand.limit_ns if demand.limit_ns and user not in self._kept else None
         return Spec("", request=demand.request(), time_limit_ns=limit_ns)
 
@@ -271,11 +250,11 @@ class Ledger:
 class Decision:
     """The plan for the whole machine, in words that name no lease."""
 
-    def __init__(self, ledger: Ledger, plan: Plan) -> None:
-        self._ledger = ledger
-        self.starts = [(ledger.ask_of(start.name), start.grant) for start in plan.starts]
+    def __init__(self, plan: Plan, asks: Mapping[str, OpenAsk], leases: Mapping[int, Lease]) -> None:
+        self.starts = [(asks[start.name], start.grant) for start in plan.starts]
         self.next_at_ns = plan.next_at_ns
         self._plan = plan
+        self._leases = leases
 
     def why(self, ask: OpenAsk) -> str:
         """Return why an ask waits."""
@@ -285,12 +264,30 @@ class Decision:
     def _words(self, reason: Reason) -> str:
         text = reason.text
         if reason.code in ("cpus", "memory"):
-            holders = self._ledger.holders_of(reason.code)
+            holders = holders_of(self._leases.values(), reason.code)
             text = _HELD.sub(f" ({holders})" if holders else "", text)
         return _NAME.sub(r"\1", text)
 
 
-def _name(holder: Holder, demand: Demand, number: int) -> str:
+def holders_of(leases: Iterable[Lease], code: str) -> str:
+    """Return which users hold the CPUs or the memory, in words: "2 leases of bob hold 2, 1 of carol holds 1"."""
+    counts: dict[str, int] = {}
+    sums: dict[str, int] = {}
+    for lease in leases:
+        amount = lease.grant.cpus if code == "cpus" else lease.grant.memory_bytes or 0
+        if amount:
+            counts[lease.holder.user] = counts.get(lease.holder.user, 0) + 1
+            sums[lease.holder.user] = sums.get(lease.holder.user, 0) + amount
+    words: list[str] = []
+    for user, held in sorted(sums.items(), key=lambda each: (-each[1], each[0])):
+        many = counts[user] > 1
+        what = "" if words else " leases" if many else " lease"
+        size = str(held) if code == "cpus" else show_size(held)
+        words.append(f"{counts[user]}{what} of {user} {'hold' if many else 'holds'} {size}")
+    return ", ".join(words)
+
+
+def _name(holder: Holder, demand: LeaseRequest, number: int) -> str:
     """Return a name that is similar, as run times are, to those of the user's leases for similar jobs."""
     return f"{holder.user}/{demand.like}/{number}"
 

@@ -23,12 +23,12 @@ from types import FrameType
 from spool.arbiter.accounts import MOST_CONNECTIONS, Account, Accounts, Connection, peer_of
 from spool.arbiter.hardware import Hardware
 from spool.arbiter.journal import LeaseJournal
-from spool.arbiter.ledger import Decision, Holder, Lease, Ledger, OpenAsk
+from spool.arbiter.ledger import Decision, Holder, Lease, LeaseLedger, OpenAsk
 from spool.core.errors import SpoolUnusable, cannot
 from spool.core.model import SECOND_NS, Machine
 from spool.formats import arbiter_protocol as protocol
 from spool.formats import machine_status
-from spool.formats.machine_status import GpuShare, MachineStatus, UserShare
+from spool.formats.machine_status import GpuShare, MachineShares, UserShare
 from spool.formats.machinefile import MachineConfig
 from spool.machine import identity
 from spool.store.disk import Disk
@@ -65,7 +65,7 @@ class Arbiter:
         self._clock = clock
         self._accounts = Accounts(config.users)
         self._hardware = Hardware(config)
-        self._ledger = Ledger(config.policy, config.reservations, clock() // 1000)
+        self._ledger = LeaseLedger(config.policy, config.reservations, clock() // 1000)
         self._journal = LeaseJournal(directory, state_directory or directory, identity.boot_id())
         self._disk = Disk(directory, hidden=True)
         self._epoll = select.epoll()
@@ -264,7 +264,7 @@ class Arbiter:
             case protocol.Began():
                 if (lease := self._lease(holder, order.lease)) is not None:
                     self._began(lease, order.pid, order.ticks)
-            case protocol.End():
+            case protocol.EndLease():
                 if (lease := self._lease(holder, order.lease)) is not None:
                     self._end(lease)
 
@@ -453,7 +453,7 @@ class Arbiter:
                 self._tell(self._decision, ask)  # sent by the next pass
         self._published = ledger.version
         problem = machine.gpu_problem
-        status = MachineStatus(
+        status = MachineShares(
             written_at_ns=now_ns,
             since_ns=self._since_ns,
             pid=os.getpid(),
@@ -470,7 +470,7 @@ class Arbiter:
             log.error("cannot write %s: %s", STATUS, error)
 
 
-def shares(ledger: Ledger) -> list[UserShare]:
+def shares(ledger: LeaseLedger) -> list[UserShare]:
     """Return what each user has, and how many asks of each wait."""
     leases: dict[str, list[Lease]] = {}
     asks: dict[str, int] = {}
@@ -498,7 +498,7 @@ def shares(ledger: Ledger) -> list[UserShare]:
     return found
 
 
-def gpu_shares(machine: Machine, ledger: Ledger) -> list[GpuShare]:
+def gpu_shares(machine: Machine, ledger: LeaseLedger) -> list[GpuShare]:
     """Return which users have each GPU."""
     users: dict[str, dict[str, int | None]] = {}
     for lease in ledger.leases.values():

@@ -32,11 +32,11 @@ _Pid = Annotated[int, Meta(ge=0, le=1 << 22)]
 _Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=_MOST_POOLS)]
 
 
-class Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class PeerMessage(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """A message: its word, then its fields."""
 
 
-class Demand(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class LeaseRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """What a start needs of the machine; leases and asks with equal demands are interchangeable.
 
     0 is "not requested" of memory, GPU memory and the time limit; "" is any GPU type.
@@ -71,7 +71,7 @@ class Hold(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     ticks: _Number = 0
 
 
-class Hello(Message, frozen=True, tag="hello"):
+class Hello(PeerMessage, frozen=True, tag="hello"):
     """The first message of a connection: the spool, and every lease that it has. Its other leases are over.
 
     *spool* is a hash of its path. With *more*, another one follows, and only the last one ends leases.
@@ -83,26 +83,26 @@ class Hello(Message, frozen=True, tag="hello"):
     more: bool = False
 
 
-class Ask(Message, frozen=True, tag="ask"):
+class Ask(PeerMessage, frozen=True, tag="ask"):
     """A start wants a lease. *number* is new for each ask, and the answer repeats it."""
 
     number: _Number
-    demand: Demand
+    demand: LeaseRequest
 
 
-class Drop(Message, frozen=True, tag="drop"):
+class Drop(PeerMessage, frozen=True, tag="drop"):
     """An ask is withdrawn; a lease that was granted for it meanwhile is over."""
 
     number: _Number
 
 
-class Begin(Message, frozen=True, tag="begin"):
+class Begin(PeerMessage, frozen=True, tag="begin"):
     """A lease is about to be used: it no longer lapses."""
 
     lease: _Number
 
 
-class Began(Message, frozen=True, tag="began"):
+class Began(PeerMessage, frozen=True, tag="began"):
     """The wrapper that uses a lease: the proof of its use if the dispatcher is gone."""
 
     lease: _Number
@@ -110,13 +110,13 @@ class Began(Message, frozen=True, tag="began"):
     ticks: _Number  # its start, in clock ticks since boot
 
 
-class End(Message, frozen=True, tag="end"):
+class EndLease(PeerMessage, frozen=True, tag="end"):
     """A lease is over."""
 
     lease: _Number
 
 
-class Welcome(Message, frozen=True, tag="welcome"):
+class Welcome(PeerMessage, frozen=True, tag="welcome"):
     """The answer to the last hello: the machine's totals, and the leases of the hello that do not exist."""
 
     cpus: _Count
@@ -125,7 +125,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     unknown: tuple[_Number, ...] = ()
 
 
-class Granted(Message, frozen=True, tag="grant"):
+class Granted(PeerMessage, frozen=True, tag="grant"):
     """The answer to an ask. The lease must begin before that time on the clock since boot, or else it lapses."""
 
     number: _Number
@@ -136,26 +136,26 @@ class Granted(Message, frozen=True, tag="grant"):
     pool_indices: tuple[tuple[_Label, tuple[_Count, ...]], ...] = ()
 
 
-class Wait(Message, frozen=True, tag="wait"):
+class Wait(PeerMessage, frozen=True, tag="wait"):
     """The other answer to an ask: why it must wait. Sent again when the reason changes."""
 
     number: _Number
     reason: _Text
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class Refused(PeerMessage, frozen=True, tag="refused"):
     """The arbiter does not serve this user, and closes the connection."""
 
     reason: _Text
 
 
-Order = Hello | Ask | Drop | Begin | Began | End
+Order = Hello | Ask | Drop | Begin | Began | EndLease
 """What a dispatcher says."""
 Reply = Welcome | Granted | Wait | Refused
 """What the arbiter says."""
 
-_orders = json.Decoder(Annotated[list[Order], Meta(max_length=MOST_MESSAGES)])
-_replies = json.Decoder(list[Reply])
+_orders: json.Decoder[list[Order]] = json.Decoder(Annotated[list[Order], Meta(max_length=MOST_MESSAGES)])
+_replies: json.Decoder[list[Reply]] = json.Decoder(list[Reply])
 _encoder = json.Encoder()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import DecodeError, Struct, json
 
-from spool.formats.arbiter_protocol import Demand
+from spool.formats.arbiter_protocol import LeaseRequest
 
 
 class UserShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,7 +31,7 @@ class GpuShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     problem: str | None = None
 
 
-class MachineStatus(Struct, frozen=True, kw_only=True):
+class MachineShares(Struct, frozen=True, kw_only=True):
     """The content of `machine.json`."""
 
     version: int = 1
@@ -46,15 +46,15 @@ class MachineStatus(Struct, frozen=True, kw_only=True):
     gpu_problem: str | None = None
 
 
-def render(status: MachineStatus) -> bytes:
+def render(status: MachineShares) -> bytes:
     """Return the text of the file."""
     return json.encode(status) + b"\n"
 
 
-def parse(text: bytes) -> MachineStatus | None:
+def parse(text: bytes) -> MachineShares | None:
     """Return the content of the file; None if it cannot be one."""
     try:
-        return json.decode(text, type=MachineStatus)
+        return json.decode(text, type=MachineShares)
     except (DecodeError, RecursionError):
         return None
 
@@ -75,7 +75,7 @@ class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
     uid: int
     user: str
     spool: str
-    demand: Demand
+    demand: LeaseRequest
     gpu_uuids: tuple[str, ...]
     gpu_indices: tuple[int, ...]
     pool_indices: tuple[tuple[str, tuple[int, ...]], ...]
@@ -102,7 +102,7 @@ class UseLine(Struct, array_like=True, frozen=True, tag="use"):
 
     user: str
     uid: int
-    demand: Demand
+    demand: LeaseRequest
     gpus: int
     asked_at_ns: int
     at_ns: int
@@ -111,7 +111,7 @@ class UseLine(Struct, array_like=True, frozen=True, tag="use"):
 
 Line = Boot | LeaseLine | BeganLine | EndLine | UseLine
 
-_lines = json.Decoder(Line)
+_lines: json.Decoder[Line] = json.Decoder(Line)
 
 
 def render_line(line: Line) -> bytes:
