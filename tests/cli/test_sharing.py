@@ -188,7 +188,7 @@ def test_a_command_that_fails_is_told(machine: Path) -> None:
         machine_service.carry_out(RunStep(("no-such-program",)))
 
 
-@pytest.mark.parametrize("home", ["/home/alice/.local/bin/spool", "/root/venv/bin/spool"])
+@pytest.mark.parametrize("home", ["/home/alice/.local/bin/spool", "/run/user/1000/venv/bin/spool"])
 def test_a_program_in_a_home_is_not_installed(home: str) -> None:
     """The service sees no home, and the program's owner could change what runs for all."""
     with pytest.raises(SpoolError, match="is in a home directory"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from spool.core import errors, layout
 from spool.core.eventnames import EventName
 from spool.core.model import OUTCOMES, State, StopKind
-from spool.formats import journal, schema
+from spool.formats import journal, machine_status, schema
 from spool.formats.history import HistoryLine
 from spool.formats.state import JobView, StateView
 from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
@@ -94,6 +95,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
 def test_every_file_is_described_in_the_same_order() -> None:
     """Presence, grammar, default, what if it is wrong: each paragraph about a file has the four, in that order."""
     clauses = [f"1.{n}" for n in range(2, 23)] + [f"4.{n}" for n in range(1, 25)] + ["2.5", "2.9"]
+    clauses += ["17.2", "17.3", "17.4", "17.5", "17.6"]
     for number in clauses:
         marks = re.findall(r"\*(Presence|Grammar|Default|If wrong)\*", clause(number))
         assert marks == ["Presence", "Grammar", "Default", "If wrong"], number
@@ -113,6 +115,20 @@ def test_the_journal_s_lines_are_the_page_s() -> None:
     found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("1.10"))}
     kinds = (journal.Waits, journal.Left, journal.Started, journal.Stopping, journal.Over, journal.Told)
     assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
+
+
+def test_the_arbiter_s_lines_are_the_page_s() -> None:
+    """Clauses 17.5 and 17.6 have each kind of line with as many words as the arbiter writes."""
+    found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("17.5") + clause("17.6"))}
+    kinds = get_args(machine_status.Line)
+    assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
+
+
+def test_the_machine_s_view_has_the_fields_of_the_page() -> None:
+    """What tools read from machine.json is on the page."""
+    for view in (machine_status.MachineShares, machine_status.UserShare, machine_status.GpuShare):
+        for field in msgspec.structs.fields(view):
+            assert f"`{field.name}`" in clause("17.3"), field.name
 
 
 def test_exit_codes_are_the_page_s() -> None:

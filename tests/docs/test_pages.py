@@ -12,7 +12,7 @@ from shell import Home, home_of_test
 from spool.cli import main, submit
 from spool.core.errors import InvalidFile
 from spool.core.units import format_duration, parse_duration, parse_size
-from spool.formats import config, jobfile, keys, reservation, schema
+from spool.formats import config, jobfile, keys, machinefile, reservation, schema
 from support import ROOT
 from test_readme import calls, end_dispatcher
 
@@ -81,12 +81,13 @@ def test_every_option_that_is_the_same_is_one(page: Path) -> None:
 
 @pytest.mark.parametrize(("page", "text"), TABLES)
 def test_every_table_of_the_pages_is_valid(page: str, text: str) -> None:
-    """Each block of TOML is a job file, or else a configuration or a reservation."""
+    """Each block of TOML is a job file, or else a configuration, of a spool or a machine, or a reservation."""
     tomllib.loads(text)
     wrong = []
     for parse in (
         lambda data: jobfile.parse(data, name="job"),
         config.parse,
+        machinefile.parse,
         lambda data: reservation.parse(data, name="demo", created_at_ns=0),
     ):
         try:
