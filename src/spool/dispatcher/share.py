@@ -36,7 +36,7 @@ from spool.formats.arbiter_protocol import LeaseRequest
 from spool.formats.freetext import one_line
 from spool.formats.state import SharedView
 from spool.machine import shared
-from spool.machine.shared import ArbiterAddress
+from spool.machine.shared import SharedMachine
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import as_if_alone, on_shared
@@ -103,7 +103,7 @@ class MachineShare:
         self._state = state
         self._wakeup = wakeup
         self._timer = timers.timer("machine", always=True)
-        self._shared: ArbiterAddress | None = None
+        self._shared: SharedMachine | None = None
         self._sock: socket.socket | None = None
         self._poll = select.poll()
         self._connected_ns = 0  # monotonic

@@ -13,7 +13,7 @@ ACCOUNT = "spool-machine"
 SOCKET = "socket"
 
 
-class ArbiterAddress(Struct, frozen=True):
+class SharedMachine(Struct, frozen=True):
     """The directory of its arbiter, and the accounts that may serve there."""
 
     directory: str
@@ -32,10 +32,10 @@ class ArbiterAddress(Struct, frozen=True):
         return f"start it with `spool machine serve {self.directory}`"
 
 
-def find(setting: str, owner: str | None) -> ArbiterAddress | None:
+def find(setting: str, owner: str | None) -> SharedMachine | None:
     """Return the shared machine by the keys `machine` and `machine_owner`; None: it is not shared."""
     where = directory(setting)
-    return ArbiterAddress(where, may_serve(owner)) if where is not None else None
+    return SharedMachine(where, may_serve(owner)) if where is not None else None
 
 
 def directory(setting: str) -> str | None:
