@@ -21,7 +21,19 @@ from spool.dispatcher.share import UnusedLease
 from spool.dispatcher.timers import boot_clock
 from spool.formats import arbiter_protocol as protocol
 from spool.formats import run_records
-from spool.formats.arbiter_protocol import Ask, Began, Begin, LeaseRequest, Drop, EndLease, Granted, Hello, Refused, Wait, Welcome
+from spool.formats.arbiter_protocol import (
+    Ask,
+    Began,
+    Begin,
+    Drop,
+    EndLease,
+    Granted,
+    Hello,
+    LeaseRequest,
+    Refused,
+    Wait,
+    Welcome,
+)
 from spool.formats.config import Config
 from spool.formats.state import SharedView
 from spool.machine import shared
