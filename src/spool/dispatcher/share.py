@@ -57,6 +57,7 @@ _FIRST_PAUSE_NS, _LONGEST_PAUSE_NS = 100 * _MS, SECOND_NS  # before another conn
 _UNSENT_NS = 10 * _MS  # before the rest is sent to an arbiter that does not read
 _BEGUN_NS = 50 * _MS  # after a launch: which wrapper has the lease; a short run has ended by then
 _MOST_NUMBER = 1 << 53
+_MOST_READ = 4 * protocol.MOST_BYTES  # a welcome that names many unknown leases is longer than what may be said
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -489,7 +490,7 @@ class MachineShare:
         """Read the replies of the arbiter. Never raises."""
         while self._sock is not None:
             try:
-                datagram = self._sock.recv(protocol.MOST_BYTES)
+                datagram = self._sock.recv(_MOST_READ)
             except BlockingIOError:
                 return
             except ConnectionResetError:  # it has closed, unread; its last words come first
