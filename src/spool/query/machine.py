@@ -20,7 +20,7 @@ from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
 from spool.formats.history import parse_history_line
 from spool.query.jobs import RECENT_NS, JobLister, counts
-from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, without_users
+from spool.query.shared import GpuLease, MachineSharing, MachineUse, leases_on, problems_of, without_users
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Service, Spool
 
@@ -119,9 +119,14 @@ class MachineStatus(Struct, frozen=True):
     shared: MachineSharing | None = None  # None: the machine is this spool's alone
 
     @property
+    def _use(self) -> MachineUse | None:
+        return self.shared.use if self.shared is not None else None
+
+    @property
     def cpus_free(self) -> int:
         """The number of CPUs not granted."""
-        return max(self.cpus - self.cpus_granted - self.cpus_elsewhere, 0)
+        free = self.cpus - self.cpus_granted
+        return max(min(free, self._use.cpus_free) if self._use is not None else free, 0)
 
     @property
     def cpus_elsewhere(self) -> int:
@@ -131,7 +136,8 @@ class MachineStatus(Struct, frozen=True):
     @property
     def memory_not_granted_bytes(self) -> int:
         """The memory not granted to any run; it may be in use all the same."""
-        return max(self.memory_bytes - self.memory_granted_bytes - self.memory_elsewhere_bytes, 0)
+        free = self.memory_bytes - self.memory_granted_bytes
+        return max(min(free, self._use.memory_free_bytes) if self._use is not None else free, 0)
 
     @property
     def memory_elsewhere_bytes(self) -> int:

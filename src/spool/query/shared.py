@@ -6,7 +6,7 @@ limit, and its numbers must be such as can be added. Its words are shown as all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -28,7 +28,7 @@ SILENT_NS = 5 * SECOND_NS
 """An arbiter that has not renewed the file for so long does not answer."""
 
 _MOST_BYTES = 4 << 20
-_MOST = 1 << 60  # a larger number is a mistake, or meant to do harm
+_MOST = 1 << 62  # a larger number is a mistake, or meant to do harm
 _MOST_USERS = 4096
 
 
@@ -251,9 +251,9 @@ def pools_of(share: UserShare) -> str:
     return ", ".join(f"{name} {number}" for name, number in sorted(share.resources.items()) if number)
 
 
-def lease_words(lease: GpuLease) -> str:
+def lease_words(lease: GpuLease, size: Callable[[int], str] = show_size) -> str:
     """Describe a user's part of a GPU: "bob's lease (granted 20 GiB, uses 18 GiB)"."""
-    granted = f"granted {show_size(lease.granted_bytes)}" if lease.granted_bytes is not None else ""
-    taken = f"uses {show_size(lease.taken_bytes)}" if lease.taken_bytes is not None else ""
+    granted = f"granted {size(lease.granted_bytes)}" if lease.granted_bytes is not None else ""
+    taken = f"uses {size(lease.taken_bytes)}" if lease.taken_bytes is not None else ""
     tail = ", ".join(filter(None, (granted, taken)))
     return f"{lease.user}'s lease{f' ({tail})' if tail else ''}"
