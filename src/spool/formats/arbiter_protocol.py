@@ -173,7 +173,7 @@ def read_orders(datagram: bytes) -> list[Order]:
     """Return the messages of a dispatcher. Raises only NotAMessage."""
     try:
         return _orders.decode(datagram)
-    except (DecodeError, RecursionError) as error:
+    except (DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise NotAMessage(str(error)) from None
 
 
@@ -181,5 +181,5 @@ def read_replies(datagram: bytes) -> list[Reply]:
     """Return the messages of the arbiter. Raises only NotAMessage."""
     try:
         return _replies.decode(datagram)
-    except (DecodeError, RecursionError) as error:
+    except (DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise NotAMessage(str(error)) from None
