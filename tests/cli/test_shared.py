@@ -243,7 +243,7 @@ def test_a_hostile_name_reaches_no_terminal_unescaped(spool: Command, spool_root
 def test_another_accounts_file_is_not_believed(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of an account that may not serve the machine is a problem that names that account; nothing else is told."""
+    """A file of an account that may not serve the machine is a problem that names it, and nothing more."""
     path = join(spool_root, shares(BOB))
     real = os.fstat
 

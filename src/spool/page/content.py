@@ -132,9 +132,12 @@ class PageContent(Struct, frozen=True):
 
 
 class ContentReader:
-    """Builds the page's content repeatedly, and reads only the changes. *config* returns the one in force."""
+    """Builds the page's content repeatedly, and reads only the changes.
 
-    def __init__(self, root: str, config: Callable[[], Config] = Config) -> None:
+    *config* returns the configuration in force; without it, that is read when it is needed.
+    """
+
+    def __init__(self, root: str, config: Callable[[], Config | None] = lambda: None) -> None:
         self._root = root
         self._config = config
         self._spool = TolerantSpool(root)  # a new one for each look
