@@ -25,7 +25,7 @@ from spool.store.spool import Spool
 
 FILE = "machine.json"
 SILENT_NS = 5 * SECOND_NS
-"""An arbiter that has not renewed the file for so long does not answer."""
+"""An arbiter that has not renewed the file for longer does not answer."""
 
 _MOST_BYTES = 4 << 20
 _MOST = 1 << 62  # a larger number is a mistake, or meant to do harm
