@@ -54,7 +54,7 @@ def test_info_shows_a_line_for_each_user(spool: Command, spool_root: Path) -> No
     table = [line.split() for line in lines[at + 1 : at + 5]]
     assert table == [
         ["USER", "LEASES", "CPU", "MEM", "GPU", "RESOURCES", "WAITING"],
-        [this_user(), "(you)", "1", "1", "2G"],
+        [this_user(), "(this", "spool)", "1", "1", "2G"],
         ["bob", "2", "5", "8G", "1", "licence", "1", "4"],
         ["carol", "1", "2"],
     ]
@@ -174,6 +174,25 @@ def test_the_machine_is_the_arbiters_within_the_limits_of_the_spool(spool: Comma
     join(spool_root, shares(BOB), config="autostart = false\ncpus = 2\n")
     assert asked(spool, "info")["cpus"] == 2
     assert "CPUs        2, 0 granted, 5 granted to others, 2 free" in spool("info").out
+
+
+def test_starts_that_wait_for_leases_are_no_runs(spool: Command, spool_root: Path) -> None:
+    """A job behind them is told that it starts after them, since nothing of them could end."""
+    join(spool_root, shares(), config="autostart = false\ncpus = 1\n")
+    put_job(spool_root, "first", limited("1h"))
+    put_job(spool_root, "second", limited("1h"))
+    first, second = (each["name"] for each in asked(spool, "plan")["starts"] + asked(spool, "plan")["waits"])
+    why = asked(spool, "why", second)
+    assert (why["must_end"], why["starts_after"]) == ([], [first])
+
+
+def test_a_submission_is_judged_by_the_shared_machine(spool: Command, spool_root: Path) -> None:
+    """A job that fits what the arbiter has to give raises no doubt, and one that does not raises one."""
+    join(spool_root, shares(cpus=500))
+    wide = spool("submit", "--hold", "--name", "wide", "--cpus", 400, "--resource", "licence=2", "--", "true")
+    assert (wide.code, wide.err) == (0, "")
+    wider = spool("submit", "--hold", "--name", "wider", "--cpus", 600, "--", "true")
+    assert "job wider never fits: needs 600 CPUs, the machine has 500" in wider.err
 
 
 def test_gpus_names_the_users_that_have_leases(

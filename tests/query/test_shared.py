@@ -21,7 +21,7 @@ from spool.store.ownership import this_user
 def seen(directory: Path, now_ns: int | None = None) -> MachineSharing:
     """Return what the user of the tests sees of the machine that is served in *directory*."""
     place = SharedMachine(str(directory), frozenset({os.geteuid()}))
-    return read(place, this_user(), time.time_ns() if now_ns is None else now_ns)
+    return read(place, os.getuid(), time.time_ns() if now_ns is None else now_ns)
 
 
 def test_the_parts_add_up(tmp_path: Path) -> None:
@@ -40,6 +40,15 @@ def test_the_parts_add_up(tmp_path: Path) -> None:
     assert (found.cpus_elsewhere(1), found.memory_elsewhere_bytes(G), found.gpus_elsewhere(1)) == (11, 8 * G, 0)
     told = arbiter_view(found)
     assert (told.cpus, told.memory_bytes, told.problem) == (8, 32 * G, "")
+
+
+def test_a_user_without_an_account_is_known_by_number(tmp_path: Path) -> None:
+    """The arbiter names such a user by the number; that is one's own part all the same."""
+    nobodys = 4_000_001
+    write(tmp_path, shares(BOB, UserShare(user=f"uid-{nobodys}", leases=1)))
+    use = read(SharedMachine(str(tmp_path), frozenset({os.geteuid()})), nobodys, time.time_ns()).use
+    assert use is not None
+    assert (use.own.leases, use.others) == (1, (BOB,))
 
 
 def test_an_old_file_is_from_an_arbiter_that_does_not_answer(tmp_path: Path) -> None:
@@ -74,7 +83,7 @@ def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
 def test_a_file_of_another_account_says_nothing(tmp_path: Path) -> None:
     """Only root, the arbiter's account, oneself and the account that one names are believed."""
     write(tmp_path, shares(BOB))
-    found = read(SharedMachine(str(tmp_path), frozenset({os.geteuid() + 1})), this_user(), time.time_ns())
+    found = read(SharedMachine(str(tmp_path), frozenset({os.geteuid() + 1})), os.getuid(), time.time_ns())
     assert "who is not trusted to serve this machine" in found.problem
     assert found.use is None
 

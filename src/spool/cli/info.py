@@ -14,7 +14,6 @@ from spool.core.units import show_duration, show_size
 from spool.formats.machine_status import UserShare
 from spool.query.machine import MachineStatus, RunHere, machine_status
 from spool.query.shared import MachineSharing, pools_of
-from spool.store.ownership import this_user
 
 _COLUMNS = (
     render.Column("JOB", cut="middle"),
@@ -106,7 +105,7 @@ def _print_shared(shared: MachineSharing, now_ns: int) -> None:
     render.prose(f"shared machine ({shared.directory}): {told}: {', '.join(totals)}")
     if use.gpu_problem is not None:
         render.prose(f"its GPUs are unknown: {use.gpu_problem}")
-    rows = [_share(use.own, " (you)" if use.own.user == this_user() else " (owner)")]
+    rows = [_share(use.own, " (this spool)")]
     rows += [_share(each) for each in use.others[:_MOST_USERS]]
     kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
     render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])

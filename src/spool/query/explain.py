@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError, cannot
@@ -88,7 +90,7 @@ def why(spool: Spool, name: str) -> Explanation:
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
         reasons = reasons or _by_machine(seen.shared, said.reason if said is not None else "")
     kept = any(reason.code in _KEPT for reason in reasons)  # until a user or the arbiter acts: no time can be given
-    found = StartForecast() if kept else forecast(seen.plan, (name,)).get(name, StartForecast())
+    found = StartForecast() if kept else _forecast(seen, (name,)).get(name, StartForecast())
     order = seen.plan.in_order()
     ahead = next((at for at, (other, _) in enumerate(order) if other is job), 0)
     standing = next((standing for other, standing in order if other is job), None)
@@ -119,6 +121,22 @@ def why(spool: Spool, name: str) -> Explanation:
         start_unknown=found.unknown,
         start_is_earliest=True if seen.shared is not None else None,
     )
+
+
+def _forecast(seen: Snapshot, names: Collection[str] | None = None) -> Mapping[str, StartForecast]:
+    """Return the forecast; on a shared machine a job that would start now may wait for its lease as well."""
+    found = forecast(seen.plan, names)
+    if seen.shared is None:
+        return found
+    here = seen.view.running
+    return {
+        name: replace(
+            start,
+            must_end=tuple(other for other in start.must_end if other in here),
+            starts_after=(*(other for other in start.must_end if other not in here), *start.starts_after),
+        )
+        for name, start in found.items()
+    }
 
 
 def _submitted(spool: Spool, name: str) -> Explanation | None:
@@ -258,10 +276,15 @@ def preview(spool: Spool) -> Preview:
     """Return what a dispatcher would do now and later, from a fresh look at the spool and the machine."""
     seen = snapshot(spool, with_tasks=True)
     view, plan = seen.view, seen.plan
-    asked = _asked_about(spool, seen)
+    would_start = {start.name for start in plan.starts}
+    asked = {
+        name: reason
+        for name, reason in _asked_about(spool).items()
+        if name in would_start or not reason.startswith(_MACHINE)
+    }
     grants = {start.name: start.grant for start in plan.starts if start.name not in asked}
     ending = {each.name for each in plan.endings}
-    expected = forecast(plan)
+    expected = _forecast(seen)
     starts: list[StartingJob] = []
     waits: list[WaitingJob] = []
     order = [each for each in plan.in_order() if each[0].name not in ending]
@@ -271,8 +294,8 @@ def preview(spool: Spool) -> Preview:
             starts.append(StartingJob(place, job, standing, grants[name]))
             continue
         if name in asked:
-            code, reason = asked[name]
-            found = StartForecast(unknown=reason)
+            reason = asked[name]
+            code, found = "machine" if reason.startswith(_MACHINE) else "hook", StartForecast(unknown=reason)
         else:
             no = plan.reason(name)
             code, reason = (no.code, str(no)) if no is not None else ("", "")
@@ -298,12 +321,8 @@ def preview(spool: Spool) -> Preview:
     )
 
 
-def _asked_about(spool: Spool, seen: Snapshot) -> dict[str, tuple[str, str]]:
-    """Return why starts wait for an answer: of hooks and plugins by the dispatcher's last words, or of the arbiter."""
+def _asked_about(spool: Spool) -> dict[str, str]:
+    """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins, or for a lease."""
     state = JobLister(spool).state
-    jobs = state.jobs if state is not None else {}
-    found = {name: ("hook", said.reason) for name, said in jobs.items() if said.reason.startswith(_HOOK)}
-    for name in (start.name for start in seen.plan.starts if start.name in jobs):
-        for no in _by_machine(seen.shared, jobs[name].reason):
-            found[name] = no.code, no.text
-    return found
+    jobs = state.jobs.items() if state is not None else ()
+    return {name: said.reason for name, said in jobs if said.reason.startswith((_HOOK, _MACHINE))}

@@ -122,12 +122,11 @@ def shared_machine(spool: Spool, now_ns: int, config: Config | None = None) -> M
     place = shared.find(config.machine, config.machine_owner)
     if place is None:
         return None
-    owner = spool.ownership.owner
-    return read(place, name_of(owner) if owner is not None else "", now_ns)
+    return read(place, spool.ownership.owner, now_ns)
 
 
-def read(place: shared.SharedMachine, user: str, now_ns: int) -> MachineSharing:
-    """Return the shared machine that is served at *place*, as *user* sees it."""
+def read(place: shared.SharedMachine, uid: int | None, now_ns: int) -> MachineSharing:
+    """Return the shared machine that is served at *place*, as the user *uid* sees it."""
     path = f"{place.directory}/{FILE}"
 
     def unknown(problem: str, written_at_ns: int | None = None) -> MachineSharing:
@@ -147,7 +146,7 @@ def read(place: shared.SharedMachine, user: str, now_ns: int) -> MachineSharing:
         return unknown(f"{path} is damaged", status.st_mtime_ns)
     silent_ns = now_ns - status.st_mtime_ns
     problem = f"the arbiter has not answered for {show_duration(silent_ns)}" if silent_ns > SILENT_NS else ""
-    return MachineSharing(place.directory, problem, place.remedy, status.st_mtime_ns, _use(told, user))
+    return MachineSharing(place.directory, problem, place.remedy, status.st_mtime_ns, _use(told, uid))
 
 
 def _is_sound(told: machine_status.MachineShares) -> bool:
@@ -160,9 +159,11 @@ def _is_sound(told: machine_status.MachineShares) -> bool:
     return len(told.users) <= _MOST_USERS and all(0 <= number <= _MOST for number in numbers)
 
 
-def _use(told: machine_status.MachineShares, user: str) -> MachineUse:
+def _use(told: machine_status.MachineShares, uid: int | None) -> MachineUse:
     users = told.users
-    others = [share for share in users if share.user != user]
+    names = (name_of(uid), f"uid-{uid}") if uid is not None else ()  # the other one if it has no account
+    own = next((share for share in users if share.user in names), UserShare(user=names[0] if names else ""))
+    others = [share for share in users if share.user != own.user]
     return MachineUse(
         arbiter=told.pid,
         since_at_ns=told.since_ns,
@@ -177,7 +178,7 @@ def _use(told: machine_status.MachineShares, user: str) -> MachineUse:
             name: PoolUse(total, sum(share.resources.get(name, 0) for share in users))
             for name, total in told.resources.items()
         },
-        own=next((share for share in users if share.user == user), UserShare(user=user)),
+        own=own,
         others=tuple(sorted(others, key=_by_part)),
         by_gpu={gpu.uuid: gpu for gpu in told.gpus},
     )

@@ -305,10 +305,13 @@ def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_n
 
     The wait for NVML is limited to *patience_ns*.
     """
+    settings = Settings(spool)
     world = MachineMonitor(
-        spool, SchedulerState(), Settings(spool), with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)
+        spool, SchedulerState(), settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)
     )
     try:
-        return world.machine(now_ns, patience_ns=patience_ns)
+        machine = world.machine(now_ns, patience_ns=patience_ns)
     finally:
         world.close()
+    shared = shared_machine(spool, now_ns, settings.config)
+    return machine if shared is None else on_shared(machine, settings.config, arbiter_view(shared))
