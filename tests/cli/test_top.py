@@ -18,8 +18,12 @@ from rich.cells import cell_len
 
 from calling import Command, put_job, start
 from plugins.fake_nvml import GIB, FakeNvml
+from sharing import BOB, gpu_share, join, shares
 from spool.core.model import State
+from spool.formats.machine_status import UserShare
+from spool.formats.state import GpuView, MachineView, StateView, render_state
 from spool.query.jobs import JobRow
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for
 
@@ -595,3 +599,35 @@ def test_questions_are_answered_by_click_too(spool: Command, spool_root: Path) -
         assert os.listdir(spool_root / "queued") == []
 
     drive(spool_root, steps)
+
+
+def test_the_other_users_of_a_shared_machine_have_a_line_each(spool: Command, spool_root: Path) -> None:
+    """The bars count what they hold, a GPU names them, and the last of four lines counts the rest."""
+    others = (
+        BOB,
+        *(UserShare(user=f"u{n}", leases=1, cpus=1, asks=n) for n in range(4)),
+        UserShare(user=HOSTILE[1], leases=1, cpus=2),
+    )
+    join(spool_root, shares(*others, gpus=(gpu_share(0, ("bob", None)), gpu_share(1))))
+    cards = tuple(GpuView(uuid=f"GPU-{n}", index=n, memory_total_bytes=80 * GIB) for n in range(2))
+    machine = MachineView(
+        cpus=16, cpus_free=14, memory_bytes=32 * GIB, memory_free_bytes=32 * GIB, gpus=cards, gpus_at_ns=1
+    )
+    (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=1, pid=1, machine=machine)))
+    lock = LockedSpool(str(spool_root))
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("2+9/16", "0B+8G/32G", "0+1/2", "bob's lease")
+        users = [line.rstrip() for line in screen.lines if " lease" in line and "GPU 0" not in line]
+        assert users[:2] == [
+            " bob 2 leases: 5 CPUs, 8 GiB, 1 GPU, licence 1; 4 waiting",
+            r" \u001b[2Jclear 1 lease: 2 CPUs",
+        ]
+        assert len(users) == 3
+        assert " 3 more users: see `spool info`" in screen.text
+        assert "\x1b" not in screen.text
+
+    try:
+        drive(spool_root, steps, size=(100, 40))
+    finally:
+        lock.release()

@@ -20,7 +20,7 @@ from core.test_elsewhere import THERE, far_job, far_run
 from core.worlds import BOX, POLICIES, comings, over_committed, waiting
 from spool.core.backfill import as_run
 from spool.core.forecast import StartForecast, forecast
-from spool.core.model import Dependencies, Grant, Limits, Machine, Policy, Pool, Reservation, State, Waiting
+from spool.core.model import Dependencies, Grant, Limits, Machine, NoLeases, Policy, Pool, Reservation, State, Waiting
 from spool.core.reasons import CODES
 from spool.core.scheduler import Plan, decide
 from spool.core.simulation import Outcome, Pass, Simulation
@@ -234,6 +234,7 @@ SITUATIONS: dict[str, tuple[Callable[[], Plan], int | None]] = {
     "paused": (lambda: plan(job("j"), paused=True), None),
     "scheduling_timeout": (lambda: plan(job("j", waited=9, scheduling_timeout_ns=S)), None),
     "refused": (lambda: plan(job("j"), on=machine(refusal="no processes")), None),
+    "machine": (lambda: plan(job("j"), on=machine(no_leases=NoLeases("the arbiter has not answered", NOW))), None),
     "begins": (lambda: plan(job("j", start_after_ns=NOW + 40 * S)), 40),
     "retry": (lambda: plan(job("j", not_before_ns=NOW + 40 * S)), 40),
     "running": (lambda: plan(job("j"), running=[run("j", ran=0, time_limit_ns=50 * S)]), 50),

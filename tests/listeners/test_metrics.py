@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from spool.core.eventnames import EventName
 from spool.core.events import Event
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
 from spool.formats.config import Config
-from spool.formats.state import GpuView, JobView, MachineView, PassesView, PoolView, StateView, render_state
+from spool.formats.state import GpuView, JobView, MachineView, PassesView, PoolView, SharedView, StateView, render_state
 from spool.listeners import metrics
 from spool.listeners.metrics import Metrics
 from support import PATIENCE_S, ROOT
@@ -51,6 +52,7 @@ VIEW = StateView(
             GpuView(uuid="GPU-b", index=1, problem="fell off the bus"),
         ),
         resources={"licence": PoolView(total=3, granted=2)},
+        shared=SharedView(directory="/run/spool"),
     ),
     passes=PassesView(count=3, sum_ns=3 * SECOND_NS, last_ns=SECOND_NS, bounds_ns=(SECOND_NS,), counts=(2, 1)),
     events_lost=2,
@@ -159,6 +161,19 @@ def test_the_file_says_what_there_is(listener: Metrics, out: Path) -> None:
     assert value(found, "spool_run_duration_seconds_bucket", outcome="failed", le="60.0") == 1
     assert value(found, "spool_job_wait_seconds_sum") == 2
     assert value(found, "spool_run_gpu_seconds_total") == 60
+
+
+def test_the_arbiter_of_a_shared_machine_is_up_or_not(listener: Metrics, out: Path, spool_root: Path) -> None:
+    """A number says whether it grants leases; a machine that is not shared has no such number."""
+    listener.tick()
+    assert value(samples(out), "spool_arbiter_up") == 1
+    assert VIEW.machine is not None
+    silent = SharedView(directory="/run/spool", problem="the arbiter has not answered")
+    for shared, told in ((silent, [0]), (None, [])):
+        view = replace(VIEW, machine=replace(VIEW.machine, shared=shared))
+        (spool_root / "state.json").write_bytes(render_state(view))
+        Metrics(str(spool_root), listener._config).tick()
+        assert [number for (name, _), number in samples(out).items() if name == "spool_arbiter_up"] == told
 
 
 def test_it_is_written_whole_for_whoever_reads_it_and_not_more_often_than_it_may(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from base64 import b64encode
@@ -26,8 +27,11 @@ from pages import (
     lay,
     page_of,
 )
-from spool.core.model import SECOND_NS, State
-from spool.formats.state import JobView, MachineView, PoolView, StateView
+from sharing import BOB, gpu_share, join, mine, shares
+from spool.core.model import SECOND_NS, ForeignProcess, State
+from spool.formats.machine_status import UserShare
+from spool.formats.state import JobView, MachineView, PoolView, SharedView, StateView
+from spool.store.ownership import this_user
 
 NOW_NS = time.time_ns()
 
@@ -222,3 +226,43 @@ def test_a_job_that_waits_in_slurm_stands_among_those_that_wait(spool_root: Path
     assert "1 submitted" in text
     assert reason in text
     assert "0 running" in text
+
+
+def test_the_users_of_a_shared_machine_are_on_the_page(spool_root: Path) -> None:
+    """A table has each user's part, a GPU names the lease, and the tiles count what others have."""
+    evil = UserShare(user=EVIL.replace("\ud800", ""), leases=1, cpus=1)
+    path = join(spool_root, shares(BOB, evil, own=mine(leases=1, cpus=2), gpus=(gpu_share(0, ("bob", 20 * G)),)))
+    foreign = (ForeignProcess(4711, "python", 3 * G, "bob"),)
+    machine = MachineView(
+        cpus=16,
+        cpus_free=14,
+        memory_bytes=64 * G,
+        memory_free_bytes=64 * G,
+        gpus_at_ns=NOW_NS,
+        gpus=(a_gpu_view(0, foreign_processes=foreign), a_gpu_view(1)),
+        shared=SharedView(directory=str(path.parent)),
+    )
+    reason = "machine: cpus: needs 2, 0 free (2 leases of bob hold 5)"
+    lay(spool_root, a_view(NOW_NS, machine=machine, jobs={"one": a_waiting_job(NOW_NS, reason)}))
+    os.utime(path, ns=(NOW_NS, NOW_NS))
+    text = the_page(spool_root).text
+    assert reason in text
+    assert "8 / 16 CPUs" in text
+    assert "1 / 2 GPUs" in text
+    assert "bob's lease (granted 20 GiB, uses 3 GiB)" in text
+    assert "pid 4711" not in text
+    rows = text[text.index("Shared machine") :]
+    assert "User Leases CPUs Memory GPUs Waiting Resources" in rows
+    assert f"{this_user()} this spool 1 2" in rows
+    assert "bob 2 5 8 GiB 1 4 licence 1" in rows
+    path.unlink()
+    without = the_page(spool_root).text
+    assert "shared machine: the arbiter is not running" in without
+    assert "Leases" not in without
+
+
+def test_the_page_of_a_machine_that_is_not_shared_has_no_such_table(spool_root: Path) -> None:
+    """Whatever the file says, it is not read unless the dispatcher's view has an arbiter."""
+    join(spool_root, shares(BOB))
+    lay(spool_root, busy_view(NOW_NS))
+    assert "Shared machine" not in the_page(spool_root).text

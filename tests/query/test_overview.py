@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from calling import put_job
+from sharing import BOB, join, shares, write
 from spool.core.errors import SpoolUnusable
 from spool.core.model import State
+from spool.formats.machine_status import UserShare
 from spool.formats.state import MachineView, StateView, render_state
 from spool.query.overview import OverviewReader
 from spool.store.lock import hold
@@ -70,3 +73,28 @@ def test_a_spool_that_is_gone_is_an_error_and_may_come_back(spool_root: Path) ->
     seen = reader.look(time.time_ns())
     assert seen is not None
     assert (seen.count(State.QUEUED), seen.count(State.HELD), seen.count(State.QUEUED, State.HELD)) == (1, 1, 2)
+
+
+def test_what_other_users_have_is_news_and_the_time_is_none(spool_root: Path) -> None:
+    """Another lease is a reason to look; that the arbiter renews its file is none, until it no longer does."""
+    path = join(spool_root, shares(BOB))
+    now = path.stat().st_mtime_ns
+    reader = OverviewReader(str(spool_root))
+    first = reader.look(now)
+    assert first is not None
+    assert first.shared is not None
+    assert first.shared.use is not None
+    assert [share.user for share in first.shared.use.others] == ["bob"]
+    join(spool_root, shares(BOB))
+    os.utime(path, ns=(now + SECOND, now + SECOND))
+    reader.look(now + SECOND)  # config.toml is another one by now
+    os.utime(path, ns=(now + 2 * SECOND, now + 2 * SECOND))
+    assert reader.look(now + 2 * SECOND) is None
+    write(path.parent, shares(BOB, UserShare(user="carol", asks=1)))
+    os.utime(path, ns=(now + 3 * SECOND, now + 3 * SECOND))
+    second = reader.look(now + 3 * SECOND)
+    assert second is not None
+    assert second.problems == ()
+    third = reader.look(now + 9 * SECOND)
+    assert third is not None
+    assert third.problems[0].startswith("shared machine: the arbiter has not answered for 6 s; start it with")

@@ -10,6 +10,7 @@ from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.gpus import stranger
 from spool.query.machine import GpuHolder, GpuState, GpuStatus, gpus
+from spool.query.shared import lease_words
 
 _COLUMNS = (
     render.Column("GPU", right=True),
@@ -22,9 +23,10 @@ _COLUMNS = (
     render.Column("WHO", cut="words", least=12),
     render.Column("UUID", drop=6),
 )
-_IN_USE = frozenset({GpuState.ALONE, GpuState.SHARED, GpuState.FOREIGN})  # STATE and WHO say why it is unavailable
+# STATE and WHO say why these are unavailable.
+_IN_USE = frozenset({GpuState.ALONE, GpuState.SHARED, GpuState.LEASED, GpuState.FOREIGN})
 _STYLES = {
-    GpuState.IDLE: "green", GpuState.ALONE: "", GpuState.SHARED: "", GpuState.FOREIGN: "yellow",
+    GpuState.IDLE: "green", GpuState.ALONE: "", GpuState.SHARED: "", GpuState.LEASED: "", GpuState.FOREIGN: "yellow",
     GpuState.UNUSED: "dim", GpuState.PROBLEM: "red",
 }  # fmt: skip
 
@@ -36,9 +38,10 @@ def command(root: str, as_json: bool) -> int:
     """Show each GPU: its memory, who uses it, what else runs on it, and why it is unavailable.
 
     The values come from the dispatcher if it watches the GPUs, so that you see what it bases decisions on; otherwise
-    from NVML. STATE is idle, alone (one run has it), shared (runs that set gpu_memory), foreign (processes outside
-    spool are on it), unused (excluded by gpu.use) or problem. BUSY is the share of recent time in which it computed,
-    MEM BUSY in which it read or wrote its memory; empty if NVML does not report them.
+    from NVML. STATE is idle, alone (one run has it), shared (runs that set gpu_memory), leased (another user of a
+    shared machine has it, or a part), foreign (processes outside spool are on it), unused (excluded by gpu.use) or
+    problem. BUSY is the share of recent time in which it computed, MEM BUSY in which it read or wrote its memory; empty
+    if NVML does not report them.
 
       spool gpus
       spool gpus --json | jq '.gpus[] | select(.why_not == null) | .index'
@@ -66,6 +69,7 @@ def command(root: str, as_json: bool) -> int:
 def _row(each: GpuStatus) -> list[str]:
     gpu = each.gpu
     who = [_holder(holder) for holder in each.holders]
+    who += [lease_words(lease, render.size) for lease in each.leases or ()]
     who += [stranger(one, render.size(one.memory_bytes), one.user or "") for one in gpu.foreign]
     who += [f"reserved {line}" for line in each.reserved]
     return [

@@ -11,7 +11,9 @@ from spool.core.names import engine_title
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
+from spool.formats.machine_status import UserShare
 from spool.query.machine import MachineStatus, RunHere, machine_status
+from spool.query.shared import MachineSharing, pools_of
 
 _COLUMNS = (
     render.Column("JOB", cut="middle"),
@@ -23,6 +25,18 @@ _COLUMNS = (
     render.Column("FOR", right=True),
     render.Column(""),
 )
+
+_SHARES = (
+    render.Column("USER", cut="middle"),
+    render.Column("LEASES", right=True),
+    render.Column("CPU", right=True),
+    render.Column("MEM", right=True, drop=2),
+    render.Column("GPU", right=True),
+    render.Column("RESOURCES", cut="words", drop=1),
+    render.Column("WAITING", right=True),
+)
+_FIXED = 3  # columns that are there even if they are empty
+_MOST_USERS = 50
 
 
 @click.command(cls=Verb)
@@ -51,7 +65,7 @@ def _print(found: MachineStatus) -> None:
     lines = [
         ("spool", f"{found.spool}{'  (paused: no job starts)' if found.paused else ''}"),
         ("dispatcher", _dispatcher(found)),
-        ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {found.cpus_free} free"),
+        ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {_elsewhere(found)}{found.cpus_free} free"),
         ("memory", _memory(found)),
         ("GPUs", _gpus(found)),
         *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
@@ -63,11 +77,52 @@ def _print(found: MachineStatus) -> None:
     render.pairs(lines)
     for problem in found.problems:
         render.prose(f"problem: {problem}")
+    if found.shared is not None:
+        _print_shared(found.shared, found.at_ns)
     if found.runs:
         render.say()
         rows = [_row(each, found.at_ns) for each in found.runs]
         kept = [at for at, column in enumerate(_COLUMNS) if column.title != "RESOURCES" or any(row[at] for row in rows)]
         render.table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
+
+
+def _elsewhere(found: MachineStatus) -> str:
+    return f"{found.cpus_elsewhere} granted to others, " if found.cpus_elsewhere else ""
+
+
+def _print_shared(shared: MachineSharing, now_ns: int) -> None:
+    """Print the totals of a shared machine, and a line for each of its users."""
+    render.say()
+    use = shared.use
+    if use is None:
+        render.prose(f"shared machine: {shared.problem}")
+        return
+    totals = [f"{use.cpus_granted} of {count_of(use.cpus, 'CPU')}"]
+    totals.append(f"{show_size(use.memory_granted_bytes)} of {show_size(use.memory_bytes)}")
+    totals += [f"{use.gpus_granted} of {count_of(use.gpus, 'GPU')}"] if use.gpus else []
+    totals += [f"{pool.granted} of {pool.total} {name}" for name, pool in use.resources.items()]
+    told = f"{shared.problem}; granted then" if shared.problem else f"arbiter pid {use.arbiter}; granted"
+    render.prose(f"shared machine ({shared.directory}): {told}: {', '.join(totals)}")
+    if use.gpu_problem is not None:
+        render.prose(f"its GPUs are unknown: {use.gpu_problem}")
+    rows = [_share(use.own, " (this spool)")]
+    rows += [_share(each) for each in use.others[:_MOST_USERS]]
+    kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
+    render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])
+    if len(use.others) > _MOST_USERS:
+        render.prose(f"and {len(use.others) - _MOST_USERS} more users")
+
+
+def _share(share: UserShare, remark: str = "") -> list[str]:
+    return [
+        f"{share.user}{remark}",
+        str(share.leases),
+        str(share.cpus),
+        render.size(share.memory_bytes) if share.memory_bytes else "",
+        str(share.gpus or ""),
+        pools_of(share),
+        str(share.asks or ""),
+    ]
 
 
 def _row(each: RunHere, now_ns: int) -> list[str]:
@@ -118,6 +173,7 @@ def _memory(found: MachineStatus) -> str:
     parts = [
         f"{show_size(found.memory_bytes)} after the reserve",
         f"{show_size(found.memory_granted_bytes)} granted",
+        *([f"{show_size(found.memory_elsewhere_bytes)} granted to others"] if found.memory_elsewhere_bytes else []),
         f"{show_size(found.memory_not_granted_bytes)} not granted",
     ]
     if found.memory_available_bytes is not None:

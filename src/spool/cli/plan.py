@@ -71,7 +71,10 @@ def _print(found: Preview) -> None:
         if found.protected_until_at_ns is not None:
             about = "about " if found.protected_by_guess else ""
             until = f", which could start in {about}{show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
+            until += " at the earliest" if found.start_is_earliest else ""
         render.prose(f"resources are kept free for {found.protected}{until}")
+    if found.start_is_earliest and rows:
+        render.prose("the machine is shared, and other users' jobs may go first: each START is the earliest")
     if not found.dispatcher:
         render.prose("no dispatcher is running: `spool dispatch` starts one")
 

@@ -24,7 +24,7 @@ PUBLIC = {
     "Explanation": """
         name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score standing
         behind behind_score ahead dispatcher last_said at_ns engine engine_id starts_after if_finished
-        later_than_at_ns start_unknown
+        later_than_at_ns start_unknown start_is_earliest
     """,
     "Figures": """
         jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
@@ -33,12 +33,13 @@ PUBLIC = {
     "Finding": "check level text remedy fixed",
     "ForeignProcess": "pid name memory_bytes user job",
     "GpuHolder": "job=run.name run=run.run user=run.user granted_bytes=run.grant.gpu_memory_bytes taken_bytes",
+    "GpuLease": "user granted_bytes taken_bytes",
     "GpuList": "gpus problem reserved at_ns",
     "GpuStatus": """
         index=gpu.index uuid=gpu.uuid name=gpu.name memory_total_bytes=gpu.memory_total_bytes
         memory_free_bytes=gpu.memory_free_bytes utilisation_percent=gpu.utilisation_percent
         memory_utilisation_percent=gpu.memory_utilisation_percent mig=gpu.mig state holders foreign=gpu.foreign
-        reserved why_not
+        reserved why_not leases
     """,
     "GpuUse": "watched_ns mean_percent peak_percent memory_watched_ns mean_memory_bytes peak_memory_bytes",
     "Grant": "cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere",
@@ -54,7 +55,11 @@ PUBLIC = {
     "MachineStatus": """
         spool paused dispatcher cpus cpus_granted memory_bytes memory_granted_bytes memory_available_bytes
         disk_free_bytes disk_floor_bytes gpus gpu_problem resources max_running runs states ended problems at_ns
-        next_dispatcher
+        next_dispatcher shared
+    """,
+    "MachineUse": """
+        arbiter since_at_ns cpus cpus_granted memory_bytes memory_granted_bytes gpus gpus_granted gpu_problem
+        resources own others
     """,
     "MeasuredRun": """
         run=record.run state cpus=grant.cpus memory_bytes=grant.memory_bytes gpus=grant.gpu_count
@@ -64,9 +69,10 @@ PUBLIC = {
     "OtherFile": "row path file",
     "PendingReason": "code text",
     "PoolStatus": "total granted free",
+    "PoolUse": "total granted free",
     "Preview": """
         starts waits ends left_out held running submitted paused dispatcher protected protected_until_at_ns
-        protected_by_guess config_problem at_ns
+        protected_by_guess config_problem at_ns start_is_earliest
     """,
     "Problem": "key line message stands_for",
     "Reservation": "name user project start_at_ns end_at_ns gpu_count gpu_indices comment created_at_ns",
@@ -86,6 +92,7 @@ PUBLIC = {
         suspended=run.suspended on_its_way
     """,
     "ServiceStatus": "name path state enabled active",
+    "MachineSharing": "directory problem written_at_ns use",
     "Spread": "known median most",
     "StartingJob": """
         place name=job.name user=job.user priority=job.spec.priority grant expected_run_ns=standing.expected.ns
@@ -115,6 +122,7 @@ PUBLIC = {
         peak_gpus_at_ns peak_memory_bytes peak_memory_job
     """,
     "UsageCurve": "columns mean highest",
+    "UserShare": "user leases cpus memory_bytes gpus resources asks",
     "WaitSummary": """
         jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
         utilisation gpu_utilisation
@@ -144,6 +152,10 @@ _TABLES = frozenset({"resources", "resource_indices"})
 """Fields that are tables, held as pairs so that values with them can be compared and hashed."""
 
 
+_IF_SHARED = frozenset({"shared", "leases", "start_is_earliest"})
+"""Fields that are None, and then left out, on a machine that is not shared."""
+
+
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
@@ -153,6 +165,8 @@ def plain(value: Any) -> Any:
         found: dict[str, Any] = {}
         for name, get in names_of(type(value)):
             item = get(value)
+            if item is None and name in _IF_SHARED:
+                continue
             if name.endswith("_at_ns"):
                 found[name.removesuffix("_ns")] = None if item is None else render_instant(item)
             elif name in _TABLES and isinstance(item, tuple):

@@ -15,6 +15,8 @@ from spool.core.units import show_duration
 from spool.query.explain import Explanation, why
 
 _MOST = 8  # names in one line
+_NEXT = "nothing blocks it; it starts in the dispatcher's next pass"
+_ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease"
 
 
 @click.command(cls=Verb)
@@ -43,7 +45,7 @@ def command(root: str, name: str, as_json: bool) -> int:
 def sentences(answer: Explanation) -> Iterator[str]:
     """Yield the sentences and lists that explain why a job waits."""
     if not answer.reasons:
-        yield f"{answer.name}: nothing blocks it; it starts in the dispatcher's next pass"
+        yield f"{answer.name}: {_ON_SHARED if answer.start_is_earliest else _NEXT}"
     for at, reason in enumerate(answer.reasons):
         head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
         yield f"{head} {reason.text}"
@@ -85,7 +87,8 @@ def _start(answer: Explanation) -> Iterator[str]:
         when = f"in {about}{show_duration(wait)}, {render.moment(answer.start_at_ns)}" if wait > 0 else "any moment now"
         finish = f"; assumes that {some_of(answer.if_finished, _MOST)} will finish" if answer.if_finished else ""
         on = "jobs end as expected" if answer.start_is_guess else "the time limits hold"
-        yield f"could start: {when}, if {on}{finish}"
+        first = "; at the earliest, as other users' jobs may go first" if answer.start_is_earliest else ""
+        yield f"could start: {when}, if {on}{finish}{first}"
     elif answer.later_than_at_ns is not None:
         yield f"could start: later than {render.moment(answer.later_than_at_ns)}; the plan goes no further"
     elif answer.start_unknown and all(answer.start_unknown != reason.text for reason in answer.reasons):

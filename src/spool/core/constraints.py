@@ -7,7 +7,7 @@ from copy import copy
 
 from spool.core.backfill import FULL, BackfillReservation, StrictOrder, earliest_start
 from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
-from spool.core.model import Policy, Waiting
+from spool.core.model import NoLeases, Policy, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, show_instant
 from spool.core.resources import FreeResources
@@ -57,6 +57,8 @@ class Constraints:
         """Tell whether *job* itself has no reason to wait; the same rules as `job_reasons`, without texts."""
         if job.name in self._running or job.name in self._names.ended_now or self.room.machine.refusal:
             return False
+        if self.room.machine.no_leases is not None and job.elsewhere is None:
+            return False
         opens = opens_at_ns(job)
         if opens is not None and opens > self.now_ns:
             return False
@@ -79,6 +81,8 @@ class Constraints:
         refusal = self._refusal(job)
         if refusal:
             yield Reason("refused", f"refused: {refusal}")
+        if (no_leases := self.room.machine.no_leases) is not None and job.elsewhere is None:
+            yield Reason("machine", f"machine: {why_no_leases(no_leases, now_ns)}")
         opens = opens_at_ns(job)
         if opens is not None and opens > now_ns:
             retry_ns = job.not_before_ns
@@ -159,6 +163,13 @@ class Constraints:
             return None
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
         return f"a cycle, {' waits for '.join(shown)}"
+
+
+def why_no_leases(no_leases: NoLeases, now_ns: int) -> str:
+    """Return why the arbiter of a shared machine grants nothing, in words: "… for 3m; start it with …"."""
+    since_ns = no_leases.since_ns
+    lasts = f" for {show_duration(max(0, now_ns - since_ns))}" if since_ns is not None else ""
+    return "; ".join(filter(None, (f"{no_leases.problem}{lasts}", no_leases.remedy)))
 
 
 def short_of_disk(free_bytes: int | None, policy: Policy) -> Reason | None:

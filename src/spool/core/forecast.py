@@ -245,7 +245,7 @@ class _Forecast:
 
 
 _NOT_FOR_ROOM = frozenset(
-    {"held", "paused", "scheduling_timeout", "refused", "begins", "retry", "never_fits", "disk", "executor"}
+    {"held", "paused", "scheduling_timeout", "refused", "machine", "begins", "retry", "never_fits", "disk", "executor"}
 )
 """Reasons that the end of a run does not change."""
 

@@ -371,6 +371,14 @@ class Pool(Struct, frozen=True):
     indices: tuple[int, ...] = ()  # each is granted to one run at a time; (): the resource is only counted
 
 
+class NoLeases(Struct, frozen=True):
+    """Why the arbiter of a shared machine grants nothing, if known since when, and what to do."""
+
+    problem: str
+    since_ns: int | None = None
+    remedy: str = ""
+
+
 class Machine(Struct, frozen=True):
     """The resources of the machine. The totals are those that may be granted, after reserves."""
 
@@ -383,6 +391,7 @@ class Machine(Struct, frozen=True):
     refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()
     most_runs: int | None = None  # for an engine that finds the room itself: the maximum number of runs there
+    no_leases: NoLeases | None = None  # why no run may start on a shared machine now
 
     @classmethod
     def of_an_engine(cls, most_runs: int) -> Machine:

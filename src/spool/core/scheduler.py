@@ -77,6 +77,7 @@ class Start(Struct, frozen=True):
 
     name: str
     grant: Grant
+    lease: int | None = None  # of the arbiter of a shared machine
 
 
 class Ending(Struct, frozen=True):

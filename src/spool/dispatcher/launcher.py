@@ -19,7 +19,7 @@ from spool.core.errors import SpoolError, StartRefused
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Grant, Spec
+from spool.core.model import SECOND_NS, Spec
 from spool.core.phases import Unstartable
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
@@ -62,6 +62,7 @@ class Launcher:
     def __init__(self, context: Context, shortage: Shortage) -> None:
         self._confinement = context.confinement
         self._shortage = shortage
+        self._share = context.share
         self._events = context.events
         self._spool = context.spool
         self._state = context.state
@@ -118,6 +119,7 @@ class Launcher:
         finally:  # updates in memory can wait until the wrappers are on their way
             for live in prepared:
                 self._state.claimed(self._state.job(live.name), live, now_ns)
+                self._share.used(live)
         if trouble is None and any(not is_unstartable(live) and not is_on_its_way(live) for live in prepared):
             self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
         return list(prepared), blocked, trouble
@@ -139,8 +141,9 @@ class Launcher:
                 _remove(group)
             return trouble
         refused = False  # then all others would be refused, too
+        without_lease = self._share.begin(live for live in prepared if not is_unstartable(live))
         for live, group in prepared.items():
-            if not refused:
+            if not refused and live.key not in without_lease:
                 refused = self._launch(live, group, now_ns)
             if live.handle is None:
                 _remove(group)
@@ -165,7 +168,7 @@ class Launcher:
                 why = self._in_the_way(start.name) if start.name in self._state.doubted else ""
                 if not why:
                     self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
-                    made = self._prepare(job, job.queued, start.grant, texts, now_ns)
+                    made = self._prepare(job, job.queued, start, texts, now_ns)
                     prepared.update(made)
                     why = "" if made else self._in_the_way(start.name)
             if piece.failed or why:
@@ -193,17 +196,17 @@ class Launcher:
         is_ready = False
         with suppress(OSError, SpoolError, ImportError):  # the start itself will report the error
             if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
-                live = self._imagined(job, job.queued, start.grant, now_ns)
+                live = self._imagined(job, job.queued, start, now_ns)
                 if live is not None:
                     is_ready = self._ahead.prepare(live, job.queued, self._executors[live.executor])
         if not is_ready:
             self._ahead.drop()
 
-    def _imagined(self, job: JobEntry, file: JobFileVersion, grant: Grant, now_ns: int) -> ActiveRun | None:
+    def _imagined(self, job: JobEntry, file: JobFileVersion, start: Start, now_ns: int) -> ActiveRun | None:
         """Return the future run; None if its script names a control group, which is created together with the run."""
-        if self._executors.local.groups is not None and grant.memory_bytes is not None:
+        if self._executors.local.groups is not None and start.grant.memory_bytes is not None:
             return None
-        return self._live(job, file, self._spool.next_run(job.name), grant, now_ns)
+        return self._live(job, file, self._spool.next_run(job.name), start, now_ns)
 
     def _startable(self, name: str) -> JobEntry | None:
         job = self._state.jobs.get(name)
@@ -212,17 +215,17 @@ class Launcher:
         return job
 
     def _prepare(
-        self, job: JobEntry, file: JobFileVersion, grant: Grant, texts: Answer | None, now_ns: int
+        self, job: JobEntry, file: JobFileVersion, start: Start, texts: Answer | None, now_ns: int
     ) -> dict[ActiveRun, RunGroup | None]:
         """Claim a job for a run; return it with the control group that it enters, or nothing if the claim failed."""
         spool, name = self._spool, job.name
         run = spool.next_run(name)
-        live = self._live(job, file, run, grant, now_ns)
+        live = self._live(job, file, run, start, now_ns)
         ready = self._ahead.take(live, file) if texts is None else None
         record = run_records.GrantRecord(
             job=name,
             run=run,
-            grant=grant,
+            grant=live.grant,
             attempt=live.attempts.attempt,
             requeues=live.attempts.requeues,
             executor=live.executor,
@@ -232,6 +235,7 @@ class Launcher:
             submitted_at_ns=live.wait.arrived_at_ns,
             granted_at_ns=now_ns,
             host=identity.host(),
+            lease=live.lease,
             waited_ns=live.wait.waited_ns(now_ns) if live.elsewhere is not None else 0,
         )
         files, group = {layout.GRANT: run_records.render_grant(record)}, None
@@ -266,14 +270,15 @@ class Launcher:
             live.see(Unstartable(str(error)))
             return b"#!/bin/sh\n", group
 
-    def _live(self, job: JobEntry, file: JobFileVersion, run: int, grant: Grant, now_ns: int) -> ActiveRun:
+    def _live(self, job: JobEntry, file: JobFileVersion, run: int, start: Start, now_ns: int) -> ActiveRun:
         assert file.spec is not None
         assert job.wait is not None
         return ActiveRun(
             name=job.name,
             run=run,
             spec=file.spec,
-            grant=grant,
+            grant=start.grant,
+            lease=start.lease,
             user=name_of(file.uid),
             wait=job.wait,
             attempts=job.attempts,

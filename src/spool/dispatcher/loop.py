@@ -37,6 +37,7 @@ from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.share import MachineShare
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, StopOrders, Suspender, Terminator
@@ -98,6 +99,8 @@ class Dispatcher:
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
         self.journal = Journal(self.logs, self.events.flush)
+        self.wakeup = Wakeup()
+        self.share = MachineShare(spool, self.settings, self.state, self.timers, self.wakeup)
         self.context = context = Context(
             spool=spool,
             settings=self.settings,
@@ -108,12 +111,12 @@ class Dispatcher:
             events=self.events,
             confinement=self.confinement,
             timers=self.timers,
+            share=self.share,
             clock=clock,
         )
         self.outcomes = OutcomeIndex(spool, self.state.array_state, self._reading_outcome, self._matters)
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.watcher = DirectoryWatcher()
-        self.wakeup = Wakeup()
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
         self.finalizer = Finalizer(context, self.scanner, self.outcomes)
@@ -139,10 +142,8 @@ class Dispatcher:
         self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
         self._shown_version = 0  # the version of the state that the status shows
         self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
-        self._watches_gpus = False
-        self._watched: frozenset[int] = frozenset()  # the descriptors of engines
-        self._lock_seen_ns = -_LOCK_EVERY_NS
-        self.busy_at_ns = time.monotonic_ns()
+        self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
+        self._lock_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, time.monotonic_ns()
 
     def _local_processes(self) -> LocalProcesses:
         groups = cgroups.find_run_groups()
@@ -197,6 +198,7 @@ class Dispatcher:
         gc.enable()
         self.wakeup.look_at_children()
         self._reload()
+        self.share.look()
         self.filemoves.settle_places()
         self.arrays.count(self.clock())
         with confinement.spool("write", "the journal"):
@@ -206,7 +208,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Leave; runs go on."""
-        steps = [part.close for part in (self.launcher, self.watcher, self.world)]
+        steps = [part.close for part in (self.launcher, self.share, self.watcher, self.world)]
         steps += [partial(self.events.close, passing=self._passing), self.logs.close, self.wakeup.close]
         if self.spool.is_ours:  # else another dispatcher may have reported since
             self._write_status(force=True)
@@ -232,8 +234,8 @@ class Dispatcher:
 
     @property
     def asking(self) -> bool:
-        """Whether a review, or a question to NVML, about a start or a cancellation is open."""
-        return self.admission.waiting or self.planner.awaits_gpus
+        """Whether a review of a start or a cancellation, or a question to NVML or for a lease, is open."""
+        return self.admission.waiting or self.planner.awaits_gpus or self.share.asking
 
     @property
     def searching(self) -> bool:
@@ -286,6 +288,7 @@ class Dispatcher:
                  lambda: journal.lines or events.lines or logs.problem or logs.long, of_spool=True),
             Step("listeners", "serve", "the listeners", events.work,
                  lambda: events.news or client.wanted or client.trouble),
+            Step("machine", "speak with", "the arbiter of the machine", self._speak, lambda: self.share.has_work),
         )  # fmt: skip
 
     def turn(self) -> bool:
@@ -365,6 +368,10 @@ class Dispatcher:
         for live, stop in self.admission.take_answers():
             self.stops.order(live, stop)
 
+    def _speak(self) -> None:
+        if self.share.work():
+            self.status.changed()
+
     def _write_journal(self) -> None:
         self.journal.commit()
         if self.logs.long:
@@ -408,8 +415,11 @@ class Dispatcher:
 
     def _observe(self) -> bool:
         """Look at what may have changed; return whether a look has given way to starts."""
-        if self.observer.listen() | self.wakeup.reload_asked():
+        asked = self.wakeup.reload_asked()
+        if self.observer.listen() | asked:
             self._reload()
+        if asked:
+            self.share.look()
         if self.observer.look():
             self.wakeup.look_at_children()
             self.executors.local.wake_wrappers()
@@ -430,6 +440,7 @@ class Dispatcher:
             if self.settings.config.executor != executor:
                 self.launcher.tell_executors_problems()
             self.world.configuration_changed()
+            self.share.look()
             self.journal.configuration_changed(self.settings.config)
             self.state.changed()
         self.watcher.also(layout.HOOKS, self.spool.layout.at(layout.HOOKS))
@@ -475,6 +486,8 @@ class Dispatcher:
         if plan is not None or before is None or machine is None or machine.gpus != before.gpus:
             self.status.changed()
         started = plan is not None and self._carry_out(plan, now)
+        if plan is None and not self.state.queue and self.share.holds_more:
+            self.share.startable(())  # what was asked for is not wanted any more
         self._busy |= started
         return started
 

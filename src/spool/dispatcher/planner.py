@@ -69,6 +69,7 @@ class Planner:
         arrays: ArrayNames,
     ) -> None:
         self._context = context
+        self._share = context.share
         self._state = context.state
         self._settings = context.settings
         self._world = world
@@ -81,6 +82,7 @@ class Planner:
         self.past = Remembered(context.spool, context.state)
         self.plan: Plan | None = None
         self.machine: Machine | None = None
+        self._planned_on: Machine | None = None  # that machine without the other users of a shared one
         self._decided: tuple[object, ...] | None = None  # the inputs of the plan, once it is carried out
         self._planned_ns = 0  # monotonic: the last time that the inputs were compared
         self._made_of: tuple[object, ...] = ()
@@ -93,16 +95,19 @@ class Planner:
         """Whether an input of the plan may have changed."""
         if self._decided is None or self._decided[0] != self._state.decisive or self._world.gpus_matter():
             return True
+        if self._share.news:
+            return True
         return bool(self._state.executors.engines) or time.monotonic_ns() >= self._planned_ns + _MACHINE_EVERY_NS
 
     def renew(self, now_ns: int, *, paused: bool) -> Plan | None:
         """Return a new plan to carry out; None if none of its inputs has changed."""
         self._planned_ns = time.monotonic_ns()
-        machine = self._world.machine(now_ns)
+        machine = self._share.machine(self._world.machine(now_ns))
         if refusal := self.shortage.words(now_ns):
             machine = replace(machine, refusal=refusal)
         self.machine = machine
         self._reservations.machine_has(self._world.gpu_indices)
+        machine = self._planned_on = self._share.planned(machine)
         others = self._others(machine)
         self._made_of = (self._state.decisive, *others)
         plan = self.plan
@@ -112,7 +117,10 @@ class Planner:
             and (plan.next_at_ns is None or now_ns < plan.next_at_ns)
             and not (self._waits_for_gpus and self._world.gpus_are_new)
         ):
-            return None
+            if not self._share.news:
+                return None
+            self._decided = None
+            return plan  # nothing else has changed: its starts have leases now
         if plan is not None and not self._state.queue and plan.holding == Holding():
             self._decided, self._waits_for_gpus = self._made_of, []
             self._timer.set(None)
@@ -127,7 +135,10 @@ class Planner:
         return self.plan
 
     def startable(self, starts: Sequence[Start], now_ns: int) -> list[Start]:
-        """Return the starts that need not wait for NVML to show the users of their GPUs."""
+        """Return the starts that have a lease, or need not wait for NVML to show the users of their GPUs."""
+        if self._share.is_shared:  # the arbiter asks NVML
+            self._waits_for_gpus = []
+            return self._share.startable(starts)
         self._waits_for_gpus = [start for start in starts if not self._world.may_start_on(start.grant)]
         if self._waits_for_gpus:
             self._world.ask_gpus_again(now_ns)
@@ -171,15 +182,15 @@ class Planner:
     def _imagined(self, *, paused: bool) -> ForeseenPlan | None:
         state, now_ns = self._state, self._context.clock()
         oldest = next((run for run in state.runs.values() if run.elsewhere is None), None)
-        if oldest is None or self.plan is None or self.machine is None or not state.queue:
+        if oldest is None or self.plan is None or self._planned_on is None or not state.queue:
             return None
         if not state.queue.is_simple or len(state.held) > _FEW_HELD:
             return None  # it would cost more than it saves
         if state.queue.watch.dependents(oldest.name):
             return None  # its outcome decides
         with state.runs.without(oldest.name):
-            plan = self._decide(self.machine, now_ns, paused=paused)
-        return ForeseenPlan(plan, oldest.name, state.decisive, self._others(self.machine), self.plan, now_ns)
+            plan = self._decide(self._planned_on, now_ns, paused=paused)
+        return ForeseenPlan(plan, oldest.name, state.decisive, self._others(self._planned_on), self.plan, now_ns)
 
     def _others(self, machine: Machine) -> tuple[object, ...]:
         """Return the inputs of a plan for *machine* beside the state."""

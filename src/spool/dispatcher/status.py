@@ -57,6 +57,7 @@ class StatusWriter:
         self._watcher = watcher
         self._arrays = arrays
         self._world = machine
+        self._share = context.share
         self.counts = PassCounts()
         self._written_of: tuple[int, ...] = (0, 0, 0)
         self._started_at_ns = time.time_ns()
@@ -198,7 +199,7 @@ class StatusWriter:
         if job.queued is not None and (held_up := self._confinement.held_up()):
             reason = f"refused: {held_up}"  # as in the commands that plan with `refusal`
         else:
-            reason = job.blocked or job.asked or job.hold_reason or reason
+            reason = job.blocked or job.asked or job.hold_reason or reason or self._share.reason(job.name)
         request = file.spec.request
         return JobView(
             state=state,
@@ -321,6 +322,7 @@ class StatusWriter:
                 for pool in machine.resources
             },
             gpus=tuple(GpuView.of(gpu, on.get(gpu.uuid, ())) for gpu in machine.gpus),
+            shared=self._share.view,
         )
 
 

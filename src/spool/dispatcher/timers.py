@@ -11,7 +11,7 @@ Clock = Callable[[], int]
 
 Part = Literal[
     "files", "answers", "recovery", "ends", "suspensions", "limits", "stops", "arrays", "halt", "starts", "gpu use",
-    "paperwork", "conditions", "journal", "listeners", "gpus", "status"
+    "paperwork", "conditions", "journal", "listeners", "gpus", "status", "machine"
 ]  # fmt: skip
 """A part of a pass."""
 

@@ -59,6 +59,12 @@ class Wakeup:
             self._readers[fd] = read
             self._epoll.register(fd, select.EPOLLIN)
 
+    def unwatch_files(self, fd: int) -> None:
+        """Stop watching *fd*, which is about to be closed."""
+        if self._readers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
     def wait(self, limit_ns: int | None) -> None:
         """Sleep until there is a reason to wake, at most *limit_ns*."""
         if self.children or self.ended or self.leaving or self.reload:

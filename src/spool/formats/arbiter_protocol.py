@@ -28,6 +28,7 @@ _Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
+_Moment = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # in nanoseconds; 1 << 53 is only 104 days
 _Pid = Annotated[int, Meta(ge=0, le=1 << 22)]
 _Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=_MOST_POOLS)]
 
@@ -130,7 +131,7 @@ class Granted(PeerMessage, frozen=True, tag="grant"):
 
     number: _Number
     lease: _Number
-    begin_before_ns: _Number
+    begin_before_ns: _Moment
     gpu_uuids: tuple[str, ...] = ()
     gpu_indices: tuple[_Count, ...] = ()
     pool_indices: tuple[tuple[_Label, tuple[_Count, ...]], ...] = ()
@@ -172,7 +173,7 @@ def read_orders(datagram: bytes) -> list[Order]:
     """Return the messages of a dispatcher. Raises only NotAMessage."""
     try:
         return _orders.decode(datagram)
-    except (DecodeError, RecursionError) as error:
+    except (DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise NotAMessage(str(error)) from None
 
 
@@ -180,5 +181,5 @@ def read_replies(datagram: bytes) -> list[Reply]:
     """Return the messages of the arbiter. Raises only NotAMessage."""
     try:
         return _replies.decode(datagram)
-    except (DecodeError, RecursionError) as error:
+    except (DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise NotAMessage(str(error)) from None

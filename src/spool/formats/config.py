@@ -154,6 +154,12 @@ CONFIG = KeyTable(
     Key("memory", "size", "Amount of memory. Default: all of this machine's."),
     Key("memory_reserve", "share",
         "Memory reserved for the system: a percentage or a size. Default: 5%, at least 512 MiB."),
+    Key("machine", "machine",
+        'How several users share this machine: "auto" asks the arbiter in `/run/spool` if `/etc/spool/machine.toml` '
+        'exists; "off" starts jobs without it, and to the other users they are foreign processes; the path of a '
+        "directory asks the arbiter that `spool machine serve DIR` runs there."),
+    Key("machine_owner", "account",
+        "The account whose arbiter is trusted, besides root, `spool-machine` and one's own."),
     Key("disk_floor", "size", "Start nothing while the spool's disk has less free space than this.",
         field="policy.disk_floor_bytes"),
     Key("resources", _RESOURCE,
@@ -294,6 +300,8 @@ class Capacity(Struct, frozen=True):
 class Config(Capacity, frozen=True):
     """The values of `config.toml`. A missing or empty file is `Config()`."""
 
+    machine: str = "auto"  # or "off", or a directory: absolute, or with ~
+    machine_owner: str | None = None
     executor: str = "process"
     keep_session: bool = False
     wrapper: str = "auto"  # or "sh"
@@ -447,6 +455,18 @@ def accounts(listed: tuple[str, ...]) -> tuple[str, ...]:
     return listed
 
 
+def _account(account: str) -> str:
+    if account.startswith("@") or _ACCOUNT.fullmatch(account) is None:
+        raise InvalidValue(f'{toml.show(account)} is not an account such as "alice"')
+    return account
+
+
+def _machine(where: str) -> str:
+    if trimmed(where) not in ("auto", "off") and not where.startswith(("/", "~")):
+        raise InvalidValue(f'{toml.show(where)} is neither "auto" nor "off" nor an absolute path')
+    return where
+
+
 def _metrics(path: str) -> str:
     if not trimmed(path).startswith(("/", "~")):
         raise InvalidValue(f"{toml.show(path)} must be an absolute path")
@@ -497,6 +517,8 @@ _KINDS: Kinds = {
     "addresses": lambda key: Kind(Names, read=_addresses),
     "events": lambda key: Kind(Names, read=_events),
     "accounts": lambda key: Kind(tuple[str, ...], accounts),
+    "account": lambda key: Kind(Text, _account),
+    "machine": lambda key: Kind(Text, _machine),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),

@@ -55,7 +55,7 @@ def parse(text: bytes) -> MachineShares | None:
     """Return the content of the file; None if it cannot be one."""
     try:
         return json.decode(text, type=MachineShares)
-    except (DecodeError, RecursionError):
+    except (DecodeError, RecursionError, UnicodeDecodeError):
         return None
 
 
@@ -123,5 +123,5 @@ def parse_line(text: bytes) -> Line | None:
     """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
     try:
         return _lines.decode(text)
-    except (DecodeError, RecursionError):
+    except (DecodeError, RecursionError, UnicodeDecodeError):
         return None

@@ -218,6 +218,7 @@ class GrantRecord(Struct, frozen=True):
     host: str | None = None
     boot_id: str | None = None  # of the boot in which the run was started
     inode: int | None = None  # of the job file that was claimed
+    lease: int | None = None  # of the arbiter of a shared machine
     waited_ns: int = 0  # wait until the start, by the clock of its scheduling timeout, which goes on in an engine
 
 
@@ -231,6 +232,7 @@ def render_grant(record: GrantRecord) -> bytes:
         "" if record.inode is None else f'inode = "{record.inode}"\n',  # as text, since it may need all of 64 bits
         at_lines("submitted_at", record.submitted_at_ns),
         at_lines("granted_at", record.granted_at_ns),
+        number_lines(("lease", record.lease)),
         f"waited_ms = {record.waited_ns // NS_PER_MS}\n" if record.waited_ns else "",
         grant_lines(grant),
     ]
@@ -253,6 +255,7 @@ def parse_grant(data: bytes) -> GrantRecord:
         host=said(keys, "host"),
         boot_id=said(keys, "boot_id"),
         inode=_inode(keys.get("inode")),
+        lease=optional(keys, "lease", int),
         waited_ns=_span_ns(keys, "waited_ms"),
     )
 

@@ -13,7 +13,7 @@ from msgspec import DecodeError, Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch
-from spool.core.model import ForeignProcess, Gpu, GpuUse
+from spool.core.model import ForeignProcess, Gpu, GpuUse, Pool
 
 
 class GpuUseView(Struct, frozen=True, kw_only=True):
@@ -153,6 +153,18 @@ class PoolView(Struct, frozen=True, kw_only=True):
     granted: int = 0  # may exceed the total after a change of the configuration
 
 
+class SharedView(Struct, frozen=True, kw_only=True):
+    """The dispatcher's view of the arbiter of a shared machine, and of the totals by which it plans."""
+
+    directory: str
+    problem: str = ""  # why it grants nothing, "" if it does
+    problem_since_ns: int | None = None
+    remedy: str = ""
+    cpus: int | None = None  # None: it has never answered this dispatcher
+    memory_bytes: int | None = None
+    resources: tuple[Pool, ...] = ()
+
+
 class MachineView(Struct, frozen=True, kw_only=True):
     """The dispatcher's view of the machine."""
 
@@ -165,6 +177,7 @@ class MachineView(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuView, ...] = ()
     refusal: str = ""  # why it starts nothing now
     resources: dict[str, PoolView] = field(default_factory=dict)
+    shared: SharedView | None = None  # None: the machine is this spool's alone
 
     def told(self) -> GpusTold | None:
         """Return the GPUs of this view, None if there is nothing about them."""

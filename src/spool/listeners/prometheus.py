@@ -125,6 +125,9 @@ class _Families:
             granted = [(of, pool.granted) for of, pool in pools]
             yield self._gauge("resources", "Total amount of a named resource.", totals)
             yield self._gauge("resources_granted", "Amount of a named resource assigned to runs.", granted)
+        if machine.shared is not None:
+            text = "Whether the arbiter of the shared machine grants leases to this dispatcher."
+            yield self._gauge("arbiter_up", text, not machine.shared.problem)
         if machine.gpus:
             yield from self._gpus(machine.gpus)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
 from msgspec import Struct, field
@@ -20,9 +20,11 @@ from spool.core.accounting import By, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
 from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Grant, Machine, Result, RunAccount, State
 from spool.core.names import natural
+from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
 from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
 from spool.query.progress import progress_of
+from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day, live_run
 from spool.store.history import RecentHistory
@@ -120,6 +122,8 @@ class PageContent(Struct, frozen=True):
     waiting: Shown
     held: Shown  # and invalid ones
     day: Day
+    shared: MachineSharing | None = None  # None: the machine is this spool's alone
+    leases: Mapping[str, tuple[GpuLease, ...]] = field(default_factory=dict)  # of others, by the UUID of the GPU
 
     @property
     def active(self) -> int:
@@ -128,10 +132,14 @@ class PageContent(Struct, frozen=True):
 
 
 class ContentReader:
-    """Builds the page's content repeatedly, and reads only the changes."""
+    """Builds the page's content repeatedly, and reads only the changes.
 
-    def __init__(self, root: str) -> None:
+    *config* returns the configuration in force; without it, that is read when it is needed.
+    """
+
+    def __init__(self, root: str, config: Callable[[], Config | None] = lambda: None) -> None:
         self._root = root
+        self._config = config
         self._spool = TolerantSpool(root)  # a new one for each look
         self._history = RecentHistory(root, RECENT_NS, _MOST_HISTORY)
         self._view: StateView | None = None
@@ -165,6 +173,8 @@ class ContentReader:
         for word, number in (view.counts() if view is not None else {}).items():
             counts[_state(word)] += number
         lists = self._shown(waiting, MOST_WAITING), self._shown(held, MOST_HELD)
+        shared = self._shared(now_ns)
+        leases = self._leases(shared)
         return PageContent(
             spool=self._spool.root,
             host=view.host if view is not None else "",
@@ -172,17 +182,31 @@ class ContentReader:
             served=served,
             view_at_ns=view.at_ns if view is not None else None,
             paused=self._spool.paused,
-            problems=tuple(self._problems()),
+            problems=(*problems_of(shared), *self._problems()),
             counts={state.value: counts[state] for state in State if counts[state]},
             machine=machine,
-            gpus=self._gpus,
+            gpus=tuple(_without_users(gpu, leases) for gpu in self._gpus) if leases else self._gpus,
             gpus_watched=machine is not None and machine.gpus_at_ns is not None,
             runs=runs,
             runs_left_out=max(0, len(active) - MOST_RUNS),
             waiting=lists[0],
             held=lists[1],
             day=self._day,
+            shared=shared,
+            leases=leases,
         )
+
+    def _shared(self, now_ns: int) -> MachineSharing | None:
+        """Return the other users' part, if the dispatcher's view says that the machine is shared."""
+        machine = self._view.machine if self._view is not None else None
+        if machine is None or machine.shared is None:
+            return None
+        return shared_machine(self._spool, now_ns, self._config())
+
+    def _leases(self, shared: MachineSharing | None) -> dict[str, tuple[GpuLease, ...]]:
+        if shared is None:
+            return {}
+        return {gpu.uuid: leases_on(gpu.gpu(), shared, [None for _ in gpu.jobs]) for gpu in self._gpus}
 
     def _problems(self) -> Iterator[str]:
         view = self._view
@@ -267,6 +291,10 @@ class ContentReader:
         live = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in ALIVE]
         drawn = last_day(ended, filter(None, live), machine, Frame(COLUMNS, CPU_ROWS), now_ns)
         return drawn if drawn.runs else None
+
+
+def _without_users(gpu: GpuView, leases: Mapping[str, tuple[GpuLease, ...]]) -> GpuView:
+    return replace(gpu, foreign_processes=without_users(gpu.foreign_processes, leases[gpu.uuid]))
 
 
 def _drawn(row: JobRow, view: JobView) -> TimelineRun | None:

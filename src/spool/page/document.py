@@ -25,6 +25,7 @@ from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State
 from spool.core.reasons import count_of, ranges_of
 from spool.core.units import show_duration, show_size
 from spool.page.content import Day, PageContent, RunShown
+from spool.query.shared import lease_words, pools_of
 from spool.query.timeline import LaneBar, Timeline, TimelineRow
 from spool.version import __version__
 
@@ -45,6 +46,7 @@ def render(content: PageContent, every_s: float, fresh_s: float) -> bytes:
         running=sum(content.counts.get(state, 0) for state in ALIVE),
         users={run.row.name: run.row.user or "?" for run in content.runs},
         gpus_note=_gpus_note(content),
+        elsewhere=_elsewhere(content),
         zone=time.strftime("%Z"),
     )
     return f"<!doctype html>\n{page}\n".encode()
@@ -148,6 +150,18 @@ def _strange(process: ForeignProcess) -> str:
     return stranger(process, _size(process.memory_bytes), process.user or "")
 
 
+def _elsewhere(content: PageContent) -> tuple[int, int, int]:
+    """Return the CPUs, the memory and the GPUs of a shared machine that only others have."""
+    shared, machine = content.shared, content.machine
+    if shared is None or machine is None:
+        return 0, 0, 0
+    return (
+        shared.cpus_elsewhere(machine.cpus - machine.cpus_free),
+        shared.memory_elsewhere_bytes(machine.memory_bytes - machine.memory_free_bytes),
+        shared.gpus_elsewhere(sum(bool(gpu.jobs) for gpu in content.gpus)),
+    )
+
+
 def _on_gpus(run: RunShown) -> str:
     """Return the indices of a run's GPUs, "0-3, 6", or their number."""
     if not run.gpus:
@@ -217,7 +231,8 @@ def _ticks(line: Timeline) -> Iterator[tuple[float, str, str]]:
 
 # fmt: off
 _FILTERS = (
-    _bar_title, _busy, _clock, _colour_of, _cut, _date, _duration, _facts, _hours, _lanes, _middle_cut, _on_gpus,
-    _outcomes, _size, _some, _strange, _ticks, _unit, _wide, _words,
+    _bar_title, _busy, _clock, _colour_of, _cut, _date, _duration, _facts, _hours, _lanes, _middle_cut,
+    _on_gpus, _outcomes, _size, _some, _strange, _ticks, _unit, _wide, _words, lease_words,
+    pools_of,
 )
 # fmt: on

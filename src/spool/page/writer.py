@@ -43,7 +43,7 @@ class PageWriter(Listener):
         self._root = root
         self._config = config
         self._disk = Disk(f"{root}/{STAGING}")
-        self._content = ContentReader(root)
+        self._content = ContentReader(root, config)
         self._complaint = ""
         self._pause_s = EVERY_S
         self._next = 0.0  # monotonic: the earliest next write

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError, cannot
@@ -14,11 +16,13 @@ from spool.core.model import Grant, State, Waiting
 from spool.core.priority import OrderFactors
 from spool.core.scheduler import Ending
 from spool.query.jobs import JobLister
-from spool.query.snapshot import snapshot
+from spool.query.shared import MachineSharing
+from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
 
-_KEPT = frozenset({"held", "hook"})
+_KEPT = frozenset({"held", "hook", "machine"})
 _HOOK = "hook "  # prefix of the dispatcher's reason for a veto of hooks and plugins
+_MACHINE = "machine: "  # … for a start that waits for the arbiter of a shared machine
 
 
 class PendingReason(Struct, frozen=True):
@@ -54,6 +58,7 @@ class Explanation(Struct, frozen=True):
     if_finished: tuple[str, ...] = ()  # jobs that must finish first, because it depends on them
     later_than_at_ns: int | None = None  # it starts after this; nothing is planned beyond
     start_unknown: str = ""  # why its start is unknown
+    start_is_earliest: bool | None = None  # other users may come before it; None: the machine is not shared
 
 
 def why(spool: Spool, name: str) -> Explanation:
@@ -83,8 +88,9 @@ def why(spool: Spool, name: str) -> Explanation:
         reasons = _by_hooks(spool, name, said.reason if said is not None else "")
         noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_reasons(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
-    kept = any(reason.code in _KEPT for reason in reasons)  # until a user acts: no time can be given
-    found = StartForecast() if kept else forecast(seen.plan, (name,)).get(name, StartForecast())
+        reasons = reasons or _by_machine(seen.shared, said.reason if said is not None else "")
+    kept = any(reason.code in _KEPT for reason in reasons)  # until a user or the arbiter acts: no time can be given
+    found = StartForecast() if kept else _forecast(seen, (name,)).get(name, StartForecast())
     order = seen.plan.in_order()
     ahead = next((at for at, (other, _) in enumerate(order) if other is job), 0)
     standing = next((standing for other, standing in order if other is job), None)
@@ -113,7 +119,24 @@ def why(spool: Spool, name: str) -> Explanation:
         if_finished=found.if_finished,
         later_than_at_ns=found.later_than_ns,
         start_unknown=found.unknown,
+        start_is_earliest=True if seen.shared is not None else None,
     )
+
+
+def _forecast(seen: Snapshot, names: Collection[str] | None = None) -> Mapping[str, StartForecast]:
+    """Return the forecast; on a shared machine a job that would start now may wait for its lease as well."""
+    found = forecast(seen.plan, names)
+    if seen.shared is None:
+        return found
+    here = seen.view.running
+    return {
+        name: replace(
+            start,
+            must_end=tuple(other for other in start.must_end if other in here),
+            starts_after=(*(other for other in start.must_end if other not in here), *start.starts_after),
+        )
+        for name, start in found.items()
+    }
 
 
 def _submitted(spool: Spool, name: str) -> Explanation | None:
@@ -193,6 +216,11 @@ def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
     return (PendingReason("hook", said),) if said.startswith(_HOOK) else ()
 
 
+def _by_machine(shared: MachineSharing | None, said: str) -> tuple[PendingReason, ...]:
+    """Return why the arbiter of a shared machine lets a job wait that nothing in its spool keeps from starting."""
+    return (PendingReason("machine", said),) if shared is not None and said.startswith(_MACHINE) else ()
+
+
 class PlannedJob(Struct, frozen=True):
     """A waiting job, and its place in queue order, from 1."""
 
@@ -241,16 +269,22 @@ class Preview(Struct, frozen=True):
     protected_by_guess: bool
     config_problem: str | None
     at_ns: int
+    start_is_earliest: bool | None = None  # as in `Explanation`: of each start
 
 
 def preview(spool: Spool) -> Preview:
     """Return what a dispatcher would do now and later, from a fresh look at the spool and the machine."""
     seen = snapshot(spool, with_tasks=True)
     view, plan = seen.view, seen.plan
-    asked = _asked_about(spool)
+    would_start = {start.name for start in plan.starts}
+    asked = {
+        name: reason
+        for name, reason in _asked_about(spool).items()
+        if name in would_start or not reason.startswith(_MACHINE)
+    }
     grants = {start.name: start.grant for start in plan.starts if start.name not in asked}
     ending = {each.name for each in plan.endings}
-    expected = forecast(plan)
+    expected = _forecast(seen)
     starts: list[StartingJob] = []
     waits: list[WaitingJob] = []
     order = [each for each in plan.in_order() if each[0].name not in ending]
@@ -260,7 +294,8 @@ def preview(spool: Spool) -> Preview:
             starts.append(StartingJob(place, job, standing, grants[name]))
             continue
         if name in asked:
-            code, reason, found = "hook", asked[name], StartForecast(unknown=asked[name])
+            reason = asked[name]
+            code, found = "machine" if reason.startswith(_MACHINE) else "hook", StartForecast(unknown=reason)
         else:
             no = plan.reason(name)
             code, reason = (no.code, str(no)) if no is not None else ("", "")
@@ -282,11 +317,12 @@ def preview(spool: Spool) -> Preview:
         protected_by_guess=protected.guessed,
         config_problem=seen.config_problem,
         at_ns=seen.now_ns,
+        start_is_earliest=True if seen.shared is not None else None,
     )
 
 
 def _asked_about(spool: Spool) -> dict[str, str]:
-    """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins."""
+    """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins, or for a lease."""
     state = JobLister(spool).state
     jobs = state.jobs.items() if state is not None else ()
-    return {name: said.reason for name, said in jobs if said.reason.startswith(_HOOK)}
+    return {name: said.reason for name, said in jobs if said.reason.startswith((_HOOK, _MACHINE))}

@@ -109,7 +109,14 @@ class _Seer:
         if request.gpus and gpus is None:
             return None
         cards, problem = (gpus.gpus, gpus.problem) if gpus is not None else ((), None)
-        return Machine(told.cpus, told.memory_bytes, gpus=cards, gpu_problem=problem, resources=self._config.resources)
+        machine = Machine(
+            told.cpus, told.memory_bytes, gpus=cards, gpu_problem=problem, resources=self._config.resources
+        )
+        if told.shared is None:
+            return machine
+        from spool.state.world import on_shared
+
+        return on_shared(machine, self._config, told.shared)
 
     def _machine(self, request: Request) -> Machine:
         if request.gpus:
@@ -120,7 +127,16 @@ class _Seer:
 
         host, config = Host(), self._config
         cpus = host.cpus() if config.cpus is None else config.cpus
-        return Machine(cpus, config.memory_of(host.memory().total_bytes), resources=config.resources)
+        machine = Machine(cpus, config.memory_of(host.memory().total_bytes), resources=config.resources)
+        from spool.machine import shared
+
+        if shared.directory(config.machine) is None:
+            return machine
+        from spool.query.shared import arbiter_view, shared_machine
+        from spool.state.world import on_shared
+
+        seen = shared_machine(self._spool, self._now_ns, config)
+        return machine if seen is None else on_shared(machine, config, arbiter_view(seen))
 
     def _nowhere(self, spec: Spec) -> Iterator[str]:
         path = spec.workdir or ""

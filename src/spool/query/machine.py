@@ -8,17 +8,19 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.client.autostart import outlook
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
 from spool.core.model import Gpu, Reservation, Running
-from spool.core.reasons import show_instant
+from spool.core.reasons import show_instant, some_of
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
 from spool.formats.history import parse_history_line
 from spool.query.jobs import RECENT_NS, JobLister, counts
+from spool.query.shared import GpuLease, MachineSharing, MachineUse, leases_on, problems_of, without_users
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Service, Spool
 
@@ -29,6 +31,7 @@ class GpuState(StrEnum):
     IDLE = "idle"
     ALONE = "alone"  # one run
     SHARED = "shared"  # runs that were granted a part of its memory
+    LEASED = "leased"  # other users have it, or a part of it, by a lease
     FOREIGN = "foreign"  # processes outside the spool
     UNUSED = "unused"  # left out by `gpu.use`
     PROBLEM = "problem"
@@ -42,13 +45,17 @@ class GpuHolder(Struct, frozen=True):
 
 
 class GpuStatus(Struct, frozen=True):
-    """One GPU. `why_not` is why no job could have it unshared now; None: one could."""
+    """One GPU. `why_not` is why no job could have it unshared now; None: one could.
+
+    `leases` are what other users of a shared machine have of it; None: the machine is not shared.
+    """
 
     gpu: Gpu
     state: GpuState
     holders: tuple[GpuHolder, ...]
     reserved: tuple[str, ...]
     why_not: str | None
+    leases: tuple[GpuLease, ...] | None = None
 
 
 class GpuList(Struct, frozen=True):
@@ -109,16 +116,33 @@ class MachineStatus(Struct, frozen=True):
     problems: tuple[str, ...]
     at_ns: int
     next_dispatcher: str = ""  # without a dispatcher: how the next one starts
+    shared: MachineSharing | None = None  # None: the machine is this spool's alone
+
+    @property
+    def _use(self) -> MachineUse | None:
+        return self.shared.use if self.shared is not None else None
 
     @property
     def cpus_free(self) -> int:
         """The number of CPUs not granted."""
-        return max(self.cpus - self.cpus_granted, 0)
+        free = self.cpus - self.cpus_granted
+        return max(min(free, self._use.cpus_free) if self._use is not None else free, 0)
+
+    @property
+    def cpus_elsewhere(self) -> int:
+        """The number of CPUs of a shared machine granted to other spools."""
+        return self.shared.cpus_elsewhere(self.cpus_granted) if self.shared is not None else 0
 
     @property
     def memory_not_granted_bytes(self) -> int:
         """The memory not granted to any run; it may be in use all the same."""
-        return max(self.memory_bytes - self.memory_granted_bytes, 0)
+        free = self.memory_bytes - self.memory_granted_bytes
+        return max(min(free, self._use.memory_free_bytes) if self._use is not None else free, 0)
+
+    @property
+    def memory_elsewhere_bytes(self) -> int:
+        """The memory of a shared machine granted to other spools."""
+        return self.shared.memory_elsewhere_bytes(self.memory_granted_bytes) if self.shared is not None else 0
 
     @property
     def is_full(self) -> bool:
@@ -138,23 +162,44 @@ def gpus(spool: Spool) -> GpuList:
 
 def _gpus(seen: Snapshot) -> GpuList:
     view, now_ns = seen.view, seen.now_ns
-    room = FreeResources(
-        view.machine, seen.policy, now_ns, view.running, reservations=view.reservations, zone=view.zone
+    leases = _leases(seen)
+    gpus = tuple(
+        replace(gpu, foreign=without_users(gpu.foreign, leases[gpu.uuid])) if leases else gpu
+        for gpu in seen.machine.gpus
     )
+    machine = replace(seen.machine, gpus=gpus)
+    room = FreeResources(machine, seen.policy, now_ns, view.running, reservations=view.reservations, zone=view.zone)
     near = [
         each
         for each in view.reservations
         if now_ns < each.end_at_ns and each.start_at_ns <= now_ns + seen.policy.reservation_horizon_ns
     ]
     return GpuList(
-        gpus=tuple(_gpu_use(card, view.running, near, seen) for card in room.cards.cards),
-        problem=view.machine.gpu_problem,
+        gpus=tuple(_gpu_use(card, view.running, near, seen, leases.get(card.gpu.uuid)) for card in room.cards.cards),
+        problem=machine.gpu_problem,
         reserved=tuple(f"{each.gpu_count} {_kept(each, seen)}" for each in near if each.gpu_count),
         at_ns=now_ns,
     )
 
 
-def _gpu_use(card: GpuSlot, runs: Mapping[str, Running], near: Sequence[Reservation], seen: Snapshot) -> GpuStatus:
+def _leases(seen: Snapshot) -> dict[str, tuple[GpuLease, ...]]:
+    """Return what users have of each GPU outside of this spool; {} if the machine is not shared."""
+    if seen.shared is None:
+        return {}
+    here: dict[str, list[int | None]] = {}
+    for run in seen.view.running.values():
+        for uuid in run.grant.gpu_uuids:
+            here.setdefault(uuid, []).append(run.grant.gpu_memory_bytes)
+    return {gpu.uuid: leases_on(gpu, seen.shared, here.get(gpu.uuid, ())) for gpu in seen.machine.gpus}
+
+
+def _gpu_use(
+    card: GpuSlot,
+    runs: Mapping[str, Running],
+    near: Sequence[Reservation],
+    seen: Snapshot,
+    leases: tuple[GpuLease, ...] | None,
+) -> GpuStatus:
     gpu = card.gpu
     mine = [each for each in near if gpu.index in each.gpu_indices]
     active = [each for each in mine if is_active(each, seen.now_ns)]
@@ -163,22 +208,27 @@ def _gpu_use(card: GpuSlot, runs: Mapping[str, Running], near: Sequence[Reservat
         why_not = "left out by gpu.use in the configuration"
     elif not card.idle:
         why_not = why_closed(card, None)
+    elif leases:
+        why_not = f"GPU {gpu.index} is leased to {some_of(lease.user for lease in leases)}"
     elif active:
         why_not = f"reserved {_kept(active[0], seen)}"
     return GpuStatus(
         gpu,
-        state=_state(card),
+        state=_state(card, leases or ()),
         holders=tuple(_holder(runs[name], gpu) for name in (*card.alone, *card.shares)),
         reserved=tuple(_kept(each, seen) for each in mine),
         why_not=why_not,
+        leases=leases,
     )
 
 
-def _state(card: GpuSlot) -> GpuState:
+def _state(card: GpuSlot, leases: Sequence[GpuLease]) -> GpuState:
     if card.gpu.problem is not None:
         return GpuState.PROBLEM
     if card.alone or card.shares:
         return GpuState.ALONE if card.alone else GpuState.SHARED
+    if leases:
+        return GpuState.LEASED
     return GpuState.UNUSED if not card.given else GpuState.FOREIGN if card.gpu.foreign else GpuState.IDLE
 
 
@@ -198,13 +248,13 @@ def _kept(each: Reservation, seen: Snapshot) -> str:
 def machine_status(spool: Spool) -> MachineStatus:
     """Return the state of the whole machine."""
     seen = snapshot(spool, with_gpus=True)
-    machine, running = seen.view.machine, seen.view.running
+    machine, running = seen.machine, seen.view.running
     lister = JobLister(spool, seen.now_ns)
     listing = lister.listing(recent=0)
     found = _gpus(seen)
     named = unknown_gpus(seen.policy.gpu_use, machine)
     unknown = [f"gpu.use names {name}, but the machine has no such GPU" for name in named]
-    problems = [seen.config_problem, machine.refusal, *unknown, *listing.problems]
+    problems = [seen.config_problem, machine.refusal, *unknown, *listing.problems, *problems_of(seen.shared)]
     return MachineStatus(
         spool=spool.root,
         paused=spool.paused,
@@ -228,15 +278,20 @@ def machine_status(spool: Spool) -> MachineStatus:
         problems=tuple(dict.fromkeys(filter(None, problems))),
         at_ns=seen.now_ns,
         next_dispatcher="" if lister.dispatcher else outlook(spool.root),
+        shared=seen.shared,
     )
 
 
 def _resources(seen: Snapshot) -> dict[str, PoolStatus]:
     held = seen.view.running.counts.named
-    return {
-        pool.name: PoolStatus(pool.total, held.granted(pool.name), held.free(pool))
-        for pool in seen.view.machine.resources
-    }
+    shared = seen.shared.use.resources if seen.shared is not None and seen.shared.use is not None else {}
+    found = {}
+    for pool in seen.machine.resources:
+        free = held.free(pool)
+        if pool.name in shared:
+            free = min(free, shared[pool.name].free)
+        found[pool.name] = PoolStatus(pool.total, held.granted(pool.name), free)
+    return found
 
 
 def _share(spool: Spool, run: Running) -> RunHere:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,16 @@ from spool.formats.state import MachineView
 from spool.query.jobs import JobFilter, JobList, JobRow, counts, list_jobs
 from spool.query.last_view import last_view
 from spool.query.progress import progress_of
+from spool.query.shared import (
+    MachineSharing,
+    lease_words,
+    leases_on,
+    problems_of,
+    shared_machine,
+    without_users,
+)
 from spool.query.snapshot import machine_now
+from spool.store.config import Settings
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
@@ -28,7 +37,7 @@ _WATCHED = (layout.STATE, layout.PAUSED, layout.CONFIG, layout.HISTORY, *layout.
 
 
 class GpuGlance(Struct, frozen=True):
-    """One GPU. `jobs` are its runs, `remark` is its problem or its foreign users."""
+    """One GPU. `jobs` are its runs, `remark` is its problem, what others have of it by lease, and its foreign users."""
 
     gpu: Gpu
     jobs: tuple[str, ...]
@@ -49,6 +58,7 @@ class Overview(Struct, frozen=True):
     found: JobList  # whether a dispatcher is running, whether it is paused, …
     problems: tuple[str, ...]
     at_ns: int
+    shared: MachineSharing | None = None  # None: the machine is this spool's alone
 
     def count(self, *states: State) -> int:
         """Return how many jobs are in one of *states*."""
@@ -65,11 +75,13 @@ class OverviewReader:
         self._last: Overview | None = None
         self._machine = Machine(0, 0)
         self._asked_at_ns = 0
+        self._settings: Settings | None = None
 
     def look(self, now_ns: int) -> Overview | None:
         """Return the present view; None if it has not changed since the last call. Raises SpoolUnusable."""
         spool = TolerantSpool.open(self._root)
-        mark = _mark(spool)
+        shared = self._shared(spool, now_ns)
+        mark = (*_mark(spool), shared.gist if shared is not None else None)
         last = self._last
         if last is not None and mark == self._mark and now_ns - last.at_ns < _AT_LEAST_EVERY_NS:
             active = tuple(_with_progress(spool, last.active))
@@ -78,18 +90,25 @@ class OverviewReader:
             self._last = replace(last, active=active)
             return self._last
         self._mark = mark
-        self._last = self._read(spool, now_ns)
+        self._last = self._read(spool, now_ns, shared)
         return self._last
 
-    def _read(self, spool: Spool, now_ns: int) -> Overview:
+    def _shared(self, spool: Spool, now_ns: int) -> MachineSharing | None:
+        if self._settings is None:
+            self._settings = Settings(spool)
+        self._settings.reload()
+        return shared_machine(spool, now_ns, self._settings.config)
+
+    def _read(self, spool: Spool, now_ns: int, shared: MachineSharing | None) -> Overview:
         found = list_jobs(spool, JobFilter(recent=_ENDED))
         view, _ = last_view(spool, now_ns) if found.dispatcher else (None, None)
         machine = view.machine if view is not None else None
         active = tuple(row for row in found.rows if not row.state.ended)
         if machine is not None and machine.gpus_at_ns is not None:
-            seen, problem = tuple(_glance(each.gpu(), each.jobs) for each in machine.gpus), machine.gpu_problem
+            seen = tuple(_glance(each.gpu(), each.jobs, shared) for each in machine.gpus)
+            problem = machine.gpu_problem
         else:
-            seen = self._asked(spool, active, now_ns)
+            seen = self._asked(spool, active, now_ns, shared)
             problem = self._machine.gpu_problem
         refusal = machine.refusal if machine is not None else ""
         unread = spool.told() if isinstance(spool, TolerantSpool) else []
@@ -100,11 +119,14 @@ class OverviewReader:
             gpus=seen,
             gpu_problem=problem,
             found=found,
-            problems=tuple(dict.fromkeys(filter(None, (refusal, *found.problems, *unread)))),
+            problems=tuple(dict.fromkeys(filter(None, (refusal, *problems_of(shared), *found.problems, *unread)))),
             at_ns=now_ns,
+            shared=shared,
         )
 
-    def _asked(self, spool: Spool, active: Sequence[JobRow], now_ns: int) -> tuple[GpuGlance, ...]:
+    def _asked(
+        self, spool: Spool, active: Sequence[JobRow], now_ns: int, shared: MachineSharing | None
+    ) -> tuple[GpuGlance, ...]:
         """Return the GPUs without a dispatcher's view; NVML is not queried at every look."""
         if now_ns - self._asked_at_ns >= (_GPUS_EVERY_NS if self._machine.gpus else _NO_GPUS_EVERY_NS):
             self._machine, self._asked_at_ns = machine_now(spool, now_ns), now_ns
@@ -113,7 +135,7 @@ class OverviewReader:
             record = spool.grant(row.name, row.run) if row.run is not None else None
             for index in record.grant.gpu_indices if record is not None else ():
                 jobs.setdefault(index, []).append(row.name)
-        return tuple(_glance(gpu, jobs.get(gpu.index, ())) for gpu in self._machine.gpus)
+        return tuple(_glance(gpu, jobs.get(gpu.index, ()), shared) for gpu in self._machine.gpus)
 
 
 def _mark(spool: Spool) -> tuple[object, ...]:
@@ -135,6 +157,9 @@ def _with_progress(spool: Spool, rows: Iterable[JobRow]) -> Iterable[JobRow]:
         yield replace(row, progress=progress_of(spool, row.name, row.run or 0)) if goes_on else row
 
 
-def _glance(gpu: Gpu, jobs: Iterable[str]) -> GpuGlance:
-    others = [stranger(one, show_size(one.memory_bytes or 0) if one.memory_bytes else "") for one in gpu.foreign]
+def _glance(gpu: Gpu, jobs: Collection[str], shared: MachineSharing | None) -> GpuGlance:
+    leases = leases_on(gpu, shared, [None for _ in jobs])
+    gpu = replace(gpu, foreign=without_users(gpu.foreign, leases)) if leases else gpu
+    others = [lease_words(lease) for lease in leases]
+    others += [stranger(one, show_size(one.memory_bytes or 0) if one.memory_bytes else "") for one in gpu.foreign]
     return GpuGlance(gpu, tuple(jobs), "; ".join(filter(None, (gpu.problem, *others))))

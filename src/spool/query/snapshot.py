@@ -26,12 +26,13 @@ from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal
 from spool.formats.journal import recall
-from spool.formats.state import StateView
+from spool.formats.state import SharedView, StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import why_not_expanded
 from spool.machine.marks import MachineProber
 from spool.query.last_view import gpus_told, last_view
 from spool.query.reservations import read_reservations
+from spool.query.shared import MachineSharing, arbiter_view, shared_machine
 from spool.state.array import Array
 from spool.state.load import Loader, load_array
 from spool.state.outcomes import ArrayNames, OutcomeIndex
@@ -39,7 +40,7 @@ from spool.state.past import past_of
 from spool.state.run import ActiveRun
 from spool.state.submission import INVALID, JobFileVersion, StartBackoff
 from spool.state.table import SchedulerState
-from spool.state.world import MachineMonitor
+from spool.state.world import MachineMonitor, as_if_alone, on_shared
 from spool.store.config import Settings
 from spool.store.reading import read_bytes
 from spool.store.spool import Spool
@@ -53,15 +54,20 @@ _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 
 
 class Snapshot(Struct, frozen=True):
-    """The state of a spool at one moment, and the plan for it. `left_out` says why a job's file cannot be planned."""
+    """The state of a spool at one moment, and the plan for it. `left_out` says why a job's file cannot be planned.
+
+    `shared` has the other users of a shared machine. The plan is made without them; `machine` is as it was seen.
+    """
 
     view: View
+    machine: Machine
     plan: Plan
     policy: Policy
     now_ns: int
     table: SchedulerState
     config_problem: str | None = None
     left_out: dict[str, str] = field(default_factory=dict)
+    shared: MachineSharing | None = None
 
 
 def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False, with_tasks: bool = False) -> Snapshot:
@@ -86,20 +92,24 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         machine = world.machine(now_ns, patience_ns=_LONG_PATIENCE_NS if with_gpus else _GPU_PATIENCE_NS)
     finally:
         world.close()
+    shared = shared_machine(spool, now_ns, settings.config)
     machine = replace(machine, refusal=refusal)
+    if shared is not None:
+        machine = on_shared(machine, settings.config, _arbiter(said) or arbiter_view(shared))
     policy = settings.config.policy
     arrays = _ForeseenNames(spool, table, _expand(table, now_ns)) if with_tasks else ArrayNames(spool, table)
     if table.queue or table.held or table.runs:  # otherwise no estimate needs the history
         table.remember(past_of(spool, now_ns, policy))
     view = table.view(
-        machine,
+        machine if shared is None else as_if_alone(machine),
         ended=OutcomeIndex(spool, table.array_state),
         arrays=arrays,
         reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,
         paused=spool.paused,
         holding=_held_back(said),
     )
-    return Snapshot(view, decide(view, now_ns, policy), policy, now_ns, table, settings.problem, left_out)
+    plan = decide(view, now_ns, policy)
+    return Snapshot(view, machine, plan, policy, now_ns, table, settings.problem, left_out, shared)
 
 
 class _ForeseenNames(ArrayNames):
@@ -248,6 +258,11 @@ def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
     return said.machine.refusal if said.machine is not None else ""
 
 
+def _arbiter(said: StateView | None) -> SharedView | None:
+    """Return what the dispatcher has of the arbiter of a shared machine."""
+    return said.machine.shared if said is not None and said.machine is not None else None
+
+
 def _held_back(said: StateView | None) -> Holding:
     """Return the room held back by the dispatcher because of a guess."""
     if said is None or said.held_back is None:
@@ -290,10 +305,13 @@ def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_n
 
     The wait for NVML is limited to *patience_ns*.
     """
+    settings = Settings(spool)
     world = MachineMonitor(
-        spool, SchedulerState(), Settings(spool), with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)
+        spool, SchedulerState(), settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)
     )
     try:
-        return world.machine(now_ns, patience_ns=patience_ns)
+        machine = world.machine(now_ns, patience_ns=patience_ns)
     finally:
         world.close()
+    shared = shared_machine(spool, now_ns, settings.config)
+    return machine if shared is None else on_shared(machine, settings.config, arbiter_view(shared))

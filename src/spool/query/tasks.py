@@ -230,9 +230,9 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
         if run is not None:
             expected, end_ns = run_times.of_run(run), ends[name]
         elif job is not None:
-            start_at_ns = starts[name].at_ns if name in starts else None
+            start_at_ns = starts[name].at_ns if name in starts and seen.shared is None else None
             if start_at_ns is None:
-                return None
+                return None  # unknown; on a shared machine only the earliest start is known
             expected = run_times.of_job(job)
             end_ns = expected.ns + start_at_ns
         else:

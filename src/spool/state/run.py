@@ -76,6 +76,7 @@ class ActiveRun(Struct, eq=False):
     kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # the user who suspends it, and the reason, if known
+    lease: int | None = None  # of the arbiter of a shared machine
     key: tuple[str, int] = ("", 0)  # its identity
 
     def __post_init__(self) -> None:
@@ -259,6 +260,10 @@ class ActiveRun(Struct, eq=False):
         """Let a missing jid prove nothing until then, monotonic."""
         self.unregistered_until_ns = until_ns
 
+    def lease_lost(self) -> None:
+        """Record that the arbiter of the machine does not know its lease."""
+        self.lease = None
+
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Set the identity and time of its job file in `running/`."""
         self.inode, self.mtime_ns, self.file_missing_ns, self.claim_told = inode, mtime_ns, None, True
@@ -417,4 +422,5 @@ class ActiveRun(Struct, eq=False):
             order=StopOrdered(stop) if stop is not None else None,
             origin=Adopted(record.boot_id),
             claim_told=True,
+            lease=record.lease,
         )

@@ -75,6 +75,7 @@ class SchedulerState(Struct):
     version: int = 0  # changes with every fact
     decisive: int = 0  # changes with every fact that may alter a decision
     departure: tuple[int, str] = (0, "")  # the last time a run left its room: `decisive` after it, and its job
+    over: list[int] = field(default_factory=list)  # the leases of runs that left their room, until they are taken
     runs: Runs = field(default_factory=Runs)  # those that hold grants
     past: Past = field(default_factory=lambda: Past(Policy()))
 
@@ -117,9 +118,16 @@ class SchedulerState(Struct):
         elif counted is not None:
             self.runs.remove(live.name)
             self.departure = self.decisive, live.name
+            if live.lease is not None:
+                self.over.append(live.lease)
         if used and not uses and counted is not None:
             at_ns = max(live.end.at_ns if live.end is not None else time.time_ns(), counted.started_at_ns)
             self.past.end(counted.user, counted.spec.project, counted.grant, at_ns)
+
+    def take_over(self) -> list[int]:
+        """Return the leases of the runs that left their room since the last call."""
+        over, self.over = self.over, []
+        return over
 
     def remember(self, past: Past) -> None:
         """Plan with that past from now on."""

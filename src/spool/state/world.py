@@ -10,9 +10,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from spool.core.constraints import short_of_disk
-from spool.core.model import SECOND_NS, Gpu, Grant, Machine
+from spool.core.model import SECOND_NS, Gpu, Grant, Machine, NoLeases
 from spool.core.reservations import known_gpus
-from spool.formats.state import GpusTold
+from spool.formats.config import Config
+from spool.formats.state import GpusTold, SharedView
 from spool.machine import marks
 from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher, Ignore, Ours
 from spool.machine.host import Host, disk_free_bytes
@@ -23,6 +24,35 @@ from spool.store.spool import Spool
 _TOTALS_EVERY_NS = 10 * SECOND_NS
 _AVAILABLE_EVERY_NS = SECOND_NS // 4
 _DISK_EVERY_NS = SECOND_NS
+
+
+def on_shared(machine: Machine, config: Config, shared: SharedView) -> Machine:
+    """Return *machine* with the totals of the arbiter that shares it out, as far as *config* allows this spool them."""
+    no_leases = NoLeases(shared.problem, shared.problem_since_ns, shared.remedy) if shared.problem else None
+    if shared.cpus is None or shared.memory_bytes is None:
+        return replace(machine, no_leases=no_leases)
+    own = {pool.name: pool for pool in machine.resources}
+    for pool in shared.resources:
+        total = min(pool.total, own[pool.name].total) if pool.name in own else pool.total
+        own[pool.name] = replace(pool, total=total)
+    return replace(
+        machine,
+        cpus=shared.cpus if config.cpus is None else min(config.cpus, shared.cpus),
+        memory_bytes=(
+            shared.memory_bytes if config.memory_bytes is None else min(config.memory_bytes, shared.memory_bytes)
+        ),
+        resources=tuple(own.values()),
+        no_leases=no_leases,
+    )
+
+
+def as_if_alone(machine: Machine) -> Machine:
+    """Return *machine* without its other users, whom the arbiter of a shared machine judges."""
+    gpus = tuple(
+        replace(gpu, foreign=(), taken_bytes=(), memory_free_bytes=None if gpu.problem else gpu.memory_total_bytes)
+        for gpu in machine.gpus
+    )
+    return replace(machine, memory_available_bytes=None, gpus=gpus)
 
 
 class MachineMonitor:

@@ -42,6 +42,7 @@ _LONGEST_S = 5.0
 _FEW = 1000  # jobs: with fewer, the reasons of a job are computed as soon as the cursor is on it
 _LOW = 16  # lines: a lower terminal shows nothing below the list until requested
 _GPU_LINES = 4
+_USER_LINES = 4  # of the other users of a shared machine
 _VIEWS = ("queue", "history", "gpus")
 _THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
 _COLUMNS = {
@@ -343,7 +344,8 @@ class Top(App[int]):
 
     def _draw_header(self) -> None:
         seen, width = self._seen, self.size.width
-        self._header.update(header.header(seen, self._root, self._problem, width))
+        users = max(0, min(_USER_LINES, (self.size.height - _LOW) // 4))
+        self._header.update(header.header(seen, self._root, self._problem, width, users))
         most = min(_GPU_LINES, (self.size.height - 14) // 4)
         gpus = self._gpu_lines
         gpus.display = seen is not None and bool(seen.gpus) and most > 0 and self._view != "gpus"

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
 
 from spool.cli import render
 from spool.core.errors import shown
 from spool.core.model import ALIVE, Gpu, State
+from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
+from spool.formats.machine_status import UserShare
 from spool.query.jobs import JobRow
 from spool.query.overview import GpuGlance, Overview
+from spool.query.shared import in_words
 
 _PERCENT = re.compile(r"(\d{1,3})(?:[.,]\d+)? ?%")
 _PROGRESS_BAR = 24  # cells
 _LEAST_BAR, _MOST_BAR = 4, 24  # cells
 _PROBLEMS = 2  # lines
+_LONGEST_USER = 32  # cells
 
 
 def bar(part: float, width: int) -> str:
@@ -34,11 +38,16 @@ def progress_bar(row: JobRow) -> str:
     return bar(int(match[1]) / 100, _PROGRESS_BAR) if match else ""
 
 
-def header(seen: Overview | None, root: str, problem: str, width: int) -> Text:
-    """Return the lines above the lists: the spool and its counts, CPUs and memory, and problems."""
+def header(seen: Overview | None, root: str, problem: str, width: int, users: int = 0) -> Text:
+    """Return the lines above the lists: the spool and its counts, CPUs and memory, and problems.
+
+    On a shared machine they have its other users too, in up to *users* lines.
+    """
     lines = [_title(seen, root, width)]
     if seen is not None and seen.machine is not None and width >= 2 * _MOST_BAR:
         lines.append(_machine(seen, width))
+    if seen is not None and seen.shared is not None and seen.shared.use is not None:
+        lines += _users(seen.shared.use.others, width, users)
     found = [problem] if problem else list(_problems(seen)) if seen is not None else []
     lines += [Text(f" ! {render.short(shown(line), width - 4)}", style="bold yellow") for line in found[:_PROBLEMS]]
     return Text("\n").join(lines)
@@ -92,13 +101,13 @@ def _machine(seen: Overview, width: int) -> Text:
     machine = seen.machine
     assert machine is not None
     given = machine.memory_bytes - machine.memory_free_bytes
-    held = sum(bool(gpu.jobs) for gpu in seen.gpus)
+    cpus, held, shared = machine.cpus - machine.cpus_free, sum(bool(gpu.jobs) for gpu in seen.gpus), seen.shared
     parts = [
-        ("CPU", machine.cpus - machine.cpus_free, machine.cpus, f"{machine.cpus - machine.cpus_free}/{machine.cpus}"),
-        ("MEM", given, machine.memory_bytes, f"{render.size(given)}/{render.size(machine.memory_bytes)}"),
+        _part("CPU", cpus, shared.cpus_elsewhere(cpus) if shared else 0, machine.cpus, str),
+        _part("MEM", given, shared.memory_elsewhere_bytes(given) if shared else 0, machine.memory_bytes, render.size),
     ]
     if seen.gpus:
-        parts.append(("GPU", held, len(seen.gpus), f"{held}/{len(seen.gpus)}"))
+        parts.append(_part("GPU", held, shared.gpus_elsewhere(held) if shared else 0, len(seen.gpus), str))
     words = sum(len(name) + len(text) + 4 for name, _, _, text in parts) + 2
     room = max(_LEAST_BAR, min(_MOST_BAR, (width - words) // len(parts)))
     line = Text(" ", no_wrap=True, overflow="ellipsis")
@@ -107,6 +116,26 @@ def _machine(seen: Overview, width: int) -> Text:
         line.append(bar(part / whole if whole else 0, room), style="cyan")
         line.append(f" {text}  ")
     return line
+
+
+def _part(name: str, here: int, elsewhere: int, whole: int, words: Callable[[int], str]) -> tuple[str, int, int, str]:
+    """Return a part of the machine, and it in words: what is granted here "+" to others "/" all."""
+    others = f"+{words(elsewhere)}" if elsewhere else ""
+    return name, here + elsewhere, whole, f"{words(here)}{others}/{words(whole)}"
+
+
+def _users(others: Sequence[UserShare], width: int, most: int) -> Iterator[Text]:
+    """Yield a line for each other user of a shared machine, up to a maximum."""
+    shown_ones = others[: most if len(others) <= most else max(0, most - 1)]
+    for share in shown_ones:
+        line = Text(
+            f" {render.short(shown(share.user), _LONGEST_USER)} ", style="bold", no_wrap=True, overflow="ellipsis"
+        )
+        line.append(shown(in_words(share)), style="not bold")
+        line.truncate(max(width - 1, 1), overflow="ellipsis")
+        yield line
+    if most and len(others) > len(shown_ones):
+        yield Text(f" {count_of(len(others) - len(shown_ones), 'more user')}: see `spool info`")
 
 
 def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:

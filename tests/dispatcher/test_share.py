@@ -1,0 +1,618 @@
+"""The gate of a shared machine: what is asked of the arbiter, and what starts by its answers."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from crash.world import Session, World, world_at
+from spool.core import layout
+from spool.core.layout import QUEUED
+from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Pool
+from spool.core.scheduler import Start
+from spool.dispatcher import share
+from spool.dispatcher.share import UnusedLease
+from spool.dispatcher.timers import boot_clock
+from spool.formats import arbiter_protocol as protocol
+from spool.formats import run_records
+from spool.formats.arbiter_protocol import (
+    Ask,
+    Began,
+    Begin,
+    Drop,
+    EndLease,
+    Granted,
+    Hello,
+    LeaseRequest,
+    Refused,
+    Wait,
+    Welcome,
+)
+from spool.formats.config import Config
+from spool.formats.state import SharedView
+from spool.machine import shared
+from spool.state.world import as_if_alone, on_shared
+from spool.testing.faults import FaultyDisk
+from support import wait_for
+
+WHY = "cpus: needs 1, 0 free (2 leases of bob hold 2)"
+FOREVER_NS = 1 << 62  # some 146 years after boot
+
+
+class FakeArbiter:
+    """An arbiter in a thread: it answers as told, and keeps the rules of leases."""
+
+    def __init__(self, directory: Path, *, cpus: int = 4) -> None:
+        self.directory = directory
+        self.cpus = cpus
+        self.datagrams: list[list[protocol.Order]] = []
+        self.grants = True
+        self.begin_before = [FOREVER_NS]  # of each lease; the last is that of all others
+        self.refuses = ""
+        self.on_begin: Callable[[int], None] = lambda _: None
+        self.errors: list[BaseException] = []
+        self.held: set[int] = set()
+        self._named: set[int] = set()
+        self._next = 1000
+        self._here = os.pipe()
+        self._wakes = select.poll()
+        self._wakes.register(self._here[0], select.POLLIN)
+        self._peer: socket.socket | None = None
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def heard(self) -> list[protocol.Order]:
+        """Everything that was said to it."""
+        return [order for datagram in self.datagrams for order in datagram]
+
+    def of(self, kind: type) -> list[protocol.Order]:
+        """Return what was said to it of one kind."""
+        return [order for order in self.heard if isinstance(order, kind)]
+
+    def open(self) -> None:
+        """Serve."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = self.directory / shared.SOCKET
+        path.unlink(missing_ok=True)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Die: every connection ends."""
+        if self._thread is not None:
+            os.write(self._here[1], b"x")
+            self._thread.join()
+            self._thread = None
+        for sock in (self._peer, self._listener):
+            if sock is not None:
+                sock.close()
+        self._peer = self._listener = None
+
+    def release(self) -> None:
+        """Give back what it was made of."""
+        self.close()
+        for fd in self._here:
+            os.close(fd)
+        assert not self.errors, self.errors
+
+    def say(self, *replies: protocol.Reply) -> None:
+        """Say something to the dispatcher unasked."""
+        assert self._peer is not None
+        self._peer.send(protocol.render(list(replies)))
+
+    def grant(self, ask: Ask, before_ns: int = FOREVER_NS) -> Granted:
+        """Return a new lease for an ask."""
+        self._next += 1
+        self.held.add(self._next)
+        return Granted(ask.number, self._next, before_ns)
+
+    def _serve(self) -> None:
+        try:
+            assert self._listener is not None
+            while True:
+                sockets = [sock for sock in (self._listener, self._peer) if sock is not None]
+                ready, _, _ = select.select([*sockets, self._here[0]], [], [])
+                if self._here[0] in ready:
+                    os.read(self._here[0], 1)
+                    return
+                if self._listener in ready:
+                    if self._peer is not None:
+                        self._peer.close()
+                    self._peer, _ = self._listener.accept()
+                elif self._peer is not None:
+                    self._hear(self._peer)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _hear(self, peer: socket.socket) -> None:
+        try:
+            data = peer.recv(protocol.MOST_BYTES)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            peer.close()
+            self._peer = None
+            return
+        orders = protocol.read_orders(data)
+        replies = [reply for order in orders for reply in self._answer(order)]
+        if replies:
+            peer.send(protocol.render(replies))
+        self.datagrams.append(orders)
+
+    def _answer(self, order: protocol.Order) -> Iterator[protocol.Reply]:
+        match order:
+            case Hello() if self.refuses:
+                yield Refused(self.refuses)
+            case Hello():
+                self._named |= {hold.lease for hold in order.holds}
+                if order.more:
+                    return
+                unknown, self._named = self._named - self.held, self._named & self.held
+                self.held, self._named = self._named, set()
+                yield Welcome(self.cpus, 1 << 30, (("licence", 2, (5, 6)),), tuple(unknown))
+            case Ask() if self.grants:
+                before = self.begin_before
+                yield self.grant(order, before.pop(0) if len(before) > 1 else before[0])
+            case Ask():
+                yield Wait(order.number, WHY)
+            case Begin():
+                self.on_begin(order.lease)
+            case EndLease():
+                self.held.discard(order.lease)
+
+
+@pytest.fixture
+def arbiter(tmp_path: Path) -> Iterator[FakeArbiter]:
+    """Give an arbiter that serves."""
+    directory = tmp_path / "machine"
+    directory.mkdir()
+    made = FakeArbiter(directory)
+    made.open()
+    yield made
+    made.release()
+
+
+@pytest.fixture
+def session(tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a dispatcher whose machine that arbiter shares out, and which waits for its answers as long as it takes."""
+    monkeypatch.setattr(share, "_ANSWER_NS", 10 * SECOND_NS)
+    monkeypatch.setattr(share, "_WELCOME_NS", 10 * SECOND_NS)
+    monkeypatch.setattr(share, "_BEGUN_NS", 1000 * SECOND_NS)
+    monkeypatch.setattr(share, "_FIRST_PAUSE_NS", 0)
+    monkeypatch.setattr(share, "_LONGEST_PAUSE_NS", 0)
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        shares(world, arbiter)
+        made = Session(world)
+        yield made
+        made.end()
+
+
+def shares(world: World, arbiter: FakeArbiter) -> None:
+    """Have the arbiter share out the machine of that world."""
+    world.cpus = 60
+    world._pids = iter(range(3_000_000, 4_000_000))
+    (world.root / layout.CONFIG).write_text(f'machine = "{arbiter.directory}"\n')
+
+
+def hears(session: Session) -> None:
+    """Have the dispatcher take in what was said to it."""
+    assert session.now is not None
+    assert session.now.share._sock is not None
+    assert select.select([session.now.share._sock], [], [], 10)[0]
+    session.now.sleep(0)
+
+
+def joins(session: Session) -> None:
+    """Have the dispatcher connect again, and take in the welcome."""
+    session.turns(1)
+    hears(session)
+    session.settle()
+
+
+def lease_of(session: Session, name: str, run: int = 1) -> int | None:
+    """Return the lease in the records of a run."""
+    text = (session.world.root / "jobs" / name / str(run) / layout.GRANT).read_bytes()
+    return run_records.parse_grant(text).lease
+
+
+def says(session: Session, name: str) -> str:
+    """Return the reason of a job in `state.json`."""
+    now = session.now
+    assert now is not None
+    view = now.status._view(now.planner.plan, now.planner.machine, paused=False)
+    return view.jobs[name].reason
+
+
+def test_a_start_has_its_lease_in_the_same_pass(session: Session, arbiter: FakeArbiter) -> None:
+    """The dispatcher asks, is granted, records the lease, says that it begins, and launches."""
+    session.turns(1)
+    session.users.submit("a", "hang")
+    session.turns(1)
+    assert session.world.pids("a")
+    lease = lease_of(session, "a")
+    assert lease is not None
+    wait_for(lambda: arbiter.of(Begin), what="the begin")
+    asked = LeaseRequest(1, like=share._like("a"))
+    assert arbiter.heard == [Hello(1, session.now.share._name), Ask(1, asked), Begin(lease)]  # type: ignore[union-attr]
+
+
+def test_a_lease_is_on_the_disk_before_it_begins(session: Session, arbiter: FakeArbiter) -> None:
+    """When the arbiter hears of the begin, a dispatcher that comes next would name that lease."""
+    recorded: list[bool] = []
+
+    def is_recorded(lease: int) -> None:
+        texts = [path.read_text() for path in (session.world.root / "jobs").glob("*/1/grant.toml")]
+        recorded.append(any(f"lease = {lease}\n" in text for text in texts))
+
+    arbiter.on_begin = is_recorded
+    for name in "abc":
+        session.users.submit(name, "hang")
+    session.settle()
+    wait_for(lambda: len(arbiter.of(Begin)) == 3, what="three begins")
+    assert recorded == [True] * 3
+
+
+def test_a_start_without_a_lease_waits_and_says_why(session: Session, arbiter: FakeArbiter) -> None:
+    """The reason of the arbiter is the job's; a grant that comes late starts it without another plan."""
+    arbiter.grants = False
+    session.users.submit("a", "hang")
+    session.settle()
+    assert not session.world.begun
+    assert says(session, "a") == f"machine: {WHY}"
+    now = session.now
+    assert now is not None
+    plan = now.planner.plan
+    arbiter.say(Wait(1, "memory: needs 1\x1b[2J GiB"))
+    hears(session)
+    assert now.share.work()
+    assert "\x1b" not in says(session, "a")
+    [ask] = arbiter.of(Ask)
+    assert isinstance(ask, Ask)
+    arbiter.say(arbiter.grant(ask))
+    hears(session)
+    assert now.planner.is_old
+    session.looks_at_everything = False
+    session.turns(1)
+    assert now.planner.plan is plan
+    session.settle()
+    assert session.world.begun == [("a", 1)]
+    assert now.share.reason("a") == ""
+
+
+def test_a_grant_that_crosses_a_drop_starts_nothing(session: Session, arbiter: FakeArbiter) -> None:
+    """The number of the ask tells: the lease is given back, and the next job asks for its own."""
+    arbiter.grants = False
+    session.users.submit("a", "hang")
+    session.settle()
+    session.users.path(QUEUED, "a").unlink()
+    session.settle()
+    wait_for(lambda: arbiter.of(Drop), what="the drop")
+    [ask] = arbiter.of(Ask)
+    assert isinstance(ask, Ask)
+    crossed = arbiter.grant(ask)
+    arbiter.say(crossed)
+    hears(session)
+    session.users.submit("b", "hang")
+    session.settle()
+    wait_for(lambda: EndLease(crossed.lease) in arbiter.heard, what="the end of the crossed lease")
+    assert not session.world.begun
+    assert [each.number for each in arbiter.of(Ask) if isinstance(each, Ask)] == [1, 2]
+    assert not arbiter.held
+
+
+def test_equal_demands_are_interchangeable(session: Session, arbiter: FakeArbiter) -> None:
+    """A job that takes the place of another in the plan has its ask; another demand has an ask of its own."""
+    arbiter.grants = False
+    session.users.submit("a1", "hang")
+    session.settle()
+    session.users.path(QUEUED, "a1").unlink()
+    session.users.submit("a2", "hang")
+    session.settle()
+    session.users.submit("a3", "hang", "cpus = 2")
+    session.settle()
+    assert [ask.demand.cpus for ask in arbiter.of(Ask) if isinstance(ask, Ask)] == [1, 2]
+    assert not arbiter.of(Drop)
+
+
+def test_the_end_of_a_run_and_the_next_ask_are_one_datagram(session: Session, arbiter: FakeArbiter) -> None:
+    """So the arbiter can give the room to the next start in the same pass."""
+    arbiter.cpus = 1
+    session.users.submit("a", "hang")
+    session.settle()
+    session.users.submit("b", "hang")
+    session.settle()
+    lease = lease_of(session, "a")
+    session.world.exit(session.world.pids("a")[0], 0)
+    session.settle()
+    wait_for(lambda: len(arbiter.of(Begin)) == 2, what="the second begin")
+    [together] = [datagram for datagram in arbiter.datagrams if EndLease(lease or 0) in datagram]
+    assert [type(order) for order in together] == [EndLease, Ask]
+    assert session.world.pids("b")
+    assert len(arbiter.held) == 1
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_the_wrapper_of_a_run_is_told_late(
+    session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch, *, short: bool
+) -> None:
+    """A run that is over by then costs no message for it."""
+    if not short:
+        monkeypatch.setattr(share, "_BEGUN_NS", 0)
+    session.users.submit("a", "ok" if short else "hang")
+    session.settle()
+    if short:
+        wait_for(lambda: arbiter.of(EndLease), what="the end")
+        assert not arbiter.of(Began)
+    else:
+        wait_for(lambda: arbiter.of(Began), what="the wrapper")
+        assert arbiter.of(Began) == [Began(lease_of(session, "a") or 0, session.world.pids("a")[0], 1)]
+
+
+def test_a_hello_names_what_runs(session: Session, arbiter: FakeArbiter) -> None:
+    """After a loss of the connection, and by the next dispatcher, from the records; unused leases are not named."""
+    session.users.submit("a", "hang")
+    session.settle()
+    lease, pid = lease_of(session, "a"), session.world.pids("a")[0]
+    arbiter.close()
+    arbiter.open()
+    session.now.share.read()  # type: ignore[union-attr]
+    session.settle()
+    wait_for(lambda: len(arbiter.of(Hello)) == 2, what="another hello")
+    session.end()
+    session.settle()
+    wait_for(lambda: len(arbiter.of(Hello)) == 3, what="the hello of the next dispatcher")
+    for hello in arbiter.of(Hello)[1:]:
+        assert isinstance(hello, Hello)
+        assert [(hold.lease, hold.pid, hold.ticks) for hold in hello.holds] == [(lease, pid, 1)]
+    session.world.exit(pid, 0)
+    session.settle()
+    wait_for(lambda: not arbiter.held, what="the end")
+
+
+def test_many_leases_are_named_in_parts(
+    session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last part is without `more`."""
+    monkeypatch.setattr(protocol, "MOST_HOLDS", 2)
+    arbiter.cpus = 9
+    for number in range(5):
+        session.users.submit(f"a{number}", "hang")
+    session.settle()
+    session.end()
+    session.settle()
+    wait_for(lambda: len(arbiter.of(Hello)) == 4, what="three parts")
+    parts = [hello for hello in arbiter.of(Hello)[1:] if isinstance(hello, Hello)]
+    assert [(len(hello.holds), hello.more) for hello in parts] == [(2, True), (2, True), (1, False)]
+    assert len(arbiter.held) == 5
+
+
+def test_a_run_whose_lease_is_unknown_goes_on(session: Session, arbiter: FakeArbiter) -> None:
+    """It holds its room here, and ends nothing at the arbiter."""
+    session.users.submit("a", "hang")
+    session.settle()
+    arbiter.close()
+    arbiter.held.clear()
+    arbiter.open()
+    now = session.now
+    assert now is not None
+    now.share.read()
+    joins(session)
+    assert [live.lease for live in now.state.live.values()] == [None]
+    assert session.world.pids("a")
+    session.world.exit(session.world.pids("a")[0], 0)
+    session.settle()
+    assert not arbiter.of(EndLease)
+
+
+def test_a_lease_that_comes_too_late_launches_nothing(session: Session, arbiter: FakeArbiter) -> None:
+    """Whoever was stopped for so long gives it back, and the job starts under another one."""
+    arbiter.begin_before = [boot_clock() - 1, FOREVER_NS]
+    session.users.submit("a", "hang")
+    session.settle()
+    assert session.world.begun == [("a", 2)]
+    wait_for(lambda: len(arbiter.of(Begin)) == 2, what="the second begin")
+    assert EndLease(lease_of(session, "a", 1) or 0) in arbiter.heard
+    assert arbiter.held == {lease_of(session, "a", 2)}
+
+
+def test_a_start_that_was_taken_back_gives_its_lease_back(session: Session, arbiter: FakeArbiter) -> None:
+    """The machine refused a process for it."""
+    session.users.submit("a", "denied until 9")
+    session.turns(8)
+    wait_for(lambda: arbiter.of(EndLease), what="the end")
+    wait_for(lambda: not arbiter.held, what="no lease")
+    assert not session.world.begun
+
+
+def test_nothing_starts_without_an_arbiter(session: Session, arbiter: FakeArbiter) -> None:
+    """Runs go on, the reason says since when and what to do, and the jobs start when it is back."""
+    session.users.submit("a", "hang")
+    session.settle()
+    arbiter.close()
+    session.users.submit("b", "hang")
+    session.settle()
+    now = session.now
+    assert now is not None
+    assert session.world.pids("a")
+    assert not session.world.pids("b")
+    assert now.planner.plan is not None
+    reason = now.planner.plan.reason("b")
+    assert reason is not None
+    assert reason.code == "machine"
+    assert reason.text.startswith("machine: the arbiter has not answered for ")
+    assert reason.text.endswith(f"; start it with `spool machine serve {arbiter.directory}`")
+    assert not now.stuck
+    arbiter.open()
+    joins(session)
+    assert session.world.pids("b")
+
+
+def test_an_arbiter_may_be_absent_at_first(session: Session, arbiter: FakeArbiter) -> None:
+    """A dispatcher that begins without it starts nothing until it is there."""
+    arbiter.close()
+    session.users.submit("a", "hang")
+    session.settle()
+    assert not session.world.begun
+    arbiter.open()
+    joins(session)
+    assert session.world.begun == [("a", 1)]
+
+
+def test_a_refusal_is_the_reason(session: Session, arbiter: FakeArbiter) -> None:
+    """The arbiter does not serve this user."""
+    arbiter.refuses = "mallory is not one of the users\x1b]0;of this machine"
+    session.users.submit("a", "hang")
+    session.settle()
+    now = session.now
+    assert now is not None
+    assert now.planner.plan is not None
+    assert str(now.planner.plan.reason("a")).startswith("machine: the arbiter refuses: mallory is not one of the users")
+    assert "\x1b" not in str(now.planner.plan.reason("a"))
+    assert not session.world.begun
+
+
+def test_a_socket_of_another_account_is_refused(
+    session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is said to it."""
+    monkeypatch.setattr(shared, "may_serve", lambda owner: frozenset({4_000_000}))
+    session.users.submit("a", "hang")
+    session.settle()
+    now = session.now
+    assert now is not None
+    assert now.planner.plan is not None
+    assert "who is not trusted with that" in str(now.planner.plan.reason("a"))
+    assert not arbiter.heard
+    assert not session.world.begun
+
+
+def test_garbage_from_the_arbiter_ends_no_pass(session: Session, arbiter: FakeArbiter) -> None:
+    """The connection is given up, and the next one works."""
+    session.settle()
+    assert arbiter._peer is not None
+    arbiter._peer.send(b'["grant",')
+    hears(session)
+    session.users.submit("a", "hang")
+    joins(session)
+    assert session.world.begun == [("a", 1)]
+    assert len(arbiter.of(Hello)) == 2
+
+
+def test_who_leaves_keeps_the_leases_of_its_runs_alone(session: Session, arbiter: FakeArbiter) -> None:
+    """A lease that no run uses is given back."""
+    session.users.submit("a", "hang")
+    session.settle()
+    arbiter.grants = False
+    session.users.submit("b", "hang")
+    session.settle()
+    ask = arbiter.of(Ask)[-1]
+    assert isinstance(ask, Ask)
+    unused = arbiter.grant(ask)
+    arbiter.say(unused)
+    hears(session)
+    assert session.now is not None
+    session.now.share.close()
+    wait_for(lambda: EndLease(unused.lease) in arbiter.heard, what="the end of the unused lease")
+    assert arbiter.held == {lease_of(session, "a")}
+
+
+def test_a_machine_that_is_shared_no_more_needs_no_lease(session: Session, arbiter: FakeArbiter) -> None:
+    """The configuration changes, and what waits starts."""
+    arbiter.grants = False
+    session.users.submit("a", "hang")
+    session.settle()
+    (session.world.root / layout.CONFIG).write_text('machine = "off"\n')
+    assert session.now is not None
+    session.now.wakeup.reload = True
+    session.settle()
+    assert session.world.begun == [("a", 1)]
+    assert lease_of(session, "a") is None
+
+
+def test_no_cut_loses_a_run_or_leaves_a_lease(
+    tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dispatcher that dies before any of its changes: each job runs once, and no lease is left."""
+    monkeypatch.setattr(share, "_ANSWER_NS", 10 * SECOND_NS)
+    monkeypatch.setattr(share, "_WELCOME_NS", 10 * SECOND_NS)
+    for cut_at in range(1, 60):
+        with world_at(tmp_path / f"spool{cut_at}", monkeypatch) as world:
+            shares(world, arbiter)
+            disk = FaultyDisk(world.staging, cut_at=cut_at)
+            session = Session(world, iter([disk]))
+            for name in ("a", "b"):
+                session.users.submit(name, "ok")
+            session.settle()
+            assert sorted(name for name, _ in world.begun) == ["a", "b"]
+            assert session.now is not None
+            session.now.share.work()
+            wait_for(lambda: not arbiter.held, what=f"no lease after the cut {cut_at}")
+            session.end()
+        if not session.cuts:
+            return
+    raise AssertionError("it was cut at every change, and has still more of them")
+
+
+# --- values ---------------------------------------------------------------------------------------------------
+
+
+def test_the_units_of_a_lease_replace_those_of_the_plan() -> None:
+    """The GPUs, and the indices of the machine's pools; those of the spool's own pools stay."""
+    grant = Grant(1, gpu_uuids=("GPU-1",), gpu_indices=(0,), resource_indices=(("tpu", (0,)), ("mine", (7,))))
+    granted = Granted(1, 9, 0, ("GPU-2",), (4,), (("tpu", (3,)),))
+    start = UnusedLease(LeaseRequest(1), granted).applied_to(Start("a", grant))
+    expected = Grant(1, gpu_uuids=("GPU-2",), gpu_indices=(4,), resource_indices=(("mine", (7,)), ("tpu", (3,))))
+    assert start == Start("a", expected, 9)
+
+
+def test_the_totals_of_the_arbiter_count_as_far_as_the_configuration_lets_them() -> None:
+    """CPUs, memory and pools; the other users' processes are left to the arbiter."""
+    gpu = Gpu("GPU-1", 0, "H100", memory_total_bytes=80, memory_free_bytes=3)
+    machine = Machine(2, 10, 1, (gpu,), resources=(Pool("licence", 1), Pool("own", 3)))
+    view = SharedView(directory="d", cpus=8, memory_bytes=99, resources=(Pool("licence", 4), Pool("tpu", 2, (0, 1))))
+    seen = on_shared(machine, Config(memory_bytes=50), view)
+    assert (seen.cpus, seen.memory_bytes, seen.no_leases) == (8, 50, None)
+    assert seen.resources == (Pool("licence", 1), Pool("own", 3), Pool("tpu", 2, (0, 1)))
+    alone = as_if_alone(seen)
+    assert (alone.gpus[0].memory_free_bytes, alone.memory_available_bytes) == (80, None)
+
+
+def test_a_machine_is_shared_if_its_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the configuration says otherwise; a file that cannot be looked at is there."""
+    file = tmp_path / "etc" / "machine.toml"
+    monkeypatch.setattr(shared, "MACHINE_FILE", str(file))
+    assert shared.find("auto", None) is None
+    file.parent.mkdir()
+    file.touch()
+    found = shared.find("auto", None)
+    assert found is not None
+    assert found.socket == "/run/spool/socket"
+    assert found.servers >= {0, os.geteuid()}
+    assert shared.find("off", None) is None
+    assert shared.directory("~/lab/") == os.path.expanduser("~/lab")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.setattr(shared, "MACHINE_FILE", str(tmp_path / "loop" / "machine.toml"))
+    assert shared.directory("auto") is not None
+
+
+def test_an_unshared_machine_is_looked_at_when_told_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once at the start and once with the first look at the configuration, and by no pass or job."""
+    looks: list[str] = []
+    monkeypatch.setattr(shared, "find", lambda setting, owner: looks.append(setting))
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        session = Session(world)
+        for name in ("a", "b", "c"):
+            session.users.submit(name, "ok")
+        session.settle()
+        assert len(session.world.begun) == 3
+        session.end()
+    assert looks == ["auto", "auto"]

@@ -1,0 +1,197 @@
+"""Dispatchers take turns on one machine: an arbiter and two spools in processes of their own, and who is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from served import Served
+from spool.formats import machine_status
+from spool.machine import shared
+from support import ROOT, wait_for
+
+ARBITER = """
+import sys
+from spool.arbiter.server import Arbiter
+from spool.formats import machinefile
+arbiter = Arbiter(sys.argv[1], machinefile.parse(open(sys.argv[1] + "/machine.toml", "rb").read()))
+arbiter.open()
+arbiter.serve()
+arbiter.close()
+"""
+MARKED = "printf 's %s\\n' \"$SPOOL_JOB\" >> marks; {deed}; printf 'e %s\\n' \"$SPOOL_JOB\" >> marks"
+
+
+class Machine:
+    """A machine of two CPUs and a single device, its arbiter, and the spools of two users."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "machine"
+        self.directory.mkdir()
+        (self.directory / "machine.toml").write_text(
+            f"users = [{os.getuid()}]\ncpus = 2\n[resources]\ndevice = {{ indices = [3] }}\n"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+        self.marks = directory / "marks"
+        self.spools = tuple(Served(directory / name) for name in ("alina", "bob"))
+        for spool in self.spools:
+            (spool.root / "config.toml").write_text(f'machine = "{self.directory}"\ncpus = 64\nmax_requeues = 0\n')
+
+    def open(self) -> None:
+        """Start the arbiter, and wait until it serves."""
+        socket = self.directory / shared.SOCKET
+        socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ARBITER, str(self.directory)], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        )
+        wait_for(socket.exists, what="the arbiter")
+
+    def kill(self) -> None:
+        """Kill the arbiter."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def status(self) -> machine_status.MachineShares:
+        """Return what the arbiter says of itself."""
+        status = machine_status.parse((self.directory / "machine.json").read_bytes())
+        assert status is not None
+        return status
+
+    def is_free(self) -> bool:
+        """Whether no lease is left."""
+        return not any(user.leases for user in self.status().users)
+
+    def most_at_once(self) -> int:
+        """Return how many jobs ran at one moment, over all spools; each must have run once."""
+        most, running, seen = 0, set[str](), set[str]()
+        for line in self.marks.read_text().splitlines():
+            word, name = line.split()
+            if word == "s":
+                assert name not in seen, f"{name} ran twice"
+                running.add(name)
+                seen.add(name)
+            else:
+                running.remove(name)
+            most = max(most, len(running))
+        return most
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Give a shared machine whose arbiter and dispatchers serve."""
+    made = Machine(tmp_path)
+    made.open()
+    with made.spools[0] as alina, made.spools[1] as bob:
+        alina.start()
+        bob.start()
+        yield made
+    if made.process is not None:
+        made.process.send_signal(signal.SIGTERM)
+        assert made.process.wait(30) == 0
+
+
+def test_two_spools_share_the_cpus_and_a_device(machine: Machine) -> None:
+    """Never do more jobs run than there are CPUs, and all of them end; one of them has the device at a time."""
+    alina, bob = machine.spools
+    for number in range(12):
+        deed = MARKED.format(deed="sleep 0.05")
+        alina.drop(f"a{number}", deed, resources={"device": 1} if number < 3 else None)
+        bob.drop(f"b{number}", deed, resources={"device": 1} if number < 3 else None)
+    for spool, letter in zip(machine.spools, "ab", strict=True):
+        assert spool.wait_done(*(f"{letter}{number}" for number in range(12)))
+        for number in range(12):
+            assert spool.outcome(f"{letter}{number}") == "finished"
+        grant = tomllib.loads(spool.record(f"{letter}0", "grant.toml") or "")
+        assert grant["lease"] > 0
+        assert grant["resource_indices"] == {"device": [3]}
+    assert machine.most_at_once() == 2
+    wait_for(machine.is_free, what="a machine without leases")
+
+
+def test_who_waits_is_told_who_has_the_room(machine: Machine) -> None:
+    """`why` and `plan` say it as the arbiter does, and promise no start."""
+    alina, bob = machine.spools
+    for name in ("one", "two"):
+        alina.drop(name, ["sleep", "1000"])
+        alina.pid(name)
+    bob.drop("late", ["true"])
+    said = bob.wait_reason("late", "machine: cpus: needs 1, 0 free (2 leases of ")
+    assert said.endswith(" hold 2)")
+    assert bob.state()["machine"]["shared"]["cpus"] == 2
+    alina.spool("cancel", "one")
+    assert bob.wait_done("late")
+
+
+def test_runs_outlive_the_arbiter_and_nothing_starts_until_it_is_back(machine: Machine) -> None:
+    """The new arbiter has the leases of before in its journal, and grants what is left."""
+    alina, bob = machine.spools
+    alina.drop("long", "sleep 1000")
+    pid = alina.pid("long")
+    machine.kill()
+    bob.drop("late", ["sleep", "1000"])
+    bob.wait_reason("late", "machine: the arbiter has not answered for ")
+    assert f"start it with `spool machine serve {machine.directory}`" in bob.reason("late")
+    assert alina.pid("long") == pid
+    machine.open()
+    bob.pid("late")
+    bob.drop("later", ["true"])
+    bob.wait_reason("later", "machine: cpus: needs 1, 0 free")
+    alina.spool("cancel", "long")
+    assert bob.wait_done("later")
+
+
+def test_a_dispatcher_that_comes_back_has_its_leases(machine: Machine) -> None:
+    """While it is gone its run keeps the room; the next one ends the lease with the run."""
+    alina, bob = machine.spools
+    for name in ("one", "two"):
+        alina.drop(name, f"until [ -e end-{name} ]; do sleep 0.02; done")
+        alina.pid(name)
+    alina.kill()
+    bob.drop("late", ["true"])
+    bob.wait_reason("late", "machine: cpus: needs 1, 0 free (2 leases of ")
+    alina.start()
+    (alina.root.parent / "end-one").touch()
+    assert alina.wait_done("one")
+    assert bob.wait_done("late")
+    alina.kill()
+    (alina.root.parent / "end-two").touch()
+    wait_for(machine.is_free, what="the end of a lease without a dispatcher")
+    alina.start()
+    assert alina.wait_done("two")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_kill_overcommits_the_machine_or_loses_a_job(machine: Machine, seed: int) -> None:
+    """Dispatchers and the arbiter are killed at random: each job runs once, and no lease is left."""
+    alina, bob = machine.spools
+    dice = random.Random(seed)
+    for number in range(20):
+        deed = MARKED.format(deed="sleep 0.1")
+        alina.drop(f"a{number}", deed)
+        bob.drop(f"b{number}", deed)
+    marks = machine.marks
+    for count in range(4, 72, 8):
+        wait_for(lambda count=count: marks.exists() and marks.read_bytes().count(b"\n") >= count, what="progress")
+        match dice.randrange(3):
+            case 0:
+                machine.kill()
+                machine.open()
+            case chosen:
+                machine.spools[chosen - 1].kill()
+                machine.spools[chosen - 1].start()
+    for spool, letter in zip(machine.spools, "ab", strict=True):
+        names = [f"{letter}{number}" for number in range(20)]
+        spool.wait_done(*names)
+        assert {spool.outcome(name, spool.runs(name)[-1]) for name in names} == {"finished"}
+    assert machine.most_at_once() <= 2
+    wait_for(machine.is_free, what="a machine without leases")
