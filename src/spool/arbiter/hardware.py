@@ -6,7 +6,6 @@ process is read. All other processes are foreign, and keep that GPU from being g
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -14,9 +13,9 @@ from msgspec.structs import replace
 from spool.arbiter.ledger import Lease
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine
 from spool.formats.machinefile import MachineConfig
+from spool.machine import identity
 from spool.machine.gpus import GpuWatcher, Ignore, Ours
 from spool.machine.host import Host
-from spool.machine.identity import PROC
 
 _TOTALS_EVERY_NS = 10 * SECOND_NS
 _AVAILABLE_EVERY_NS = SECOND_NS // 4
@@ -90,19 +89,12 @@ class Hardware:
                 before = on.setdefault(uuid, {}).get(user, 0)
                 on[uuid][user] = None if granted is None or before is None else before + granted
                 held.setdefault(uuid, []).append(lease)
-        self._ours = Ours(lambda pid: users.get(_uid_of(pid)), on)
+        self._ours = Ours(lambda pid: users.get(identity.owner_of(pid)), on)
         age_ns = self._config.gpu.poll_ns if self._seen_at_ns is not None else 0
         look = self._watcher.look(now_ns, self._ours, max_age_ns=age_ns, patience_ns=0)
         self._seen_at_ns = look.seen_at_ns
         gpus = tuple(replace(gpu, taken_bytes=_by_lease(gpu, held.get(gpu.uuid, [])), work=()) for gpu in look.gpus)
         return replace(machine, gpus=gpus, gpu_problem=look.problem)
-
-
-def _uid_of(pid: int) -> int:
-    try:
-        return os.stat(f"{PROC}/{pid}").st_uid
-    except OSError:
-        return -1
 
 
 def _by_lease(gpu: Gpu, leases: list[Lease]) -> tuple[tuple[str, int], ...]:

@@ -7,20 +7,24 @@ reboot no run is left, and so no lease. `usage.jsonl` outlives a reboot, for fai
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import time
 
 from spool.arbiter.ledger import Holder, Lease, LeaseLedger
+from spool.core.errors import LockHeld, cannot
 from spool.core.model import Grant
 from spool.formats.machine_status import BeganLine, Boot, EndLine, LeaseLine, UseLine, parse_line, render_line
 from spool.store.disk import Disk, open_log, read_file
 
 log = logging.getLogger(__name__)
 
-LEASES, USAGE = "leases.jsonl", "usage.jsonl"
-_MOST_USES = 10_000  # newest leases of the past that are read
-_MOST_BYTES = 64 << 20  # of a journal; a line has some 200
+LEASES, USAGE, LOCK = "leases.jsonl", "usage.jsonl", ".lock"
+_MOST_USES = 10_000  # newest leases of the past that are kept
+_MOST_BYTES = 256 << 20  # of a journal; a line has some 200, at most 2,000
 _COMPACT_AFTER = 20_000  # lines
+_COMPACT_AGAIN_S = 10.0  # after an error
 _HALF_LIVES = 10  # older leases count less than a thousandth
 
 
@@ -30,23 +34,28 @@ class LeaseJournal:
     def __init__(self, directory: str, state_directory: str, boot_id: str) -> None:
         self._leases = os.path.join(directory, LEASES)
         self._usage = os.path.join(state_directory, USAGE)
+        self._lock_path = os.path.join(directory, LOCK)
         self._boot_id = boot_id
         self._disk = Disk(directory, hidden=True)
         self._past_disk = Disk(state_directory, hidden=True)
         self._fd = self._usage_fd = -1
         self._lines = self._uses = 0
+        self._not_before = 0.0  # monotonic: when the files may be compacted again
+        self._locked = -1
 
     def open(self, ledger: LeaseLedger, now_ns: int) -> None:
-        """Read both files into *ledger*, and begin new ones."""
+        """Read both files into *ledger*, and begin new ones. Raises LockHeld if another arbiter writes them."""
+        self._lock()
         self._read_usage(ledger, now_ns)
         self._read_leases(ledger)
         self._compact(ledger)
 
     def close(self) -> None:
         """Close the files."""
-        for fd in (self._fd, self._usage_fd):
+        for fd in (self._fd, self._usage_fd, self._locked):
             if fd >= 0:
                 os.close(fd)
+        self._fd = self._usage_fd = self._locked = -1
 
     def granted(self, leases: list[Lease]) -> None:
         """Record leases; they may be told once this returns."""
@@ -56,17 +65,35 @@ class LeaseJournal:
         """Record which wrapper uses a lease."""
         self._append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)), 1)
 
-    def ended(self, lease: Lease, ledger: LeaseLedger, now_ns: int) -> None:
-        """Record that a lease is over; *ledger* no longer has it."""
+    def ended(self, lease: Lease, now_ns: int) -> None:
+        """Record that a lease is over."""
         self._append(render_line(EndLine(lease.number)), 1)
-        holder, uses = lease.holder, render_line(_use(lease, now_ns))
         try:
-            self._past_disk.append(self._usage_fd, uses)
+            self._past_disk.append(self._usage_fd, render_line(_use(lease, now_ns)))
         except OSError as error:  # the past is worth less than the present
-            log.error("cannot write %s: %s; fair share forgets a lease of %s", self._usage, error, holder.user)
+            log.error("cannot write %s: %s; fair share forgets a lease of %s", self._usage, error, lease.holder.user)
         self._uses += 1
-        if self._lines > _COMPACT_AFTER + 4 * len(ledger.leases):
-            self._compact(ledger)
+
+    def tidy(self, ledger: LeaseLedger, now_ns: int) -> None:
+        """Begin new files if the old ones are long, or lost. Never raises."""
+        if time.monotonic() < self._not_before:
+            return
+        try:
+            if self._fd < 0 or self._lines > _COMPACT_AFTER + 4 * len(ledger.leases):
+                self._compact(ledger)
+            if self._usage_fd < 0 or self._uses > 2 * _MOST_USES:
+                self._begin_usage(self._uses_left(ledger, now_ns))
+        except OSError as error:
+            log.error("cannot begin a new journal: %s", error)
+            self._not_before = time.monotonic() + _COMPACT_AGAIN_S
+
+    def _lock(self) -> None:
+        self._locked = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            directory = os.path.dirname(self._lock_path)
+            raise LockHeld(cannot("serve in", "directory", "another arbiter serves there", where=directory)) from None
 
     def _append(self, data: bytes, lines: int) -> None:
         self._disk.append(self._fd, data)
@@ -84,6 +111,7 @@ class LeaseJournal:
             match line:
                 case LeaseLine():
                     left[line.lease] = _lease(line)
+                    ledger.number_after(line.lease)  # if the clock was set back since
                 case BeganLine() if line.lease in left:
                     left[line.lease].pid, left[line.lease].ticks = line.pid, line.ticks
                 case EndLine():
@@ -93,14 +121,25 @@ class LeaseJournal:
             ledger.put(lease)
 
     def _read_usage(self, ledger: LeaseLedger, now_ns: int) -> None:
+        kept = self._uses_left(ledger, now_ns)
+        for line in kept:
+            if line.until_ns <= now_ns:  # else the clock was set back
+                ledger.remember(_used(line), line.until_ns)
+        self._begin_usage(kept)
+
+    def _uses_left(self, ledger: LeaseLedger, now_ns: int) -> list[UseLine]:
+        """Return the newest leases of the past that are not too old to count."""
         text = read_file(self._usage, _MOST_BYTES) or b""
         oldest_ns = now_ns - _HALF_LIVES * ledger.policy.half_life_ns
         found = [line for line in map(parse_line, text.splitlines()[-_MOST_USES:]) if isinstance(line, UseLine)]
-        kept = [line for line in found if oldest_ns <= line.until_ns <= now_ns]
-        for line in kept:
-            ledger.remember(_used(line), line.until_ns)
+        return [line for line in found if oldest_ns <= line.until_ns]
+
+    def _begin_usage(self, kept: list[UseLine]) -> None:
         self._past_disk.put(self._usage, b"".join(map(render_line, kept)), mode=0o640)
-        self._usage_fd = open_log(self._usage)
+        if self._usage_fd >= 0:
+            os.close(self._usage_fd)
+            self._usage_fd = -1  # unless the next step succeeds, there is none
+        self._usage_fd, self._uses = open_log(self._usage), len(kept)
 
     def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
@@ -110,10 +149,10 @@ class LeaseJournal:
             if lease.pid:
                 data.append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)))
         self._disk.put(self._leases, b"".join(data))
-        fd = open_log(self._leases)
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._lines = fd, len(data)
+            self._fd = -1  # it has lost its name: unless the next step succeeds, nothing can be granted
+        self._fd, self._lines = open_log(self._leases), len(data)
 
 
 def _line(lease: Lease) -> LeaseLine:
@@ -129,6 +168,7 @@ def _line(lease: Lease) -> LeaseLine:
         grant.resource_indices,
         lease.asked_at_ns,
         lease.at_ns,
+        lease.since_boot_ns,
     )
 
 
@@ -144,7 +184,7 @@ def _lease(line: LeaseLine) -> Lease:
         resource_indices=line.pool_indices,
     )
     holder = Holder(line.uid, line.user, line.spool)
-    return Lease(holder, line.lease, line.demand, grant, line.asked_at_ns, line.at_ns)
+    return Lease(holder, line.lease, line.demand, grant, line.asked_at_ns, line.at_ns, line.since_boot_ns)
 
 
 def _use(lease: Lease, now_ns: int) -> UseLine:

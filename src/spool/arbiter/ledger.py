@@ -7,7 +7,9 @@ is added to it: a fair share, a quota or a reservation counts here across the sp
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,7 +33,11 @@ from spool.core.reasons import Reason
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.formats.arbiter_protocol import LeaseRequest
+from spool.formats.arbiter_protocol import MOST_ASKS, MOST_LEASES, LeaseRequest
+
+K = TypeVar("K")
+L = TypeVar("L")
+V = TypeVar("V")
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
 _OVERSTAY_PART = 10  # or a tenth of the limit, whichever is longer
@@ -58,15 +64,16 @@ class OpenAsk(Struct, eq=False):
     demand: LeaseRequest
     at_ns: int  # when it came: its place in the queue
     told: str = ""  # the reason that its dispatcher has heard
+    queued: bool = False  # else its user has too many
 
     @property
     def name(self) -> str:
         """Return its name for `decide`."""
         return _name(self.holder, self.demand, self.serial)
 
-    def lease(self, grant: Grant, now_ns: int) -> Lease:
+    def lease(self, grant: Grant, now_ns: int, since_boot_ns: int) -> Lease:
         """Return a lease that answers it."""
-        return Lease(self.holder, self.serial, self.demand, grant, self.at_ns, now_ns)
+        return Lease(self.holder, self.serial, self.demand, grant, self.at_ns, now_ns, since_boot_ns, self.number)
 
 
 class Lease(Struct, eq=False):
@@ -78,6 +85,8 @@ class Lease(Struct, eq=False):
     grant: Grant
     asked_at_ns: int
     at_ns: int
+    since_boot_ns: int = 0  # `at_ns` on a clock that nobody sets
+    ask: int = -1  # the number of the ask that it answers, -1 once nobody can withdraw that
     begun: bool = False  # it is in use: its dispatcher has said so, or may have
     pid: int = 0  # of the wrapper that uses it; 0: unknown
     ticks: int = 0
@@ -96,11 +105,15 @@ class LeaseLedger:
         self.leases: dict[int, Lease] = {}
         self.version = 0  # changes with every lease and ask
         self._reservations = reservations
-        self._asks: dict[tuple[Holder, int], OpenAsk] = {}
+        self._of: dict[Holder, dict[int, Lease]] = {}
+        self._answering: dict[tuple[Holder, int], Lease] = {}  # by the number of the ask
+        self._asks: dict[Holder, dict[int, OpenAsk]] = {}
         self._by_name: dict[str, OpenAsk] = {}
-        self._counts: dict[int, int] = {}  # open asks by user
+        self._held: Counter[int] = Counter()  # leases by user
+        self._queued: Counter[int] = Counter()  # asks in the queue by user
+        self._later: dict[int, dict[str, OpenAsk]] = {}  # the other asks, by user
         self._queue = WaitingQueue()
-        self._past = Past(policy)
+        self._past = Past(policy, self._arrivals)
         self._runs = Runs(run_times=self._past.run_times)
         self._holding = Holding()
         self._serial = first
@@ -110,26 +123,33 @@ class LeaseLedger:
 
     def put(self, lease: Lease) -> None:
         """Add a lease."""
-        self.leases[lease.number] = lease
-        self._serial = max(self._serial, lease.number + 1)
+        self.leases[lease.number] = self._of.setdefault(lease.holder, {})[lease.number] = lease
+        if lease.ask >= 0:
+            self._answering[lease.holder, lease.ask] = lease
+        self._held[lease.holder.uid] += 1
+        self.number_after(lease.number)
         self._past.begin(lease.holder.user, None, lease.grant, lease.at_ns)
         self._run(lease)
         self.version += 1
+
+    def number_after(self, number: int) -> None:
+        """Give no lease a number up to *number* any more."""
+        self._serial = max(self._serial, number + 1)
 
     def end(self, number: int, now_ns: int) -> Lease | None:
         """Remove a lease and learn from it; None if there is none."""
         lease = self.leases.pop(number, None)
         if lease is None:
             return None
+        holder = lease.holder
+        _discard(self._of, holder, number)
+        if self._answering.get((holder, lease.ask)) is lease:
+            del self._answering[holder, lease.ask]
+        self._held[holder.uid] -= 1
         self._runs.remove(lease.name)
-        user, limit_ns = lease.holder.user, lease.demand.limit_ns
-        self._past.end(user, None, lease.grant, now_ns)
+        self._past.end(holder.user, None, lease.grant, now_ns)
         self._learn(lease, now_ns)
-        if limit_ns and user in self._kept and now_ns - lease.at_ns <= _longest_ns(limit_ns):
-            self._kept[user] += 1
-            if self._kept[user] >= _REGAINED_BY:
-                del self._kept[user]
-                self._judge_again(user)
+        self._admit(holder.uid)
         self.version += 1
         return lease
 
@@ -146,18 +166,40 @@ class LeaseLedger:
         self._past.learn(
             lease.holder.user, Result(lease.name, 1, 1, outcome, "", *times, request=request, grant=lease.grant)
         )
+        user, limit_ns = lease.holder.user, lease.demand.limit_ns
+        if limit_ns and until_ns - lease.at_ns > _longest_ns(limit_ns):
+            self._distrust(user)
+        elif limit_ns and user in self._kept:
+            self._kept[user] += 1
+            if self._kept[user] >= _REGAINED_BY:
+                del self._kept[user]
+                self._judge_again(user)
 
     def distrust_overstayers(self, now_ns: int) -> None:
         """Let the limits of a user no longer count if a lease of that user is held beyond its own."""
         for lease in self.leases.values():
             limit_ns = lease.demand.limit_ns
-            if limit_ns and now_ns - lease.at_ns > _longest_ns(limit_ns) and self._kept.get(lease.holder.user) != 0:
-                self._kept[lease.holder.user] = 0
-                self._judge_again(lease.holder.user)
+            if limit_ns and now_ns - lease.at_ns > _longest_ns(limit_ns):
+                self._distrust(lease.holder.user)
 
     def of(self, holder: Holder) -> list[Lease]:
         """Return the leases of a spool."""
-        return [lease for lease in self.leases.values() if lease.holder == holder]
+        return list(self._of.get(holder, {}).values())
+
+    def answering(self, holder: Holder, number: int) -> Lease | None:
+        """Return the lease that was granted for an ask, None if there is none."""
+        return self._answering.get((holder, number))
+
+    def _distrust(self, user: str) -> None:
+        known = self._kept.get(user)
+        self._kept[user] = 0
+        if known is None:
+            self._judge_again(user)
+
+    def _arrivals(self) -> list[int]:
+        """Return when all that waits or is held was asked for."""
+        asked = [lease.asked_at_ns for lease in self.leases.values()]
+        return asked + [ask.at_ns for ask in self._by_name.values()]
 
     # Asks.
 
@@ -171,43 +213,61 @@ class LeaseLedger:
         """Whether an open ask wants GPUs."""
         return bool(self._queue.gpu_requests)
 
-    def count_asks(self, uid: int) -> int:
-        """Return how many asks of a user are open."""
-        return self._counts.get(uid, 0)
-
     def is_open(self, ask: OpenAsk) -> bool:
         """Whether an ask still waits."""
         return ask.name in self._by_name
 
+    def asks_of(self, holder: Holder) -> int:
+        """Return how many asks of a spool are open."""
+        return len(self._asks.get(holder, ()))
+
     def ask(self, holder: Holder, number: int, demand: LeaseRequest, now_ns: int) -> OpenAsk | None:
         """Add an ask and return it; one with a number that is open already is ignored."""
-        if (holder, number) in self._asks:
+        if number in self._asks.get(holder, ()):
             return None
         ask = OpenAsk(holder, number, self._serial, demand, now_ns)
         self._serial += 1
-        self._asks[holder, number] = self._by_name[ask.name] = ask
-        self._counts[holder.uid] = self._counts.get(holder.uid, 0) + 1
-        self._queue.put(Waiting(ask.name, self._spec(holder.user, demand), holder.user, now_ns, clock_at_ns=now_ns))
+        self._asks.setdefault(holder, {})[number] = self._by_name[ask.name] = ask
+        self._later.setdefault(holder.uid, {})[ask.name] = ask
+        self._admit(holder.uid)
         self.version += 1
         return ask
 
     def drop(self, holder: Holder, number: int) -> bool:
         """Withdraw an ask; return whether it was open."""
-        ask = self._asks.pop((holder, number), None)
+        ask = self._asks.get(holder, {}).get(number)
         if ask is None:
             return False
+        _discard(self._asks, holder, number)
         del self._by_name[ask.name]
-        self._counts[holder.uid] -= 1
-        if not self._counts[holder.uid]:
-            del self._counts[holder.uid]
-        self._queue.remove(ask.name)
+        if ask.queued:
+            self._queued[holder.uid] -= 1
+            self._queue.remove(ask.name)
+            self._admit(holder.uid)
+        else:
+            _discard(self._later, holder.uid, ask.name)
         self.version += 1
         return True
 
     def drop_all(self, holder: Holder) -> None:
         """Withdraw every ask of a spool."""
-        for ask in [ask for ask in self._by_name.values() if ask.holder == holder]:
-            self.drop(holder, ask.number)
+        for number in list(self._asks.get(holder, ())):
+            self.drop(holder, number)
+
+    def _admit(self, uid: int) -> None:
+        """Let asks of a user take part in decisions, as many as one user may have there."""
+        while (
+            self._later.get(uid) and self._queued[uid] < MOST_ASKS and self._queued[uid] + self._held[uid] < MOST_LEASES
+        ):
+            ask = next(iter(self._later[uid].values()))
+            _discard(self._later, uid, ask.name)
+            ask.queued = True
+            self._queued[uid] += 1
+            user = ask.holder.user
+            self._queue.put(Waiting(ask.name, self._spec(user, ask.demand), user, ask.at_ns, clock_at_ns=ask.at_ns))
+        for counts in (self._queued, self._held):
+            if not counts[uid]:
+                del counts[uid]
 
     # Decisions.
 
@@ -223,8 +283,8 @@ class LeaseLedger:
 
     def grant(self, ask: OpenAsk, lease: Lease) -> None:
         """Replace an ask by the lease that answers it."""
-        self.drop(ask.holder, ask.number)
         self.put(lease)
+        self.drop(ask.holder, ask.number)
 
     def _run(self, lease: Lease) -> None:
         spec = self._spec(lease.holder.user, lease.demand)
@@ -242,7 +302,7 @@ class LeaseLedger:
             if lease.holder.user == user:
                 self._run(lease)
         for ask in self._by_name.values():
-            if ask.holder.user == user:
+            if ask.queued and ask.holder.user == user:
                 self._queue.put(replace(self._queue[ask.name], spec=self._spec(user, ask.demand)))
         self.version += 1
 
@@ -255,16 +315,21 @@ class Decision:
         self.next_at_ns = plan.next_at_ns
         self._plan = plan
         self._leases = leases
+        self._holders: dict[str, str] = {}  # by the code of a reason
 
     def why(self, ask: OpenAsk) -> str:
-        """Return why an ask waits."""
+        """Return why an ask waits; "" if nothing prevents it."""
+        if not ask.queued:
+            return f"{ask.holder.user} has asked for much already: other starts come first"
         reason = self._plan.reason(ask.name)
-        return "granted at any moment" if reason is None else self._words(reason)
+        return "" if reason is None else self._words(reason)
 
     def _words(self, reason: Reason) -> str:
         text = reason.text
         if reason.code in ("cpus", "memory"):
-            holders = holders_of(self._leases.values(), reason.code)
+            holders = self._holders.get(reason.code)
+            if holders is None:
+                holders = self._holders[reason.code] = holders_of(self._leases.values(), reason.code)
             text = _HELD.sub(f" ({holders})" if holders else "", text)
         return _NAME.sub(r"\1", text)
 
@@ -290,6 +355,13 @@ def holders_of(leases: Iterable[Lease], code: str) -> str:
 def _name(holder: Holder, demand: LeaseRequest, number: int) -> str:
     """Return a name that is similar, as run times are, to those of the user's leases for similar jobs."""
     return f"{holder.user}/{demand.like}/{number}"
+
+
+def _discard(of: dict[K, dict[L, V]], key: K, name: L) -> None:
+    """Remove an entry of an entry, and that with its last one."""
+    del of[key][name]
+    if not of[key]:
+        del of[key]
 
 
 def _longest_ns(limit_ns: int) -> int:

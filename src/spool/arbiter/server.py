@@ -20,17 +20,17 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from spool.arbiter.accounts import MOST_CONNECTIONS, Account, Accounts, Connection, peer_of
+from spool.arbiter.accounts import MOST_CONNECTIONS, Account, Accounts, Allowance, Allowances, Connection, peer_of
 from spool.arbiter.hardware import Hardware
 from spool.arbiter.journal import LeaseJournal
 from spool.arbiter.ledger import Decision, Holder, Lease, LeaseLedger, OpenAsk
-from spool.core.errors import SpoolUnusable, cannot
+from spool.core.errors import SpoolUnusable, cannot, shown
 from spool.core.model import SECOND_NS, Machine
 from spool.formats import arbiter_protocol as protocol
 from spool.formats import machine_status
 from spool.formats.machine_status import GpuShare, MachineShares, UserShare
 from spool.formats.machinefile import MachineConfig
-from spool.machine import identity
+from spool.machine import descriptors, identity
 from spool.store.disk import Disk
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,10 @@ LAPSE_NS = 30 * SECOND_NS
 _LAPSE_SLACK_NS = 5 * SECOND_NS  # between the last moment for a dispatcher and the end of the lease
 _AWAY_NS = 3 * SECOND_NS  # how long a spool must be without a dispatcher before its processes are looked for
 _LOOK_EVERY_S = 0.5
+_LISTEN_AGAIN_S = 0.5  # after an error
+_LAST_WORDS = 256  # datagrams that are read of a connection that is closed
+_COMPLAIN_EVERY_S = 60.0  # of one user
+_MOST_SHOWN = 200  # characters of an error that a peer has caused
 _TELL_EVERY_S = 2.0  # `machine.json` while nothing changes, and the reasons of those that wait
 _BACKLOG = 1024
 _AT_ONCE = 64  # connections that are accepted before the others are read
@@ -50,7 +54,7 @@ _DATAGRAMS = 16  # of one connection before the others are read
 
 
 class Arbiter:
-    """An arbiter that serves in *directory*. *clock* is the wall clock."""
+    """An arbiter that serves in *directory*. *clock* is the wall clock, *boot_clock* the time since boot, in ns."""
 
     def __init__(
         self,
@@ -59,11 +63,15 @@ class Arbiter:
         *,
         state_directory: str | None = None,
         clock: Callable[[], int] = time.time_ns,
+        boot_clock: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME),
     ) -> None:
         self._directory = directory
         self._config = config
         self._clock = clock
+        self._boot_clock = boot_clock
         self._accounts = Accounts(config.users)
+        self._allowances = Allowances()
+        self._complained: dict[int, float] = {}  # of users
         self._hardware = Hardware(config)
         self._ledger = LeaseLedger(config.policy, config.reservations, clock() // 1000)
         self._journal = LeaseJournal(directory, state_directory or directory, identity.boot_id())
@@ -79,24 +87,35 @@ class Arbiter:
         self._fresh: list[OpenAsk] = []  # asks that have no answer yet
         self._machine: Machine | None = None
         self._next_at_ns: int | None = None  # when the decision changes by itself
-        self._watched_fd: int | None = None
+        self._gone: set[int] = set()  # leases whose processes the last look has not seen
+        self._sees_processes = True
+        self._listen_again = 0.0  # monotonic; 0: it listens
         self._looked = self._told = 0.0
         self._decided = self._published = -1  # versions of the ledger
         self._decision: Decision | None = None
         self._no_grants_before = 0.0  # monotonic: the journal could not be written
+        self._trouble = ""  # why not
         self._since_ns = 0
         self._leaving = False
 
     def open(self) -> None:
-        """Read the journal and listen. Raises OSError, and SpoolUnusable if the directory is not safe."""
+        """Read the journal and listen.
+
+        Raises OSError, SpoolUnusable if the directory is not safe, and LockHeld if another arbiter serves there.
+        """
         self._check_directory()
+        self._sees_processes = identity.read_stat(1) is not None
+        if not self._sees_processes:
+            log.warning(
+                "/proc hides processes (hidepid): leases end by their dispatchers alone, even if these are gone"
+            )
         now_ns = self._clock()
         self._since_ns = now_ns
         self._journal.open(self._ledger, now_ns)
         for lease in self._ledger.leases.values():
             self._away[lease.holder] = time.monotonic_ns()
         path = os.path.join(self._directory, SOCKET)
-        self._disk.discard(path)
+        self._disk.discard(path)  # of an arbiter that was killed: there is no other
         self._listener.bind(path)
         self._disk.chmod(path, 0o666)
         self._listener.listen(_BACKLOG)
@@ -106,6 +125,7 @@ class Arbiter:
 
     def serve(self) -> None:
         """Serve until TERM or INT."""
+        descriptors.take_all()
         before = {number: signal.signal(number, self._leave) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             while not self._leaving:
@@ -130,15 +150,17 @@ class Arbiter:
         for fd, _ in self._epoll.poll(self._wait_s()):
             if fd == self._listener.fileno():
                 self._accept()
-            elif fd == self._watched_fd:
-                self._hardware.take_answer(self._clock())
             elif (connection := self._connections.get(fd)) is not None:
                 self._read(connection)
+            elif fd == self._hardware.fileno():
+                self._hardware.take_answer(self._clock())
         now = time.monotonic()
         self._hear_again(now)
         if now >= self._looked + _LOOK_EVERY_S:
             self._looked = now
+            self._look_after_accounts()
             self._look_after_leases()
+            self._journal.tidy(self._ledger, self._clock())
         self._decide(anew=now >= self._told + _TELL_EVERY_S)  # memory and GPUs change by themselves
         if now >= self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S):
             self._told = now
@@ -158,6 +180,8 @@ class Arbiter:
             wait = min(wait, self._looked + _LOOK_EVERY_S - now)
         if self._silent:
             wait = min(wait, min(until for until, _ in self._silent) - now)
+        if self._listen_again:
+            wait = min(wait, self._listen_again - now)
         if self._next_at_ns is not None:
             wait = min(wait, (self._next_at_ns - self._clock()) / SECOND_NS)
         return max(wait, 0.0)
@@ -177,22 +201,23 @@ class Arbiter:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
+            except ConnectionAbortedError:
+                continue
             except OSError as error:  # out of descriptors: those that are connected come first
                 log.warning("cannot accept a connection: %s", error)
+                self._epoll.modify(self._listener.fileno(), 0)
+                self._listen_again = time.monotonic() + _LISTEN_AGAIN_S
                 return
             sock.setblocking(False)
             pid, uid = peer_of(sock)
             account = self._accounts.of(uid)
             refusal = account.refusal or self._refusal(account, pid)
-            connection = Connection(sock, account)
+            connection = Connection(sock, account, Allowance() if refusal else self._allowances.of(uid))
             if refusal:
-                connection.replies.append(protocol.Refused(refusal))
-                with contextlib.suppress(OSError):
-                    connection.answer()
-                connection.close()
+                connection.send_away(refusal)
                 continue
-            self._connections[sock.fileno()] = connection
             self._epoll.register(sock.fileno(), select.EPOLLIN)
+            self._connections[sock.fileno()] = connection
 
     def _refusal(self, account: Account, pid: int) -> str:
         if pid <= 0:
@@ -201,21 +226,49 @@ class Arbiter:
             return f"{account.name} has {MOST_CONNECTIONS} dispatchers here already"
         return ""
 
-    def _cut_off(self, connection: Connection) -> None:
-        """Close a connection; its leases stay, and its asks go. A second call does nothing."""
+    def _cut_off(self, connection: Connection, reason: str = "") -> None:
+        """Close a connection, saying *reason*. Its leases in use stay, its asks go. A second call does nothing."""
         fd = connection.fileno()
         if fd < 0:
             return
+        holder, connection.holder = connection.holder, None
+        has_spool = holder is not None and self._by_holder.get(holder) is connection
+        heard = not has_spool or self._hear_last_words(connection, holder)
         self._connections.pop(fd, None)
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
+        if reason:
+            connection.send_away(reason)
         connection.close()
-        holder = connection.holder
-        if holder is not None and self._by_holder.get(holder) is connection:
+        if holder is not None and has_spool:
             del self._by_holder[holder]
             self._ledger.drop_all(holder)
+            for lease in self._ledger.of(holder):
+                if not lease.begun and heard:
+                    self._end(lease)  # it can begin no more
+                lease.begun = True
             if self._ledger.of(holder):
                 self._away[holder] = time.monotonic_ns()
+
+    def _hear_last_words(self, connection: Connection, holder: Holder | None) -> bool:
+        """Let a connection say no more, and take in which leases were begun; return whether that is known of all."""
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RD)
+        for _ in range(_LAST_WORDS):
+            try:
+                orders = connection.receive()
+            except EOFError:
+                return True
+            except OSError:  # the peer has closed it with answers unread
+                continue
+            except protocol.NotAMessage:
+                return False
+            for order in orders or ():
+                if isinstance(order, protocol.Begin | protocol.Began) and (
+                    lease := self._ledger.leases.get(order.lease)
+                ):
+                    lease.begun = lease.begun or lease.holder == holder
+        return False
 
     def _read(self, connection: Connection) -> None:
         for _ in range(_DATAGRAMS):
@@ -230,19 +283,42 @@ class Arbiter:
                     return
                 for order in orders:
                     self._hear(connection, order)
-            except (OSError, protocol.NotAMessage) as error:
-                if isinstance(error, protocol.NotAMessage):
-                    log.warning("%s was cut off: %s", connection.account.name, error)
+                    if connection.fileno() < 0:
+                        return
+            except (OSError, EOFError):
+                self._cut_off(connection)
+                return
+            except protocol.NotAMessage as error:
+                self._complain(connection.account, str(error))
                 self._cut_off(connection)
                 return
 
+    def _complain(self, account: Account, why: str) -> None:
+        """Log why a user was cut off, but no more than now and then."""
+        now = time.monotonic()
+        if now >= self._complained.get(account.uid, 0.0):
+            self._complained[account.uid] = now + _COMPLAIN_EVERY_S
+            log.warning("a dispatcher of %s was cut off: %s", account.name, shown(why[:_MOST_SHOWN]))
+
     def _hear_again(self, now: float) -> None:
+        if self._listen_again and now >= self._listen_again:
+            self._listen_again = 0.0
+            self._epoll.modify(self._listener.fileno(), select.EPOLLIN)
         due = [connection for until, connection in self._silent if until <= now]
         if due:
             self._silent = [each for each in self._silent if each[0] > now]
             for connection in due:
                 if connection.fileno() >= 0:
                     self._epoll.register(connection.fileno(), select.EPOLLIN)
+
+    def _look_after_accounts(self) -> None:
+        """Send away whom the machine no longer serves."""
+        for connection in list(self._connections.values()):
+            account = self._accounts.of(connection.account.uid)
+            if account.refusal:
+                self._cut_off(connection, account.refusal)
+            elif account.name != connection.account.name:
+                self._cut_off(connection, f"uid {account.uid} is {account.name} now")
 
     # What dispatchers say. Only leases and asks of the speaker's own spool change.
 
@@ -255,9 +331,9 @@ class Arbiter:
             raise protocol.NotAMessage("it did not say hello")
         match order:
             case protocol.Ask():
-                self._ask(connection, holder, order)
+                self._ask(holder, order)
             case protocol.Drop():
-                self._ledger.drop(holder, order.number)
+                self._drop(holder, order.number)
             case protocol.Begin():
                 if (lease := self._lease(holder, order.lease)) is not None:
                     lease.begun = True
@@ -274,14 +350,12 @@ class Arbiter:
 
     def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
         if hello.version != protocol.VERSION:
-            connection.replies.append(
-                protocol.Refused(
-                    f"it speaks version {hello.version}, the arbiter {protocol.VERSION}: restart the older"
-                )
-            )
-            with contextlib.suppress(OSError):
-                connection.answer()
-            raise ConnectionAbortedError("another version")
+            why = f"it speaks version {hello.version}, the arbiter {protocol.VERSION}: restart the older"
+            self._cut_off(connection, why)
+            return
+        if connection.spool not in ("", hello.spool):
+            raise protocol.NotAMessage("it speaks for two spools")
+        connection.spool = hello.spool
         account = connection.account
         holder = Holder(account.uid, account.name, hello.spool)
         for hold in hello.holds:
@@ -306,21 +380,26 @@ class Arbiter:
         for lease in self._ledger.of(holder):
             if lease.number not in connection.named:
                 self._end(lease)
-        machine = self._look(self._clock())
+        machine = self._machine or self._look(self._clock())
         pools = tuple((pool.name, pool.total, pool.indices) for pool in machine.resources)
         unknown = tuple(connection.unknown)
         connection.replies.append(protocol.Welcome(machine.cpus, machine.memory_bytes, pools, unknown))
         connection.named, connection.unknown = set(), []
         self._answer(connection)
 
-    def _ask(self, connection: Connection, holder: Holder, order: protocol.Ask) -> None:
-        open_asks = self._ledger.count_asks(holder.uid)
-        if open_asks >= protocol.MOST_ASKS:
-            connection.replies.append(protocol.Wait(order.number, f"{holder.user} has {open_asks} asks open already"))
-            return
+    def _ask(self, holder: Holder, order: protocol.Ask) -> None:
+        if self._ledger.asks_of(holder) >= protocol.MOST_ASKS:
+            raise protocol.NotAMessage("it has too many asks open")
         ask = self._ledger.ask(holder, order.number, order.demand, self._clock())
         if ask is not None:
             self._fresh.append(ask)
+
+    def _drop(self, holder: Holder, number: int) -> None:
+        """Withdraw an ask, or what was granted for it meanwhile."""
+        if not self._ledger.drop(holder, number):
+            lease = self._ledger.answering(holder, number)
+            if lease is not None and not lease.begun:
+                self._end(lease)
 
     def _began(self, lease: Lease, pid: int, ticks: int) -> None:
         lease.begun = True
@@ -335,7 +414,7 @@ class Arbiter:
         now_ns = self._clock()
         if self._ledger.end(lease.number, now_ns) is not None:
             try:
-                self._journal.ended(lease, self._ledger, now_ns)
+                self._journal.ended(lease, now_ns)
             except OSError as error:  # after a restart it is there again, until its dispatcher says hello
                 log.error("cannot record the end of a lease of %s: %s", lease.holder.user, error)
 
@@ -345,35 +424,32 @@ class Arbiter:
         self._ledger.distrust_overstayers(self._clock())
         self._let_lapse()
         now_ns = time.monotonic_ns()
-        for holder, since_ns in list(self._away.items()):
-            if now_ns - since_ns < _AWAY_NS:
-                continue
-            leases = self._ledger.of(holder)
-            youngest = identity.youngest_ticks(holder.uid) if any(not lease.pid for lease in leases) else None
-            for lease in leases:
-                if lease.pid:
-                    alive = identity.session_lives(lease.pid, lease.ticks, holder.uid)
-                else:  # it is unknown whether it was begun
-                    alive = youngest is not None and youngest >= self._ticks_at(lease.at_ns - SECOND_NS)
-                if not alive:
+        before, self._gone = self._gone, set()
+        away = [holder for holder, since_ns in self._away.items() if now_ns - since_ns >= _AWAY_NS]
+        if not away or not self._sees_processes:
+            return
+        try:
+            processes = identity.processes_of({holder.uid for holder in away})
+        except OSError as error:  # that proves nothing
+            log.warning("cannot look for processes: %s", error)
+            return
+        for holder in away:
+            for lease in self._ledger.of(holder):
+                if _lives(lease, processes[holder.uid]):
+                    continue
+                if lease.number in before:  # one look can miss a process that forks and exits meanwhile
                     self._end(lease)
+                else:
+                    self._gone.add(lease.number)
             if not self._ledger.of(holder):
                 del self._away[holder]
 
     def _let_lapse(self) -> None:
-        now_ns = self._clock()
+        now_ns = self._boot_clock()
         for lease in list(self._ledger.leases.values()):
-            if (
-                not lease.begun
-                and lease.holder not in self._away
-                and not 0 <= now_ns - lease.at_ns < LAPSE_NS + _LAPSE_SLACK_NS
-            ):
+            if not lease.begun and now_ns - lease.since_boot_ns >= LAPSE_NS + _LAPSE_SLACK_NS:
                 log.info("a lease of %s has lapsed: it was not used", lease.holder.user)
                 self._end(lease)
-
-    def _ticks_at(self, at_ns: int) -> int:
-        """Return an instant of the wall clock in the unit of process starts."""
-        return identity.ticks_now() - (self._clock() - at_ns) // identity.TICK_NS
 
     # Decisions.
 
@@ -383,9 +459,11 @@ class Arbiter:
         gpus = ledger.asks_for_gpus or any(lease.grant.gpu_uuids for lease in leases)
         self._machine = machine = self._hardware.machine(now_ns, leases, gpus=gpus)
         fd = self._hardware.fileno()
-        if fd is not None and fd != self._watched_fd:
-            self._epoll.register(fd, select.EPOLLIN)
-            self._watched_fd = fd
+        if fd is not None:
+            try:
+                self._epoll.modify(fd, select.EPOLLIN)
+            except FileNotFoundError:  # it is new, though it may have the number of an older one
+                self._epoll.register(fd, select.EPOLLIN)
         return machine
 
     def _decide(self, *, anew: bool) -> None:
@@ -409,7 +487,8 @@ class Arbiter:
         if time.monotonic() < self._no_grants_before:
             return
         starts = [(ask, grant) for ask, grant in decision.starts if self._hardware.may_start_on(grant, now_ns)]
-        granted = [(ask, ask.lease(grant, now_ns)) for ask, grant in starts]
+        since_boot_ns = self._boot_clock()
+        granted = [(ask, ask.lease(grant, now_ns, since_boot_ns)) for ask, grant in starts]
         if not granted:
             return
         try:
@@ -417,8 +496,10 @@ class Arbiter:
         except OSError as error:
             log.error("cannot record leases, so nothing is granted: %s", error)
             self._no_grants_before = time.monotonic() + _TELL_EVERY_S
+            self._trouble = f"the arbiter cannot record leases: {error.strerror}"
             return
-        begin_before_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + LAPSE_NS
+        self._trouble = ""
+        begin_before_ns = since_boot_ns + LAPSE_NS
         for ask, lease in granted:
             self._ledger.grant(ask, lease)
             grant = lease.grant
@@ -431,7 +512,7 @@ class Arbiter:
         """Tell the dispatcher of an ask that waits why, if that is news."""
         if not self._ledger.is_open(ask):
             return
-        reason = decision.why(ask)[: protocol.MOST_TEXT]
+        reason = (decision.why(ask) or self._trouble or "granted at any moment")[: protocol.MOST_TEXT]
         if reason != ask.told:
             ask.told = reason
             self._by_holder[ask.holder].replies.append(protocol.Wait(ask.number, reason))
@@ -468,6 +549,14 @@ class Arbiter:
             self._disk.put(os.path.join(self._directory, STATUS), machine_status.render(status), mode=0o644)
         except OSError as error:
             log.error("cannot write %s: %s", STATUS, error)
+
+
+def _lives(lease: Lease, processes: list[identity.Stat]) -> bool:
+    """Whether a process of its user may still use a lease."""
+    if lease.pid:
+        return identity.session_lives(lease.pid, lease.ticks, processes)
+    oldest = (lease.since_boot_ns - SECOND_NS) // identity.TICK_NS  # it is unknown whether it was begun
+    return any(stat.start_ticks >= oldest for stat in processes)
 
 
 def shares(ledger: LeaseLedger) -> list[UserShare]:

@@ -16,8 +16,8 @@ from spool.core.model import Request
 VERSION = 1
 MOST_BYTES = 60_000  # of one datagram
 MOST_MESSAGES = 256  # of one datagram
-MOST_ASKS = 256  # open asks of one user
-MOST_LEASES = 4096  # of one user
+MOST_ASKS = 256  # open asks of one spool; of one user, no more take part in a decision
+MOST_LEASES = 3000  # of one user; an answer can name them all
 MOST_HOLDS = 1000  # of one hello; `more` announces another one
 _MOST_POOLS = 16
 MOST_TEXT = 500  # characters of a reason
@@ -49,8 +49,12 @@ class LeaseRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     gpu_memory_bytes: _Bytes = 0
     gpu_type: _Label = ""
     resources: _Pools = ()  # of the machine's pools, ordered by name
-    limit_ns: _Number = 0
+    limit_ns: _Moment = 0
     like: Annotated[str, Meta(max_length=16, pattern=r"^[0-9a-f]*\Z")] = ""  # equal for jobs that last about as long
+
+    def __post_init__(self) -> None:
+        if len({name for name, _ in self.resources}) < len(self.resources):
+            raise ValueError("it names a resource twice")
 
     def request(self) -> Request:
         """Return it as a request."""

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Set
 from functools import cache
 
 from msgspec import Struct
@@ -217,32 +217,31 @@ def liveness(jid: Jid, *, proc: str = PROC, here: str | None = None) -> Liveness
     return Liveness.ALIVE
 
 
-def session_lives(pid: int, ticks: int, uid: int, *, proc: str = PROC) -> bool:
-    """Whether the process *pid*, begun at *ticks*, or a process of the session that it led, is alive and of user *uid*.
+def processes_of(uids: Set[int], *, proc: str = PROC) -> dict[int, list[Stat]]:
+    """Return the processes of each of these users that are alive, lowest pid first. Raises OSError."""
+    found: dict[int, list[Stat]] = {uid: [] for uid in uids}
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
+        if (uid := owner_of(pid, proc=proc)) in found:
+            stat = read_stat(pid, proc=proc)
+            if stat is not None and not stat.dead:
+                found[uid].append(stat)
+    return found
+
+
+def owner_of(pid: int, *, proc: str = PROC) -> int:
+    """Return the user of a process; -1 if there is none. Raises OSError if that is unknown."""
+    try:
+        return os.stat(f"{proc}/{pid}").st_uid
+    except OSError as error:
+        if descriptors.is_shortage(error):
+            raise
+        return -1
+
+
+def session_lives(pid: int, ticks: int, processes: Iterable[Stat]) -> bool:
+    """Whether the process *pid*, begun at *ticks*, or a process of the session that it led, is among *processes*.
 
     The kernel gives *pid* to no other process while it is the session of one.
     """
-    for other, stat in _of_user(uid, proc):
-        if other == pid:
-            return stat.start_ticks == ticks
-        if stat.session == pid:
-            return True
-    return False
-
-
-def youngest_ticks(uid: int, *, proc: str = PROC) -> int | None:
-    """Return when the youngest process of user *uid* began, in clock ticks since boot; None if there is none."""
-    return max((stat.start_ticks for _, stat in _of_user(uid, proc)), default=None)
-
-
-def _of_user(uid: int, proc: str) -> Iterator[tuple[int, Stat]]:
-    """Yield the processes of a user that are alive, lowest pid first."""
-    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
-        try:
-            if os.stat(f"{proc}/{pid}").st_uid != uid:
-                continue
-        except OSError:
-            continue
-        stat = read_stat(pid, proc=proc)
-        if stat is not None and not stat.dead:
-            yield pid, stat
+    found = {stat.pid: stat for stat in processes if stat.pid == pid or stat.session == pid}
+    return found[pid].start_ticks == ticks if pid in found else bool(found)
