@@ -100,6 +100,18 @@ def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> 
     assert why(Spool(str(session.world.root)), "far-3").reasons[0].text == reasons["far-3"]
 
 
+def test_what_runs_elsewhere_needs_no_lease_of_this_machine(session: Session) -> None:
+    """The machine is shared, and its arbiter is not there: what is for it waits, and nothing else."""
+    (session.world.root / layout.CONFIG).write_text(f'machine = "{session.world.root}"\n')
+    session.users.submit("far", "true", THERE)
+    session.users.submit("near", "hang")
+    session.settle()
+    plan = now(session).planner.plan
+    assert set(now(session).state.runs) == {"far"}
+    assert plan is not None
+    assert str(plan.reason("near")).startswith("machine: the arbiter has not answered")
+
+
 def test_its_executor_says_how_a_run_goes_on_and_ends(session: Session) -> None:
     """Its liveness is the engine's word, its exit code that of its records, and what it used the engine's sum."""
     run, live = running(session)

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from plugins.fake_nvml import FakeNvml
 from served import Served
 from spool.formats import machine_status
 from spool.machine import shared
@@ -33,7 +34,8 @@ MARKED = "printf 's %s\\n' \"$SPOOL_JOB\" >> marks; {deed}; printf 'e %s\\n' \"$
 class Machine:
     """A machine of two CPUs and a single device, its arbiter, and the spools of two users."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        self.environment = environment
         self.directory = directory / "machine"
         self.directory.mkdir()
         (self.directory / "machine.toml").write_text(
@@ -41,7 +43,7 @@ class Machine:
         )
         self.process: subprocess.Popen[bytes] | None = None
         self.marks = directory / "marks"
-        self.spools = tuple(Served(directory / name) for name in ("alina", "bob"))
+        self.spools = tuple(Served(directory / name, environment) for name in ("alina", "bob"))
         for spool in self.spools:
             (spool.root / "config.toml").write_text(f'machine = "{self.directory}"\ncpus = 64\nmax_requeues = 0\n')
 
@@ -50,7 +52,8 @@ class Machine:
         socket = self.directory / shared.SOCKET
         socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", ARBITER, str(self.directory)], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
+            [sys.executable, "-c", ARBITER, str(self.directory)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **self.environment},
         )
         wait_for(socket.exists, what="the arbiter")
 
@@ -86,10 +89,16 @@ class Machine:
         return most
 
 
+def _uuid(at: int) -> str:
+    return f"GPU-{at:08d}-1111-2222-3333-444444444444"
+
+
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Give a shared machine whose arbiter and dispatchers serve."""
-    made = Machine(tmp_path)
+def machine(tmp_path: Path, fake_nvml: FakeNvml) -> Iterator[Machine]:
+    """Give a shared machine with three GPUs, whose arbiter and dispatchers serve."""
+    for at in range(3):
+        fake_nvml.gpu(_uuid(at), bus=at)
+    made = Machine(tmp_path, fake_nvml.variables)
     made.open()
     with made.spools[0] as alina, made.spools[1] as bob:
         alina.start()
@@ -168,6 +177,43 @@ def test_a_dispatcher_that_comes_back_has_its_leases(machine: Machine) -> None:
     wait_for(machine.is_free, what="the end of a lease without a dispatcher")
     alina.start()
     assert alina.wait_done("two")
+
+
+def test_the_arbiter_says_which_gpus(machine: Machine, fake_nvml: FakeNvml) -> None:
+    """A process without a lease keeps a GPU from being granted, and no GPU is granted to two users."""
+    alina, bob = machine.spools
+    fake_nvml.process(_uuid(0), 1)
+    alina.drop("one", 'echo "$CUDA_VISIBLE_DEVICES"; sleep 1000', gpus=1)
+    assert alina.says("one", "GPU").strip() == _uuid(1)
+    bob.drop("other", 'echo "$CUDA_VISIBLE_DEVICES"; sleep 1000', gpus=1)
+    assert bob.says("other", "GPU").strip() == _uuid(2)
+    assert tomllib.loads(bob.record("other", "grant.toml") or "")["gpu_indices"] == [2]
+    bob.drop("late", ["true"], gpus=1, cpus=0)
+    bob.wait_reason("late", "machine: gpus: needs 1 alone, 0 idle")
+    alina.spool("cancel", "one")
+    assert bob.wait_done("late")
+    assert tomllib.loads(bob.record("late", "grant.toml") or "")["gpu_uuids"] == [_uuid(1)]
+
+
+def test_an_arbiter_that_hangs_does_not_answer(machine: Machine) -> None:
+    """What waits says so, and starts when it goes on."""
+    alina, _ = machine.spools
+    assert machine.process is not None
+    machine.process.send_signal(signal.SIGSTOP)
+    alina.drop("late", ["true"])
+    alina.wait_reason("late", "machine: the arbiter is asked for a lease")
+    alina.wait_reason("late", "machine: the arbiter has not answered for ")
+    machine.process.send_signal(signal.SIGCONT)
+    assert alina.wait_done("late")
+
+
+def test_a_single_pass_asks_too(machine: Machine) -> None:
+    """`dispatch --once` starts what it is granted."""
+    alina, _ = machine.spools
+    alina.stop()
+    alina.drop("a", ["sleep", "1000"])
+    assert alina.run("--once") == 0
+    assert alina.pid("a")
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -169,6 +169,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     constraints = Constraints(queue, room, names, paused=view.paused)
     order = Order(queue, room, view.past, constraints.room_helps)
     nothing = view.paused or bool(view.machine.refusal)
+    nothing = nothing or (view.machine.no_leases is not None and not view.elsewhere)
     placed = (
         PassResult(holding=view.holding) if nothing else SchedulingPass(queue, constraints, order, view.holding).run()
     )

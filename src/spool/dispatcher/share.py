@@ -27,7 +27,6 @@ from spool.core.model import SECOND_NS, Jid, Machine, Pool
 from spool.core.reasons import count_of
 from spool.core.runtimes import stem
 from spool.core.scheduler import Start
-from spool.core.units import show_duration
 from spool.dispatcher.timers import Timers, boot_clock
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import RunHandle
@@ -53,6 +52,7 @@ _MS = SECOND_NS // 1000
 _ANSWER_NS = 2 * _MS  # what a pass waits for the answers to its asks
 _WELCOME_NS = 100 * _MS  # what a dispatcher that begins waits for the first answer
 _LATE_NS = SECOND_NS  # an answer that takes longer is late
+_SILENT_NS = 5 * SECOND_NS  # an arbiter that takes longer does not answer: the next hello shows when it is back
 _FIRST_PAUSE_NS, _LONGEST_PAUSE_NS = 100 * _MS, SECOND_NS  # before another connection is tried
 _UNSENT_NS = 10 * _MS  # before the rest is sent to an arbiter that does not read
 _BEGUN_NS = 50 * _MS  # after a launch: which wrapper has the lease; a short run has ended by then
@@ -165,6 +165,8 @@ class MachineShare:
         """Send every message that waits, and stay connected; return whether the reasons of jobs have changed."""
         self._end_over()
         if self._shared is not None:
+            if (asked_ns := self._unanswered_since_ns()) and time.monotonic_ns() - asked_ns >= _SILENT_NS:
+                self._lost()
             self._connect()
             if self._unbegun and time.monotonic_ns() >= self._begun_ns:
                 self._tell_begun()
@@ -178,12 +180,8 @@ class MachineShare:
         """Whether an answer is missing that should come at once."""
         if self._sock is None:
             return False
-        since = (
-            self._connected_ns
-            if not self._answers
-            else max((ask.asked_ns for ask in self._asks.values() if not ask.reason), default=0)
-        )
-        return since > time.monotonic_ns() - _LATE_NS
+        since_ns = self._unanswered_since_ns() if self._answers else self._connected_ns
+        return since_ns > time.monotonic_ns() - _LATE_NS
 
     # What a pass asks.
 
@@ -242,14 +240,9 @@ class MachineShare:
         demand = self._waiting.get(name)
         if demand is None:
             return ""
-        now_ns, late_ns = time.monotonic_ns(), 0
         for ask in self._asks.values():
-            if ask.demand == demand:
-                if ask.reason:
-                    return f"machine: {ask.reason}"
-                late_ns = max(late_ns, now_ns - ask.asked_ns)
-        if late_ns >= _LATE_NS:
-            return f"machine: {SILENT} for {show_duration(late_ns)}"
+            if ask.demand == demand and ask.reason:
+                return f"machine: {ask.reason}"
         if len(self._asks) >= protocol.MOST_ASKS:
             return f"machine: {count_of(len(self._asks), 'other start')} of this spool wait for a lease"
         return "machine: the arbiter is asked for a lease"
@@ -358,6 +351,10 @@ class MachineShare:
                 fresh.append(self._number)
         return fresh
 
+    def _unanswered_since_ns(self) -> int:
+        """Return when the oldest ask without an answer was made, monotonic; 0 if there is none."""
+        return next((ask.asked_ns for ask in self._asks.values() if not ask.reason), 0)
+
     def _is_unanswered(self, number: int) -> bool:
         ask = self._asks.get(number)
         return ask is not None and not ask.reason
@@ -455,6 +452,8 @@ class MachineShare:
             times.append(self._next_ns)
         if self._unbegun:
             times.append(self._begun_ns)
+        if asked_ns := self._unanswered_since_ns():
+            times.append(asked_ns + _SILENT_NS)
         if self._out and self._sock is not None:
             times.append(time.monotonic_ns() + _UNSENT_NS)
         self._timer.set(min(times, default=None))
