@@ -38,7 +38,7 @@ from spool.formats.config import Config
 from spool.formats.state import SharedView
 from spool.machine import shared
 from spool.state.world import as_if_alone, on_shared
-from spool.testing.faults import FaultyDisk
+from spool.testing.faults import FaultyDisk, PowerCut
 from support import wait_for
 
 WHY = "cpus: needs 1, 0 free (2 leases of bob hold 2)"
@@ -560,6 +560,46 @@ def test_no_cut_loses_a_run_or_leaves_a_lease(
         if not session.cuts:
             return
     raise AssertionError("it was cut at every change, and has still more of them")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_no_message_is_the_last_that_may_be_said(
+    tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch, *, before: bool
+) -> None:
+    """A dispatcher that dies before or after any of its datagrams: each job runs once, and no lease is left."""
+    monkeypatch.setattr(share, "_ANSWER_NS", 10 * SECOND_NS)
+    monkeypatch.setattr(share, "_WELCOME_NS", 10 * SECOND_NS)
+    monkeypatch.setattr(share, "_BEGUN_NS", 0)
+    flush = share.MachineShare._flush
+    cut_at = said = 0
+
+    def cuts(self: share.MachineShare) -> bool:
+        nonlocal said
+        speaks = bool(self._out)
+        said += speaks
+        if speaks and before and said == cut_at:
+            raise PowerCut
+        sent = flush(self)
+        if speaks and said == cut_at:
+            raise PowerCut
+        return sent
+
+    monkeypatch.setattr(share.MachineShare, "_flush", cuts)
+    for cut_at in range(1, 60):
+        said = 0
+        with world_at(tmp_path / f"spool{cut_at}", monkeypatch) as world:
+            shares(world, arbiter)
+            session = Session(world)
+            for name in ("a", "b"):
+                session.users.submit(name, "ok")
+                session.settle()
+            assert sorted(name for name, _ in world.begun) == ["a", "b"]
+            wait_for(lambda: not arbiter.held, what=f"no lease after the cut {cut_at}")
+            session.end()
+        if not session.cuts:
+            assert cut_at > 6
+            return
+    raise AssertionError("it was cut at every datagram, and has still more of them")
 
 
 # --- values ---------------------------------------------------------------------------------------------------
