@@ -202,7 +202,7 @@ def test_an_arbiter_that_hangs_does_not_answer(machine: Machine) -> None:
     machine.process.send_signal(signal.SIGSTOP)
     alina.drop("late", ["true"])
     alina.wait_reason("late", "machine: the arbiter is asked for a lease")
-    alina.wait_reason("late", "machine: the arbiter has not answered for ")
+    alina.wait_reason("late", "machine: the arbiter has not answered ")
     machine.process.send_signal(signal.SIGCONT)
     assert alina.wait_done("late")
 
