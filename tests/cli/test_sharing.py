@@ -321,6 +321,27 @@ def test_status_of_an_idle_machine(shares: Command, lab: Path) -> None:
     assert "unknown: NVML: no driver" in said.out
 
 
+def test_doctor_looks_for_the_arbiter(spool: Command, spool_root: Path, lab: Path, machine: Path) -> None:
+    """It fails without one that may serve, and says what to do; without a shared machine it says nothing."""
+
+    def found(settings: str) -> str:
+        (spool_root / "config.toml").write_text(f"autostart = false\n{settings}\n")
+        lines = spool("doctor").out.splitlines()
+        return " ".join(" ".join(line.split()) for line in lines if "arbiter" in line or "shared" in line)
+
+    assert found("") == ""
+    here = f'machine = "{lab}"'
+    assert "the arbiter is not running" in found(here)
+    told(lab)
+    assert f"an arbiter that is trusted serves {lab}" in found(here)
+    if os.geteuid() == 0:
+        os.chown(lab / "machine.json", 65_533, 65_533)
+        assert "is not trusted to serve this machine" in found(here)
+    (machine / "etc").mkdir()
+    (machine / "etc" / "machine.toml").touch()
+    assert "takes no part" in found('machine = "off"')
+
+
 def test_a_shared_machine_from_end_to_end(shares: Command, spool_root: Path, lab: Path) -> None:
     """A job starts once an arbiter serves, its user is shown while it runs, and nothing is left."""
     name = pwd.getpwuid(os.geteuid()).pw_name
