@@ -1,17 +1,20 @@
-"""`spool machine`: share the machine among several users."""
+"""`spool machine`: share the machine among several users.
+
+What only `status` needs is imported when it is used: an arbiter keeps what it has imported.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 import time
+from typing import TYPE_CHECKING
 
 import click
 
-from spool.cli import publicjson, render
+from spool.cli import render
 from spool.cli.common import json_option
 from spool.cli.group import Subverbs, Verb, unfilled
-from spool.cli.info import print_users
 from spool.cli.telling import tell
 from spool.client import machine_service, service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolUnusable, UsageError, cannot
@@ -20,10 +23,11 @@ from spool.formats import config, machinefile
 from spool.formats.config import Config
 from spool.formats.machinefile import MachineConfig
 from spool.machine import shared
-from spool.query import shared as sharing
-from spool.query.shared import MachineSharing
 from spool.store.disk import Disk, read_file
 from spool.store.glance import read_config
+
+if TYPE_CHECKING:
+    from spool.query.shared import MachineSharing
 
 _HELP = unfilled("""
 Share the machine among several users, each with a spool of their own.
@@ -52,6 +56,9 @@ def status(root: str, as_json: bool) -> int:
 
     By hand: cat /run/spool/machine.json
     """
+    from spool.cli import publicjson
+    from spool.query import shared as sharing
+
     settings, now_ns = _config_of(root), time.time_ns()
     place = shared.find(settings.machine, settings.machine_owner)
     found = sharing.read(place, os.geteuid(), now_ns) if place is not None else None
@@ -96,6 +103,8 @@ def serve(directory: str | None) -> int:
             f"this arbiter gives turns, not protection: it counts for users whose config.toml names {path}, and no "
             "user must name it"
         )
+    if os.geteuid() == 0:
+        tell("this arbiter runs as root, and needs no privilege: `spool machine install` gives it an account of its own")
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
     arbiter = Arbiter(path, settings, state_directory=state)
     try:
@@ -178,6 +187,8 @@ def _why_not_shared(settings: Config) -> str:
 
 
 def _print(found: MachineSharing, now_ns: int) -> None:
+    from spool.cli.info import print_users
+
     use = found.use
     if found.problem:
         render.prose(f"problem: {found.problem}; {found.remedy}. Until then running jobs continue, and nothing starts")
