@@ -104,7 +104,7 @@ def serve(directory: str | None) -> int:
             "user must name it"
         )
     if os.geteuid() == 0:
-        tell("this arbiter runs as root, and needs no privilege: `spool machine install` gives it an account of its own")
+        tell("this arbiter runs as root and needs no privilege: `spool machine install` gives it an account of its own")
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
     arbiter = Arbiter(path, settings, state_directory=state)
     try:
