@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from calling import Command, start
+from calling import Command, asked, start
 from spool.client import machine_service, service
 from spool.client.machine_service import RunStep, WriteStep
 from spool.core.errors import SpoolError
 from spool.formats import machine_status, machinefile
+from spool.formats.machine_status import GpuShare, MachineShares, UserShare
 from spool.machine import shared
 from support import PATIENCE_S, wait_for
 
@@ -46,7 +50,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def asked(machine: Path) -> list[str]:
+def ordered(machine: Path) -> list[str]:
     """Return the commands of root since the last call."""
     notes = machine / "asked"
     lines = notes.read_text().splitlines() if notes.exists() else []
@@ -131,7 +135,7 @@ def test_installing_writes_and_starts_the_service(spool: Command, machine: Path)
     unit = machine / "units" / "spool-machine.service"
     assert "ExecStart=/opt/spool/bin/spool machine serve" in unit.read_text()
     account = f"{machine}/sysusers.d/spool-machine.conf"
-    assert asked(machine) == [
+    assert ordered(machine) == [
         f"systemd-sysusers {account}",
         "systemctl daemon-reload",
         "systemctl enable --now spool-machine.service",
@@ -143,7 +147,7 @@ def test_installing_writes_and_starts_the_service(spool: Command, machine: Path)
     assert f"{unit} unchanged" in said.out
     assert f"{toml} stays as it is" in said.out
     assert toml.read_text() == "cpus = 1\n"
-    assert asked(machine)[-1] == "systemctl try-restart spool-machine.service"
+    assert ordered(machine)[-1] == "systemctl try-restart spool-machine.service"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can install the service")
@@ -156,7 +160,7 @@ def test_a_unit_that_was_edited_stays(spool: Command, machine: Path) -> None:
     assert said.code == 1
     assert "--force" in said.err
     assert "`systemctl edit`" in said.err
-    assert (asked(machine), (machine / "etc").exists()) == ([], False)
+    assert (ordered(machine), (machine / "etc").exists()) == ([], False)
     assert spool("machine", "install", "--force").code == 0
     assert "machine serve" in unit.read_text()
 
@@ -167,7 +171,7 @@ def test_the_printed_script_does_the_same(spool: Command, machine: Path) -> None
     assert said.code == 0
     assert sorted(path.name for path in machine.iterdir()) == ["bin"]
     subprocess.run(["/bin/sh"], input=said.out, text=True, check=True)
-    first = asked(machine)
+    first = ordered(machine)
     unit, toml = machine / "units" / "spool-machine.service", machine / "etc" / "machine.toml"
     steps = machine_service.steps(PROGRAM, str(toml), force=False)
     wanted = {step.path: step.text for step in steps if isinstance(step, WriteStep)}
@@ -227,3 +231,130 @@ def test_check_reads_the_file_of_the_machine(spool: Command, machine: Path) -> N
     assert f'{toml}:2: unknown key "user"' in said.out
     toml.write_text("cpus = 1\n")
     assert spool("check", toml).code == 0
+
+
+def told(lab: Path, **changes: object) -> None:
+    """Let an arbiter have written its file into *lab*, now."""
+    now_ns = time.time_ns()
+    values: dict[str, object] = {
+        "written_at_ns": now_ns,
+        "since_ns": now_ns - 90 * 1_000_000_000,
+        "pid": 4711,
+        "cpus": 64,
+        "memory_bytes": 100 << 30,
+        "resources": {"licence": 3},
+        "users": (
+            UserShare(user="bob", leases=2, cpus=40, memory_bytes=8 << 30, gpus=1, resources={"licence": 1}, asks=4),
+            UserShare(user="carol", asks=1),
+        ),
+        "gpus": (GpuShare(uuid="GPU-0", index=0, users=(("bob", None),)), GpuShare(uuid="GPU-1", index=1)),
+    }
+    lab.mkdir(exist_ok=True)
+    (lab / "machine.json").write_bytes(machine_status.render(MachineShares(**values | changes)))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def shares(spool: Command, spool_root: Path, lab: Path) -> Command:
+    """Call `spool` for a spool whose machine is shared by way of *lab*."""
+    (spool_root / "config.toml").write_text(f'autostart = false\nmachine = "{lab}"\n')
+    return spool
+
+
+def test_status_says_that_a_machine_is_not_shared(spool: Command, machine: Path) -> None:
+    """With what would share it, and 1; a spool is not needed."""
+    for words in ((), ("--spool", machine / "none")):
+        said = spool(*words, "machine", "status")
+        assert said.code == 1
+        assert f"not shared: there is no {machine}/etc/machine.toml; `sudo spool machine install`" in said.out
+    assert json.loads(spool("machine", "status", "--json").out) == {"version": 1, "machine": None}
+
+
+def test_status_says_that_a_spool_takes_no_part(spool: Command, spool_root: Path, machine: Path) -> None:
+    """Its jobs start without leases although the machine is shared."""
+    (machine / "etc").mkdir()
+    (machine / "etc" / "machine.toml").touch()
+    (spool_root / "config.toml").write_text('machine = "off"\n')
+    said = spool("machine", "status")
+    assert said.code == 1
+    assert '`machine = "off"`' in said.out
+
+
+def test_status_shows_who_has_how_much(shares: Command, lab: Path) -> None:
+    """Totals, and a line for each user with what waits; since when the arbiter serves."""
+    told(lab)
+    said = shares("machine", "status")
+    assert said.code == 0
+    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert lines[0] == f"arbiter pid 4711, for 1 m 30 s, in {lab}"
+    assert "CPUs 64, 40 granted, 24 free" in lines
+    assert "memory 100 GiB after the reserve, 8 GiB granted, 92 GiB not granted" in lines
+    assert "GPUs 2, 1 granted, 1 free" in lines
+    assert "licence 3, 1 granted, 2 free" in lines
+    assert lines[-2:] == ["bob 2 40 8G 1 licence 1 4", "carol 0 0 1"]
+    assert "(you)" not in said.out
+    found = asked(shares, "machine", "status")["machine"]
+    assert [share["user"] for share in found["use"]["others"]] == ["bob", "carol"]
+    assert (found["problem"], found["directory"]) == ("", str(lab))
+
+
+def test_status_says_what_starts_an_arbiter(shares: Command, lab: Path) -> None:
+    """If there is none, and if it has written nothing for long; then it shows what was."""
+    said = shares("machine", "status")
+    assert said.code == 1
+    assert f"problem: the arbiter is not running: there is no {lab}/machine.json" in said.out
+    assert f"`spool machine serve {lab}`" in said.out
+    told(lab)
+    os.utime(lab / "machine.json", (time.time() - 3600, time.time() - 3600))
+    said = shares("machine", "status")
+    assert said.code == 1
+    assert "the arbiter has not answered for 1 h 00 m" in said.out
+    assert "what follows is from 1 h 00 m ago" in said.out
+    assert "bob" in said.out
+
+
+def test_status_of_an_idle_machine(shares: Command, lab: Path) -> None:
+    """No table without rows."""
+    told(lab, users=(), gpus=(), gpu_problem="NVML: no driver")
+    said = shares("machine", "status")
+    assert said.code == 0
+    assert "no user has or waits for a lease" in said.out
+    assert "unknown: NVML: no driver" in said.out
+
+
+def test_doctor_looks_for_the_arbiter(spool: Command, spool_root: Path, lab: Path, machine: Path) -> None:
+    """It fails without one that may serve, and says what to do; without a shared machine it says nothing."""
+
+    def found(settings: str) -> str:
+        (spool_root / "config.toml").write_text(f"autostart = false\n{settings}\n")
+        lines = spool("doctor").out.splitlines()
+        return " ".join(" ".join(line.split()) for line in lines if "arbiter" in line or "shared" in line)
+
+    assert found("") == ""
+    here = f'machine = "{lab}"'
+    assert "the arbiter is not running" in found(here)
+    told(lab)
+    assert f"an arbiter that is trusted serves {lab}" in found(here)
+    if os.geteuid() == 0:
+        os.chown(lab / "machine.json", 65_533, 65_533)
+        assert "is not trusted to serve this machine" in found(here)
+    (machine / "etc").mkdir()
+    (machine / "etc" / "machine.toml").touch()
+    assert "takes no part" in found('machine = "off"')
+
+
+def test_a_shared_machine_from_end_to_end(shares: Command, spool_root: Path, lab: Path) -> None:
+    """A job starts once an arbiter serves, its user is shown while it runs, and nothing is left."""
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    lab.mkdir(mode=0o755)
+    (lab / "machine.toml").write_text(f'users = ["{name}"]\n')
+    (lab / "machine.toml").chmod(0o644)
+    dispatcher = start("dispatch")
+    arbiter = start("machine", "serve", str(lab))
+    shares("submit", "--name", "a", "-c", f"until [ -e {lab}/go ]; do sleep 0.05; done")
+    wait_for(lambda: f"{name} (you) 1 1" in " ".join(shares("machine", "status").out.split()))
+    (lab / "go").touch()
+    assert shares("wait", "a").code == 0
+    wait_for(lambda: "no user has" in shares("machine", "status").out)
+    for process in (dispatcher, arbiter):
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)

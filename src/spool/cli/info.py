@@ -13,7 +13,7 @@ from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.machine_status import UserShare
 from spool.query.machine import MachineStatus, RunHere, machine_status
-from spool.query.shared import MachineSharing, pools_of
+from spool.query.shared import MachineSharing, MachineUse, pools_of
 
 _COLUMNS = (
     render.Column("JOB", cut="middle"),
@@ -105,7 +105,12 @@ def _print_shared(shared: MachineSharing, now_ns: int) -> None:
     render.prose(f"shared machine ({shared.directory}): {told}: {', '.join(totals)}")
     if use.gpu_problem is not None:
         render.prose(f"its GPUs are unknown: {use.gpu_problem}")
-    rows = [_share(use.own, " (this spool)")]
+    print_users(use, use.own, " (this spool)")
+
+
+def print_users(use: MachineUse, own: UserShare | None, remark: str) -> None:
+    """Print a line for each user of a shared machine, first *own* with a *remark* on whose it is."""
+    rows = [_share(own, remark)] if own is not None else []
     rows += [_share(each) for each in use.others[:_MOST_USERS]]
     kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
     render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])

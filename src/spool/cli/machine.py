@@ -1,21 +1,33 @@
-"""`spool machine`: share the machine among several users."""
+"""`spool machine`: share the machine among several users.
+
+What only `status` needs is imported when it is used: an arbiter keeps what it has imported.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+import time
+from typing import TYPE_CHECKING
 
 import click
 
 from spool.cli import render
+from spool.cli.common import json_option
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.telling import tell
 from spool.client import machine_service, service
-from spool.core.errors import InvalidConfig, SpoolUnusable, UsageError, cannot
-from spool.formats import machinefile
+from spool.core.errors import ExitCode, InvalidConfig, SpoolUnusable, UsageError, cannot
+from spool.core.units import show_duration, show_size
+from spool.formats import config, machinefile
+from spool.formats.config import Config
 from spool.formats.machinefile import MachineConfig
 from spool.machine import shared
 from spool.store.disk import Disk, read_file
+from spool.store.glance import read_config
+
+if TYPE_CHECKING:
+    from spool.query.shared import MachineSharing
 
 _HELP = unfilled("""
 Share the machine among several users, each with a spool of their own.
@@ -31,6 +43,32 @@ fair order. The arbiter needs no privilege: it opens no file of a user, and star
 @click.group(cls=Subverbs, help=_HELP, short_help="Share the machine among several users.")
 def command() -> None:
     """Do nothing: the subcommands do the work."""
+
+
+@command.command("status", cls=Verb, short_help="Show who has how much, and whether the arbiter answers.")
+@json_option
+@click.pass_obj
+def status(root: str, as_json: bool) -> int:
+    """Show what the machine has, how much of it each user holds by lease, and how many starts of each wait.
+
+    It says since when the arbiter has served, or why it does not answer and what to do. No job is named. Exits with 1
+    if the machine is not shared, or its arbiter does not answer. `spool info` shows it beside what this spool has.
+
+    By hand: cat /run/spool/machine.json
+    """
+    from spool.cli import publicjson
+    from spool.query import shared as sharing
+
+    settings, now_ns = _config_of(root), time.time_ns()
+    place = shared.find(settings.machine, settings.machine_owner)
+    found = sharing.read(place, os.geteuid(), now_ns) if place is not None else None
+    if as_json:
+        render.as_json({"version": 1, "machine": publicjson.plain(found)})
+    elif found is None:
+        render.prose(_why_not_shared(settings))
+    else:
+        _print(found, now_ns)
+    return 0 if found is not None and not found.problem else int(ExitCode.FAILED)
 
 
 @command.command("serve", cls=Verb, short_help="Run the arbiter.")
@@ -55,18 +93,20 @@ def serve(directory: str | None) -> int:
         if not os.path.exists(shared.MACHINE_FILE):
             why = f"{shared.MACHINE_FILE} does not exist, so no dispatcher asks there"
             raise SpoolUnusable(cannot("serve", path, why, remedy="`spool machine install` writes one"))
-        config = _configuration(shared.MACHINE_FILE)
+        settings = _configuration(shared.MACHINE_FILE)
         state = machine_service.STATE_DIRECTORY
     else:
         _make_directory(path)
-        config = _configuration(f"{path}/machine.toml")
+        settings = _configuration(f"{path}/machine.toml")
         state = path
         tell(
             f"this arbiter gives turns, not protection: it counts for users whose config.toml names {path}, and no "
             "user must name it"
         )
+    if os.geteuid() == 0:
+        tell("this arbiter runs as root and needs no privilege: `spool machine install` gives it an account of its own")
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
-    arbiter = Arbiter(path, config, state_directory=state)
+    arbiter = Arbiter(path, settings, state_directory=state)
     try:
         arbiter.open()
         arbiter.serve()
@@ -127,3 +167,55 @@ def _make_directory(path: str) -> None:
     disk = Disk(path)
     if disk.ensure_directory(path):
         disk.chmod(path, 0o755)  # whatever the umask: the others connect to a socket in it
+
+
+def _config_of(root: str) -> Config:
+    """Return the configuration of the spool, the defaults if there is none that can be used."""
+    try:
+        return config.parse(read_config(root) or b"")
+    except (InvalidConfig, OSError):
+        return Config()
+
+
+def _why_not_shared(settings: Config) -> str:
+    if settings.machine == "off" and os.path.exists(shared.MACHINE_FILE):
+        return (
+            'this spool does not take part: `machine = "off"` in its config.toml. Its jobs start without leases, and '
+            "to the other users they are foreign processes"
+        )
+    return f"the machine is not shared: there is no {shared.MACHINE_FILE}; `sudo spool machine install` shares it"
+
+
+def _print(found: MachineSharing, now_ns: int) -> None:
+    from spool.cli.info import print_users
+
+    use = found.use
+    if found.problem:
+        render.prose(f"problem: {found.problem}; {found.remedy}. Until then running jobs continue, and nothing starts")
+    if use is None:
+        return
+    since = f"pid {use.arbiter}, for {show_duration(max(now_ns - use.since_at_ns, 0))}, in {found.directory}"
+    if found.problem and found.written_at_ns is not None:
+        since = f"in {found.directory}; what follows is from {show_duration(max(now_ns - found.written_at_ns, 0))} ago"
+    gpus = f"unknown: {use.gpu_problem}" if use.gpu_problem is not None else "none"
+    if use.gpus:
+        gpus = f"{use.gpus}, {use.gpus_granted} granted, {use.gpus - use.gpus_granted} free"
+    memory = [f"{show_size(use.memory_bytes)} after the reserve", f"{show_size(use.memory_granted_bytes)} granted"]
+    render.pairs(
+        [
+            ("arbiter", since),
+            ("CPUs", f"{use.cpus}, {use.cpus_granted} granted, {use.cpus_free} free"),
+            ("memory", ", ".join([*memory, f"{show_size(use.memory_free_bytes)} not granted"])),
+            ("GPUs", gpus),
+            *(
+                (name, f"{pool.total}, {pool.granted} granted, {pool.free} free")
+                for name, pool in use.resources.items()
+            ),
+        ]
+    )
+    render.say()
+    own = use.own if use.own.leases or use.own.asks else None
+    if own is None and not use.others:
+        render.say("no user has or waits for a lease")
+    else:
+        print_users(use, own, " (you)")
