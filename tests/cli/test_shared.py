@@ -16,8 +16,10 @@ from sharing import BOB, G, gpu_share, join, mine, shares
 from spool.core.model import ForeignProcess, Gpu, Grant
 from spool.formats.machine_status import UserShare
 from spool.formats.state import GpuView, JobView, MachineView, SharedView, StateView, render_state
+from spool.query.tasks import _expected_end
 from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import this_user
+from spool.store.spool import Spool
 
 from .test_foretold import limited, running
 
@@ -155,6 +157,23 @@ def test_a_foretold_start_is_the_earliest(spool: Command, spool_root: Path) -> N
     alone = spool("why", "next").out + spool("plan").out
     assert "earliest" not in alone
     assert "start_is_earliest" not in asked(spool, "plan") | asked(spool, "why", "next")
+
+
+def test_the_end_of_an_array_is_not_promised(spool_root: Path, spool: Command) -> None:
+    """`ls` and `wait` expect the end of what runs; when the rest of it starts is not theirs to say."""
+    join(spool_root, shares(BOB), config="autostart = false\ncpus = 1\n")
+    now_ns = time.time_ns()
+    running(spool_root, "first", limited("1h"), Grant(1), now_ns)
+    put_job(spool_root, "next", limited("1h"))
+
+    def ends() -> list[int | None]:
+        return [_expected_end(Spool(str(spool_root)), [name], now_ns) for name in ("first", "next")]
+
+    here, later = ends()
+    assert here is not None
+    assert later is None
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 1\n")
+    assert None not in ends()
 
 
 def test_a_job_that_nothing_here_blocks_needs_a_lease_still(spool: Command, spool_root: Path) -> None:

@@ -448,7 +448,7 @@ def test_nothing_starts_without_an_arbiter(session: Session, arbiter: FakeArbite
     reason = now.planner.plan.reason("b")
     assert reason is not None
     assert reason.code == "machine"
-    assert reason.text.startswith("machine: the arbiter has not answered for ")
+    assert reason.text.startswith("machine: the arbiter has not answered since ")
     assert reason.text.endswith(f"; start it with `spool machine serve {arbiter.directory}`")
     assert not now.stuck
     arbiter.open()

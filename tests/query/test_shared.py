@@ -14,7 +14,7 @@ from sharing import BOB, G, gpu_share, mine, shares, write
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu
 from spool.formats.machine_status import UserShare, parse, render
 from spool.machine.shared import SharedMachine
-from spool.query.shared import MachineSharing, arbiter_view, in_words, leases_on, read, without_users
+from spool.query.shared import GpuLease, MachineSharing, arbiter_view, in_words, leases_on, read, without_users
 from spool.store.ownership import this_user
 
 
@@ -140,6 +140,9 @@ def test_leases_on_a_gpu_are_those_outside_of_the_spool(tmp_path: Path) -> None:
     assert parts == {(me, 10 * G, None), ("bob", 10 * G, 3 * G)}
     assert {lease.user for lease in leases_on(gpu, found, [30 * G])} == {"bob"}
     assert [each.user for each in without_users(foreign, leases_on(gpu, found, []))] == ["eve"]
+    assert without_users((ForeignProcess(4, "d", G, "4000001"),), [GpuLease("uid-4000001", None, None)]) == ()
+    unknown = (ForeignProcess(0, "", None),)
+    assert without_users(unknown, leases_on(gpu, found, [])) == unknown
     alone = Gpu("GPU-1", 1, "A100", None, None)
     assert leases_on(alone, found, [None]) == ()
     assert [lease.user for lease in leases_on(alone, found, [])] == [me]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
+from datetime import tzinfo
 
 from spool.core.backfill import FULL, BackfillReservation, StrictOrder, earliest_start
 from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
@@ -82,7 +83,7 @@ class Constraints:
         if refusal:
             yield Reason("refused", f"refused: {refusal}")
         if (no_leases := self.room.machine.no_leases) is not None and job.elsewhere is None:
-            yield Reason("machine", f"machine: {why_no_leases(no_leases, now_ns)}")
+            yield Reason("machine", f"machine: {why_no_leases(no_leases, now_ns, self._zone)}")
         opens = opens_at_ns(job)
         if opens is not None and opens > now_ns:
             retry_ns = job.not_before_ns
@@ -165,11 +166,10 @@ class Constraints:
         return f"a cycle, {' waits for '.join(shown)}"
 
 
-def why_no_leases(no_leases: NoLeases, now_ns: int) -> str:
-    """Return why the arbiter of a shared machine grants nothing, in words: "… for 3m; start it with …"."""
-    since_ns = no_leases.since_ns
-    lasts = f" for {show_duration(max(0, now_ns - since_ns))}" if since_ns is not None else ""
-    return "; ".join(filter(None, (f"{no_leases.problem}{lasts}", no_leases.remedy)))
+def why_no_leases(no_leases: NoLeases, now_ns: int, zone: tzinfo) -> str:
+    """Return why the arbiter of a shared machine grants nothing, in words: "… since 14:03; start it with …"."""
+    since = f" since {show_instant(no_leases.since_ns, now_ns, zone)}" if no_leases.since_ns is not None else ""
+    return "; ".join(filter(None, (f"{no_leases.problem}{since}", no_leases.remedy)))
 
 
 def short_of_disk(free_bytes: int | None, policy: Policy) -> Reason | None:
