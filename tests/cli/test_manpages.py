@@ -10,7 +10,7 @@ import click
 import pytest
 
 from spool.cli import group, manpages
-from spool.formats import config, jobfile, reservation, schema
+from spool.formats import config, jobfile, machinefile, reservation, schema
 from support import ROOT
 
 MAN = ROOT / "docs" / "man"
@@ -94,6 +94,8 @@ def test_the_example_of_a_file_is_valid(kind: str) -> None:
         config.parse(text)
     elif kind == "job":
         jobfile.parse(text, name="example")
+    elif kind == "machine":
+        machinefile.parse(text)
     else:
         reservation.parse(text, name="example", created_at_ns=0)
 

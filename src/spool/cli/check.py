@@ -16,8 +16,9 @@ from spool.core import layout
 from spool.core.errors import ExitCode, InvalidFile, Problem
 from spool.core.model import JobDefaults, Spec
 from spool.core.names import why_not_name
-from spool.formats import config, jobfile, reservation
+from spool.formats import config, jobfile, machinefile, reservation
 from spool.formats.toml import MAX_BYTES
+from spool.machine import shared
 from spool.query.foresight import doubts
 from spool.store.glance import defaults_of
 
@@ -39,7 +40,7 @@ def _print_schema(ctx: click.Context, parameter: click.Parameter, kind: str | No
 @json_option
 @click.option(
     "--schema",
-    type=click.Choice(["job", "config", "reservation"]),
+    type=click.Choice(["job", "config", "reservation", "machine"]),
     is_eager=True,
     expose_value=False,
     callback=_print_schema,
@@ -49,9 +50,10 @@ def _print_schema(ctx: click.Context, parameter: click.Parameter, kind: str | No
 def command(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -> int:
     """Check job files, and report each error with its line.
 
-    A file named config.toml is read as a configuration, and one in a directory named reservations as a reservation. A
-    directory stands for all .toml files in it. Keys that a job file does not set come from `[defaults]` in the spool's
-    configuration. The exit code is 4 if anything is wrong.
+    A file named config.toml is read as a configuration, one in a directory named reservations as a reservation, and
+    /etc/spool/machine.toml as the configuration of the shared machine. A directory stands for all .toml files in it.
+    Keys that a job file does not set come from `[defaults]` in the spool's configuration. The exit code is 4 if
+    anything is wrong.
 
     If there is a spool, valid jobs are also checked against it. A job that can never run here, a notification that
     cannot be delivered, or a missing dependency gives a warning, or with --strict an error.
@@ -123,6 +125,8 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
     try:
         if base == layout.CONFIG:
             config.parse(data)
+        elif os.path.abspath(path) == shared.MACHINE_FILE:
+            machinefile.parse(data)
         elif os.path.basename(os.path.dirname(os.path.abspath(path))) == layout.RESERVATIONS:
             reservation.parse(data, name=name, created_at_ns=0)
         else:

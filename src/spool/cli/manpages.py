@@ -23,11 +23,20 @@ _FILES = {
     "job": "the keys of a job file",
     "config": "the keys of a spool's configuration",
     "reservation": "the keys of a reservation",
+    "machine": "the keys of the configuration of a shared machine",
 }
 _PLACES = {
     "job": "queued/NAME.toml, held/NAME.toml, running/NAME.toml, done/NAME.toml in the spool",
     "config": "config.toml in the spool",
     "reservation": "reservations/NAME.toml in the spool",
+    "machine": "/etc/spool/machine.toml; machine.toml in the directory of `spool machine serve DIR`",
+}
+
+_VERBS = {
+    "job": ("submit", "check", "edit"),
+    "config": ("check", "doctor"),
+    "reservation": ("reserve", "check"),
+    "machine": ("machine", "check"),
 }
 
 _EXAMPLES = {
@@ -51,6 +60,17 @@ time_limit = "1d"
 max_running_gpus = 2""",
     "reservation": '''gpus = 2
 user = "anna"
+start = 2026-01-31T09:00:00+01:00
+duration = "4h"''',
+    "machine": '''users = ["@lab"]
+
+[quotas.default_user]
+max_running_gpus = 2
+
+[[reservations]]
+name = "course"
+user = "nobody"
+gpus = 1
 start = 2026-01-31T09:00:00+01:00
 duration = "4h"''',
 }
@@ -110,8 +130,7 @@ def _file(kind: str) -> str:
         said = ", ".join(filter(None, (type_, default if default in ("", "required") else f"default {default}")))
         lines += [".TP", f"{_marked(name)} ({_marked(said)})", _marked(about)]
     lines += [".SH EXAMPLE", ".nf", *map(_plain, _EXAMPLES[kind].splitlines()), ".fi"]
-    verbs = {"job": ("submit", "check", "edit"), "config": ("check", "doctor"), "reservation": ("reserve", "check")}
-    return _text([*lines, ".SH SEE ALSO", *_see(["spool(1)", *(f"spool-{verb}(1)" for verb in verbs[kind])])])
+    return _text([*lines, ".SH SEE ALSO", *_see(["spool(1)", *(f"spool-{verb}(1)" for verb in _VERBS[kind])])])
 
 
 def _head(name: str, section: int, about: str) -> list[str]:

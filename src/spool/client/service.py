@@ -28,7 +28,11 @@ ONCE = ("spool-once.service", "spool-once.path", "spool-once.timer")
 UNITS = (*RESIDENT, *ONCE)
 
 _STARTED = {UNIT, "spool-once.path", "spool-once.timer"}  # the others are started by these
-_MARK = re.compile(rb"# Written by `spool service install` \(([0-9a-f]{16})\).*\n")
+_MARK = re.compile(rb"# Written by `spool (?:service|machine) install` \(([0-9a-f]{16})\).*\n")
+BY_USER, BY_ROOT = "spool service install", "spool machine install"
+"""The commands that write units: those of a user's own manager, and that of the machine's."""
+
+_EDITS_WITH = {BY_USER: "systemctl --user edit", BY_ROOT: "systemctl edit"}
 _PROGRAM = "%h/.local/bin/spool"
 _PATIENCE_S = 60
 
@@ -93,13 +97,13 @@ def units(root: str, words: Sequence[str], names: Iterable[str], *, usual: bool)
     """Return the units *names* for the spool *root*, started by *words*. *usual*: it is the default spool."""
     made = []
     for name in names:
-        text = _shipped(name).decode()
-        text = text.replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(_word, words))} ")
+        text = shipped(name).decode()
+        text = text.replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(word, words))} ")
         text = text.replace(f"%h/.spool/{QUEUED}", _plain(f"{root}/{QUEUED}"))
         text = text.replace(f"%h/.spool/{RUNNING}", _plain(f"{root}/{RUNNING}"))
         if not usual:
             text = text.replace("[Service]\n", f"[Service]\nEnvironment={_quoted(f'SPOOL_DIR={root}')}\n")
-        made.append(Unit(name, os.path.join(directory(), name), _marked(text.encode())))
+        made.append(Unit(name, os.path.join(directory(), name), marked(text.encode(), BY_USER)))
     return made
 
 
@@ -117,7 +121,7 @@ def install(root: str, wanted: Sequence[Unit], *, force: bool) -> list[tuple[str
     Nothing is changed if a foreign or edited file is in the way and not *force*. Raises SpoolError, OSError.
     """
     if not force:
-        _refuse(unit for unit in wanted if unit.state in (UnitState.EDITED, UnitState.FOREIGN))
+        refuse(wanted, BY_USER)
     others = [name for name in UNITS if name not in {unit.name for unit in wanted}]
     done = [(path, "removed") for path in _removed(root, others, force=False)]
     changed = [unit for unit in wanted if read_file(unit.path) != unit.text]
@@ -175,11 +179,13 @@ def _removed(root: str, names: Iterable[str], *, force: bool) -> list[str]:
     return [os.path.join(directory(), name) for name in ours]
 
 
-def _refuse(in_the_way: Iterable[Unit]) -> None:
-    for unit in in_the_way:
-        why = "it was edited" if unit.state is UnitState.EDITED else "it was not written by `spool service install`"
-        remedy = "--force overwrites it; a drop-in (`systemctl --user edit`) keeps your changes"
-        raise SpoolError(cannot("install", unit.name, why, where=unit.path, remedy=remedy))
+def refuse(wanted: Iterable[Unit], by: str) -> None:
+    """Raise SpoolError if a foreign or edited file is in the way of a unit."""
+    for unit in wanted:
+        if (state := unit.state) in (UnitState.EDITED, UnitState.FOREIGN):
+            why = "it was edited" if state is UnitState.EDITED else f"it was not written by `{by}`"
+            remedy = f"--force overwrites it; a drop-in (`{_EDITS_WITH[by]}`) keeps your changes"
+            raise SpoolError(cannot("install", unit.name, why, where=unit.path, remedy=remedy))
 
 
 def _state_of(path: str) -> UnitState:
@@ -187,21 +193,23 @@ def _state_of(path: str) -> UnitState:
     if text is None:
         return UnitState.ABSENT
     if (mark := _MARK.match(text)) is None:
-        return UnitState.INSTALLED if text == _shipped(os.path.basename(path)) else UnitState.FOREIGN
-    return UnitState.INSTALLED if mark[1] == _sum(text[mark.end() :]) else UnitState.EDITED
+        return UnitState.INSTALLED if text == shipped(os.path.basename(path)) else UnitState.FOREIGN
+    return UnitState.INSTALLED if mark[1].decode() == _sum(text[mark.end() :]) else UnitState.EDITED
 
 
-def _shipped(name: str) -> bytes:
+def shipped(name: str) -> bytes:
+    """Return the file *name* as it comes with spool."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "units", name), "rb") as file:
         return file.read()
 
 
-def _marked(text: bytes) -> bytes:
-    return b"# Written by `spool service install` (%s): change it by `systemctl --user edit`.\n%s" % (_sum(text), text)
+def marked(text: bytes, by: str) -> bytes:
+    """Return the text of a unit with the mark of the command *by* which it is written."""
+    return f"# Written by `{by}` ({_sum(text)}): change it by `{_EDITS_WITH[by]}`.\n".encode() + text
 
 
-def _sum(text: bytes) -> bytes:
-    return hashlib.sha256(text).hexdigest()[:16].encode()
+def _sum(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _plain(text: str) -> str:
@@ -214,7 +222,7 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _word(text: str) -> str:
+def word(text: str) -> str:
     """Return *text* quoted as one word of `ExecStart=`."""
     text = text.replace("$", "$$")
     return _plain(text) if re.fullmatch(r"[\w@%+=:,./$-]+", text) else _quoted(text)

@@ -1,0 +1,141 @@
+"""The system service of the arbiter of a shared machine: the steps that install it.
+
+Root carries them out, or reads them first: as a shell script they are the same steps.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from spool.client.service import BY_ROOT, NoServiceManager, Unit, UnitState, marked, refuse, shipped, word
+from spool.core.errors import SpoolError, cannot
+from spool.store.disk import Disk, read_file
+
+UNIT = "spool-machine.service"
+STATE_DIRECTORY = "/var/lib/spool-machine"
+
+_UNITS = "/etc/systemd/system"
+_ACCOUNT = "/etc/sysusers.d/spool-machine.conf"
+_PROGRAM = "/usr/bin/spool"
+_HOMES = ("/home", "/root", "/run/user")  # what ProtectHome= hides
+_BOOTED = "/run/systemd/system"  # sd_booted(3)
+_PATIENCE_S = 120
+
+
+class WriteStep(Struct, frozen=True):
+    """A file of root. One that is not `ours` is left as it is, if it is there."""
+
+    path: str
+    text: bytes
+    ours: bool = True
+
+
+class RunStep(Struct, frozen=True):
+    """A command of root."""
+
+    words: tuple[str, ...]
+
+
+Step = WriteStep | RunStep
+
+
+def steps(program: Sequence[str], machine_file: str, *, force: bool) -> list[Step]:
+    """Return the steps that install the service, which runs *program*.
+
+    Raises SpoolError if the service could not see the program, or a unit that was edited is in the way and not *force*.
+    """
+    hidden = next((path for path in map(os.path.realpath, program) if _is_hidden(path)), None)
+    if hidden is not None:
+        why = f"{hidden} is in a home directory, which the service cannot see, and its owner could change it"
+        remedy = "install spool for all users, as with `sudo pipx install --global spool`, and call that"
+        raise SpoolError(cannot("install", UNIT, why, remedy=remedy))
+    text = shipped(UNIT).decode().replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(word, program))} ")
+    unit = Unit(UNIT, f"{_UNITS}/{UNIT}", marked(text.encode(), BY_ROOT))
+    if not force:
+        refuse([unit], BY_ROOT)
+    restart = [RunStep(("systemctl", "try-restart", UNIT))] if unit.state is not UnitState.ABSENT else []
+    return [
+        WriteStep(_ACCOUNT, shipped("spool-machine.conf")),
+        RunStep(("systemd-sysusers", _ACCOUNT)),
+        WriteStep(unit.path, unit.text),
+        WriteStep(machine_file, shipped("machine.toml"), ours=False),
+        RunStep(("systemctl", "daemon-reload")),
+        RunStep(("systemctl", "enable", "--now", UNIT)),
+        *restart,
+    ]
+
+
+def require_manager() -> None:
+    """Raise NoServiceManager if systemd does not manage this machine."""
+    if not os.path.isdir(_BOOTED):
+        raise NoServiceManager(cannot("install", UNIT, "systemd does not run this machine"))
+
+
+def carry_out(step: Step) -> str:
+    """Do one step and return what was done, in words. Raises OSError, and SpoolError with what a command said."""
+    if isinstance(step, WriteStep):
+        before = read_file(step.path)
+        if before is not None and not step.ours:
+            return f"{step.path} stays as it is"
+        if before == step.text:
+            return f"{step.path} unchanged"
+        os.makedirs(os.path.dirname(step.path), mode=0o755, exist_ok=True)
+        Disk(os.path.dirname(step.path)).put_beside(step.path, step.text, 0o644)
+        return f"{step.path} written"
+    said = shlex.join(step.words)
+    try:
+        done = subprocess.run(
+            step.words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SpoolError(cannot("run", f"`{said}`", str(error))) from None
+    if done.returncode != 0:
+        why = done.stdout.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
+        raise SpoolError(cannot("run", f"`{said}`", why))
+    return said
+
+
+def script(wanted: Iterable[Step]) -> str:
+    """Return the steps as a shell script for root."""
+    lines = ["set -e"]
+    for step in wanted:
+        lines += [shlex.join(step.words)] if isinstance(step, RunStep) else _written(step)
+    return "\n".join(lines) + "\n"
+
+
+def by_hand(program: Sequence[str], account: str, directory: str, machine_file: str) -> str:
+    """Return a shell script for root that does without systemd what the service does; for every boot."""
+    name = shlex.quote(account)
+    useradd = ("useradd", "--system", "--home-dir", "/", "--no-create-home", "--shell", "/usr/sbin/nologin", account)
+    bare = ("--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
+    serve = ("setpriv", f"--reuid={account}", f"--regid={account}", *bare, *program, "machine", "serve")
+    lines = [
+        "set -e",
+        *_written(WriteStep(machine_file, shipped("machine.toml"), ours=False)),
+        f"id -u {name} > /dev/null 2>&1 || {shlex.join(useradd)}",
+        shlex.join(("install", "-d", "-o", account, "-m", "755", directory)),
+        shlex.join(("install", "-d", "-o", account, "-m", "750", STATE_DIRECTORY)),
+        f"{shlex.join(serve)} &",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_hidden(path: str) -> bool:
+    return any(path.startswith(f"{home}/") for home in _HOMES)
+
+
+def _written(step: WriteStep) -> list[str]:
+    path = shlex.quote(step.path)
+    unless = "" if step.ours else f"[ -e {path} ] || "
+    text = step.text.decode().rstrip("\n")
+    return [f"install -d {shlex.quote(os.path.dirname(step.path))}", f"{unless}cat > {path} << 'END'", text, "END"]

@@ -1,0 +1,229 @@
+"""`spool machine`: the arbiter of a shared machine is served, installed and looked at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from calling import Command, start
+from spool.client import machine_service, service
+from spool.client.machine_service import RunStep, WriteStep
+from spool.core.errors import SpoolError
+from spool.formats import machine_status, machinefile
+from spool.machine import shared
+from support import PATIENCE_S, wait_for
+
+PROGRAM = ("/opt/spool/bin/spool",)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """Return a directory that an arbiter may be served in; it does not exist yet."""
+    return tmp_path / "lab"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let what is the machine's lie in a directory of this test, and return that."""
+    here = tmp_path / "machine"
+    here.mkdir()
+    monkeypatch.setattr(machine_service, "_UNITS", f"{here}/units")
+    monkeypatch.setattr(machine_service, "_ACCOUNT", f"{here}/sysusers.d/spool-machine.conf")
+    monkeypatch.setattr(machine_service, "_BOOTED", str(here))
+    monkeypatch.setattr(shared, "MACHINE_FILE", f"{here}/etc/machine.toml")
+    monkeypatch.setattr(service, "program", lambda: PROGRAM)
+    for name in ("systemctl", "systemd-sysusers"):
+        fake = here / "bin" / name
+        fake.parent.mkdir(exist_ok=True)
+        fake.write_text(f'#!/bin/sh\necho {name} "$@" >> {here}/asked\n')
+        fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}/bin:{os.environ['PATH']}")
+    return here
+
+
+def asked(machine: Path) -> list[str]:
+    """Return the commands of root since the last call."""
+    notes = machine / "asked"
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    notes.unlink(missing_ok=True)
+    return lines
+
+
+def test_anyone_can_serve_a_directory(lab: Path) -> None:
+    """It is made if need be, with a file for everyone in it; the arbiter leaves at TERM, with 0, and took no socket."""
+    arbiter = start("machine", "serve", str(lab))
+    wait_for((lab / "machine.json").exists)
+    wait_for((lab / "socket").exists)
+    assert lab.stat().st_mode & 0o777 == 0o755
+    told = machine_status.parse((lab / "machine.json").read_bytes())
+    assert told is not None
+    assert (told.pid, told.cpus, told.users) == (arbiter.pid, os.cpu_count(), ())
+    arbiter.send_signal(signal.SIGTERM)
+    said = arbiter.communicate(timeout=PATIENCE_S)[1]
+    assert arbiter.returncode == 0
+    assert said.count("gives turns, not protection") == 1
+    assert not (lab / "socket").exists()
+
+
+def test_the_file_in_the_directory_counts(lab: Path) -> None:
+    """DIR/machine.toml says how much there is."""
+    lab.mkdir(mode=0o755)
+    (lab / "machine.toml").write_text("cpus = 7\n")
+    (lab / "machine.toml").chmod(0o644)
+    arbiter = start("machine", "serve", str(lab))
+    wait_for((lab / "machine.json").exists)
+    told = machine_status.parse((lab / "machine.json").read_bytes())
+    arbiter.send_signal(signal.SIGINT)
+    arbiter.communicate(timeout=PATIENCE_S)
+    assert told is not None
+    assert told.cpus == 7
+
+
+def test_a_file_with_mistakes_serves_nothing(spool: Command, lab: Path) -> None:
+    """Each problem is told with the file, the exit code is 4, and there is no socket."""
+    lab.mkdir(mode=0o755)
+    (lab / "machine.toml").write_text("cpus = 'x'\nuser = ['a']\n")
+    (lab / "machine.toml").chmod(0o644)
+    said = spool("machine", "serve", lab)
+    assert said.code == 4
+    assert f"cannot use {lab}/machine.toml: it has 2 problems" in said.err
+    assert 'did you mean "users"?' in said.err
+    assert not (lab / "socket").exists()
+
+
+def test_a_file_that_others_can_change_serves_nothing(spool: Command, lab: Path) -> None:
+    """Otherwise another user could set the quotas of all."""
+    lab.mkdir(mode=0o755)
+    (lab / "machine.toml").write_text("")
+    (lab / "machine.toml").chmod(0o666)
+    said = spool("machine", "serve", lab)
+    assert said.code == 5
+    assert "other users can change it" in said.err
+
+
+def test_a_directory_that_others_can_change_is_not_served(spool: Command, lab: Path) -> None:
+    """Another user could put a socket there."""
+    lab.mkdir()
+    lab.chmod(0o1777)
+    said = spool("machine", "serve", lab)
+    assert said.code == 5
+    assert "other users can write to it" in said.err
+
+
+def test_without_machine_toml_the_machine_is_not_served(spool: Command, machine: Path) -> None:
+    """No dispatcher would ask, so an arbiter that seems to serve would mislead."""
+    said = spool("machine", "serve")
+    assert said.code == 5
+    assert f"{machine}/etc/machine.toml does not exist" in said.err
+    assert "spool machine install" in said.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can install the service")
+def test_installing_writes_and_starts_the_service(spool: Command, machine: Path) -> None:
+    """The unit calls this program; a second time nothing is written but the service restarts; machine.toml stays."""
+    said = spool("machine", "install")
+    assert said.code == 0, said
+    unit = machine / "units" / "spool-machine.service"
+    assert "ExecStart=/opt/spool/bin/spool machine serve" in unit.read_text()
+    account = f"{machine}/sysusers.d/spool-machine.conf"
+    assert asked(machine) == [
+        f"systemd-sysusers {account}",
+        "systemctl daemon-reload",
+        "systemctl enable --now spool-machine.service",
+    ]
+    toml = machine / "etc" / "machine.toml"
+    assert machinefile.parse(toml.read_bytes()) == machinefile.MachineConfig()
+    toml.write_text("cpus = 1\n")
+    said = spool("machine", "install")
+    assert f"{unit} unchanged" in said.out
+    assert f"{toml} stays as it is" in said.out
+    assert toml.read_text() == "cpus = 1\n"
+    assert asked(machine)[-1] == "systemctl try-restart spool-machine.service"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can install the service")
+def test_a_unit_that_was_edited_stays(spool: Command, machine: Path) -> None:
+    """Without --force, and nothing else is written or started either."""
+    unit = machine / "units" / "spool-machine.service"
+    unit.parent.mkdir()
+    unit.write_text("[Service]\nExecStart=/bin/true\n")
+    said = spool("machine", "install")
+    assert said.code == 1
+    assert "--force" in said.err
+    assert "`systemctl edit`" in said.err
+    assert (asked(machine), (machine / "etc").exists()) == ([], False)
+    assert spool("machine", "install", "--force").code == 0
+    assert "machine serve" in unit.read_text()
+
+
+def test_the_printed_script_does_the_same(spool: Command, machine: Path) -> None:
+    """`--print` changes nothing; /bin/sh carries out what it prints, twice with the same effect."""
+    said = spool("machine", "install", "--print")
+    assert said.code == 0
+    assert sorted(path.name for path in machine.iterdir()) == ["bin"]
+    subprocess.run(["/bin/sh"], input=said.out, text=True, check=True)
+    first = asked(machine)
+    unit, toml = machine / "units" / "spool-machine.service", machine / "etc" / "machine.toml"
+    steps = machine_service.steps(PROGRAM, str(toml), force=False)
+    wanted = {step.path: step.text for step in steps if isinstance(step, WriteStep)}
+    assert {path: Path(path).read_bytes() for path in wanted} == wanted
+    assert first == [" ".join(step.words) for step in steps if isinstance(step, RunStep)][:3]
+    toml.write_text("cpus = 1\n")
+    subprocess.run(["/bin/sh"], input=spool("machine", "install", "--print").out, text=True, check=True)
+    assert toml.read_text() == "cpus = 1\n"
+    assert unit.read_bytes() == wanted[str(unit)]
+
+
+def test_a_command_that_fails_is_told(machine: Path) -> None:
+    """The message has the command and what it said."""
+    (machine / "bin" / "systemctl").write_text("#!/bin/sh\necho no such unit >&2\nexit 4\n")
+    with pytest.raises(SpoolError, match=r"cannot run `systemctl daemon-reload`: no such unit"):
+        machine_service.carry_out(RunStep(("systemctl", "daemon-reload")))
+    with pytest.raises(SpoolError, match=r"cannot run `no-such-program`: .*No such file"):
+        machine_service.carry_out(RunStep(("no-such-program",)))
+
+
+@pytest.mark.parametrize("home", ["/home/alice/.local/bin/spool", "/root/venv/bin/spool"])
+def test_a_program_in_a_home_is_not_installed(home: str) -> None:
+    """The service sees no home, and the program's owner could change what runs for all."""
+    with pytest.raises(SpoolError, match="is in a home directory"):
+        machine_service.steps((home,), "/etc/spool/machine.toml", force=False)
+
+
+def test_without_systemd_the_commands_are_told(spool: Command, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is changed; the commands make the account and the directories and serve without any privilege."""
+    monkeypatch.setattr(machine_service, "_BOOTED", f"{machine}/no-systemd")
+    said = spool("machine", "install")
+    assert said.code == 1
+    assert "systemd does not run this machine" in said.err
+    assert "useradd --system" in said.out
+    assert "--bounding-set=-all /opt/spool/bin/spool machine serve &" in said.out
+    assert sorted(path.name for path in machine.iterdir()) == ["bin"]
+    subprocess.run(["/bin/sh", "-n"], input=said.out, text=True, check=True)
+    if (shellcheck := shutil.which("shellcheck")) is not None:
+        subprocess.run([shellcheck, "-s", "sh", "-"], input=said.out, text=True, check=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may")
+def test_only_root_installs(spool: Command, machine: Path) -> None:
+    """Another user is told how to look at the steps."""
+    said = spool("machine", "install")
+    assert said.code == 2
+    assert "--print" in said.err
+
+
+def test_check_reads_the_file_of_the_machine(spool: Command, machine: Path) -> None:
+    """Mistakes can be found before the arbiter is restarted."""
+    toml = machine / "etc" / "machine.toml"
+    toml.parent.mkdir()
+    toml.write_text("cpus = 1\nuser = ['a']\n")
+    said = spool("check", toml)
+    assert said.code == 4
+    assert f'{toml}:2: unknown key "user"' in said.out
+    toml.write_text("cpus = 1\n")
+    assert spool("check", toml).code == 0
