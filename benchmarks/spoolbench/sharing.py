@@ -1,8 +1,8 @@
 """A shared machine in imagined time: what several spools lose because each plans as if the machine were its own.
 
-Every user of a trace has a spool, whose plan comes from `decide` as it would alone on the machine. What it would start is
-asked of a `LeaseLedger`, as dispatchers ask the arbiter, and starts once it is granted. The same jobs in one spool are
-the measure.
+Every user of a trace has a spool, whose plan comes from `decide` as it would alone on the machine. What it would start
+is asked of a `LeaseLedger`, as dispatchers ask the arbiter, and starts once it is granted. The same jobs in one spool
+are the measure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dispatchers of three users and the arbiter of their machine are killed again and again while jobs of all sizes run."""
+"""The dispatchers of three users and the arbiter of their machine are killed again and again while jobs run."""
 
 from __future__ import annotations
 
