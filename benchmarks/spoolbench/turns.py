@@ -28,7 +28,11 @@ _OTHER_UID = 23451
 
 def turns(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
     """Measure the arbiter by itself, then a spool that asks it in turns with one that has the machine alone."""
-    found: Samples = {"turns_decide": _decisions(size.trips), "turns_decide_full": _decisions(size.trips, full=True)}
+    found: Samples = {
+        "turns_decide": _decisions(size.trips),
+        "turns_decide_kinds": _decisions(size.trips, ASKS),
+        "turns_decide_full": _decisions(size.trips, full=True),
+    }
     found |= _over_the_socket(engine, scratch, size)
     shared = SharedEngine(scratch, engine.command)
     for _ in range(size.rounds):
@@ -97,8 +101,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait(30)
 
 
-def _decisions(times: int, *, full: bool = False) -> list[float]:
-    """Return the milliseconds of decisions over asks of many users; *full*: with nothing free."""
+def _decisions(times: int, kinds: int = 4, *, full: bool = False) -> list[float]:
+    """Return the milliseconds of decisions over asks of many users, of *kinds* each; *full*: with too little free."""
     from spool.arbiter.ledger import Holder, LeaseLedger
     from spool.core.model import SECOND_NS, Machine, Policy
     from spool.formats.arbiter_protocol import LeaseRequest
@@ -108,14 +112,18 @@ def _decisions(times: int, *, full: bool = False) -> list[float]:
     machine = Machine(CPUS, 1 << 40)
     holders = [Holder(1000 + number, f"user{number}", "spool") for number in range(USERS)]
 
-    def ask(holder: Holder) -> None:
-        request = LeaseRequest(
+    def request() -> LeaseRequest:
+        return LeaseRequest(
             cpus=random.choice((1, 1, 1, 2, 4, 8)),
             memory_bytes=random.choice((0, 1 << 30, 4 << 30)),
             limit_ns=random.choice((0, 3600, 8 * 3600)) * SECOND_NS,
-            like=random.choice(("a1", "b2", "c3", "d4")),
+            like=f"{random.getrandbits(40):x}",
         )
-        ledger.ask(holder, next(numbers), request, now_ns)
+
+    wanted = {holder: [request() for _ in range(kinds)] for holder in holders}
+
+    def ask(holder: Holder) -> None:
+        ledger.ask(holder, next(numbers), random.choice(wanted[holder]), now_ns)
 
     for holder in holders:
         for _ in range(ASKS):
