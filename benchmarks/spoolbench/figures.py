@@ -40,9 +40,11 @@ class Size:
     running: int = 1_000
     counted: int = 300
     soaked: int = 2_000
+    trips: int = 1_000
+    joins: int = 10
 
 
-SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50, 20, 20, 10)
+SMOKE = Size(1, 2, 5, 2, 20, 5, 5, 0.5, 50, 300, 2, 60.0, 2_000, 50, 20, 20, 10, 20, 2)
 
 
 def limited(engine: Any, test: str, key: str, ours: int) -> int:

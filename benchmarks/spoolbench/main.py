@@ -19,8 +19,9 @@ from spoolbench.many import many
 from spoolbench.planner import planner
 from spoolbench.soak import soak
 from spoolbench.tools import MissingError, Scratch
+from spoolbench.turns import turns
 
-_ALONE = {"many": many, "depth": depth, "accounting": accounting, "gc": collecting, "soak": soak}
+_ALONE = {"many": many, "depth": depth, "accounting": accounting, "gc": collecting, "soak": soak, "turns": turns}
 """Of spool, in a spool of their own."""
 _OF_ENGINES = FIGURES | {"calls": calls}
 GROUPS = (*_OF_ENGINES, *_ALONE, "planner")

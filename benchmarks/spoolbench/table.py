@@ -91,6 +91,21 @@ METRICS = {
     "plan_again": Metric("planner, the same with the machine full", "ms", most=150),
     "plan_reasons": Metric("planner, a reason for each of 100,000", "ms"),
     "plan_index": Metric("planner, the index of 100,000 from nothing", "ms"),
+    "turns_decide": Metric("arbiter, a decision that grants, 20 users with 64 asks of 4 kinds", "ms", most=1),
+    "turns_decide_kinds": Metric("arbiter, the same, most asks unlike the others", "ms"),
+    "turns_decide_full": Metric("arbiter, the same with too little free", "ms"),
+    "turns_trip": Metric("arbiter, end and ask → grant over the socket", "ms"),
+    "turns_trip_10": Metric("arbiter, the same, 10 of 100 are faster", "ms"),
+    "turns_idle": Metric("arbiter, idle", "% of a core", most=0.1),
+    "turns_rss": Metric("arbiter, memory (RSS)", "MiB", most=40),
+    "turns_join": Metric("arbiter, connect → welcome", "ms", most=500),
+    "turns_join_flood": Metric("arbiter, the same under a flood of connections", "ms", most=500),
+    "turns_gap_alone": Metric("end of one → start of the next, one slot, alone", "ms"),
+    "turns_gap_shared": Metric("end of one → start of the next, one slot, by lease", "ms"),
+    "turns_gap_more": Metric("… difference of the medians", "ms", most=0.5),
+    "turns_drain_alone": Metric("1,000 that wait, two slots, alone", "jobs/s"),
+    "turns_drain_shared": Metric("1,000 that wait, two slots, by lease", "jobs/s"),
+    "turns_drain_part": Metric("… by lease, as a part of alone", "", least=0.85),
 }
 
 
