@@ -148,7 +148,6 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
-    "arbiter/accounts.py": "all that bounds a peer stands in one place, apart from what is granted",
     "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "client/machine_service.py": "what root installs, apart from what users do with their own service managers",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
