@@ -88,16 +88,28 @@ class Speaker:
 class Driven:
     """An arbiter in *directory*, with machine.toml *text*, that turns when the test wants."""
 
-    def __init__(self, directory: Path, text: str = "", clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        text: str = "",
+        clock: Callable[[], int] = time.time_ns,
+        boot_clock: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+    ) -> None:
         self.directory = directory
         self.text = text
         self.clock = clock
+        self.boot_clock = boot_clock
         self.arbiter = self._new()
         self.speakers: list[Speaker] = []
 
     def _new(self) -> Arbiter:
-        arbiter = Arbiter(str(self.directory), machinefile.parse(self.text.encode()), clock=self.clock)
-        arbiter.open()
+        config = machinefile.parse(self.text.encode())
+        arbiter = Arbiter(str(self.directory), config, clock=self.clock, boot_clock=self.boot_clock)
+        try:
+            arbiter.open()
+        except BaseException:
+            arbiter.close()
+            raise
         return arbiter
 
     def restart(self, text: str | None = None) -> None:
@@ -132,10 +144,10 @@ class Driven:
 
 
 @contextmanager
-def driven(directory: Path, text: str = "", clock: Callable[[], int] = time.time_ns) -> Iterator[Driven]:
+def driven(directory: Path, text: str = "", **clocks: Callable[[], int]) -> Iterator[Driven]:
     """Drive an arbiter within `with`."""
     directory.mkdir(mode=0o755, exist_ok=True)
-    found = Driven(directory, text, clock)
+    found = Driven(directory, text, **clocks)
     try:
         yield found
     finally:

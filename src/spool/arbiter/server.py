@@ -96,7 +96,7 @@ class Arbiter:
         self._no_grants_before = 0.0  # monotonic: the journal could not be written
         self._trouble = ""  # why not
         self._since_ns = 0
-        self._leaving = False
+        self._leaving = self._bound = False
 
     def open(self) -> None:
         """Read the journal and listen.
@@ -117,6 +117,7 @@ class Arbiter:
         path = os.path.join(self._directory, SOCKET)
         self._disk.discard(path)  # of an arbiter that was killed: there is no other
         self._listener.bind(path)
+        self._bound = True
         self._disk.chmod(path, 0o666)
         self._listener.listen(_BACKLOG)
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
@@ -138,8 +139,9 @@ class Arbiter:
         """Leave. The leases stay in the journal for the next arbiter."""
         for connection in list(self._connections.values()):
             connection.close()
-        with contextlib.suppress(OSError):
-            self._disk.discard(os.path.join(self._directory, SOCKET))
+        if self._bound:  # else it may be another arbiter's
+            with contextlib.suppress(OSError):
+                self._disk.discard(os.path.join(self._directory, SOCKET))
         self._listener.close()
         self._journal.close()
         self._hardware.close()
