@@ -45,7 +45,7 @@ def test_the_parts_add_up(tmp_path: Path) -> None:
 def test_a_user_without_an_account_is_known_by_number(tmp_path: Path) -> None:
     """The arbiter names such a user by the number; that is one's own part all the same."""
     nobodys = 4_000_001
-    write(tmp_path, shares(BOB, UserShare(user=f"uid-{nobodys}", leases=1)))
+    write(tmp_path, shares(BOB, UserShare(user=str(nobodys), leases=1)))
     use = read(SharedMachine(str(tmp_path), frozenset({os.geteuid()})), nobodys, time.time_ns()).use
     assert use is not None
     assert (use.own.leases, use.others) == (1, (BOB,))
@@ -140,7 +140,7 @@ def test_leases_on_a_gpu_are_those_outside_of_the_spool(tmp_path: Path) -> None:
     assert parts == {(me, 10 * G, None), ("bob", 10 * G, 3 * G)}
     assert {lease.user for lease in leases_on(gpu, found, [30 * G])} == {"bob"}
     assert [each.user for each in without_users(foreign, leases_on(gpu, found, []))] == ["eve"]
-    assert without_users((ForeignProcess(4, "d", G, "4000001"),), [GpuLease("uid-4000001", None, None)]) == ()
+    assert without_users((ForeignProcess(4, "d", G, "4000001"),), [GpuLease("4000001", None, None)]) == ()
     unknown = (ForeignProcess(0, "", None),)
     assert without_users(unknown, leases_on(gpu, found, [])) == unknown
     alone = Gpu("GPU-1", 1, "A100", None, None)

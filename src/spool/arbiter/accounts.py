@@ -68,7 +68,7 @@ class Accounts:
             entry = pwd.getpwuid(uid)
         except KeyError:
             refusal = "" if uid in self._uids else f"uid {uid} has no account on this machine"
-            return Account(uid, name_of(uid), refusal)
+            return Account(uid, str(uid), refusal)
         name = entry.pw_name
         if uid in self._uids or name in self._names:
             return Account(uid, name)

@@ -162,7 +162,7 @@ def _is_sound(told: machine_status.MachineShares) -> bool:
 def _use(told: machine_status.MachineShares, uid: int | None) -> MachineUse:
     users = told.users
     name = name_of(uid) if uid is not None else ""
-    own = next((share for share in users if _is(share.user, name)), UserShare(user=name))
+    own = next((share for share in users if share.user == name), UserShare(user=name))
     others = [share for share in users if share.user != own.user]
     return MachineUse(
         arbiter=told.pid,
@@ -182,11 +182,6 @@ def _use(told: machine_status.MachineShares, uid: int | None) -> MachineUse:
         others=tuple(sorted(others, key=_by_part)),
         by_gpu={gpu.uuid: gpu for gpu in told.gpus},
     )
-
-
-def _is(user: str, name: str) -> bool:
-    """Whether *user*, as the arbiter names users, is that one: without an account, a number has a prefix there."""
-    return user in (name, f"uid-{name}")
 
 
 def _by_part(share: UserShare) -> tuple[object, ...]:
@@ -225,14 +220,14 @@ def leases_on(gpu: Gpu, shares: MachineSharing | None, here: Iterable[int | None
 
 
 def _taken(gpu: Gpu, user: str) -> int | None:
-    sizes = [each.memory_bytes for each in gpu.foreign if _is(user, each.user or "")]
+    sizes = [each.memory_bytes for each in gpu.foreign if each.user == user]
     return sum(size for size in sizes if size is not None) if sizes and None not in sizes else None
 
 
 def without_users(foreign: Iterable[ForeignProcess], leases: Iterable[GpuLease]) -> tuple[ForeignProcess, ...]:
     """Return *foreign* without the processes of the users of *leases*, which say what these have."""
     users = [lease.user for lease in leases]
-    return tuple(each for each in foreign if not any(_is(user, each.user or "") for user in users))
+    return tuple(each for each in foreign if each.user not in users)
 
 
 def problems_of(shares: MachineSharing | None) -> tuple[str, ...]:
