@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -145,7 +146,8 @@ class FakeArbiter:
         orders = protocol.read_orders(data)
         replies = [reply for order in orders for reply in self._answer(order)]
         if replies:
-            peer.send(protocol.render(replies))
+            with contextlib.suppress(BrokenPipeError):  # the dispatcher has died since
+                peer.send(protocol.render(replies))
         self.datagrams.append(orders)
 
     def _answer(self, order: protocol.Order) -> Iterator[protocol.Reply]:
