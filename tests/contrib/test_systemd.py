@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spool.client import machine_service
+from spool.core.errors import ExitCode
 from spool.machine import shared
 from support import ROOT
 
@@ -163,10 +164,11 @@ def test_the_arbiter_serves_where_dispatchers_ask() -> None:
 
 
 def test_the_arbiter_comes_back() -> None:
-    """After any end but that of wrong usage, at once, without a limit to the number of times."""
+    """After any end but that of a mistake, at once, without a limit to the number of times."""
     unit = read(MACHINE)
     assert (unit["Service"]["Restart"], unit["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
-    assert unit["Service"]["RestartPreventExitStatus"] == "2"
+    mistakes = (ExitCode.USAGE, ExitCode.INVALID_FILE)
+    assert unit["Service"]["RestartPreventExitStatus"] == " ".join(str(int(code)) for code in mistakes)
 
 
 def test_the_slice_limits_each_user() -> None:
