@@ -174,6 +174,11 @@ ONE = '[[reservations]]\nname = "x"\nuser = "a"\n'
             2 * (ONE + "gpus = 1\nstart = 2026-01-31T09:00:00\nduration = '1h'\n"),
             '"reservations[1].name" on line 8: "x" is the name of another reservation',
         ),
+        (
+            (ONE + "gpus = [0, 1, 2]\nstart = 2026-01-31T09:00:00\nduration = '2h'\n")
+            + (ONE + "gpus = [2, 1]\nstart = 2026-01-31T10:00:00\nduration = '1h'\n").replace('"x"', '"y"'),
+            '"reservations[1].gpus" on line 10: GPUs 1-2 are reserved by "x" at the same time',
+        ),
         (f"reservations = [{LISTED}]", '"reservations" on line 1: has 201 entries; at most 200 are allowed'),
     ],
 )

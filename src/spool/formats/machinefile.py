@@ -11,6 +11,8 @@ from typing import Any
 
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.model import Reservation
+from spool.core.reasons import ranges_of
+from spool.core.reservations import overlap
 from spool.formats import config, reservation, toml
 from spool.formats.config import CONFIG, QUOTA, Capacity
 from spool.formats.keys import REQUIRED, Key, KeyTable
@@ -100,7 +102,13 @@ def _reservations(tables: Sequence[dict[str, Any]], reading: Reading) -> tuple[R
         name = found.setdefault("name", "")
         if name in made:
             problems.add((*at, "name"), f"{toml.show(name)} is the name of another reservation")
-        made[name] = reservation.reservation_of({**found, "created_at_ns": index}, stated, problems, at)
+        one = reservation.reservation_of({**found, "created_at_ns": index}, stated, problems, at)
+        for other in made.values():
+            both = sorted(set(one.gpu_indices).intersection(other.gpu_indices))
+            if both and overlap(one, other):
+                gpus = f"GPU {ranges_of(both)} is" if len(both) == 1 else f"GPUs {ranges_of(both)} are"
+                problems.add((*at, "gpus"), f"{gpus} reserved by {toml.show(other.name)} at the same time")
+        made[name] = one
     return tuple(made.values())
 
 
