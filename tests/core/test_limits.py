@@ -118,6 +118,20 @@ def test_a_quota_of_gpus():
     assert started(plan(job("cpu"), on=box, running=runs, policy=lowered)) == ["cpu"]
 
 
+def test_a_quota_of_memory():
+    """Memory counts as granted; a job that requests none is not held back."""
+    quota = Policy(default_user_limits=Limits(max_running_memory_bytes=4 * GIB))
+    box, runs = machine(cpus=64, memory=64 * GIB), [run("r", memory_bytes=3 * GIB)]
+    found = plan(job("fits", memory_bytes=GIB), job("free"), on=box, running=runs, policy=quota)
+    assert started(found) == ["fits", "free"]
+    assert why(plan(job("j", memory_bytes=2 * GIB), on=box, running=runs, policy=quota), "j") == (
+        "quota: alice uses 3 GiB of 4 GiB memory, needs 2 GiB"
+    )
+    assert why(plan(job("j", memory_bytes=5 * GIB), on=box, policy=quota), "j") == (
+        "quota: alice may use 4 GiB memory at once, this job needs 5 GiB"
+    )
+
+
 def test_a_job_satisfies_its_users_and_its_projects_quota():
     """Both must have room; the project's is told by its name."""
     found = plan(job("j", user="bob", project="vision", cpus=2), on=machine(9), policy=BOTH,

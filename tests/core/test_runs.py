@@ -38,7 +38,12 @@ def sums(runs: list[Running]) -> dict[str, object]:
     arrays = {run.spec.task.array for run in runs if run.spec.task}
 
     def use(some: list[Running]) -> tuple[int, int, int]:
-        return len(some), sum(len(r.grant.gpu_uuids) for r in some), sum(r.grant.cpus for r in some)
+        return (
+            len(some),
+            sum(len(r.grant.gpu_uuids) for r in some),
+            sum(r.grant.cpus for r in some),
+            sum(r.grant.memory_bytes or 0 for r in some),
+        )
 
     return {
         "runs": len(runs),

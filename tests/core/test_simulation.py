@@ -89,6 +89,9 @@ def test_everything_that_fits_the_machine_starts(jobs, policy):
             could_run(request, BOX, policy)
             and (quota.max_running_gpus is None or request.gpus <= quota.max_running_gpus)
             and (quota.max_running_cpus is None or request.cpus <= quota.max_running_cpus)
+            and (
+                quota.max_running_memory_bytes is None or (request.memory_bytes or 0) <= quota.max_running_memory_bytes
+            )
         )
         assert (each.name in began) == possible
 

@@ -42,6 +42,7 @@ POLICIES = st.builds(
         max_running_jobs=st.sampled_from([None, 2]),
         max_running_gpus=st.sampled_from([None, 3]),
         max_running_cpus=st.sampled_from([None, 3]),
+        max_running_memory_bytes=st.sampled_from([None, 3 << 30]),
     ),
     default_project_limits=st.builds(Limits, max_running_jobs=st.sampled_from([None, 2])),
 )
@@ -128,6 +129,9 @@ def over_committed(box: Machine, runs: list[Running], policy: Policy, waiting_sp
             wrong.append(f"GPUs of {name}")
         if user.max_running_cpus is not None and sum(run.grant.cpus for run in mine) > user.max_running_cpus:
             wrong.append(f"CPUs of {name}")
+        most = user.max_running_memory_bytes
+        if most is not None and sum(run.grant.memory_bytes or 0 for run in mine) > most:
+            wrong.append(f"memory of {name}")
     in_project = [run for run in runs if run.spec.project is not None]
     if project.max_running_jobs is not None and len(in_project) > project.max_running_jobs:
         wrong.append("jobs of the project")

@@ -485,6 +485,7 @@ class Limits(Struct, frozen=True):
     max_running_jobs: int | None = None
     max_running_gpus: int | None = None
     max_running_cpus: int | None = None
+    max_running_memory_bytes: int | None = None
     max_queued_jobs: int | None = None
 
 

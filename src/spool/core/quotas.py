@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from spool.core.model import Grant, Limits, Policy, Running, State, Waiting
 from spool.core.pools import Pools
+from spool.core.units import show_size
 
 _UNLIMITED = Limits()
 Owner = TypeVar("Owner", str, str | None)
@@ -20,6 +21,7 @@ class QuotaUse(NamedTuple):
     jobs: int = 0
     gpus: int = 0
     cpus: int = 0
+    memory_bytes: int = 0
 
 
 _NOTHING = QuotaUse()
@@ -96,8 +98,13 @@ def count(counts: dict[Owner, int], owner: Owner, sign: int) -> None:
 
 
 def _use(uses: dict[Any, QuotaUse], key: str | None, grant: Grant, sign: int) -> None:
-    jobs, gpus, cpus = uses.get(key, _NOTHING)
-    use = QuotaUse(jobs + sign, gpus + sign * grant.gpu_count, cpus + sign * grant.cpus)
+    jobs, gpus, cpus, memory = uses.get(key, _NOTHING)
+    use = QuotaUse(
+        jobs + sign,
+        gpus + sign * grant.gpu_count,
+        cpus + sign * grant.cpus,
+        memory + sign * (grant.memory_bytes or 0),
+    )
     if use.jobs:
         uses[key] = use
     else:
@@ -185,13 +192,15 @@ class Quotas:
             ("jobs", limits.max_running_jobs, use.jobs, 1),
             ("GPUs", limits.max_running_gpus, use.gpus, request.gpus),
             ("CPUs", limits.max_running_cpus, use.cpus, request.cpus),
+            ("memory", limits.max_running_memory_bytes, use.memory_bytes, request.memory_bytes or 0),
         ):
             if limit is None or not need or used + need <= limit:
                 continue
-            wanted = "" if need == 1 or thing == "jobs" else f", needs {need}"
+            show = show_size if thing == "memory" else str
+            wanted = "" if need == 1 or thing == "jobs" else f", needs {show(need)}"
             if need > limit:
-                return f"{who} may use {limit} {thing} at once, this job needs {need}"
-            return f"{who} uses {used} of {limit} {thing}{wanted}"
+                return f"{who} may use {show(limit)} {thing} at once, this job needs {show(need)}"
+            return f"{who} uses {show(used)} of {show(limit)} {thing}{wanted}"
         return None
 
 

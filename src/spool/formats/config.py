@@ -61,6 +61,8 @@ QUOTA = KeyTable(
     Key("max_running_jobs", "limit", 'Maximum running jobs, or "unlimited".'),
     Key("max_running_gpus", "limit", 'Maximum GPUs in use, or "unlimited".'),
     Key("max_running_cpus", "limit", 'Maximum CPUs in use, or "unlimited".'),
+    Key("max_running_memory", "size limit", 'Maximum memory granted to running jobs, or "unlimited".',
+        field="max_running_memory_bytes"),
     Key("max_queued_jobs", "limit",
         'Maximum waiting jobs, or "unlimited"; files beyond it stay in `queued/` with a reason.'),
 )
@@ -491,6 +493,10 @@ def _limit(stated: int | str) -> int:
     raise InvalidValue(f'{toml.show(stated)} is neither a number nor "unlimited"')
 
 
+def _size_limit(text: str) -> int:
+    return UNLIMITED if trimmed(text) == "unlimited" else parse_size(text)
+
+
 def reserve(text: str) -> Reserve:
     """Return `"5%"` or `"8G"` as a reserve. Raises InvalidValue."""
     match = _PERCENT.fullmatch(trimmed(text))
@@ -511,6 +517,7 @@ _KINDS: Kinds = {
     "indices of a resource": lambda key: Kind(tuple[Annotated[int, Meta(ge=0, le=key.most)], ...], _indices),
     "GPUs": lambda key: Kind(tuple[int | str, ...], read=_gpus),
     "limit": lambda key: Kind(Annotated[int, Meta(ge=0, le=key.most)] | str, _limit),
+    "size limit": lambda key: Kind(Text, _size_limit),
     "words": lambda key: Kind(tuple[str, ...], words),
     "set of words": lambda key: Kind(tuple[str, ...], lambda stated: frozenset(words(stated))),
     "contacts": lambda key: Kind(dict[str, Names], read=_contacts),

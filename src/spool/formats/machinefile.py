@@ -37,7 +37,7 @@ def _rows(table: KeyTable, *names: str) -> tuple[Key, ...]:
 _QUOTA = KeyTable(
     "MachineQuotaTable",
     "Limits for one user. A key that is absent is taken from the defaults.",
-    *_rows(QUOTA, "max_running_jobs", "max_running_gpus", "max_running_cpus"),
+    *_rows(QUOTA, "max_running_jobs", "max_running_gpus", "max_running_cpus", "max_running_memory"),
 )
 
 _QUOTAS = KeyTable(
