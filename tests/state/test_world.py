@@ -62,7 +62,7 @@ def test_utilisation_makes_no_other_decision(world: MachineMonitor) -> None:
 # Whether another value of a field alone makes another decision, and so another plan.
 OF_THE_MACHINE = {
     "cpus": True, "memory_bytes": True, "memory_available_bytes": False, "gpus": True, "gpu_problem": True,
-    "disk_free_bytes": False, "refusal": True, "resources": True, "most_runs": True,
+    "disk_free_bytes": False, "refusal": True, "resources": True, "most_runs": True, "no_leases": True,
 }  # fmt: skip
 OF_A_GPU = {
     "uuid": True, "index": True, "name": True, "memory_total_bytes": True, "memory_free_bytes": True, "foreign": True,

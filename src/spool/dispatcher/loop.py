@@ -99,6 +99,7 @@ class Dispatcher:
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
         self.journal = Journal(self.logs, self.events.flush)
+        self.watcher = DirectoryWatcher()
         self.wakeup = Wakeup()
         self.share = MachineShare(spool, self.settings, self.state, self.timers, self.wakeup)
         self.context = context = Context(
@@ -116,7 +117,6 @@ class Dispatcher:
         )
         self.outcomes = OutcomeIndex(spool, self.state.array_state, self._reading_outcome, self._matters)
         self.world = MachineMonitor(spool, self.state, self.settings)
-        self.watcher = DirectoryWatcher()
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
         self.finalizer = Finalizer(context, self.scanner, self.outcomes)

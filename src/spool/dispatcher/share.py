@@ -159,7 +159,7 @@ class MachineShare:
     @property
     def has_work(self) -> bool:
         """Whether there is something to say, to the arbiter or about it."""
-        return bool(self._out or self._words_changed or self._state.over)
+        return bool(self._out or self._words_changed or self._state.over or self._unanswered_since_ns())
 
     def work(self) -> bool:
         """Send every message that waits, and stay connected; return whether the reasons of jobs have changed."""
@@ -283,9 +283,10 @@ class MachineShare:
 
     def _watch_begin(self, live: ActiveRun) -> None:
         if live.lease is not None:
-            self._unbegun[live.lease] = live
+            at_ns = time.monotonic_ns() + _BEGUN_NS
+            self._begun_ns = min(self._begun_ns, at_ns) if self._unbegun else at_ns
             self._begun_pause_ns = _BEGUN_NS
-            self._begun_ns = time.monotonic_ns() + _BEGUN_NS
+            self._unbegun[live.lease] = live
             self._timer.advance(self._begun_ns)
 
     def _tell_begun(self) -> None:
