@@ -37,12 +37,16 @@ class Hardware:
     def machine(self, now_ns: int, leases: Iterable[Lease], *, gpus: bool) -> Machine:
         """Return the machine as it is; *gpus*: whether anything concerns its GPUs."""
         config = self._config
-        if not 0 <= now_ns - self._totals[2] < _TOTALS_EVERY_NS:
-            total = self._host.memory().total_bytes
-            cpus = config.cpus if config.cpus is not None else self._host.cpus()
-            self._totals = cpus, config.memory_of(total), now_ns
-        if not 0 <= now_ns - self._available[1] < _AVAILABLE_EVERY_NS:
-            self._available = self._host.memory().available_bytes, now_ns
+        try:
+            if not 0 <= now_ns - self._totals[2] < _TOTALS_EVERY_NS:
+                total = self._host.memory().total_bytes
+                cpus = config.cpus if config.cpus is not None else self._host.cpus()
+                self._totals = cpus, config.memory_of(total), now_ns
+            if not 0 <= now_ns - self._available[1] < _AVAILABLE_EVERY_NS:
+                self._available = self._host.memory().available_bytes, now_ns
+        except OSError:  # out of descriptors: what was seen last counts
+            if not self._totals[0]:
+                raise
         cpus, memory_bytes, _ = self._totals
         machine = Machine(cpus, memory_bytes, self._available[0], resources=config.resources)
         return self._with_gpus(machine, now_ns, leases) if gpus else machine
