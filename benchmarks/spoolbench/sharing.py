@@ -15,21 +15,24 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from spool.arbiter.ledger import Holder, LeaseLedger, OpenAsk
-from spool.core.model import Machine, Policy, Result, Running, State, Waiting
+from spool.arbiter.ledger import Holder, Lease, LeaseLedger, OpenAsk
+from spool.core.model import Grant, Machine, Policy, Result, Running, State, Waiting
 from spool.core.playback import Playback
 from spool.core.priority import Past
 from spool.core.runs import Runs
 from spool.core.runtimes import stem
-from spool.core.scheduler import Plan, View
+from spool.core.scheduler import Plan, Start, View
 from spool.core.simulation import Outcome, SimulatedJob
+from spool.dispatcher.share import AHEAD
 from spool.formats.arbiter_protocol import MOST_ASKS, LeaseRequest
 
 
 class ImaginedSpool:
     """The spool of one user, and what its dispatcher has asked for."""
 
-    def __init__(self, uid: int, user: str, machine: Machine, policy: Policy) -> None:
+    def __init__(self, uid: int, user: str, machine: Machine, policy: Policy, ahead: int) -> None:
+        self._ahead = ahead
+        self._line: list[Waiting] = []
         past = Past(policy)
         self.holder = Holder(uid, user, "spool")
         self.playback = Playback(View(machine, running=Runs(run_times=past.run_times), past=past), policy)
@@ -40,10 +43,12 @@ class ImaginedSpool:
         self._numbers = count(1)
 
     def renew(self, now_ns: int, ledger: LeaseLedger) -> None:
-        """Plan, ask for what would start, and withdraw what would not."""
+        """Plan, ask for what would start and for what is next in line, and withdraw the rest."""
         self.is_due = False
         plan = self.plan = self.playback.decide(now_ns)
-        need = Counter(request_of(self.playback.queue[start.name]) for start in plan.starts)
+        in_line = plan.in_line(max(self._ahead - len(plan.starts), 0))
+        self._line = [self.playback.queue[start.name] for start in plan.starts] + list(in_line)
+        need = Counter(map(request_of, self._line))
         for number, request in list(self.asks.items()):
             if need[request] > 0:
                 need[request] -= 1
@@ -56,19 +61,19 @@ class ImaginedSpool:
                 self.asks[number] = request
                 ledger.ask(self.holder, number, request, now_ns)
 
-    def start(self, granted: Sequence[tuple[OpenAsk, int]], now_ns: int) -> list[Running]:
-        """Start what the leases are for, the first of the plan first, and return the runs."""
+    def start(self, granted: Sequence[tuple[OpenAsk, Lease]], now_ns: int) -> list[Running]:
+        """Start what the leases are for, the first in line first, and return the runs."""
         assert self.plan is not None
-        free: dict[LeaseRequest, list[int]] = {}
+        free: dict[LeaseRequest, list[tuple[int, Grant]]] = {}
         for ask, lease in granted:
-            free.setdefault(self.asks.pop(ask.number), []).append(lease)
+            free.setdefault(self.asks.pop(ask.number), []).append((lease.number, lease.grant))
         starts = []
-        for start in self.plan.starts:
-            leases = free.get(request_of(self.playback.queue[start.name]))
-            if leases:
-                self.leases[start.name] = leases.pop(0)
-                starts.append(start)
-        assert not any(free.values()), "a lease answers no start of the plan"
+        for job in self._line:
+            if leases := free.get(request_of(job)):
+                lease, grant = leases.pop(0)
+                self.leases[job.name] = lease
+                starts.append(Start(job.name, grant))
+        assert not any(free.values()), "a lease answers no job"
         begun = self.playback.perform(replace(self.plan, starts=tuple(starts)), now_ns)
         self.is_due = True
         return [run for _, run in begun]
@@ -77,15 +82,14 @@ class ImaginedSpool:
 class SharedMachine:
     """Spools that share a machine through a ledger. Iterate over `run` for the outcomes."""
 
-    def __init__(self, coming: Iterable[SimulatedJob], machine: Machine, policy: Policy) -> None:
+    def __init__(self, coming: Iterable[SimulatedJob], machine: Machine, policy: Policy, *, ahead: int = AHEAD) -> None:
         self._coming = sorted(coming, key=lambda each: (each.submit_at_ns, each.name), reverse=True)
         self._jobs = {each.name: each for each in self._coming}
         self._machine = machine
         self._ledger = LeaseLedger(policy, (), 1)
         self._spools: dict[str, ImaginedSpool] = {}
-        self._ends: list[int] = []
         for uid, user in enumerate(sorted({each.user for each in self._coming}), 1000):
-            self._spools[user] = ImaginedSpool(uid, user, machine, policy)
+            self._spools[user] = ImaginedSpool(uid, user, machine, policy, ahead)
 
     def run(self) -> Iterator[Outcome]:
         """Simulate until nothing more can happen."""
@@ -124,11 +128,11 @@ class SharedMachine:
             decision = ledger.decide(self._machine, now_ns)
             if not decision.starts:
                 return decision.next_at_ns
-            granted: dict[str, list[tuple[OpenAsk, int]]] = {}
+            granted: dict[str, list[tuple[OpenAsk, Lease]]] = {}
             for ask, grant in decision.starts:
-                lease = ask.lease(grant, now_ns)
+                lease = ask.lease(grant, now_ns, now_ns)
                 ledger.grant(ask, lease)
-                granted.setdefault(ask.holder.user, []).append((ask, lease.number))
+                granted.setdefault(ask.holder.user, []).append((ask, lease))
             for user, leases in granted.items():
                 for run in self._spools[user].start(leases, now_ns):
                     self._spools[user].playback.ends_at(run, now_ns + self._lasts_ns(run.name))

@@ -137,7 +137,7 @@ def _decisions(times: int, kinds: int = 4, *, full: bool = False) -> list[float]
         if full is not bool(decision.starts):
             found.append(took)
         for each, grant in decision.starts:
-            ledger.grant(each, each.lease(grant, now_ns))
+            ledger.grant(each, each.lease(grant, now_ns, now_ns))
             ask(each.holder)
         if not decision.starts:
             ledger.end(random.choice(list(ledger.leases)), now_ns)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator, Mapping
 from datetime import UTC, tzinfo
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from msgspec import Struct, field
 
@@ -31,7 +31,7 @@ from spool.core.backfill import (
 from spool.core.constraints import Constraints
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
-from spool.core.priority import Order, OrderFactors, Past
+from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
 from spool.core.reasons import Reason
@@ -70,6 +70,8 @@ class View(Struct, frozen=True):
 
 
 _BEYOND_HELP = frozenset({"never_fits", "dependency"})
+_ROOM = frozenset({"memory", "cpus", "resources", "gpus", "left"})
+_LOOKS = 4  # jobs that are looked at for each one in line
 
 
 class Start(Struct, frozen=True):
@@ -145,6 +147,37 @@ class Plan(Struct, frozen=True, eq=False):
         found = [(self._order.of_job(job), job) for job in self.view.queue.values()]
         found.sort(key=lambda each: each[0][0])
         return [(job, standing) for (_, standing), job in found]
+
+    def in_line(self, most: int) -> Iterator[Waiting]:
+        """Yield at most *most* jobs that wait for nothing but room, in order; all have the priority of the first job.
+
+        None if the configuration asks for another order than the default one.
+        """
+        if self.policy.strict_order or self.policy.order != SLOWDOWN:
+            return
+        order = self._order
+        shapes = [shape for demand in self.view.queue.demands for shape in demand.shapes.values() if shape.eligible]
+        entries = [(*order.of_shape(shape, 0), number, 0) for number, shape in enumerate(shapes)]
+        heapify(entries)
+        first = entries[0][0] if entries else 0
+        left, tries = most, _LOOKS * most
+        while entries and left and tries and entries[0][0] == first:
+            *_, name, number, at = entries[0]
+            tries -= 1
+            if at + 1 < len(shapes[number].eligible):
+                heapreplace(entries, (*order.of_shape(shapes[number], at + 1), number, at + 1))
+            else:
+                heappop(entries)
+            if self.waits_for_room(name):
+                left -= 1
+                yield self.view.queue[name]
+
+    def waits_for_room(self, name: str) -> bool:
+        """Whether a job waits, and for nothing but room on this machine."""
+        reason = self.reason(name)
+        if reason is None or reason.code not in _ROOM or self.view.queue[name].elsewhere is not None:
+            return False
+        return all(each.code in _ROOM for each in self.all_reasons(name))
 
     def _first(self, job: Waiting) -> Reason | None:
         for reason in self._constraints.job_reasons(job):

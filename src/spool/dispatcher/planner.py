@@ -138,7 +138,7 @@ class Planner:
         """Return the starts that have a lease, or need not wait for NVML to show the users of their GPUs."""
         if self._share.is_shared:  # the arbiter asks NVML
             self._waits_for_gpus = []
-            return self._share.startable(starts)
+            return self._share.startable(starts, self.plan)
         self._waits_for_gpus = [start for start in starts if not self._world.may_start_on(start.grant)]
         if self._waits_for_gpus:
             self._world.ask_gpus_again(now_ns)
@@ -151,6 +151,8 @@ class Planner:
         now.
         """
         self._decided = self._made_of
+        if self._share.jumped:
+            return  # it started more than was decided
         if self.plan is not None and not self.plan.endings and starts == len(self.plan.starts):
             self._decided = (self._state.decisive, *self._made_of[1:])
 
