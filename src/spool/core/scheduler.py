@@ -149,7 +149,7 @@ class Plan(Struct, frozen=True, eq=False):
         return [(job, standing) for (_, standing), job in found]
 
     def in_line(self, most: int) -> Iterator[Waiting]:
-        """Yield at most *most* jobs that wait for nothing but room, in order; all have the priority of the first job.
+        """Yield at most *most* jobs that wait only for room, in order; all have the priority of the first job.
 
         None if the configuration asks for another order than the default one.
         """
@@ -173,7 +173,7 @@ class Plan(Struct, frozen=True, eq=False):
                 yield self.view.queue[name]
 
     def waits_for_room(self, name: str) -> bool:
-        """Whether a job waits, and for nothing but room on this machine."""
+        """Whether a job waits, and only for room on this machine."""
         reason = self.reason(name)
         if reason is None or reason.code not in _ROOM or self.view.queue[name].elsewhere is not None:
             return False

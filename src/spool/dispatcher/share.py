@@ -50,7 +50,7 @@ _NO_START = "no job can start on this shared machine: %s"
 
 _MS = SECOND_NS // 1000
 AHEAD = 32
-"""Asks that are open at least, as long as so many jobs wait for room.
+"""The number of asks that are kept open while enough jobs wait for room.
 
 A job that is asked for only once the plan has room for it has not waited at all in the eyes of the arbiter. With 16
 the mean slowdown over traces is up to 1.15 of one spool's, with 32 it is not above it; with 64 a user with many long
