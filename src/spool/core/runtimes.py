@@ -7,7 +7,6 @@ are none, all runs.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from enum import StrEnum
@@ -33,7 +32,8 @@ _BEYOND = 3  # this many must have lasted longer
 _EVERYBODY = 101  # the median of this many last runs of all users
 _KINDS = 5_000  # kinds remembered; beyond that, the kind whose last run is the oldest is forgotten
 
-_NUMBER = re.compile(r"(?:[-_.:+]*[0-9]+)+$")
+_DIGITS = "0123456789"
+_IN_NUMBERS = _DIGITS + "-_.:+"
 
 
 class Source(StrEnum):
@@ -80,7 +80,7 @@ def stem(name: str) -> str:
 
     For a task this is the array's name; for a name that is a number it is empty.
     """
-    return _NUMBER.sub("", name)
+    return name.rstrip(_IN_NUMBERS) if name.endswith(tuple(_DIGITS)) else name
 
 
 class _Kind:
