@@ -157,7 +157,7 @@ def name_of(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"uid-{uid}"
+        return str(uid)
 
 
 def descriptors() -> int:
