@@ -8,9 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from spool.core.model import SECOND_NS, Machine, Policy, Request, Spec
+from spool.core.simulation import SimulatedJob, figures, simulate
 from support import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "policies"
@@ -150,3 +153,59 @@ def test_calls_are_counted_up_to_the_command() -> None:
     dispatcher, wrapper = _counted(log, {10, 11}, "/tmp/stamp")
     assert dispatcher == {"read": 1, "futex": 1}
     assert wrapper == {"execve": 3, "clone": 1, "wait4": 1}
+
+
+def _imagined(user: str, count: int, at_s: int, seconds: int, cpus: int = 1) -> list[SimulatedJob]:
+    """Return jobs of a user that arrive at once."""
+    spec = Spec("true", request=Request(cpus=cpus))
+    return [
+        SimulatedJob(f"{user}-{number}", spec, at_s * SECOND_NS + number, seconds * SECOND_NS, user)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.usefixtures("spoolbench")
+@pytest.mark.parametrize("seconds", [1, 600, 3600])
+def test_a_flood_leaves_light_users_their_share(seconds: int) -> None:
+    """Beside 200 jobs of another user, who came first, each has 0.8 of an equal share of the machine or more."""
+    from spoolbench.sharing import SharedMachine
+
+    coming = [
+        *_imagined("alina", 200, 0, seconds),
+        *_imagined("bob", 20, 1, seconds),
+        *_imagined("carol", 20, 1, seconds),
+    ]
+    outcomes = list(SharedMachine(coming, Machine(2, 1 << 40), Policy()).run())
+    assert len(outcomes) == 240
+    spans = [(each.job.user, each.started_at_ns or 0, each.ended_at_ns or 0) for each in outcomes]
+    since = SECOND_NS
+    until = min(max(end for who, _, end in spans if who == user) for user in ("bob", "carol"))
+    used = dict.fromkeys(("alina", "bob", "carol"), 0)
+    for user, start, end in spans:
+        used[user] += max(min(end, until) - max(start, since), 0)
+    whole = sum(used.values())
+    assert min(used["bob"], used["carol"]) / whole >= 0.8 / 3
+
+
+@pytest.mark.usefixtures("spoolbench")
+@pytest.mark.parametrize("seed", range(3))
+def test_spools_of_their_own_are_as_good_as_one(seed: int) -> None:
+    """The mean slowdown of ten users who ask an arbiter is at most 1.1 of that in one spool with all jobs."""
+    from spoolbench.sharing import SharedMachine
+
+    dice = Random(seed)
+    coming, at = [], 0
+    for number in range(800):
+        at += int(dice.expovariate(1 / 430))
+        spec = Spec("true", request=Request(cpus=dice.choice((1, 1, 1, 2, 4, 8, 16))))
+        user = f"user{min(int(dice.expovariate(0.4)), 9)}"
+        coming.append(
+            SimulatedJob(f"{number:05}", spec, at * SECOND_NS, int(dice.lognormvariate(5.5, 1.8)) * SECOND_NS, user)
+        )
+    machine = Machine(16, 1 << 40)
+    one = figures(list(simulate(coming, machine, Policy())), 16).mean_bounded_slowdown
+    shared = figures(list(SharedMachine(coming, machine, Policy()).run()), 16).mean_bounded_slowdown
+    assert one is not None
+    assert one > 1.5  # many wait
+    assert shared is not None
+    assert shared <= 1.1 * one

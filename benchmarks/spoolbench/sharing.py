@@ -7,6 +7,7 @@ are the measure.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,9 +23,10 @@ from spool.core.priority import Past
 from spool.core.runs import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start, View
-from spool.core.simulation import Outcome, SimulatedJob
+from spool.core.simulation import Outcome, SimulatedJob, figures, simulate
 from spool.dispatcher.share import AHEAD
 from spool.formats.arbiter_protocol import MOST_ASKS, LeaseRequest
+from spool.query.whatif import Scenario, of_file, prepare
 
 
 class ImaginedSpool:
@@ -173,3 +175,30 @@ def request_of(job: Waiting) -> LeaseRequest:
 @cache
 def _like(name: str) -> str:
     return hashlib.sha256(stem(name).encode()).hexdigest()[:16]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/sharing",
+        description="Simulate traces that name users twice: all jobs in one spool, and each user's in one of their "
+        "own on a shared machine. Prints the mean bounded slowdowns and their ratio.",
+    )
+    parser.add_argument("traces", nargs="+", metavar="FILE", help="an SWF file that names its processors, also .gz")
+    parser.add_argument("--jobs", type=int, default=8000, metavar="N", help="of each trace the first N")
+    parser.add_argument("--ahead", type=int, default=AHEAD, metavar="N", help="how many jobs in line are asked for")
+    options = parser.parse_args(arguments)
+    for path in options.traces:
+        workload = of_file(path)
+        workload = replace(workload, coming=workload.coming[: options.jobs])
+        machine = Machine(workload.cpus or 1, 1 << 60)
+        for load in (None, 0.85):
+            for limits in (1.0, 0.5, 0.0):
+                ready = prepare(workload, machine, Policy(), Scenario(limits=limits, load=load))
+                runs = simulate(ready.coming, machine, Policy())
+                turns = SharedMachine(ready.coming, machine, Policy(), ahead=options.ahead).run()
+                one, many = (figures(list(each), machine.cpus).mean_bounded_slowdown or 1.0 for each in (runs, turns))
+                users = len({each.user for each in ready.coming})
+                what = f"{path}: {len(ready.coming)} jobs of {users} users, load {100 * (ready.load or 0):.0f} %"
+                print(f"{what}, limits {limits:g}: {one:.2f}, {many:.2f}, ratio {many / one:.3f}", flush=True)
+    return 0

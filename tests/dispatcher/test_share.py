@@ -191,6 +191,7 @@ def session(tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(share, "_BEGUN_NS", 1000 * SECOND_NS)
     monkeypatch.setattr(share, "_FIRST_PAUSE_NS", 0)
     monkeypatch.setattr(share, "_LONGEST_PAUSE_NS", 0)
+    monkeypatch.setattr(share, "AHEAD", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         shares(world, arbiter)
         made = Session(world)
@@ -321,6 +322,7 @@ def test_equal_demands_are_interchangeable(session: Session, arbiter: FakeArbite
     session.settle()
     session.users.submit("a3", "hang", "cpus = 2")
     session.settle()
+    wait_for(lambda: len(arbiter.of(Ask)) == 2, what="the second ask")
     assert [ask.demand.cpus for ask in arbiter.of(Ask) if isinstance(ask, Ask)] == [1, 2]
     assert not arbiter.of(Drop)
 
@@ -340,6 +342,55 @@ def test_the_end_of_a_run_and_the_next_ask_are_one_datagram(session: Session, ar
     assert [type(order) for order in together] == [EndLease, Ask]
     assert session.world.pids("b")
     assert len(arbiter.held) == 1
+
+
+def test_what_is_next_in_line_is_asked_for_before_its_turn(
+    session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its wait counts for the arbiter; whatever is granted starts, and what is gone is withdrawn."""
+    monkeypatch.setattr(share, "AHEAD", 2)
+    monkeypatch.setattr(share, "_LINE_PART", 0)
+    arbiter.cpus = 1
+    session.users.submit("a", "hang")
+    session.settle()
+    arbiter.grants = False
+    for name in ("b", "c", "d"):
+        session.users.submit(name, "hang")
+    session.users.submit("late", "hang", "cpus = 1\npriority = 1")
+    session.settle()
+    wait_for(lambda: len(arbiter.of(Ask)) == 3, what="the asks of the two that are next")
+    assert says(session, "b").startswith("cpus: needs 1, 0 free")
+    assert len(session.world.begun) == 1
+    ask = arbiter.of(Ask)[1]
+    assert isinstance(ask, Ask)
+    arbiter.say(arbiter.grant(ask))
+    hears(session)
+    session.settle()
+    assert session.world.begun == [("a", 1), ("b", 1)]
+    wait_for(lambda: len(arbiter.of(Ask)) == 4, what="the ask of the third")
+    for name in ("c", "d"):
+        session.users.path(QUEUED, name).unlink()
+    session.settle()
+    wait_for(lambda: len(arbiter.of(Drop)) == 2, what="two drops")
+    assert len(arbiter.held) == 2
+
+
+def test_a_lower_priority_is_not_next_in_line(
+    session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arbiter knows no priority: it could give the room to the less urgent job."""
+    monkeypatch.setattr(share, "AHEAD", 9)
+    monkeypatch.setattr(share, "_LINE_PART", 0)
+    arbiter.cpus = 2
+    session.users.submit("a", "hang", "cpus = 2")
+    session.settle()
+    arbiter.grants = False
+    session.users.submit("urgent", "hang", "cpus = 2\npriority = 200")
+    session.users.submit("b", "hang", "cpus = 1")
+    session.settle()
+    wait_for(lambda: len(arbiter.of(Ask)) == 2, what="the ask of the urgent job")
+    session.settle()
+    assert [ask.demand.cpus for ask in arbiter.of(Ask) if isinstance(ask, Ask)] == [2, 2]
 
 
 @pytest.mark.parametrize("short", [True, False])

@@ -114,6 +114,7 @@ class Plan(Struct, frozen=True, eq=False):
     _order: Order
     _started: frozenset[str]
     _known: dict[tuple[ShapeKey, int], Reason | None] = field(default_factory=dict)  # the answers for a shape
+    _room_lacks: dict[tuple[ShapeKey, int], bool] = field(default_factory=dict)  # and whether these name room alone
 
     @property
     def stuck(self) -> bool:
@@ -174,10 +175,17 @@ class Plan(Struct, frozen=True, eq=False):
 
     def waits_for_room(self, name: str) -> bool:
         """Whether a job waits, and only for room on this machine."""
-        reason = self.reason(name)
-        if reason is None or reason.code not in _ROOM or self.view.queue[name].elsewhere is not None:
+        job, constraints = self.view.queue.get(name), self._constraints
+        if job is None or job.elsewhere is not None or name in self._started or self.view.paused:
             return False
-        return all(each.code in _ROOM for each in self.all_reasons(name))
+        if not constraints.may_be_tried(job):
+            return False
+        key = (shape_key(job), job.spec.priority)
+        found = self._room_lacks.get(key)
+        if found is None:
+            codes = [reason.code for reason in constraints.class_reasons(job)]
+            found = self._room_lacks[key] = bool(codes) and _ROOM.issuperset(codes)
+        return found
 
     def _first(self, job: Waiting) -> Reason | None:
         for reason in self._constraints.job_reasons(job):

@@ -407,7 +407,8 @@ class Dispatcher:
         return min((wait for wait in (due, engines, limit_ns) if wait is not None), default=None)
 
     def get_ahead(self) -> None:
-        """Prepare the probable next start, while there is nothing else to do."""
+        """Prepare the probable next start, while there is nothing else to do, and ask for what is next in line."""
+        self.share.line_up(self.planner.plan)
         start = None if self.admission.reviews_starts else self.planner.foreseen(paused=self.pause.paused)
         self.launcher.foresee(start, self.clock())
 

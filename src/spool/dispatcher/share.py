@@ -57,8 +57,7 @@ the mean slowdown over traces is up to 1.15 of one spool's, with 32 it is not ab
 jobs takes more than a fair share from others.
 """
 
-_LINE_NS = 250 * _MS  # how long the next in line are the same
-_LINE_PART = 20  # … and this many times as long as it takes to find them
+_LINE_PART = 20  # the next in line are looked for again after this many times as long as that takes
 _ANSWER_NS = 2 * _MS  # what a pass waits for the answers to its asks
 _WELCOME_NS = 100 * _MS  # what a dispatcher that begins waits for the first answer
 _LATE_NS = SECOND_NS  # an answer that takes longer is late
@@ -259,6 +258,22 @@ class MachineShare:
         self.news = False
         return ready
 
+    def line_up(self, plan: Plan | None) -> None:
+        """Ask for what is next in line behind the starts of *plan*, while there is nothing else to do."""
+        begun_ns = time.monotonic_ns()
+        if plan is None or not self._answers or begun_ns < self._line_until_ns:
+            return
+        self._line = [job.name for job in plan.in_line(AHEAD)]
+        now_ns = time.monotonic_ns()
+        self._line_until_ns = now_ns + _LINE_PART * (now_ns - begun_ns)
+        spare = Counter(ask.demand for ask in self._asks.values())
+        spare.subtract(self._waiting.values())
+        for demand in self._next_in_line(plan, self._waiting).values():
+            spare[demand] -= 1
+            if spare[demand] < 0:
+                self._ask(demand)
+        self._flush()
+
     def reason(self, name: str) -> str:
         """Return why the start of the job *name* waits for a lease; "" if it does not."""
         demand = self._waiting.get(name)
@@ -352,11 +367,6 @@ class MachineShare:
 
     def _next_in_line(self, plan: Plan, wanted: Collection[str]) -> dict[str, LeaseRequest]:
         """Return the jobs that wait for room behind those *wanted*, so many that AHEAD asks are open."""
-        begun_ns = time.monotonic_ns()
-        if begun_ns >= self._line_until_ns:
-            self._line = [job.name for job in plan.in_line(AHEAD)]
-            now_ns = time.monotonic_ns()
-            self._line_until_ns = now_ns + max(_LINE_NS, _LINE_PART * (now_ns - begun_ns))
         found: dict[str, LeaseRequest] = {}
         for name in self._line:
             if len(wanted) + len(found) >= AHEAD:
@@ -388,15 +398,18 @@ class MachineShare:
                 del self._asks[number]
                 self._out.append(protocol.Drop(number))
         fresh = []
-        for number, demand in enumerate([*wanted.values(), *in_line.values()]):
+        for place, demand in enumerate([*wanted.values(), *in_line.values()]):
             if need[demand] > 0 and len(self._asks) < protocol.MOST_ASKS:
                 need[demand] -= 1
-                self._number += 1
-                self._asks[self._number] = SentAsk(demand, time.monotonic_ns())
-                self._out.append(protocol.Ask(self._number, demand))
-                if number < len(wanted):
+                self._ask(demand)
+                if place < len(wanted):
                     fresh.append(self._number)
         return fresh
+
+    def _ask(self, demand: LeaseRequest) -> None:
+        self._number += 1
+        self._asks[self._number] = SentAsk(demand, time.monotonic_ns())
+        self._out.append(protocol.Ask(self._number, demand))
 
     def _unanswered_since_ns(self) -> int:
         """Return when the oldest ask without an answer was made, monotonic; 0 if there is none."""
