@@ -336,6 +336,17 @@ def test_root_starts_no_dispatcher_for_another(shared: Shared) -> None:
     assert os.stat(shared.root / "jobs" / "next").st_uid == ALICE
 
 
+def test_a_dispatcher_of_root_runs_no_file_of_another(shared: Shared) -> None:
+    """In a spool of root's own that everyone can write to, a job file of a user does not run, and that is told."""
+    shared.own(shared.home, shared.root, *shared.root.iterdir(), uid=0)
+    shared.share()
+    shared.put(MALLORY, "queued/evil.toml", "evil")
+    shared.start()
+    assert f"belongs to {MALLORY}" in shared.told("evil")
+    shared.put(0, "queued/own.toml", "own")
+    wait_for(lambda: shared.ran() == {"own": "0"}, what="root's job")
+
+
 def test_a_dispatcher_leaves_a_spool_that_is_given_away(shared: Shared) -> None:
     """A dispatcher whose spool becomes another user's exits with 5 and runs nothing that comes then."""
     shared.serve()

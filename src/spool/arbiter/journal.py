@@ -102,6 +102,8 @@ class LeaseJournal:
     def _read_leases(self, ledger: LeaseLedger) -> None:
         text = read_file(self._leases, _MOST_BYTES) or b""
         first, *lines = [parse_line(line) for line in text.splitlines()] or [None]
+        if isinstance(first, Boot):
+            ledger.number_after(first.next_lease - 1)
         if not isinstance(first, Boot) or first.boot_id != self._boot_id:
             if text:
                 log.info("%s is of another boot, or cannot be read: no lease is left", self._leases)
@@ -143,7 +145,7 @@ class LeaseJournal:
 
     def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
-        data = [render_line(Boot(self._boot_id))]
+        data = [render_line(Boot(self._boot_id, ledger.next_number))]
         for lease in ledger.leases.values():
             data.append(render_line(_line(lease)))
             if lease.pid:

@@ -132,6 +132,11 @@ class LeaseLedger:
         self._run(lease)
         self.version += 1
 
+    @property
+    def next_number(self) -> int:
+        """The lowest number that no lease has had."""
+        return self._serial
+
     def number_after(self, number: int) -> None:
         """Give no lease a number up to *number* any more."""
         self._serial = max(self._serial, number + 1)

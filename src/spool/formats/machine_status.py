@@ -66,6 +66,7 @@ class Boot(Struct, array_like=True, frozen=True, tag="boot"):
     """The first line: leases of another boot are over."""
 
     boot_id: str
+    next_lease: int = 0  # every lease before this line has a lower number
 
 
 class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
