@@ -163,10 +163,12 @@ class Arbiter:
             self._look_after_accounts()
             self._look_after_leases()
             self._journal.tidy(self._ledger, self._clock())
-        self._decide(anew=now >= self._told + _TELL_EVERY_S)  # memory and GPUs change by themselves
+        # Memory and GPUs change by themselves.
+        self._decide(anew=now >= self._told + _TELL_EVERY_S and next(self._ledger.asks, None) is not None)
         if now >= self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S):
             self._told = now
-            self._publish()
+            if not self._is_unchanged():
+                self._publish()
 
     # Waking.
 
@@ -527,6 +529,16 @@ class Arbiter:
 
     # What everyone may see.
 
+    def _is_unchanged(self) -> bool:
+        """Whether `machine.json` still says what is so; then it has the time of now."""
+        if self._published != self._ledger.version or self._hardware.fileno() is not None:
+            return False
+        try:
+            os.utime(os.path.join(self._directory, STATUS))
+        except OSError:  # it is gone
+            return False
+        return True
+
     def _publish(self) -> None:
         """Write `machine.json`, and tell those that wait what has changed."""
         now_ns, ledger = self._clock(), self._ledger
@@ -551,6 +563,7 @@ class Arbiter:
             self._disk.put(os.path.join(self._directory, STATUS), machine_status.render(status), mode=0o644)
         except OSError as error:
             log.error("cannot write %s: %s", STATUS, error)
+            self._published = -1
 
 
 def _lives(lease: Lease, processes: list[identity.Stat]) -> bool:
