@@ -103,6 +103,7 @@ def test_a_file_of_another_account_says_nothing(tmp_path: Path) -> None:
         b"\xff\xfe",
         b"[" * 100_000,
     ],
+    ids=str.split("negative pool total gpu many float big cut empty binary deep"),
 )
 def test_numbers_that_cannot_be_counted_with_are_damage(tmp_path: Path, said: object) -> None:
     """A negative number, one beyond all machines, thousands of users and half a file are all not readable."""
