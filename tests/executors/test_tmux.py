@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,11 +119,18 @@ def test_a_place_that_others_could_have_prepared_is_refused(
         socket_of(f"/home/{'x' * 120}")
 
 
-def test_the_directory_of_the_login_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Give a directory whose path leaves room for the name of a socket, however many test runs there were before."""
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as path:
+        yield Path(path)
+
+
+def test_the_directory_of_the_login_comes_first(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket elsewhere is in XDG_RUNTIME_DIR, in /tmp where that is not the user's, and stays where there is one."""
-    monkeypatch.setattr(tmux, "_ELSEWHERE", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    runtime = tmp_path / "run"
+    monkeypatch.setattr(tmux, "_ELSEWHERE", str(short / "tmp"))
+    (short / "tmp").mkdir()
+    runtime = short / "run"
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     spool = f"/home/{'x' * 120}"
@@ -129,13 +138,13 @@ def test_the_directory_of_the_login_comes_first(tmp_path: Path, monkeypatch: pyt
     assert first.startswith(f"{runtime}/spool/")
     (runtime / "spool").chmod(0o777)
     second = socket_of(spool)
-    assert second.startswith(f"{tmp_path}/tmp/spool-{os.getuid()}/")
+    assert second.startswith(f"{short}/tmp/spool-{os.getuid()}/")
     Path(second).touch()  # that of a server which an earlier version has started
     (runtime / "spool").chmod(0o700)
     assert socket_of(spool) == second
     Path(second).unlink()
     assert socket_of(spool) == first
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short / "gone"))
     assert socket_of(spool) == second
 
 
