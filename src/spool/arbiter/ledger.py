@@ -85,8 +85,8 @@ class Lease(Struct, eq=False):
     grant: Grant
     asked_at_ns: int
     at_ns: int
-    since_boot_ns: int = 0  # `at_ns` on a clock that nobody sets
-    ask: int = -1  # the number of the ask that it answers, -1 once nobody can withdraw that
+    since_boot_ns: int = 0  # `at_ns` on a clock that cannot be set
+    ask: int = -1  # the number of the ask that it answers, -1 once that can no longer be withdrawn
     begun: bool = False  # it is in use: its dispatcher has said so, or may have
     pid: int = 0  # of the wrapper that uses it; 0: unknown
     ticks: int = 0

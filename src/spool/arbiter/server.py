@@ -316,7 +316,7 @@ class Arbiter:
                     self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _look_after_accounts(self) -> None:
-        """Send away whom the machine no longer serves."""
+        """Cut off the accounts that the machine no longer serves."""
         for connection in list(self._connections.values()):
             account = self._accounts.of(connection.account.uid)
             if account.refusal:
@@ -422,7 +422,7 @@ class Arbiter:
             except OSError as error:  # after a restart it is there again, until its dispatcher says hello
                 log.error("cannot record the end of a lease of %s: %s", lease.holder.user, error)
 
-    # Leases that nobody ends.
+    # Leases whose dispatchers do not end them.
 
     def _look_after_leases(self) -> None:
         self._ledger.distrust_overstayers(self._clock())

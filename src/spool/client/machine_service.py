@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from spool.client.service import BY_ROOT, NoServiceManager, Unit, UnitState, marked, refuse, shipped, word
+from spool.client.service import BY_ROOT, NoServiceManager, Unit, UnitState, answer_of, marked, refuse, shipped, word
 from spool.core.errors import SpoolError, cannot
 from spool.store.disk import Disk, read_file
 
@@ -24,7 +23,6 @@ _ACCOUNT = "/etc/sysusers.d/spool-machine.conf"
 _PROGRAM = "/usr/bin/spool"
 _HOMES = ("/home", "/root", "/run/user")  # what ProtectHome= hides
 _BOOTED = "/run/systemd/system"  # sd_booted(3)
-_PATIENCE_S = 120
 
 
 class WriteStep(Struct, frozen=True):
@@ -87,22 +85,11 @@ def carry_out(step: Step) -> str:
         os.makedirs(os.path.dirname(step.path), mode=0o755, exist_ok=True)
         Disk(os.path.dirname(step.path)).put_beside(step.path, step.text, 0o644)
         return f"{step.path} written"
-    said = shlex.join(step.words)
-    try:
-        done = subprocess.run(
-            step.words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_PATIENCE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SpoolError(cannot("run", f"`{said}`", str(error))) from None
-    if done.returncode != 0:
-        why = done.stdout.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
-        raise SpoolError(cannot("run", f"`{said}`", why))
-    return said
+    command = shlex.join(step.words)
+    code, said = answer_of(step.words)
+    if code != 0:
+        raise SpoolError(cannot("run", f"`{command}`", said or f"exit code {code}"))
+    return command
 
 
 def script(wanted: Iterable[Step]) -> str:

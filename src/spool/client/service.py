@@ -34,7 +34,7 @@ BY_USER, BY_ROOT = "spool service install", "spool machine install"
 
 _EDITS_WITH = {BY_USER: "systemctl --user edit", BY_ROOT: "systemctl edit"}
 _PROGRAM = "%h/.local/bin/spool"
-_PATIENCE_S = 60
+_PATIENCE_S = 120  # for a command of the system
 
 
 class NoServiceManager(SpoolError):  # noqa: N818  (like the errors of core/errors.py)
@@ -244,10 +244,16 @@ def _said(*words: str) -> str:
 
 
 def _systemctl(words: Sequence[str]) -> tuple[int, str]:
-    """Return the exit code of `systemctl --user`, and the last line of what it printed."""
+    """Return the exit code of `systemctl --user`, and the last line of its output."""
+    code, said = answer_of(("systemctl", "--user", *words))
+    return code, said.rpartition("\n")[2].strip()
+
+
+def answer_of(words: Sequence[str]) -> tuple[int, str]:
+    """Run a command of the system, and return its exit code and its output: 127 and the reason if it cannot run."""
     try:
         done = subprocess.run(
-            ["systemctl", "--user", *words],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -255,6 +261,5 @@ def _systemctl(words: Sequence[str]) -> tuple[int, str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return 127, str(error.strerror if isinstance(error, OSError) else error)
-    lines = done.stdout.decode("utf-8", "replace").split("\n")
-    return done.returncode, next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return 127, str((error.strerror if isinstance(error, OSError) else None) or error)
+    return done.returncode, done.stdout.decode("utf-8", "replace").strip()

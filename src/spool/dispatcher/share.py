@@ -366,7 +366,7 @@ class MachineShare:
         )
 
     def _next_in_line(self, plan: Plan, wanted: Collection[str]) -> dict[str, LeaseRequest]:
-        """Return the jobs that wait for room behind those *wanted*, so many that AHEAD asks are open."""
+        """Return the jobs that wait for room behind those *wanted*, until AHEAD asks are open."""
         found: dict[str, LeaseRequest] = {}
         for name in self._line:
             if len(wanted) + len(found) >= AHEAD:

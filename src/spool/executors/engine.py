@@ -51,7 +51,7 @@ _MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
 class _Phase(Enum):
     QUEUED = "it is still to be handed over"
     SENT = "it is being handed over"
-    UNSURE = "nobody knows whether it was handed over"
+    UNSURE = "it is unknown whether it was handed over"
     KNOWN = "the engine has it, or had it"
     ABSENT = "the engine does not have it, and never had it"
 

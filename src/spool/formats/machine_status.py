@@ -82,7 +82,7 @@ class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
     pool_indices: tuple[tuple[str, tuple[int, ...]], ...]
     asked_at_ns: int
     at_ns: int
-    since_boot_ns: int  # `at_ns` on a clock that nobody sets
+    since_boot_ns: int  # `at_ns` on a clock that cannot be set
 
 
 class BeganLine(Struct, array_like=True, frozen=True, tag="began"):

@@ -1,7 +1,7 @@
 """The configuration of a machine that users share, `machine.toml` (FORMAT 17).
 
 Its keys are those of the configuration of a spool and of a reservation that have a meaning for the whole machine; they
-are the same rows. Only whom it serves is its own.
+are the same rows. Only the accounts that it serves are its own.
 """
 
 from __future__ import annotations
