@@ -52,6 +52,7 @@ LAYERS: dict[str, set[str]] = {
         "formats",
         "core",
     },
+    "python": {"query", "client", "machine", "store", "formats", "core"},
     "testing": {
         "cli",
         "dispatcher",

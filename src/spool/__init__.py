@@ -5,7 +5,7 @@ The public names are listed here; the rest is internal. Each name is imported on
 
 _HOMES = {
     "Change": "spool.client.requests",
-    "Client": "spool.api",
+    "Client": "spool.python.client",
     "End": "spool.client.waiting",
     "Explanation": "spool.query.explain",
     "InvalidJob": "spool.core.errors",

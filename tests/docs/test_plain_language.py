@@ -86,7 +86,6 @@ PHRASES: dict[str, str] = {
 # What is read by developers: docstrings and comments of the source that name the subject and the noun of the field. A
 # path is added here once it passes.
 NAMED = (
-    "src/spool/api.py",
     "src/spool/cli/charts.py",
     "src/spool/cli/check.py",
     "src/spool/cli/completion.py",
@@ -110,6 +109,7 @@ NAMED = (
     "src/spool/listeners",
     "src/spool/machine",
     "src/spool/page",
+    "src/spool/python",
     "src/spool/state",
     "src/spool/store",
 )

@@ -1,0 +1,1 @@
+"""The public face for Python programs, beside the command line and over the same layers."""
