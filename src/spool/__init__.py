@@ -4,33 +4,57 @@ The public names are listed here; the rest is internal. Each name is imported on
 """
 
 _HOMES = {
+    "AsyncClient": "spool.python.asynchronous",
     "Change": "spool.client.requests",
     "Client": "spool.python.client",
     "End": "spool.client.waiting",
     "Explanation": "spool.query.explain",
+    "InvalidConfig": "spool.core.errors",
+    "InvalidFile": "spool.core.errors",
     "InvalidJob": "spool.core.errors",
+    "InvalidRecord": "spool.core.errors",
+    "InvalidValue": "spool.core.errors",
+    "Job": "spool.python.job",
     "JobFilter": "spool.query.jobs",
     "JobList": "spool.query.jobs",
     "JobRow": "spool.query.jobs",
     "NoSuchJob": "spool.core.errors",
+    "NotAllSubmitted": "spool.core.errors",
     "SpoolError": "spool.core.errors",
     "SpoolUnusable": "spool.core.errors",
     "State": "spool.core.model",
+    "UsageError": "spool.core.errors",
     "__version__": "spool.version",
+    "as_completed": "spool.python.waiting",
+    "job": "spool.python.client",
+    "wait_all": "spool.python.waiting",
+    "wait_any": "spool.python.waiting",
 }
 __all__ = [
+    "AsyncClient",
     "Change",
     "Client",
     "End",
     "Explanation",
+    "InvalidConfig",
+    "InvalidFile",
     "InvalidJob",
+    "InvalidRecord",
+    "InvalidValue",
+    "Job",
     "JobFilter",
     "JobList",
     "JobRow",
     "NoSuchJob",
+    "NotAllSubmitted",
     "SpoolError",
     "SpoolUnusable",
     "State",
+    "UsageError",
+    "as_completed",
+    "job",
+    "wait_all",
+    "wait_any",
 ]
 
 
@@ -41,3 +65,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return [*__all__, "__version__"]
