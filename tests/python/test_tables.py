@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import spool
+from spool.store.spool import Spool
 
 
 class _Cells(HTMLParser):
@@ -30,7 +33,7 @@ class _Cells(HTMLParser):
         self.rows[-1][-1] += data
 
 
-def test_a_list_of_jobs_shows_itself_in_a_notebook(client: spool.Client) -> None:
+def test_a_list_of_jobs_shows_itself_in_a_notebook(client: spool.Client, spool_root: Path) -> None:
     """Columns that are empty are left out, and no text of a job becomes markup."""
     client.submit("true", name="a", memory="1G", held=True)
     sweep = client.sweep("true", matrix={"lr": ["<script>"]}, name="s", held=True)
@@ -40,9 +43,13 @@ def test_a_list_of_jobs_shows_itself_in_a_notebook(client: spool.Client) -> None
     shown = _Cells(sweep._repr_html_())
     assert shown.others == []
     assert shown.rows[1][0] == "s"
-    client.cancel("a", "<b>")
-    assert "&lt;b&gt;" in client.job("a")._repr_html_() or "<b>" not in client.job("a")._repr_html_()
-    assert "no job of that name" in spool.Job(client.jobs.__self__._spool, "none")._repr_html_()
+    row = spool.JobRow("a", spool.State.HELD, reason="<b>&", parameters=(("lr", "<script>"),))
+    escaped = _Cells(replace(client.jobs(), rows=(row,))._repr_html_())
+    assert escaped.others == []
+    assert escaped.rows[1] == ["a", "held", "lr=<script>", "<b>&"]
+    (spool_root / "held" / "a.toml").unlink()
+    a = spool.Job(Spool(client.root), "a")
+    assert "no job of that name" in a._repr_html_()
 
 
 def test_a_list_of_jobs_is_a_table_of_pandas(client: spool.Client) -> None:
