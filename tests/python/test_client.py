@@ -124,8 +124,8 @@ def test_many_jobs_are_submitted_in_their_order(client: spool.Client, spool_root
     assert "cpus = 3" in texts[2]
     assert 'command = ["echo", "a b"]' in texts[1]
     assert all('A = "1"' in text for text in texts)
-    held = client.submit_many(["true"], held=True)
-    assert [path.stem for path in (spool_root / "held").iterdir()] == [str(held[0])]
+    assert len({*client.submit_many(["true"] * 2000, held=True)}) == 2000  # of which some have drawn the same name
+    assert len([*(spool_root / "held").iterdir()]) == 2000
     assert client.submit_many([]) == ()
 
 

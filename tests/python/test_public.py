@@ -103,9 +103,10 @@ def test_the_examples_of_the_page_print_what_it_says(served: Served) -> None:
         assert said.getvalue() == wanted, program
 
 
-def test_the_types_of_the_public_face_hold() -> None:
-    """The type checker sees through the names that are imported when they are used."""
-    pytest.importorskip("mypy")
-    words = [sys.executable, "-m", "mypy", "--cache-dir", os.devnull, "tests/public_types.py"]
+@pytest.mark.parametrize("words", [["mypy", "--cache-dir", os.devnull], ["pyright", "--pythonpath", sys.executable]])
+def test_the_types_of_the_public_face_hold(words: list[str]) -> None:
+    """The type checkers see through the names that are imported when they are used."""
+    pytest.importorskip(words[0])
+    words = [sys.executable, "-m", *words, "tests/public_types.py"]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stdout

@@ -138,9 +138,9 @@ def command(
     """List jobs that are waiting, running or recently ended. An array that has ended is one line.
 
     TIME is how long a job has waited, has run, or ran. NAMES may be globs; the name of an array lists its tasks. A
-    terminal shows one line for each job, one for all waiting tasks of an array, the progress of runs that report it
-    (the last percentage of tqdm, or the file `progress` in their metadir), and how BUSY the GPUs of a run are (for an
-    ended job, the average); a pipe gets everything.
+    terminal shows one line for each job, one for all waiting tasks of an array, the PARAMETERS of a task in a matrix,
+    the progress of runs that report it (the last percentage of tqdm, or the file `progress` in their metadir), and how
+    BUSY the GPUs of a run are (for an ended job, the average); a pipe gets everything.
 
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from spool.client.draft import Draft, exports, fresh_name, job_keys, stem_of
@@ -235,7 +235,7 @@ class Client:
             command, name = _command_of(keys.pop("command", None)), keys.pop("name", None)
             if isinstance(env := keys.get("env"), Mapping):
                 keys["env"] = dict(env)
-            name = fresh_name(self.root, stem_of(command)) if name is None else str(name)
+            name = _new_name(self.root, command, names) if name is None else str(name)
             if (why_not := why_not_name(name)) is not None:
                 raise InvalidValue(cannot("name", f"a job {name!r}", why_not))
             if name in names:
@@ -248,6 +248,13 @@ class Client:
                 raise InvalidValue(cannot("submit", f"job {name}", str(error))) from None
             drafts.append(draft)
         return drafts
+
+
+def _new_name(root: str, command: str | Sequence[str], taken: Container[str]) -> str:
+    stem = stem_of(command)
+    while (name := fresh_name(root, stem)) in taken:
+        pass
+    return name
 
 
 def matrix_of(choices: Mapping[str, Iterable[object]]) -> dict[str, list[object]]:
