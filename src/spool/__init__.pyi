@@ -1,5 +1,8 @@
 from spool.client.requests import Change as Change
+from spool.client.requests import ChangeKind as ChangeKind
 from spool.client.waiting import End as End
+from spool.core.accounting import RunFilter as RunFilter
+from spool.core.accounting import Statistics as Statistics
 from spool.core.errors import InvalidConfig as InvalidConfig
 from spool.core.errors import InvalidFile as InvalidFile
 from spool.core.errors import InvalidJob as InvalidJob
@@ -18,9 +21,12 @@ from spool.python.job import Job as Job
 from spool.python.waiting import as_completed as as_completed
 from spool.python.waiting import wait_all as wait_all
 from spool.python.waiting import wait_any as wait_any
+from spool.query.details import RunDetails as RunDetails
 from spool.query.explain import Explanation as Explanation
+from spool.query.explain import Preview as Preview
 from spool.query.jobs import JobFilter as JobFilter
 from spool.query.jobs import JobList as JobList
 from spool.query.jobs import JobRow as JobRow
+from spool.query.machine import GpuList as GpuList
 
 __version__: str

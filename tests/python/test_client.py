@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,9 @@ def test_a_job_is_found_by_its_name_in_any_spool(
     assert spool.job("a", tmp_path / "other") == yours != mine
     assert len({mine, yours, client.job("a")}) == 2
     assert mine != "a"
+    assert pickle.loads(pickle.dumps([mine, yours])) == [mine, yours]
+    with pytest.raises(spool.InvalidValue):
+        spool.job("../a")
 
 
 def test_each_method_takes_a_job_or_its_name(client: spool.Client) -> None:
@@ -237,5 +241,8 @@ def test_the_machine_the_plan_and_the_sums_are_those_of_the_commands(client: spo
     client.submit("true", name="a", cpus=1)
     plan = client.plan()
     assert [each.job.name for each in (*plan.starts, *plan.waits)] == ["a"]
-    assert client.stats(since_at_ns=0).total.runs == 0
+    assert client.stats(spool.RunFilter(since_at_ns=0)).total.runs == 0
+    assert client.stats(by="user").groups == ()
+    with pytest.raises(spool.InvalidValue, match="the groups are user, "):
+        client.stats(by="moon")
     assert client.gpus().at_ns > 0

@@ -20,7 +20,7 @@ from spool.store.glance import defaults_of
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
-    from spool.core.accounting import Statistics
+    from spool.core.accounting import RunFilter, Statistics
     from spool.query.explain import Explanation, Preview
     from spool.query.machine import GpuList
 
@@ -52,8 +52,10 @@ class Client:
         return self._spool.root
 
     def job(self, name: str) -> Job:
-        """Return the job of that name, whether it waits, runs or has ended. Raises NoSuchJob."""
+        """Return the job of that name, whether it waits, runs or has ended. Raises NoSuchJob, and InvalidValue."""
         spool = self._spool
+        if (why_not := why_not_name(name)) is not None:
+            raise InvalidValue(cannot("find", f"a job {name!r}", why_not))
         if not spool.places(name) and not spool.runs(name):
             array, _, _ = name.rpartition("_")  # a task that was not issued yet has no file of its own
             if not array or not spool.places(array) or name not in _task_names(spool, array):
@@ -209,15 +211,21 @@ class Client:
 
         return preview(self._spool)
 
-    def stats(self, *, since_at_ns: int | None = None, until_at_ns: int | None = None) -> Statistics:
-        """Return the sums over the runs that ended in that time: waiting and run times, outcomes, use of CPUs and GPUs.
+    def stats(self, wanted: RunFilter | None = None, *, by: str | None = None) -> Statistics:
+        """Return the sums over ended runs: waiting and run times, outcomes, use of CPUs and GPUs.
 
-        The times are nanoseconds since 1970; None: from the first run, or until now.
+        *wanted* selects runs; *by* makes groups as `spool stats --by` does: "user", "day" and so on. Raises
+        InvalidValue for another word.
         """
-        from spool.core.accounting import RunFilter
+        from spool.core.accounting import By, RunFilter
         from spool.query.accounting import account
 
-        return account(self._spool, RunFilter(since_at_ns, until_at_ns), None).statistics
+        try:
+            key = By(by) if by is not None else None
+        except ValueError:
+            why = f"the groups are {', '.join(By)}"
+            raise InvalidValue(cannot("count", f"runs by {by!r}", why)) from None
+        return account(self._spool, wanted or RunFilter(), key).statistics
 
     def _drafts(
         self,

@@ -158,11 +158,19 @@ class Job:
         except SpoolError as error:
             return html((), time.time_ns()) + f"<p>{escape(str(error))}</p>"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _job_at, (self.root, self.name, self._parameters)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and (self.root, self.name) == (other.root, other.name)
 
     def __hash__(self) -> int:
         return hash((self.root, self.name))
+
+
+def _job_at(root: str, name: str, parameters: Mapping[str, str] | None) -> Job:
+    """Return a job that was pickled; it is the same in another process."""
+    return Job(Spool(root), name, parameters)
 
 
 def requests_of(spool: Spool) -> Requests:
