@@ -123,6 +123,8 @@ class Shared(RuleBasedStateMachine):
             self.machine.settle()
             self.patches.setattr(server, "_AWAY_NS", 0)
             self.patches.setattr(server, "_LOOK_EVERY_S", 0.001)
+            # What else the users run, such as the tests beside this one, is no process of these dispatchers.
+            self.patches.setattr(server.identity, "processes_of", lambda uids: {uid: [] for uid in uids})
             self.machine.until(lambda: journal_of(self.base / "run") == {})
             heir = self.machine.dispatcher("heir")
             number = heir.ask(CPUS, memory_bytes=MEMORY // 8, resources=(("licence", LICENCES),))

@@ -331,7 +331,7 @@ def test_an_interrupt_cancels_the_job_that_run_stands_for(dispatcher: object, sp
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "cancelled" in err
-    assert (spool_root / "done" / "a.toml").exists()
+    wait_for((spool_root / "done" / "a.toml").exists)
 
 
 def test_log_follows_a_job_through_its_retries(dispatcher: object, spool: Command, spool_root: Path) -> None:

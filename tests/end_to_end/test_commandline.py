@@ -190,10 +190,10 @@ def test_ls_shows_every_state(shared: Served) -> None:
     shared.drop("s-failed", "exit 2")
     shared.wait_done("s-done", "s-failed")
     shared.drop("s-runs", "exec sleep 1000")
+    shared.pid("s-runs")  # no event tells that it is no longer starting, so that the files below must come later
     shared.drop("s-held", "true", place="held")
     shared.drop("s-waits", "true", start_after="1h")
     shared.drop("s-bad", b"]")
-    shared.pid("s-runs")
     shared.wait_reason("s-waits", "begins")
     shared.until(lambda: shared.state()["jobs"].get("s-bad", {}).get("state") == "invalid", "s-bad")
     shared.until(lambda: shared.state()["jobs"].get("s-runs", {}).get("state") == "running", "s-runs")

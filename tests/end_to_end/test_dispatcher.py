@@ -413,7 +413,7 @@ def test_the_first_failure_cancels_everything_where_that_is_asked_for(served: Se
     served.drop("waiting", "true", cpus=2)
     served.drop("sweep", "exec sleep 1000", array="0-9", cpus=2)
     (served.root / "held" / "parked.toml").write_text('command = "true"\n')
-    served.wait_reason("sweep_0", "cpus")
+    served.wait_reason("sweep_9", "cpus")  # the last one: all of them are queued
     served.drop("tried", "exit 1", start_after="1000s")
     served.drop("bad", "exit 1")
     for name in ("running", "waiting", "sweep_0", "sweep_9", "sweep", "tried"):
