@@ -121,6 +121,25 @@ def test_tasks_are_waited_for_before_they_are_issued(served: Served, count: int)
 
 
 @pytest.mark.parametrize("count", [2, MANY])
+def test_tasks_of_an_array_that_is_submitted_again_are_new(served: Served, tmp_path: Path, count: int) -> None:
+    """The ends of the earlier tasks of those names do not count, neither before they are issued nor afterwards."""
+    client = spool.Client()
+    for code in (3, 4):
+        sweep = client.sweep("exit {code}", matrix={"code": [code], "n": range(count)}, name="s", replace=True)
+        tasks = sweep.tasks()
+        assert {task.parameters["code"] for task in tasks} == {str(code)}
+        if code == 3:
+            assert [end.exit_code for end in spool.wait_all(tasks) if end is not None] == [3] * count
+            assert sweep.wait() is not None
+            served.stop()
+        else:
+            assert spool.wait_all(tasks, timeout_s=0.05) == (None,) * count
+            assert [task.outcome for task in tasks] == [None] * count
+            served.start()
+            assert [end.exit_code for end in spool.wait_all(tasks) if end is not None] == [4] * count
+
+
+@pytest.mark.parametrize("count", [2, MANY])
 def test_tasks_that_are_never_issued_have_an_end(served: Served, count: int) -> None:
     """Those of an array that is cancelled before, or while some of its tasks wait to be issued."""
     served.stop()

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from spool.client import autostart
 from spool.client.output import Follower, Stream, read_output, run_of
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
-from spool.client.waiting import Awaited, End
+from spool.client.waiting import End
 from spool.client.watch import EndWatch
-from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import State
@@ -34,14 +33,14 @@ class Job:
     `str(job)` is the name. Two are equal if they have the same name in the same spool.
     """
 
-    __slots__ = ("_awaited", "_parameters", "_spool", "name")
+    __slots__ = ("_parameters", "_spool", "_watch", "name")
 
     def __init__(self, spool: Spool, name: str, parameters: Mapping[str, str] | None = None) -> None:
         """*parameters*: those of a task, as far as they are known."""
         self._spool = spool
         self.name = name
         self._parameters = parameters
-        self._awaited: Awaited | None = None
+        self._watch: EndWatch | None = None  # while it has not ended: some ends are believed after a while only
 
     @property
     def root(self) -> str:
@@ -58,12 +57,13 @@ class Job:
     @property
     def outcome(self) -> State | None:
         """How the job has ended; None if it has not. Raises NoSuchJob."""
-        if not self._is_issued():
+        if self._watch is None:
+            self._watch = EndWatch(self._spool, (self.name,))
+        ends = self._watch.poll()
+        if not ends:
             return None
-        if self._awaited is None:
-            self._awaited = Awaited(self._spool, self.name)
-        end = self._awaited.poll()
-        return end.outcome if end is not None else None
+        self._watch = None  # it may run again
+        return ends[0].outcome
 
     def wait(self, *, timeout_s: float | None = None) -> End | None:
         """Wait until the job has ended and return its end; None after a timeout. Raises NoSuchJob."""
@@ -126,14 +126,6 @@ class Job:
             return ()
         names = tasks.names()
         return tuple(Job(self._spool, name, tasks.parameters(at)) for at, name in enumerate(names))
-
-    def _is_issued(self) -> bool:
-        """Whether the job is known: a task that its array has not issued yet is not."""
-        spool, name = self._spool, self.name
-        if self._awaited is not None or spool.places(name) or spool.runs(name):
-            return True
-        array = array_of(name)
-        return not array or not any(place in (QUEUED, HELD, RUNNING) for place in spool.places(array))
 
     def __str__(self) -> str:
         return self.name
