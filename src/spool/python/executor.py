@@ -1,0 +1,403 @@
+"""`spool.Executor`: calls of Python functions as jobs, behind the interface of `concurrent.futures`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+from spool.client import autostart
+from spool.client.draft import Draft, escaped, exports, fresh_name, job_keys, stem_of
+from spool.client.requests import Requests
+from spool.client.submit import default_root, ensure_spool, ever_used
+from spool.client.waiting import Awaited, End
+from spool.core import layout
+from spool.core.arrays import INDEX
+from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, cannot
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import State
+from spool.core.names import why_not_name
+from spool.python import calls
+from spool.python.results import Result
+from spool.store.disk import Disk
+from spool.store.ownership import check_owner, this_user
+from spool.store.spool import Spool
+
+T = TypeVar("T")
+
+_MOST_TASKS = 100_000  # of one array, FORMAT 3.1
+_POLL_S = 0.005
+_SERVE_EVERY_S = 0.5
+_EXPANDING_S = 5.0
+_LOOK_ROUND_S = 2.0  # for jobs whose files were removed
+_SYNCING = 8  # threads: syncs at the same time share their way to the disk
+
+
+class Future(concurrent.futures.Future[T]):
+    """A call that is a job. Its result is read from the disk when it is first asked for.
+
+    It outlives this process: `spool.job(name).result()` has the same result in another one.
+    """
+
+    def __init__(self, watcher: Watcher, name: str, array: str = "") -> None:
+        """Return the future of the job *name*, a task of *array* unless that is empty."""
+        super().__init__()
+        self._watcher = watcher
+        self.name = name
+        self.array = array
+
+    def __repr__(self) -> str:
+        """Return the name and the state."""
+        return f"<spool.Future {self.name}: {self._state.lower()}>"
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return what the call has returned; raise what it has raised, or a JobFailed.
+
+        Raises TimeoutError if the job goes on for longer than *timeout* seconds, and CancelledError if it was cancelled
+        before it began.
+        """
+        value: T = self._result_after(timeout).value()
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what `result` would raise, None if it would return a value. Raises as it for the time and a cancel."""
+        error = super().exception(timeout)
+        return error if error is not None else self._result_after(0).error()
+
+    def _result_after(self, timeout: float | None) -> Result:
+        found = super().result(timeout)
+        assert isinstance(found, Result)  # set by the watcher alone
+        return found
+
+    def cancel(self) -> bool:
+        """Cancel the call if it waits, and return whether it is cancelled. One that has begun goes on."""
+        if not self.cancelled() and not (self.running() or self.done()) and self._watcher.withdraw(self.name):
+            self.cancelled_before_it_began()
+        return self.cancelled()
+
+    # For the watcher.
+
+    def cancelled_before_it_began(self) -> None:
+        """Set that it is cancelled."""
+        if super().cancel():
+            self.set_running_or_notify_cancel()
+
+    def begins(self) -> None:
+        """Set that it runs."""
+        with self._condition:
+            if not (self.running() or self.done()):
+                self.set_running_or_notify_cancel()
+
+    def ended(self, result: Result) -> None:
+        """Set that its job has ended."""
+        if not self.done():
+            self.set_result(cast("T", result))  # `result` has the value
+
+
+class Watcher:
+    """The open calls of one executor, and the thread that sees how they go on.
+
+    It looks at the directories, not at each job: a round costs as much for 10,000 calls as for ten while nothing
+    happens.
+    """
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._requests = Requests(spool, this_user())
+        self._open: dict[str, Future[Any]] = {}
+        self._wakes = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._near: dict[str, Awaited] = {}  # calls that may have ended
+        self._running: set[str] = set()
+        self._marks: dict[str, tuple[int, int] | None] = {}
+        self._done_again = self._round_at = 0.0  # monotonic
+
+    def watch(self, future: Future[Any]) -> None:
+        """Watch a call until it has ended."""
+        with self._wakes:
+            self._open[future.name] = future
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="spool futures", daemon=True)
+                self._thread.start()
+            self._wakes.notify()
+
+    @property
+    def open(self) -> list[Future[Any]]:
+        """The calls that have not ended."""
+        with self._wakes:
+            return list(self._open.values())
+
+    def withdraw(self, name: str) -> bool:
+        """Cancel a job that waits; return whether it did."""
+        if not self._requests.withdraw(name):
+            return False
+        with self._wakes:
+            self._open.pop(name, None)
+        return True
+
+    def withdraw_all(self) -> None:
+        """Cancel every job that waits, also those of an array that a dispatcher is just expanding."""
+        until = time.monotonic() + _EXPANDING_S
+        while waiting := [each for each in self.open if not each.running() and not each.done()]:
+            gone = {array for array in {each.array for each in waiting} - {""} if self._requests.withdraw(array)}
+            for future in waiting:
+                if future.array in gone:
+                    with self._wakes:
+                        self._open.pop(future.name, None)
+                    future.cancelled_before_it_began()
+                else:
+                    future.cancel()
+            if time.monotonic() >= until:
+                return
+            time.sleep(_POLL_S)
+
+    def _watch(self) -> None:
+        while True:
+            with self._wakes:
+                while not self._open:
+                    self._near.clear()
+                    self._running.clear()
+                    self._marks.clear()
+                    self._wakes.wait()
+            try:
+                self._look()
+            except OSError as error:  # the spool is gone, or the disk: nothing more is known
+                self._give_up(
+                    SpoolError(cannot("watch", "the calls", error.strerror or str(error), where=self._spool.root))
+                )
+            time.sleep(_POLL_S)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._has_changed(RUNNING):
+            running = set(self._spool.names(RUNNING)) & self._open.keys()
+            for future in filter(None, map(self._open.get, running - self._running)):
+                future.begins()
+            self._may_have_ended(self._running - running)
+            self._running = running
+        if now >= self._done_again and self._has_changed(DONE):
+            self._may_have_ended(self._open.keys() & set(self._spool.names(DONE)))
+            self._done_again = now + 20 * (time.monotonic() - now)
+        if now >= self._round_at:
+            self._round_at = now + _LOOK_ROUND_S
+            known = {name for place in (QUEUED, HELD, RUNNING) for name in self._spool.names(place)}
+            self._may_have_ended(
+                future.name for future in self.open if future.name not in known and future.array not in known
+            )
+        for name, awaited in list(self._near.items()):
+            end = awaited.poll()
+            if end is not None:
+                del self._near[name]
+                self._end(name, end)
+            elif name in self._running:
+                del self._near[name]
+
+    def _has_changed(self, place: str) -> bool:
+        """Whether a directory may have changed since it was last listed."""
+        status = os.stat(self._spool.layout.at(place))
+        mark = (status.st_ino, status.st_mtime_ns)
+        # Two changes within one tick of the file system's clock have one time.
+        if self._marks.get(place) == mark:
+            return False
+        self._marks[place] = mark if time.time_ns() - status.st_mtime_ns > 20_000_000 else None
+        return True
+
+    def _may_have_ended(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._near and name in self._open:
+                try:
+                    self._near[name] = Awaited(self._spool, name)
+                except NoSuchJob as error:
+                    outcome = State.CANCELLED if self._open[name].array else State.LOST
+                    self._end(name, End(name, outcome, reason=str(error)))
+
+    def _end(self, name: str, end: End) -> None:
+        with self._wakes:
+            future = self._open.pop(name, None)
+        if future is None:
+            return
+        if end.outcome is State.CANCELLED and not future.running() and end.run is None:
+            future.cancelled_before_it_began()
+        future.begins()
+        future.ended(Result(self._spool, name, end))
+
+    def _give_up(self, error: SpoolError) -> None:
+        for future in self.open:
+            with self._wakes:
+                self._open.pop(future.name, None)
+            future.begins()
+            if not future.done():
+                future.set_exception(error)
+
+
+class Executor(concurrent.futures.Executor):
+    """An executor whose calls are jobs of a spool: each has its own process, CPUs, memory and GPUs, and a log.
+
+    *keys* are those of a job file: `Executor(cpus=2, memory="4G", gpus=1, time_limit="1h")`. Each call runs in a fresh
+    interpreter, in the present directory, with the modules, the variables and the Python of this process. Its job is
+    seen and changed as any other. The jobs go on if this process ends before them.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None, *, name: str | None = None, **keys: object) -> None:
+        """Use the spool at *root*, as `Client` does; it is made if it does not exist.
+
+        Jobs are called `NAME-1`, `NAME-2` and so on; without *name* after their function. Raises SpoolUnusable,
+        InvalidJob, InvalidValue.
+        """
+        if name is not None and (why_not := why_not_name(f"{name}-1")) is not None:
+            raise InvalidValue(cannot("name", f"jobs {name!r}", why_not))
+        path = os.path.abspath(root) if root is not None else default_root()
+        ensure_spool(path)
+        check_owner(path)
+        self._spool = Spool.open(path)
+        self._name = name
+        self._number = 0
+        self._keys = {key: dict(value) if isinstance(value, Mapping) else value for key, value in keys.items()}
+        self._watcher = Watcher(self._spool)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._served = 0.0  # monotonic
+        self._disk = Disk(self._spool.layout.at(layout.STAGING))
+        self._syncs = concurrent.futures.ThreadPoolExecutor(_SYNCING, thread_name_prefix="spool sync")
+        self._draft("check", {}).check(path)
+
+    @property
+    def root(self) -> str:
+        """The directory of the spool."""
+        return self._spool.root
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Make a job of the call `fn(*args, **kwargs)` and return its future. The job is in the spool on return.
+
+        Raises SpoolError if the function or an argument cannot be pickled, and OSError.
+        """
+        text = calls.render(fn, [(args, kwargs)])
+        with self._lock:
+            name = self._submitted(fn, text, {})
+            future: Future[T] = Future(self._watcher, name)
+            self._watcher.watch(future)
+        return future
+
+    def submit_all(self, fn: Callable[..., T], /, *iterables: Iterable[Any], chunksize: int = 1) -> list[Future[Any]]:
+        """Make one array of the calls of *fn* with the arguments in *iterables*; return the future of each task.
+
+        A task makes *chunksize* calls, and its result is a list then. What the arguments share is written once.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        function, rows = calls.shared(fn, list(zip(*iterables, strict=False)))
+        parts: list[Any] = [(row, {}) for row in rows]
+        if chunksize > 1:
+            parts = [parts[at : at + chunksize] for at in range(0, len(parts), chunksize)]
+        if not parts:
+            self._check_open()
+            return []
+        if len(parts) > _MOST_TASKS:
+            why = f"{len(parts):,} tasks are more than the {_MOST_TASKS:,} of an array"
+            raise InvalidValue(cannot("submit", f"calls of {calls.name_of(fn)}", why, remedy="set chunksize"))
+        text = calls.render(function, parts, is_list=chunksize > 1)
+        with self._lock:
+            array = self._submitted(fn, text, {"array": f"0-{len(parts) - 1}"})
+            futures: list[Future[Any]] = [Future(self._watcher, f"{array}_{at}", array) for at in range(len(parts))]
+            for future in futures:
+                self._watcher.watch(future)
+        return futures
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """Return the results of `fn` over *iterables*, in order; all calls are one array, submitted at once.
+
+        Raises what a call raises, when its result is due, and TimeoutError if that is not there *timeout* seconds after
+        `map` was called. A task makes *chunksize* calls, which saves processes.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        futures = self.submit_all(fn, *iterables, chunksize=chunksize)
+        return _in_order(futures, until, is_list=chunksize > 1)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls. *wait*: until every call has ended. *cancel_futures*: cancel those that wait."""
+        with self._lock:
+            self._closed = True
+        if cancel_futures:
+            self._watcher.withdraw_all()
+        if wait:
+            concurrent.futures.wait(self._watcher.open)
+        self._syncs.shutdown(wait=wait)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def _submitted(self, fn: Callable[..., Any], text: bytes, more: Mapping[str, object]) -> str:
+        """Put a call and its job into the spool, under a name that is free; return the name."""
+        self._check_open()
+        root = self._spool.root
+        while True:
+            name = self._next_name(fn)
+            try:
+                call = calls.publish(root, name, text)
+            except FileExistsError:  # another process was faster
+                continue
+            draft = self._draft(name, more)
+            place = self._spool.layout.job_file(QUEUED, name)
+            try:
+                self._disk.publish(place, draft.text())
+            except FileExistsError:
+                self._disk.discard(call)
+                continue
+            except BaseException:
+                self._disk.discard(call)
+                raise
+            self._syncs.submit(self._sync, call, place)
+            self._serve()
+            return name
+
+    def _next_name(self, fn: Callable[..., Any]) -> str:
+        root = self._spool.root
+        while True:
+            if self._name is None:
+                name = fresh_name(root, stem_of([calls.name_of(fn).rpartition(".")[2]]))
+            else:
+                self._number += 1
+                name = f"{self._name}-{self._number}"
+            if not ever_used(root, name):
+                return name
+
+    def _draft(self, name: str, more: Mapping[str, object]) -> Draft:
+        command = [sys.executable, "-u", "-m", "spool.python.worker", name]
+        if more:
+            command = [escaped(word, (INDEX,)) for word in command]
+        return Draft(name, job_keys(command, {**self._keys, **more}, exports(self._spool.root)))
+
+    def _sync(self, call: str, job: str) -> None:
+        """Bring a call and its job to the disk: what a power cut spares goes on."""
+        for path in (call, job):
+            try:
+                self._disk.sync_file(path)
+            except FileNotFoundError:  # it runs already
+                continue
+        self._disk.sync_directories(map(os.path.dirname, (call, job)))
+
+    def _serve(self) -> None:
+        now = time.monotonic()
+        if now - self._served >= _SERVE_EVERY_S:
+            self._served = now
+            autostart.ensure(self._spool.root)
+
+
+def _in_order(futures: list[Future[Any]], until: float | None, *, is_list: bool) -> Iterator[Any]:
+    """Yield the results of calls in order, and forget each."""
+    waiting = futures[::-1]
+    del futures
+    while waiting:
+        left = None if until is None else max(until - time.monotonic(), 0)
+        value = waiting.pop().result(left)
+        if is_list:
+            yield from value
+        else:
+            yield value
