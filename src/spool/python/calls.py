@@ -190,7 +190,7 @@ def differences(there: dict[str, str]) -> list[str]:
 def leave_value(metadir: str, value: Any, differs: Sequence[str] = ()) -> None:
     """Leave what a call has returned in its metadir. Raises SpoolError if it cannot be pickled, and OSError."""
     try:
-        payload = _pickler()(value)
+        payload = _pickled(value)
     except Exception as error:
         raise SpoolError(
             cannot("return", f"a {type(value).__name__}", f"it cannot be pickled: {_told(error)}")
@@ -203,7 +203,7 @@ def leave_error(metadir: str, error: BaseException, trace: str, differs: Sequenc
     kind = type(error)
     said = {"type": f"{kind.__module__}.{kind.__qualname__}", "text": str(error), "traceback": trace}
     try:
-        payload = _pickler()(error)
+        payload = _pickled(error)
         pickle.loads(payload)  # noqa: S301  (the pickle of a moment ago: many an exception cannot be made again)
     except Exception:
         payload = b""
@@ -213,7 +213,7 @@ def leave_error(metadir: str, error: BaseException, trace: str, differs: Sequenc
 def _leave(metadir: str, payload: bytes, error: dict[str, str] | None, differs: Sequence[str]) -> None:
     header = {"version": VERSION, "error": error, "differs": list(differs), "size": len(payload)}
     data = json.dumps(header).encode() + b"\n" + payload
-    Disk(metadir, hidden=True).put(f"{metadir}/{RETURN}", data, durable=True)
+    Disk(metadir, hidden=True).put(f"{metadir}/{RETURN}", data)
 
 
 def read_return(root: str, name: str, run: int) -> Return | None:
@@ -232,6 +232,14 @@ def read_return(root: str, name: str, run: int) -> Return | None:
 
 
 # Pickles.
+
+
+def _pickled(thing: object) -> bytes:
+    """Return the pickle of what a call leaves. cloudpickle, whose import takes long, is for what needs it."""
+    try:
+        return pickle.dumps(thing)
+    except Exception:
+        return _pickler()(thing)
 
 
 def _pickler(function: Callable[..., Any] | None = None) -> Callable[[object], bytes]:

@@ -49,6 +49,7 @@ class Future(concurrent.futures.Future[T]):
         self._watcher = watcher
         self.name = name
         self.array = array
+        self._is_withdrawn = False
 
     def __repr__(self) -> str:
         """Return the name and the state."""
@@ -82,19 +83,23 @@ class Future(concurrent.futures.Future[T]):
     # For the watcher.
 
     def cancelled_before_it_began(self) -> None:
-        """Set that it is cancelled."""
+        """Set that it is cancelled. The user's thread and the watcher's may both find that."""
+        with self._condition:
+            if self._is_withdrawn or self.running() or self.done():
+                return
+            self._is_withdrawn = True
         if super().cancel():
             self.set_running_or_notify_cancel()
 
     def begins(self) -> None:
         """Set that it runs."""
         with self._condition:
-            if not (self.running() or self.done()):
+            if not (self._is_withdrawn or self.running() or self.done()):
                 self.set_running_or_notify_cancel()
 
     def ended(self, result: Result) -> None:
         """Set that its job has ended."""
-        if not self.done():
+        if not (self._is_withdrawn or self.done()):
             self.set_result(cast("T", result))  # `result` has the value
 
 
@@ -230,7 +235,7 @@ class Watcher:
             with self._wakes:
                 self._open.pop(future.name, None)
             future.begins()
-            if not future.done():
+            if future.running():
                 future.set_exception(error)
 
 

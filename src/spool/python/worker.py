@@ -5,10 +5,8 @@ It imports little, because each call waits for that.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import traceback
 
 from spool.core.errors import SpoolError
 from spool.core.layout import CALL, CALLS
@@ -21,8 +19,7 @@ def main(arguments: list[str]) -> int:
     root, metadir = os.environ["SPOOL_DIR"], os.environ["SPOOL_METADIR"]
     pid, there = os.getpid(), dict[str, str]()
     try:
-        with contextlib.suppress(OSError):  # a record of what ran, which nothing needs
-            os.link(f"{root}/{CALLS}/{name}", f"{metadir}/{CALL}")
+        _keep(f"{root}/{CALLS}/{name}", f"{metadir}/{CALL}")
         call = calls.load(root, name, int(os.environ.get("SPOOL_ARRAY_INDEX", "0")))
         there = call.packages
         value = call()
@@ -44,6 +41,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _keep(path: str, record: str) -> None:
+    """Leave the call in the metadir: a record of what ran, which nothing needs."""
+    try:
+        os.link(path, record)
+    except OSError:  # there is no call, or no room
+        return
+
+
 def _say(differs: list[str]) -> None:
     if differs:
         print(f"spool: packages of other versions than the caller's: {', '.join(differs)}", file=sys.stderr)
@@ -53,6 +58,8 @@ def _trace(error: BaseException) -> str:
     """Return the traceback from the function on, without the frames of spool."""
     if isinstance(error, SpoolError):
         return f"spool: {error}\n"
+    import traceback  # here, because most calls raise nothing
+
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, calls.__file__):
         trace = trace.tb_next
