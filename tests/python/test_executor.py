@@ -25,7 +25,7 @@ from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolErro
 from spool.core.model import State
 from spool.python import calls
 from spool.python.executor import Executor, Future
-from spool.python.results import Cancelled, JobFailed, Lost, OutOfMemory, RemoteError, Result, TimedOut
+from spool.python.results import CallResult, Cancelled, JobFailed, Lost, OutOfMemory, RemoteError, TimedOut
 from spool.store.spool import Spool
 from support import PATIENCE_S, ROOT, wait_for
 
@@ -55,11 +55,11 @@ def alone(tmp_path: Path) -> Iterator[Executor]:
     made.shutdown(wait=False, cancel_futures=True)
 
 
-def again(served: Served, name: str) -> Result:
+def again(served: Served, name: str) -> CallResult:
     """Return the result of a call as another process finds it, by its name alone."""
     spool = Spool(str(served.root))
     end = wait_for(Awaited(spool, name).poll)
-    return Result(spool, name, end)
+    return CallResult(spool, name, end)
 
 
 # What comes back.
@@ -156,7 +156,7 @@ def test_a_time_limit_is_an_exception_of_its_own(served: Served) -> None:
 )
 def test_each_outcome_without_a_return_has_its_type(spool_root: Path, outcome: State, kind: type[JobFailed]) -> None:
     """So that a program can tell them apart."""
-    error = Result(Spool(str(spool_root)), "gone", End("gone", outcome, reason="why", run=1)).error()
+    error = CallResult(Spool(str(spool_root)), "gone", End("gone", outcome, reason="why", run=1)).error()
     assert type(error) is kind
     assert str(error) == f"job gone returned nothing: {outcome}: why"
 
@@ -431,7 +431,7 @@ def test_a_pickle_that_another_user_may_have_written_is_not_loaded(
             if os.geteuid() != 0:
                 pytest.skip("takes root, for another user's file")
             os.chown(path, 12345, 12345)
-    error = Result(spool, name, End(name, State.FINISHED, run=1)).error()
+    error = CallResult(spool, name, End(name, State.FINISHED, run=1)).error()
     assert isinstance(error, SpoolUnusable)
     assert "cannot use what the call returned" in str(error)
     assert not (tmp_path / "bomb").exists()
@@ -444,7 +444,7 @@ def test_what_is_forged_by_this_user_is_loaded(
     monkeypatch.chdir(tmp_path)
     spool, name, path = returned
     path.write_bytes(forged())
-    assert Result(spool, name, End(name, State.FINISHED, run=1)).value() is None
+    assert CallResult(spool, name, End(name, State.FINISHED, run=1)).value() is None
     assert (tmp_path / "bomb").exists()
 
 
@@ -453,7 +453,7 @@ def test_a_damaged_return_is_an_error(returned: tuple[Spool, str, Path], text: b
     """Half a pickle is never loaded."""
     spool, name, path = returned
     path.write_bytes(path.read_bytes()[:-1] if text is None else text)
-    assert isinstance(Result(spool, name, End(name, State.FINISHED, run=1)).error(), InvalidRecord)
+    assert isinstance(CallResult(spool, name, End(name, State.FINISHED, run=1)).error(), InvalidRecord)
 
 
 def test_a_worker_loads_no_call_that_others_can_write_to(alone: Executor) -> None:
@@ -543,4 +543,4 @@ def test_the_call_goes_with_its_job(served: Served, executor: Executor) -> None:
         return not (served.root / "calls" / future.name).exists()
 
     wait_for(is_gone)  # the dispatcher has recorded the end by then
-    assert isinstance(Result(spool, future.name, End(future.name, State.FINISHED, run=1)).error(), JobFailed)
+    assert isinstance(CallResult(spool, future.name, End(future.name, State.FINISHED, run=1)).error(), JobFailed)

@@ -22,7 +22,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import why_not_name
 from spool.python import calls
-from spool.python.results import Result
+from spool.python.results import CallResult
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner, this_user
 from spool.store.spool import Spool
@@ -69,9 +69,9 @@ class Future(concurrent.futures.Future[T]):
         error = super().exception(timeout)
         return error if error is not None else self._result_after(0).error()
 
-    def _result_after(self, timeout: float | None) -> Result:
+    def _result_after(self, timeout: float | None) -> CallResult:
         found = super().result(timeout)
-        assert isinstance(found, Result)  # set by the watcher alone
+        assert isinstance(found, CallResult)  # set by the watcher alone
         return found
 
     def cancel(self) -> bool:
@@ -97,7 +97,7 @@ class Future(concurrent.futures.Future[T]):
             if not (self._is_withdrawn or self.running() or self.done()):
                 self.set_running_or_notify_cancel()
 
-    def ended(self, result: Result) -> None:
+    def ended(self, result: CallResult) -> None:
         """Set that its job has ended."""
         if not (self._is_withdrawn or self.done()):
             self.set_result(cast("T", result))  # `result` has the value
@@ -228,7 +228,7 @@ class Watcher:
         if end.outcome is State.CANCELLED and not future.running() and end.run is None:
             future.cancelled_before_it_began()
         future.begins()
-        future.ended(Result(self._spool, name, end))
+        future.ended(CallResult(self._spool, name, end))
 
     def _give_up(self, error: SpoolError) -> None:
         for future in self.open:

@@ -84,7 +84,7 @@ _FAILURES = {
 }
 
 
-class Result:
+class CallResult:
     """The result of an ended job. It is read when it is first asked for, and kept."""
 
     def __init__(self, spool: Spool, name: str, end: End) -> None:
