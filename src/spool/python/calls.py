@@ -166,10 +166,10 @@ def load(root: str, name: str, index: int) -> Call:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each imported package that says it."""
+    """Return the version of each imported package that has one written down; none is computed for this."""
     found = {}
     for name, module in list(sys.modules.items()):
-        if "." not in name and isinstance(version := getattr(module, "__version__", None), str):
+        if "." not in name and isinstance(version := getattr(module, "__dict__", {}).get("__version__"), str):
             found[name] = version
     return found
 
