@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
@@ -61,3 +62,17 @@ def note(path: str, value: int) -> int:
 def size(data: bytes, number: int) -> int:
     """Return the size of the data and a number together."""
     return len(data) + number
+
+
+def return_and_die(value: int) -> int:
+    """Return a value, and be killed while the interpreter ends."""
+    atexit.register(os.kill, os.getpid(), signal.SIGKILL)
+    return value
+
+
+def fail_once(path: str) -> int:
+    """Raise an exception the first time; return 2 then."""
+    if not os.path.exists(path):
+        Path(path).touch()
+        raise LookupError("not yet")
+    return 2

@@ -519,6 +519,21 @@ def test_calls_outlive_their_caller_and_their_dispatcher(tmp_path: Path) -> None
         assert sorted(map(int, notes.read_text().split())) == list(range(10))
 
 
+def test_a_value_that_was_returned_counts_though_its_worker_was_killed(served: Served, executor: Executor) -> None:
+    """The job has failed, and says so; what it computed is there."""
+    future = executor.submit(called.return_and_die, 7)
+    assert future.result(PATIENCE_S) == 7
+    assert served.outcome(future.name) == "failed"
+
+
+def test_a_retry_makes_the_call_again(served: Served, tmp_path: Path) -> None:
+    """The future waits for the last attempt, and has its value."""
+    with Executor(served.root, retry={"max": 2, "delay": "0s"}) as made:
+        future = made.submit(called.fail_once, str(tmp_path / "tried"))
+        assert future.result(PATIENCE_S) == 2
+    assert served.runs(future.name) == [1, 2]
+
+
 def test_a_call_that_is_killed_before_its_job_leaves_nothing_for_long(alone: Executor) -> None:
     """The file without a job is removed by `gc` after an hour; one with a job stays."""
     future = alone.submit(called.double, 1)

@@ -128,15 +128,9 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def publish(root: str, name: str, text: bytes) -> str:
     """Put the file of a call into `calls/`, and return its path. Raises FileExistsError if the name has one."""
-    place = Layout(root)
-    directory = place.at(CALLS)
+    directory = Layout(root).at(CALLS)
     path = f"{directory}/{name}"
-    disk = Disk(directory, hidden=True)
-    try:
-        disk.publish(path, text)
-    except FileNotFoundError:
-        Disk(root).ensure_directory(directory)
-        disk.publish(path, text)
+    Disk(directory, hidden=True).publish(path, text)  # which makes the directory
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import os
 import sys
 import threading
@@ -27,10 +28,12 @@ from spool.store.disk import Disk
 from spool.store.ownership import check_owner, this_user
 from spool.store.spool import Spool
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _MOST_TASKS = 100_000  # of one array, FORMAT 3.1
-_POLL_S = 0.005
+_POLL_S, _QUIET_POLL_S = 0.005, 0.025
 _SERVE_EVERY_S = 0.5
 _EXPANDING_S = 5.0
 _LOOK_ROUND_S = 2.0  # for jobs whose files were removed
@@ -76,8 +79,8 @@ class Future(concurrent.futures.Future[T]):
 
     def cancel(self) -> bool:
         """Cancel the call if it waits, and return whether it is cancelled. One that has begun goes on."""
-        if not self.cancelled() and not (self.running() or self.done()) and self._watcher.withdraw(self.name):
-            self.cancelled_before_it_began()
+        if not (self.running() or self.done()):
+            self._watcher.withdraw(self)
         return self.cancelled()
 
     # For the watcher.
@@ -119,7 +122,7 @@ class Watcher:
         self._near: dict[str, Awaited] = {}  # calls that may have ended
         self._running: set[str] = set()
         self._marks: dict[str, tuple[int, int] | None] = {}
-        self._done_again = self._round_at = 0.0  # monotonic
+        self._done_again = self._round_at = self._quiet_at = 0.0  # monotonic
 
     def watch(self, future: Future[Any]) -> None:
         """Watch a call until it has ended."""
@@ -136,13 +139,10 @@ class Watcher:
         with self._wakes:
             return list(self._open.values())
 
-    def withdraw(self, name: str) -> bool:
-        """Cancel a job that waits; return whether it did."""
-        if not self._requests.withdraw(name):
-            return False
-        with self._wakes:
-            self._open.pop(name, None)
-        return True
+    def withdraw(self, future: Future[Any]) -> None:
+        """Cancel a call if its job waits."""
+        if self._requests.withdraw(future.name):
+            self._cancelled(future)
 
     def withdraw_all(self) -> None:
         """Cancel every job that waits, also those of an array that a dispatcher is just expanding."""
@@ -151,9 +151,7 @@ class Watcher:
             gone = {array for array in {each.array for each in waiting} - {""} if self._requests.withdraw(array)}
             for future in waiting:
                 if future.array in gone:
-                    with self._wakes:
-                        self._open.pop(future.name, None)
-                    future.cancelled_before_it_began()
+                    self._cancelled(future)
                 else:
                     future.cancel()
             if time.monotonic() >= until:
@@ -171,10 +169,11 @@ class Watcher:
             try:
                 self._look()
             except OSError as error:  # the spool is gone, or the disk: nothing more is known
-                self._give_up(
-                    SpoolError(cannot("watch", "the calls", error.strerror or str(error), where=self._spool.root))
-                )
-            time.sleep(_POLL_S)
+                why = error.strerror or str(error)
+                self._give_up(SpoolError(cannot("watch", "the calls", why, where=self._spool.root)))
+            except Exception as error:  # without this thread, every call would be waited for in vain
+                self._give_up(error)
+            time.sleep(_POLL_S if time.monotonic() < self._quiet_at else _QUIET_POLL_S)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -189,6 +188,7 @@ class Watcher:
             self._done_again = now + 20 * (time.monotonic() - now)
         if now >= self._round_at:
             self._round_at = now + _LOOK_ROUND_S
+            autostart.ensure(self._spool.root)  # if the last one was killed
             known = {name for place in (QUEUED, HELD, RUNNING) for name in self._spool.names(place)}
             self._may_have_ended(
                 future.name for future in self.open if future.name not in known and future.array not in known
@@ -208,6 +208,7 @@ class Watcher:
         # Two changes within one tick of the file system's clock have one time.
         if self._marks.get(place) == mark:
             return False
+        self._quiet_at = time.monotonic() + _LOOK_ROUND_S
         self._marks[place] = mark if time.time_ns() - status.st_mtime_ns > 20_000_000 else None
         return True
 
@@ -221,22 +222,31 @@ class Watcher:
                     self._end(name, End(name, outcome, reason=str(error)))
 
     def _end(self, name: str, end: End) -> None:
-        with self._wakes:
-            future = self._open.pop(name, None)
+        future = self._open.get(name)
         if future is None:
             return
-        if end.outcome is State.CANCELLED and not future.running() and end.run is None:
-            future.cancelled_before_it_began()
+        if end.outcome is State.CANCELLED and end.run is None and not future.running():
+            self._cancelled(future)
+            return
         future.begins()
         future.ended(CallResult(self._spool, name, end))
+        self._forget(future)
 
-    def _give_up(self, error: SpoolError) -> None:
+    def _cancelled(self, future: Future[Any]) -> None:
+        future.cancelled_before_it_began()
+        self._forget(future)
+
+    def _forget(self, future: Future[Any]) -> None:
+        """Watch a call no more: it has its end, so that whoever waits for what is open waits for all."""
+        with self._wakes:
+            self._open.pop(future.name, None)
+
+    def _give_up(self, error: Exception) -> None:
         for future in self.open:
-            with self._wakes:
-                self._open.pop(future.name, None)
             future.begins()
             if future.running():
                 future.set_exception(error)
+            self._forget(future)
 
 
 class Executor(concurrent.futures.Executor):
@@ -266,6 +276,7 @@ class Executor(concurrent.futures.Executor):
         self._lock = threading.Lock()
         self._closed = False
         self._served = 0.0  # monotonic
+        self._told: str | None = None  # why no dispatcher serves the spool
         self._disk = Disk(self._spool.layout.at(layout.STAGING))
         self._syncs = concurrent.futures.ThreadPoolExecutor(_SYNCING, thread_name_prefix="spool sync")
         self._draft("check", {}).check(path)
@@ -392,7 +403,10 @@ class Executor(concurrent.futures.Executor):
         now = time.monotonic()
         if now - self._served >= _SERVE_EVERY_S:
             self._served = now
-            autostart.ensure(self._spool.root)
+            told = autostart.ensure(self._spool.root)
+            if told is not None and told != self._told:
+                log.warning(told)
+            self._told = told
 
 
 def _in_order(futures: list[Future[Any]], until: float | None, *, is_list: bool) -> Iterator[Any]:
