@@ -119,6 +119,8 @@ ABROAD = {
     ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
+    ("query/tabular.py", "pandas"): "for programs that have it: a list of jobs as its table",
+    ("python/waiting.py", "tqdm"): "for programs that have it: its bar instead of a line",
     ("machine/gpus.py", "msgspec"): "`python -m spool.machine.gpus` shows what is seen as JSON",
     ("machine/nvml.py", "msgspec"): "the answers of a helper process, which only the process that started it reads",
     ("store/locked_spool.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",

@@ -4,33 +4,73 @@ The public names are listed here; the rest is internal. Each name is imported on
 """
 
 _HOMES = {
+    "AsyncClient": "spool.python.asynchronous",
+    "Cancelled": "spool.python.results",
     "Change": "spool.client.requests",
     "Client": "spool.python.client",
     "End": "spool.client.waiting",
+    "Executor": "spool.python.executor",
     "Explanation": "spool.query.explain",
+    "Future": "spool.python.executor",
+    "InvalidConfig": "spool.core.errors",
+    "InvalidFile": "spool.core.errors",
     "InvalidJob": "spool.core.errors",
+    "InvalidRecord": "spool.core.errors",
+    "InvalidValue": "spool.core.errors",
+    "Job": "spool.python.job",
+    "JobFailed": "spool.python.results",
     "JobFilter": "spool.query.jobs",
     "JobList": "spool.query.jobs",
     "JobRow": "spool.query.jobs",
+    "Lost": "spool.python.results",
     "NoSuchJob": "spool.core.errors",
+    "NotAllSubmitted": "spool.core.errors",
+    "OutOfMemory": "spool.python.results",
+    "RemoteError": "spool.python.results",
     "SpoolError": "spool.core.errors",
     "SpoolUnusable": "spool.core.errors",
     "State": "spool.core.model",
+    "TimedOut": "spool.python.results",
+    "UsageError": "spool.core.errors",
     "__version__": "spool.version",
+    "as_completed": "spool.python.waiting",
+    "job": "spool.python.client",
+    "wait_all": "spool.python.waiting",
+    "wait_any": "spool.python.waiting",
 }
 __all__ = [
+    "AsyncClient",
+    "Cancelled",
     "Change",
     "Client",
     "End",
+    "Executor",
     "Explanation",
+    "Future",
+    "InvalidConfig",
+    "InvalidFile",
     "InvalidJob",
+    "InvalidRecord",
+    "InvalidValue",
+    "Job",
+    "JobFailed",
     "JobFilter",
     "JobList",
     "JobRow",
+    "Lost",
     "NoSuchJob",
+    "NotAllSubmitted",
+    "OutOfMemory",
+    "RemoteError",
     "SpoolError",
     "SpoolUnusable",
     "State",
+    "TimedOut",
+    "UsageError",
+    "as_completed",
+    "job",
+    "wait_all",
+    "wait_any",
 ]
 
 
@@ -41,3 +81,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return [*__all__, "__version__"]

@@ -107,9 +107,16 @@ _OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns
 _OF_AN_END = ("ended_at_ns", "exit_code")
 # For each source of rows, the fields that it does not know, or that its caller adds.
 LEFT_OUT = {
-    "view": {*_OF_AN_END, "place", "progress"},
-    "result": {"priority", "suspended_at_ns", "place", "progress", "array"},  # neither a result nor its line has them
-    "file": {*_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "place", "progress", "array"},
+    "view": {*_OF_AN_END, "place", "progress", "parameters"},
+    "result": {
+        "priority",
+        "suspended_at_ns",
+        "place",
+        "progress",
+        "array",
+        "parameters",
+    },  # neither a result nor its line has them
+    "file": {*_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "place", "progress", "array", "parameters"},
 }
 
 

@@ -45,6 +45,11 @@ def _reason(one: ListedJob, now_ns: int) -> str:
     return ", ".join(part for part in (head, row.reason, ago) if part)
 
 
+def _parameters(one: ListedJob, now_ns: int) -> str:
+    """Return the values of a task; several tasks in one line differ in theirs."""
+    return render.parameters(one.row.parameters) if one.count == 1 else ""
+
+
 FIELDS = {
     "name": JobField(render.Column("NAME", cut="middle"), lambda one, now_ns: one.name),
     "state": JobField(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
@@ -71,6 +76,7 @@ FIELDS = {
     "submitted": JobField(render.Column("SUBMITTED"), lambda one, now_ns: render.moment(one.row.submitted_at_ns)),
     "started": JobField(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
     "ended": JobField(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
+    "parameters": JobField(render.Column("PARAMETERS", cut="end", drop=1), _parameters),
 }
 COLUMNS = tuple(FIELDS)
 """The columns that `--columns` may name."""
@@ -132,9 +138,9 @@ def command(
     """List jobs that are waiting, running or recently ended. An array that has ended is one line.
 
     TIME is how long a job has waited, has run, or ran. NAMES may be globs; the name of an array lists its tasks. A
-    terminal shows one line for each job, one for all waiting tasks of an array, the progress of runs that report it
-    (the last percentage of tqdm, or the file `progress` in their metadir), and how BUSY the GPUs of a run are (for an
-    ended job, the average); a pipe gets everything.
+    terminal shows one line for each job, one for all waiting tasks of an array, the PARAMETERS of a task in a matrix,
+    the progress of runs that report it (the last percentage of tqdm, or the file `progress` in their metadir), and how
+    BUSY the GPUs of a run are (for an ended job, the average); a pipe gets everything.
 
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue
@@ -180,8 +186,8 @@ class _Asked(Struct, frozen=True):
 def _show(spool: Spool, asked: _Asked) -> int:
     """Read the spool, print the list once, and return the exit code."""
     wanted = asked.wanted
-    progress = asked.form in ("json", "csv") or "progress" in asked.columns or sys.stdout.isatty()
-    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, progress=progress)
+    in_full = asked.form in ("json", "csv") or {"progress", "parameters"} & {*asked.columns} or sys.stdout.isatty()
+    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, in_full=bool(in_full))
     arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
     rows = _rows(found, arrays, wanted)
     match asked.form:
@@ -229,7 +235,8 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
     busy = ("busy",) if on_terminal and any(_is_busy(one.row) for one in lines) else ()
-    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, _USUAL[-1])]
+    parameters = ("parameters",) if on_terminal and any(_parameters(one, now_ns) for one in lines) else ()
+    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, *parameters, _USUAL[-1])]
     room = len(lines)
     if asked.watch:
         import shutil  # imported here, because only --watch needs it

@@ -418,6 +418,11 @@ def cpu_time(duration_ns: int | None) -> str:
     return f"{duration_ns / 1e9:.3f} s" if duration_ns < 10_000_000_000 else show_duration(duration_ns)
 
 
+def parameters(values: Sequence[tuple[str, str]]) -> str:
+    """Return the parameters of a task in one line."""
+    return ", ".join(f"{key}={value}" for key, value in values)
+
+
 def count(number: int | None) -> str:
     """Return a number for a table's cell."""
     return "" if number is None else str(number)

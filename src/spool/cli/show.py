@@ -21,8 +21,10 @@ _TASK_COLUMNS = (
     render.Column("TASK", cut="middle"),
     render.Column("STATE"),
     render.Column("TIME", right=True, drop=1),
+    render.Column("PARAMETERS", cut="end", drop=2),
     render.Column("REASON", cut="end"),
 )
+_PARAMETERS = 3  # the column is left out if no line has any
 
 
 @click.command(cls=Verb)
@@ -61,6 +63,7 @@ def _print(found: JobDetails) -> None:
         ("user", row.user or ""),
         ("project", row.project or ""),
         ("tags", ", ".join(row.tags)),
+        ("parameters", render.parameters(row.parameters)),
         ("priority", render.count(row.priority)),
         ("asks for", _asks(found)),
         ("expected to run", found.expected),
@@ -101,9 +104,12 @@ def _print_tasks(tasks: Sequence[ListedJob]) -> None:
     rows = []
     for one in tasks:
         reason = ", ".join(filter(None, (f"{one.count} tasks" if one.count > 1 else "", one.row.reason)))
-        rows.append([one.name, one.row.state.value, render.duration(one.row.time_ns(now_ns)), reason])
+        values = render.parameters(one.row.parameters) if one.count == 1 else ""
+        rows.append([one.name, one.row.state.value, render.duration(one.row.time_ns(now_ns)), values, reason])
+    kept = [column for at, column in enumerate(_TASK_COLUMNS) if at != _PARAMETERS or any(row[at] for row in rows)]
+    rows = [row if len(kept) == len(row) else row[:_PARAMETERS] + row[_PARAMETERS + 1 :] for row in rows]
     render.say()
-    render.table(_TASK_COLUMNS, rows, [render.style_of(one.row.state) for one in tasks])
+    render.table(kept, rows, [render.style_of(one.row.state) for one in tasks])
 
 
 def _asks(found: JobDetails) -> str:

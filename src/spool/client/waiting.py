@@ -36,17 +36,20 @@ class End(Struct, frozen=True):
 
 
 class Awaited:
-    """One awaited job. Raises NoSuchJob at once if it is unknown."""
+    """One awaited job. Raises NoSuchJob at once if it is unknown.
 
-    def __init__(self, spool: Spool, name: str) -> None:
+    *waited*: the caller has seen it waiting or running, before any run of it had ended.
+    """
+
+    def __init__(self, spool: Spool, name: str, *, waited: bool = False) -> None:
         self._spool = spool
         self.name = name
         self.held = False  # at the last look: nothing happens before it is released
         self._before: int | None = None  # the newest run that had ended when the job was seen waiting or running
-        self._waiting = False
+        self._waiting = waited
         self._absent_since_ns: int | None = None
         self._again_at_ns = 0  # when to check the tasks of an array again
-        if not spool.places(name) and not spool.runs(name):
+        if not waited and not spool.places(name) and not spool.runs(name):
             raise spool.no_such_job("wait for", f"job {name}", name)
 
     def poll(self) -> End | None:

@@ -54,6 +54,12 @@ class Tasks:
             return self._array.indices[position]
         return position
 
+    def position_of(self, index: int) -> int | None:
+        """Return the position of the task with that index, None if there is none."""
+        if self._array is not None and not self._matrix and not self._rows:
+            return self._array.indices.index(index) if index in self._array.indices else None
+        return index if index < self.count else None
+
     def task_name(self, position: int) -> str:
         """Return the job name of the task at *position*."""
         return f"{self.name}_{self.index(position)}"
@@ -82,6 +88,11 @@ class Tasks:
         if ARRAY in self.keys and self._array is not None and (self._matrix or self._rows):
             found[ARRAY] = str(self._array.indices[rest])
         return found
+
+    def parameters(self, position: int) -> dict[str, str]:
+        """Return the result of `values` without the index, which is in the task's name: what the array varies."""
+        values = self.values(position)
+        return {key: values[key] for key in self.keys if key != INDEX}
 
 
 def array_of(task: str) -> str:

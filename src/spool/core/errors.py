@@ -3,7 +3,7 @@
 | code | meaning | class |
 |---|---|---|
 | 0 | done | |
-| 1 | the attempt failed | `SpoolError`, `StartRefused` |
+| 1 | the attempt failed | `SpoolError`, `NotAllSubmitted`, `StartRefused` |
 | 2 | wrong usage | `UsageError`, `InvalidValue` |
 | 3 | no such job | `NoSuchJob` |
 | 4 | a job file, reservation or configuration is not valid | `InvalidFile` and its children |
@@ -43,6 +43,8 @@ class ExitCode(IntEnum):
     LOCK_HELD = 6
     INTERRUPTED = 130
 
+
+_SHOWN = 3  # of many names in a message
 
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 """The errors of a full disk or an exhausted quota."""
@@ -97,6 +99,19 @@ class NoSuchJob(SpoolError):
     """The spool has no job of that name."""
 
     exit_code = ExitCode.NO_SUCH_JOB
+
+
+class NotAllSubmitted(SpoolError):
+    """Some of the jobs that were submitted together are in the spool, and the others are not.
+
+    `submitted` are the names of those that are, in their order.
+    """
+
+    def __init__(self, what: str, why: str, submitted: Iterable[str], count: int) -> None:
+        self.submitted = tuple(submitted)
+        first = ", ".join(self.submitted[:_SHOWN]) + (", …" if len(self.submitted) > _SHOWN else "")
+        remedy = f"{len(self.submitted)} of the {count} jobs were submitted before it: {first}"
+        super().__init__(cannot("submit", what, why, remedy=remedy))
 
 
 class SpoolUnusable(SpoolError):

@@ -159,6 +159,13 @@ def load(root: str, name: str, index: int) -> Call:
     return Call(function, parts, header["packages"], is_list=header["list"])
 
 
+def is_list(root: str, name: str) -> bool:
+    """Whether each task of an array makes several calls. Raises SpoolError as `load` does."""
+    fd = _open_own(root, (CALLS, name), "read", "the call")
+    with open(fd, "rb", closefd=True) as file:
+        return bool(_header(file.readline(_MOST_HEADER), name)["list"])
+
+
 def versions() -> dict[str, str]:
     """Return the version of each imported package that has one written down; none is computed for this."""
     found = {}

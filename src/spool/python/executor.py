@@ -8,21 +8,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from spool.client import autostart
 from spool.client.draft import Draft, escaped, exports, fresh_name, job_keys, stem_of
 from spool.client.requests import Requests
 from spool.client.submit import default_root, ensure_spool, ever_used
-from spool.client.waiting import Awaited, End
+from spool.client.waiting import End
+from spool.client.watch import EndWatch
 from spool.core import layout
 from spool.core.arrays import INDEX
 from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, cannot
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import why_not_name
 from spool.python import calls
+from spool.python.job import Job
 from spool.python.results import CallResult
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner, this_user
@@ -33,10 +35,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MOST_TASKS = 100_000  # of one array, FORMAT 3.1
-_POLL_S, _QUIET_POLL_S = 0.005, 0.025
-_SERVE_EVERY_S = 0.5
+_POLL_S = 0.005
+_SERVE_EVERY_S = 2.0
+_TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _EXPANDING_S = 5.0
-_LOOK_ROUND_S = 2.0  # for jobs whose files were removed
 _SYNCING = 8  # threads: syncs at the same time share their way to the disk
 
 
@@ -53,6 +55,11 @@ class Future(concurrent.futures.Future[T]):
         self.name = name
         self.array = array
         self._is_withdrawn = False
+
+    @property
+    def job(self) -> Job:
+        """The job of the call."""
+        return self._watcher.job(self.name)
 
     def __repr__(self) -> str:
         """Return the name and the state."""
@@ -107,27 +114,24 @@ class Future(concurrent.futures.Future[T]):
 
 
 class Watcher:
-    """The open calls of one executor, and the thread that sees how they go on.
-
-    It looks at the directories, not at each job: a round costs as much for 10,000 calls as for ten while nothing
-    happens.
-    """
+    """The open calls of one executor, and the thread that sees how they go on."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._requests = Requests(spool, this_user())
         self._open: dict[str, Future[Any]] = {}
+        self._new: list[str] = []
         self._wakes = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._near: dict[str, Awaited] = {}  # calls that may have ended
-        self._running: set[str] = set()
-        self._marks: dict[str, tuple[int, int] | None] = {}
-        self._done_again = self._round_at = self._quiet_at = 0.0  # monotonic
+        self._running: tuple[int, int] | None = None  # the mark of the directory when it was last read
+        self._serve_at = 0.0  # monotonic
 
-    def watch(self, future: Future[Any]) -> None:
-        """Watch a call until it has ended."""
+    def watch(self, futures: Iterable[Future[Any]]) -> None:
+        """Watch calls until they have ended."""
         with self._wakes:
-            self._open[future.name] = future
+            for future in futures:
+                self._open[future.name] = future
+                self._new.append(future.name)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="spool futures", daemon=True)
                 self._thread.start()
@@ -138,6 +142,10 @@ class Watcher:
         """The calls that have not ended."""
         with self._wakes:
             return list(self._open.values())
+
+    def job(self, name: str) -> Job:
+        """Return the job of that name."""
+        return Job(self._spool, name)
 
     def withdraw(self, future: Future[Any]) -> None:
         """Cancel a call if its job waits."""
@@ -159,77 +167,50 @@ class Watcher:
             time.sleep(_POLL_S)
 
     def _watch(self) -> None:
+        ends = EndWatch(self._spool)
         while True:
             with self._wakes:
                 while not self._open:
-                    self._near.clear()
-                    self._running.clear()
-                    self._marks.clear()
                     self._wakes.wait()
+                new, self._new = self._new, []
             try:
-                self._look()
+                self._look(ends, new)
             except OSError as error:  # the spool is gone, or the disk: nothing more is known
                 why = error.strerror or str(error)
                 self._give_up(SpoolError(cannot("watch", "the calls", why, where=self._spool.root)))
             except Exception as error:  # without this thread, every call would be waited for in vain
                 self._give_up(error)
-            time.sleep(_POLL_S if time.monotonic() < self._quiet_at else _QUIET_POLL_S)
+            time.sleep(ends.pause_s)
 
-    def _look(self) -> None:
-        now = time.monotonic()
-        if self._has_changed(RUNNING):
-            running = set(self._spool.names(RUNNING)) & self._open.keys()
-            for future in filter(None, map(self._open.get, running - self._running)):
-                future.begins()
-            self._may_have_ended(self._running - running)
-            self._running = running
-        if now >= self._done_again and self._has_changed(DONE):
-            self._may_have_ended(self._open.keys() & set(self._spool.names(DONE)))
-            self._done_again = now + 20 * (time.monotonic() - now)
-        if now >= self._round_at:
-            self._round_at = now + _LOOK_ROUND_S
-            autostart.ensure(self._spool.root)  # if the last one was killed
-            known = {name for place in (QUEUED, HELD, RUNNING) for name in self._spool.names(place)}
-            self._may_have_ended(
-                future.name for future in self.open if future.name not in known and future.array not in known
-            )
-        for name, awaited in list(self._near.items()):
-            end = awaited.poll()
-            if end is not None:
-                del self._near[name]
-                self._end(name, end)
-            elif name in self._running:
-                del self._near[name]
-
-    def _has_changed(self, place: str) -> bool:
-        """Whether a directory may have changed since it was last listed."""
-        status = os.stat(self._spool.layout.at(place))
-        mark = (status.st_ino, status.st_mtime_ns)
-        # Two changes within one tick of the file system's clock have one time.
-        if self._marks.get(place) == mark:
-            return False
-        self._quiet_at = time.monotonic() + _LOOK_ROUND_S
-        self._marks[place] = mark if time.time_ns() - status.st_mtime_ns > 20_000_000 else None
-        return True
-
-    def _may_have_ended(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self._near and name in self._open:
+    def _look(self, ends: EndWatch, new: Sequence[str]) -> None:
+        try:
+            ends.add(new)
+        except NoSuchJob:
+            for name in new:
                 try:
-                    self._near[name] = Awaited(self._spool, name)
-                except NoSuchJob as error:
-                    outcome = State.CANCELLED if self._open[name].array else State.LOST
-                    self._end(name, End(name, outcome, reason=str(error)))
+                    ends.add((name,))
+                except NoSuchJob as error:  # its files were removed
+                    self._end(End(name, State.LOST, reason=str(error)))
+        mark = self._spool.mark_of(RUNNING)
+        if mark is None or mark != self._running or time.time_ns() - mark[1] < _TICK_NS:
+            self._running = mark
+            for future in filter(None, map(self._open.get, self._spool.names(RUNNING))):
+                future.begins()
+        for end in ends.poll():
+            self._end(end)
+        if time.monotonic() >= self._serve_at:
+            self._serve_at = time.monotonic() + _SERVE_EVERY_S
+            autostart.ensure(self._spool.root)  # if the last one was killed
 
-    def _end(self, name: str, end: End) -> None:
-        future = self._open.get(name)
+    def _end(self, end: End) -> None:
+        future = self._open.get(end.name)
         if future is None:
             return
         if end.outcome is State.CANCELLED and end.run is None and not future.running():
             self._cancelled(future)
             return
         future.begins()
-        future.ended(CallResult(self._spool, name, end))
+        future.ended(CallResult(self._spool, end.name, end))
         self._forget(future)
 
     def _cancelled(self, future: Future[Any]) -> None:
@@ -295,7 +276,7 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             name = self._submitted(fn, text, {})
             future: Future[T] = Future(self._watcher, name)
-            self._watcher.watch(future)
+            self._watcher.watch((future,))
         return future
 
     def submit_all(self, fn: Callable[..., T], /, *iterables: Iterable[Any], chunksize: int = 1) -> list[Future[Any]]:
@@ -319,8 +300,7 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             array = self._submitted(fn, text, {"array": f"0-{len(parts) - 1}"})
             futures: list[Future[Any]] = [Future(self._watcher, f"{array}_{at}", array) for at in range(len(parts))]
-            for future in futures:
-                self._watcher.watch(future)
+            self._watcher.watch(futures)
         return futures
 
     def map(

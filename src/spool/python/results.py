@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from concurrent.futures import CancelledError
 from typing import Any
 
 from spool.client.output import read_output
-from spool.client.waiting import End
+from spool.client.waiting import End, task_names
 from spool.core.errors import SpoolError, cannot
 from spool.core.model import State
 from spool.python import calls
@@ -115,6 +116,9 @@ class CallResult:
     def _read(self) -> Any:
         end, name = self._end, self._name
         found = calls.read_return(self._spool.root, name, end.run) if end.run is not None else None
+        if found is None and end.outcome is State.FINISHED:
+            why = "it calls no Python function, or its run was removed"
+            raise SpoolError(cannot("read", f"the result of job {name}", why))
         if found is None:
             raise self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
         if found.error is None:
@@ -153,6 +157,28 @@ class CallResult:
         except (OSError, SpoolError):
             return ""
         return words.decode("utf-8", "replace")
+
+
+def result_of(spool: Spool, name: str, end: End) -> Any:
+    """Return what the call of an ended job has returned; for an array, the list of all results in order.
+
+    Raises what the call has raised, or a JobFailed.
+    """
+    record = spool.array(name, end.run) if end.run is not None else None
+    if record is None or end.run is None:
+        return CallResult(spool, name, end).value()
+    results = [_task_result(spool, task) for task in task_names(spool, name, end.run, record)]
+    return list(itertools.chain.from_iterable(results)) if calls.is_list(spool.root, name) else results
+
+
+def _task_result(spool: Spool, name: str) -> Any:
+    run = spool.latest_run(name)
+    result = spool.result(name, run) if run is not None else None
+    if result is None:
+        end = End(name, State.CANCELLED, reason="it never ran")
+    else:
+        end = End(name, result.outcome, result.exit_code, result.reason, result.run)
+    return CallResult(spool, name, end).value()
 
 
 def _loaded(found: Return, name: str) -> Any:

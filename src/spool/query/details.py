@@ -17,7 +17,7 @@ from spool.core.lifecycle import Verdict
 from spool.core.model import NOT_SUSPENDED, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
-from spool.query.jobs import JobLister, JobRow
+from spool.query.jobs import JobLister, JobRow, with_parameters
 from spool.query.progress import progress_of
 from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
@@ -111,9 +111,10 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
     tasks = tasks_of(spool, name) or ArrayTasks(())
+    (row,) = with_parameters(spool, found[:1])
     return JobDetails(
         name=name,
-        row=found[0],
+        row=row,
         places=tuple(places),
         path=spool.layout.job_file(place, name) if place is not None else None,
         file=_text(text),

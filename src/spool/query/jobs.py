@@ -34,6 +34,7 @@ from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
 from spool.query import ignored
 from spool.query.last_view import last_view
+from spool.query.parameters import Parameters
 from spool.store.reading import glimpse
 from spool.store.spool import RunFiles, Service, Spool, spec_of
 from spool.store.tolerant import unreadable
@@ -71,6 +72,25 @@ class JobList(Struct, frozen=True):
     at_ns: int
     unserved: bool  # jobs wait or run, and no dispatcher is running or starting
     unknown: tuple[str, ...] = ()  # requested names without a job
+
+    def __repr__(self) -> str:
+        states = Counter(row.state.value for row in self.rows)
+        return f"<spool.JobList: {', '.join(f'{count} {state}' for state, count in states.items()) or 'no jobs'}>"
+
+    def _repr_html_(self) -> str:
+        """Return the list as a table for a notebook."""
+        from spool.query.tabular import html  # imported here, because only notebooks need it
+
+        return html(self.rows, self.at_ns)
+
+    def to_dataframe(self) -> Any:
+        """Return the list as a table of pandas, one row for each job. Raises SpoolError if there is no pandas.
+
+        Instants are times of UTC; each parameter of tasks has a column `parameters.KEY`.
+        """
+        from spool.query.tabular import dataframe  # imported here, because it needs pandas
+
+        return dataframe(self.rows)
 
 
 class ShownRun(Struct, frozen=True):
@@ -116,12 +136,13 @@ def list_jobs(
     *,
     everything: bool = False,
     order: str | None = None,
-    progress: bool = True,
+    in_full: bool = True,
 ) -> JobList:
     """Return the selected jobs, in one of ORDERS; by default, ended ones come first and the next to start last.
 
     Only the last few ended jobs are included, unless *everything* is requested, or jobs by name or in an ended state.
-    With *progress*, the output of running jobs is read for it.
+    *in_full*: the output of running jobs is read for their progress, and the files of arrays for the parameters of
+    their tasks.
     """
     names = wanted.names
     only = (lambda name: any(fnmatch.fnmatchcase(name, each) for each in names)) if names else None
@@ -137,8 +158,8 @@ def list_jobs(
     if wanted.recent is not None:
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
-    if progress:
-        rows = [_with_progress(spool, row) for row in rows]
+    if in_full:
+        rows = [_with_progress(spool, row) for row in with_parameters(spool, rows)]
     return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
 
 
@@ -148,6 +169,14 @@ def _with_progress(spool: Spool, row: JobRow) -> JobRow:
     from spool.query.progress import progress_of
 
     return replace(row, progress=progress_of(spool, row.name, row.run))
+
+
+def with_parameters(spool: Spool, rows: Iterable[JobRow]) -> tuple[JobRow, ...]:
+    """Return *rows* with the parameters of those that are tasks of an array."""
+    known = Parameters(spool)
+    return tuple(
+        replace(row, parameters=found) if (found := known.of(row.name, row.submitted_at_ns)) else row for row in rows
+    )
 
 
 class _FileMovedError(Exception):
@@ -647,6 +676,7 @@ class JobRow(Struct):
     suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
     array: bool = False  # an array; its tasks are jobs themselves and counted instead
     gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
+    parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
 
     def time_ns(self, now_ns: int) -> int | None:
         """Return how long the job has waited, has run, or ran; None if unknown.

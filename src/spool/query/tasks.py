@@ -13,7 +13,7 @@ from spool.core.arrays import array_of
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import ALIVE, SECOND_NS, State
 from spool.core.reasons import ranges_of
-from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
+from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs, with_parameters
 from spool.store.spool import Spool
 
 _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})
@@ -68,7 +68,7 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
             )
         return JobRow(task, State.CANCELLED, user=record.user, reason="never issued")
 
-    return ArrayTasks(tuple(map(row_of, names)))
+    return ArrayTasks(with_parameters(spool, map(row_of, names)))
 
 
 def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -> list[ListedJob]:

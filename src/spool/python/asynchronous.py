@@ -1,0 +1,207 @@
+"""The client for programs that run on asyncio.
+
+What reads or writes files runs in a thread of the loop's pool, one call at a time for each caller; what waits is
+watched by one task, however many jobs are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from spool.client.output import Follower, Stream
+from spool.client.requests import Change
+from spool.client.waiting import End
+from spool.core.errors import NoSuchJob
+from spool.python.client import Client, matrix_of
+from spool.python.job import Job
+from spool.python.waiting import HasJob, Progress, WaitedJobs, job_of, shown
+from spool.query.jobs import ALL_JOBS, JobFilter, JobList
+from spool.store.spool import Spool
+
+_T = TypeVar("_T", bound=Job | HasJob)
+_POLL_S = 0.025
+
+
+class AsyncClient:
+    """One spool, as a `Client` whose methods are awaited; `client` is that one, for the methods that this one lacks.
+
+    The `Job`s that it returns are those of `Client`: their methods block. The errors are those of `Client`, too.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None, *, make: bool = False) -> None:
+        """Use the spool at *root*, as `Client` does. Raises SpoolUnusable."""
+        self.client = Client(root, make=make)
+        self._waiting: dict[Job, list[asyncio.Future[End]]] = {}
+        self._new: list[Job] = []
+        self._given_up: list[Job] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<spool.AsyncClient {self.client.root}>"
+
+    async def submit(
+        self,
+        command: str | Sequence[str],
+        *,
+        name: str | None = None,
+        held: bool = False,
+        replace: bool = False,
+        **keys: object,
+    ) -> Job:
+        """Submit a job, as `Client.submit` does."""
+        one = {**keys, "command": command, "name": name}
+        return (await self.submit_many([one], held=held, replace=replace))[0]
+
+    async def submit_many(
+        self,
+        jobs: Iterable[str | Sequence[str] | Mapping[str, object]],
+        *,
+        held: bool = False,
+        replace: bool = False,
+        **keys: object,
+    ) -> tuple[Job, ...]:
+        """Submit many jobs, as `Client.submit_many` does."""
+        return await asyncio.to_thread(self.client.submit_many, list(jobs), held=held, replace=replace, **keys)
+
+    async def sweep(
+        self,
+        command: str | Sequence[str],
+        *,
+        matrix: Mapping[str, Iterable[object]],
+        name: str | None = None,
+        held: bool = False,
+        replace: bool = False,
+        **keys: object,
+    ) -> Job:
+        """Submit an array with a job for each combination, as `Client.sweep` does."""
+        one = {**keys, "command": command, "name": name, "matrix": matrix_of(matrix)}
+        return (await self.submit_many([one], held=held, replace=replace))[0]
+
+    async def cancel(self, job: str | Job, reason: str = "") -> tuple[Change, ...]:
+        """End a job, as `Client.cancel` does."""
+        return await asyncio.to_thread(self.client.cancel, job, reason)
+
+    async def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False) -> JobList:
+        """Return the jobs that `Client.jobs` returns."""
+        return await asyncio.to_thread(self.client.jobs, wanted, everything=everything)
+
+    async def output(self, job: str | Job, *, run: int | None = None) -> bytes:
+        """Return the output of a job so far, as `Client.output` does."""
+        return await asyncio.to_thread(self.client.output, job, run=run)
+
+    async def follow(self, job: str | Job) -> AsyncIterator[bytes]:
+        """Yield the output as it appears, as `Job.follow` does."""
+        follower = await asyncio.to_thread(Follower, Spool(self.client.root), str(job))
+        try:
+            for piece in follower.pieces():
+                if piece is None:
+                    await asyncio.sleep(_POLL_S)
+                elif piece.data and piece.stream is Stream.OUT:
+                    yield piece.data
+        finally:
+            follower.close()
+
+    async def wait(self, job: str | Job, *, timeout_s: float | None = None) -> End | None:
+        """Wait until a job has ended and return its end; None after a timeout. Raises NoSuchJob."""
+        waited = job if isinstance(job, Job) else Job(Spool(self.client.root), job)
+        end = self._end_of(waited)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await end
+        except TimeoutError:
+            return None
+        finally:
+            self._give_up(waited, end)
+
+    async def as_completed(
+        self, jobs: Iterable[_T], *, timeout_s: float | None = None, progress: Progress = False
+    ) -> AsyncIterator[_T]:
+        """Yield each of *jobs* when it has ended, as `as_completed` does. Raises NoSuchJob, and TimeoutError."""
+        loop = asyncio.get_running_loop()
+        until = None if timeout_s is None else loop.time() + timeout_s
+        ended: asyncio.Queue[tuple[_T, asyncio.Future[End]]] = asyncio.Queue()
+        pending: dict[asyncio.Future[End], Job] = {}
+        for waited in jobs:
+            end = self._end_of(job_of(waited))
+            pending[end] = job_of(waited)
+            end.add_done_callback(lambda end, waited=waited: ended.put_nowait((waited, end)))  # type: ignore[misc]
+        try:
+            with shown(progress, len(pending)) as bar:
+                while pending:
+                    async with asyncio.timeout_at(until):
+                        waited, end = await ended.get()
+                    pending.pop(end)
+                    end.result()
+                    bar.step()
+                    yield waited
+        finally:
+            for end, job in pending.items():
+                self._give_up(job, end)
+
+    def _end_of(self, job: Job) -> asyncio.Future[End]:
+        """Return the future end of a job, which the task that watches them all will set."""
+        end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        if job not in self._waiting:
+            self._waiting[job] = []
+            self._new.append(job)
+        self._waiting[job].append(end)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._watch())
+        return end
+
+    def _give_up(self, job: Job, end: asyncio.Future[End]) -> None:
+        end.cancel()
+        ends = self._waiting.get(job)
+        if ends is not None and end in ends:
+            ends.remove(end)
+            if not ends:
+                del self._waiting[job]
+                self._given_up.append(job)
+
+    async def _watch(self) -> None:
+        """Watch all jobs that are waited for, until there are none."""
+        waits = WaitedJobs()
+        try:
+            while self._waiting:
+                new, self._new = self._new, []
+                given_up, self._given_up = self._given_up, []
+                found, unknown = await asyncio.to_thread(_look, waits, new, given_up)
+                for job, error in unknown:
+                    self._settle(job, error)
+                for job, end in found:
+                    self._settle(job, end)
+                if self._waiting and not self._new:
+                    await asyncio.sleep(waits.pause_s)
+        except Exception as error:
+            for job in list(self._waiting):
+                self._settle(job, error)
+        finally:
+            self._waiting.clear()
+            self._new.clear()
+            self._given_up.clear()
+
+    def _settle(self, job: Job, end: End | Exception) -> None:
+        for each in self._waiting.pop(job, ()):
+            if not each.done():
+                each.set_exception(end) if isinstance(end, Exception) else each.set_result(end)
+
+
+def _look(
+    waits: WaitedJobs, new: Sequence[Job], given_up: Sequence[Job]
+) -> tuple[list[tuple[Job, End]], list[tuple[Job, NoSuchJob]]]:
+    """Return the jobs that have ended, and those that are unknown."""
+    unknown: list[tuple[Job, NoSuchJob]] = []
+    for job in given_up:
+        waits.discard(job)
+    try:
+        waits.add(new)
+    except NoSuchJob:
+        for job in new:
+            try:
+                waits.add((job,))
+            except NoSuchJob as error:
+                unknown.append((job, error))
+    return waits.poll(), unknown

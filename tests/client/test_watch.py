@@ -1,0 +1,137 @@
+"""Waiting for many jobs finds what looking at each of them finds."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from spool.client import waiting
+from spool.client.waiting import Awaited, End
+from spool.client.watch import EndWatch
+from spool.core.errors import NoSuchJob
+from spool.core.model import Result, State
+from spool.formats.history import render_result
+from spool.store.spool import Spool
+
+JOBS = [f"j{number}" for number in range(30)]
+
+
+class _Lives:
+    """Jobs that wait, run, end, run again and vanish, by the files that a user and a dispatcher would move."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self._root = root
+        self._random = random.Random(seed)
+        self._runs = dict.fromkeys(JOBS, 0)
+        for name in JOBS:
+            if self._random.random() < 0.3:  # it has ended before
+                (root / "queued" / f"{name}.toml").write_text('command = "true"\n')
+                self._run(name)
+                self._move(name, "done", "queued")
+            else:
+                (root / "queued" / f"{name}.toml").write_text('command = "true"\n')
+
+    def step(self) -> None:
+        """Do something to one job."""
+        name = self._random.choice(JOBS)
+        match self._random.choice(
+            ["run", "begin", "end", "retry", "remove", "withdraw", "hold", "release", "wrong", "again"]
+        ):
+            case "run" if self._is(name, "queued"):
+                self._run(name)
+            case "begin" if self._is(name, "queued"):
+                self._move(name, "queued", "running")
+            case "end" if self._is(name, "running"):
+                self._end(name)
+                self._move(name, "running", "done")
+            case "retry" if self._is(name, "running"):
+                self._end(name, again="retry")
+                self._move(name, "running", "queued")
+            case "remove" if self._is(name, "queued"):
+                (self._root / "queued" / f"{name}.toml").unlink()
+            case "withdraw" if self._is(name, "queued"):
+                self._move(name, "queued", "done")
+            case "hold" if self._is(name, "queued"):
+                self._move(name, "queued", "held")
+            case "release" if self._is(name, "held"):
+                self._move(name, "held", "queued")
+            case "wrong" if self._is(name, "queued"):
+                (self._root / "queued" / f"{name}.toml.error").write_text("- wrong\n")
+            case "again" if self._is(name, "done"):
+                self._move(name, "done", "queued")
+
+    def _is(self, name: str, place: str) -> bool:
+        return (self._root / place / f"{name}.toml").exists()
+
+    def _move(self, name: str, place: str, to: str) -> None:
+        (self._root / place / f"{name}.toml").rename(self._root / to / f"{name}.toml")
+
+    def _run(self, name: str) -> None:
+        self._move(name, "queued", "running")
+        self._end(name)
+        self._move(name, "running", "done")
+
+    def _end(self, name: str, again: str | None = None) -> None:
+        self._runs[name] += 1
+        metadir = self._root / "jobs" / name / str(self._runs[name])
+        metadir.mkdir(parents=True)
+        outcome = self._random.choice([State.FINISHED, State.FAILED, State.CANCELLED])
+        result = Result(name, self._runs[name], 1, outcome, "", 1, 2, 3, again=again)
+        (metadir / "result.toml").write_bytes(render_result(result))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_many_jobs_end_as_each_of_them_does(spool_root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """After every change of a file, the watch and a look at each job know the same ends, to the last word."""
+    monkeypatch.setattr(waiting, "GRACE_NS", 0)
+    lives, spool = _Lives(spool_root, seed), Spool(str(spool_root))
+    each = {name: Awaited(spool, name) for name in JOBS}
+    watch = EndWatch(spool, JOBS)
+    found: dict[str, End] = {}
+    known: dict[str, End] = {}
+    for _ in range(300):
+        for _ in range(2):  # an end without a record is believed at the second look
+            found |= {end.name: end for end in watch.poll()}
+            known |= {name: end for name in JOBS if name not in known and (end := each[name].poll()) is not None}
+        assert found == known
+        lives.step()
+    assert len(found) == len(JOBS) - len(watch) > len(JOBS) // 2
+
+
+def test_a_job_is_awaited_once_and_forgotten_on_request(spool_root: Path) -> None:
+    """Adding it again changes nothing; what nobody waits for any more is not looked for."""
+    for name in JOBS:
+        (spool_root / "held" / f"{name}.toml").write_text('command = "true"\n')
+    watch = EndWatch(Spool(str(spool_root)), JOBS)
+    watch.add(JOBS[:3])
+    watch.add(["j4"])
+    assert len(watch) == len(JOBS)
+    assert watch.poll() == []
+    for name in JOBS:
+        watch.discard(name)
+        (spool_root / "held" / f"{name}.toml").unlink()
+    assert len(watch) == 0
+    assert watch.poll() == []
+    with pytest.raises(NoSuchJob):
+        watch.add(["none"])
+    assert watch.pause_s > 0
+
+
+def test_two_changes_at_one_time_are_both_seen(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that changed just before it was read may change again without another time of change."""
+    monkeypatch.setattr(waiting, "GRACE_NS", 0)
+    queued = spool_root / "queued"
+    for name in JOBS:
+        (queued / f"{name}.toml").write_text('command = "true"\n')
+    now_ns = time.time_ns() + 3600 * 10**9  # later than any look
+    for place in ("queued", "held", "running"):
+        os.utime(spool_root / place, ns=(now_ns, now_ns))
+    watch = EndWatch(Spool(str(spool_root)), JOBS)
+    assert watch.poll() == []
+    (queued / "j0.toml").unlink()
+    os.utime(queued, ns=(now_ns, now_ns))
+    assert [end.name for end in watch.poll() + watch.poll()] == ["j0"]

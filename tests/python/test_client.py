@@ -1,0 +1,241 @@
+"""The client for Python programs: each of its methods does what the command of its name does."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spool
+from served import Served
+from spool.store.disk import Disk
+
+
+def test_a_job_that_waits_is_held_released_listed_explained_and_cancelled(
+    client: spool.Client, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call does what the command of its name does, and returns what has come of it."""
+    monkeypatch.chdir(spool_root)
+    assert str(client.submit(["true"], name="a", cpus=1, tags=["x"])) == "a"
+    assert (spool_root / "queued" / "a.toml").exists()
+    assert client.hold("a").kind == "held"
+    assert [reason.code for reason in client.why("a").reasons] == ["held"]
+    assert client.release("a").place == "held"
+    assert client.wait("a", timeout_s=0) is None
+    assert [(row.name, row.state) for row in client.jobs(spool.JobFilter(tag="x")).rows] == [("a", "queued")]
+    assert client.jobs().unserved
+    assert [change.kind for change in client.cancel("a", "why")] == ["cancelled"]
+    end = client.wait("a", timeout_s=30)
+    assert end is not None
+    assert end.outcome is spool.State.CANCELLED
+
+
+def test_a_name_is_taken_until_its_job_is_replaced(client: spool.Client, spool_root: Path) -> None:
+    """An error says where the other one is."""
+    client.submit("true", name="a")
+    with pytest.raises(spool.SpoolError, match="cannot submit job a: a job of that name is in queued/"):
+        client.submit("false", name="a")
+    client.submit("false", name="a", held=True, replace=True)
+    assert not (spool_root / "queued" / "a.toml").exists()
+    assert "false" in (spool_root / "held" / "a.toml").read_text()
+
+
+def test_what_can_be_expected_to_fail_is_an_error_of_spool(client: spool.Client, tmp_path: Path) -> None:
+    """No such job, no output yet, a key that there is not, a name that cannot be, no spool, no place for one."""
+    with pytest.raises(spool.NoSuchJob):
+        client.wait("none")
+    with pytest.raises(spool.NoSuchJob):
+        client.cancel("none")
+    client.submit("true", name="a")
+    with pytest.raises(spool.SpoolError, match="it has not run yet"):
+        client.output("a")
+    with pytest.raises(spool.InvalidJob, match="cpu"):
+        client.submit("true", name="b", cpuz=1)
+    with pytest.raises(spool.InvalidValue, match="begins with a letter or a digit"):
+        client.submit("true", name=".b")
+    with pytest.raises(spool.SpoolUnusable):
+        spool.Client(tmp_path / "elsewhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(spool.SpoolUnusable, match="cannot make a spool"):
+        spool.Client(tmp_path / "file" / "spool", make=True)
+    made = spool.Client(tmp_path / "new", make=True)
+    assert made.root == str(tmp_path / "new")
+    assert made.jobs().rows == ()
+
+
+def test_a_dry_run_says_what_would_be_done_and_keys_change_a_job_that_runs_again(
+    client: spool.Client, spool_root: Path
+) -> None:
+    """Nothing is changed by the first; the second keeps the rest of the file, and refuses what is not valid."""
+    done = spool_root / "done" / "a.toml"
+    done.write_text('# mine\ncommand = "true"\ntime_limit = "1h"\n')
+    (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
+    assert client.requeue("a", dry_run=True, cpus=2).kind == "would be queued again"
+    assert done.exists()
+    with pytest.raises(spool.InvalidJob):
+        client.requeue("a", cpus=-2)
+    assert done.exists()
+    assert client.requeue("a", cpus=2, time_limit=None).kind == "queued again"
+    assert not done.exists()
+    assert (spool_root / "queued" / "a.toml").read_text() == '# mine\ncommand = "true"\ncpus = 2\n'
+    assert client.hold("a", dry_run=True).kind == "would be held"
+    assert [change.kind for change in client.cancel("a", dry_run=True)] == ["would be cancelled"]
+    assert (spool_root / "queued" / "a.toml").exists()
+    client.hold("a")
+    assert client.release("a", dry_run=True).kind == "would be released"
+    with pytest.raises(spool.SpoolError, match="it is held"):
+        client.suspend("a")
+
+
+def test_a_job_is_suspended_and_goes_on(served: Served) -> None:
+    """From a program as from the command line."""
+    client = spool.Client()
+    client.submit("sleep 100", name="long")
+    served.until(lambda: served.places("long") == ["running"], "a run")
+    assert client.suspend("long", dry_run=True).kind == "would be suspended"
+    assert client.suspend("long", "demo").kind == "suspended"
+    served.until(lambda: "demo" in served.reason("long"), "a suspended job")
+    (row,) = client.jobs().rows
+    assert row.suspended_at_ns is not None
+    assert client.go_on("long").kind == "continued"
+    client.cancel("long")
+    served.wait_done("long")
+
+
+def test_a_job_without_a_name_gets_one_of_its_program(client: spool.Client, spool_root: Path) -> None:
+    """As from the command line: the stem of the program or the script, and what makes it new."""
+    jobs = [client.submit("./train.py --lr 1"), client.submit(["python3", "-m", "train"]), client.submit("./train.py")]
+    assert len({*jobs}) == 3
+    for job in jobs:
+        assert job.name.startswith("train-")
+        assert (spool_root / "queued" / f"{job}.toml").exists()
+
+
+def test_many_jobs_are_submitted_in_their_order(client: spool.Client, spool_root: Path) -> None:
+    """Commands and mappings; what a mapping says overrides what is common."""
+    jobs = client.submit_many(
+        ["true", ("echo", "a b"), {"command": "false", "name": "one", "cpus": 3}], cpus=2, env={"A": "1"}
+    )
+    texts = [(spool_root / "queued" / f"{job}.toml").read_text() for job in jobs]
+    assert [str(job)[:4] for job in jobs] == ["true", "echo", "one"]
+    assert ["cpus = 2" in text for text in texts] == [True, True, False]
+    assert "cpus = 3" in texts[2]
+    assert 'command = ["echo", "a b"]' in texts[1]
+    assert all('A = "1"' in text for text in texts)
+    assert len({*client.submit_many(["true"] * 2000, held=True)}) == 2000  # of which some have drawn the same name
+    assert len([*(spool_root / "held").iterdir()]) == 2000
+    assert client.submit_many([]) == ()
+
+
+def test_many_jobs_are_submitted_by_one_sync_of_the_directory(
+    client: spool.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of a hundred jobs are on the disk after one sync, not after a hundred."""
+    synced: list[list[str]] = []
+    sync = Disk.sync_directories
+
+    def counting(self: Disk, paths: Any) -> None:
+        synced.append(list(paths))
+        sync(self, synced[-1])
+
+    monkeypatch.setattr(Disk, "sync_directories", counting)
+    client.submit_many(["true"] * 100)
+    assert [[Path(path).name for path in paths] for paths in synced] == [["queued"]]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "error", "words"),
+    [
+        (["true", {"command": "true", "cpuz": 1}], spool.InvalidJob, "cpuz"),
+        (["true", {"name": "x"}], spool.InvalidValue, "its command is NoneType"),
+        (["true", {"command": lambda: 1}], spool.InvalidValue, "its command is function.*spool.Executor"),
+        (["true", {"command": "true", "name": "-x"}], spool.InvalidValue, "begins with a letter"),
+        ([{"command": "true", "name": "x"}] * 2, spool.InvalidValue, "two of the jobs have that name"),
+        (["true", {"command": "true", "name": "taken"}], spool.SpoolError, "a job of that name is in queued/"),
+        (["true", {"command": "true", "cpus": object()}], spool.InvalidValue, "object"),
+        (["true", {"command": "a\ud800"}], spool.InvalidValue, "UTF-8"),
+    ],
+)
+def test_if_one_of_many_is_wrong_none_is_submitted(
+    client: spool.Client, spool_root: Path, jobs: list[Any], error: type[Exception], words: str
+) -> None:
+    """All are checked before the first is written."""
+    client.submit("true", name="taken")
+    with pytest.raises(error, match=words):
+        client.submit_many(jobs)
+    assert [path.name for path in (spool_root / "queued").iterdir()] == ["taken.toml"]
+
+
+def test_an_error_between_two_jobs_says_which_are_in(client: spool.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk gets full after the second: the error has the names of the two, and the spool has their files."""
+    link = Disk.link
+    linked: list[str] = []
+
+    def full(self: Disk, source: str, target: str) -> None:
+        if len(linked) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        linked.append(target)
+        link(self, source, target)
+
+    monkeypatch.setattr(Disk, "link", full)
+    jobs = [{"command": "true", "name": name} for name in "abcd"]
+    with pytest.raises(spool.NotAllSubmitted, match=r"submit job c: .*No space.*; 2 of the 4 .* before it: a, b"):
+        client.submit_many(jobs)
+    with pytest.raises(OSError, match="No space"):
+        client.submit("true", name="e")
+    monkeypatch.undo()
+    assert sorted(row.name for row in client.jobs().rows) == ["a", "b"]
+
+
+def test_a_sweep_is_one_file_whose_tasks_carry_their_values(client: spool.Client, spool_root: Path) -> None:
+    """They are known before the array is expanded, by their names too; other values than a file's become texts."""
+    sweep = client.sweep("./train {lr} {data}", matrix={"lr": (0.1, 1), "data": [Path("/a"), "b"]}, name="s", cpus=2)
+    assert [path.name for path in (spool_root / "queued").iterdir()] == ["s.toml"]
+    tasks = sweep.tasks()
+    assert [task.name for task in tasks] == ["s_0", "s_1", "s_2", "s_3"]
+    assert [tuple(task.parameters.values()) for task in tasks] == [("0.1", "/a"), ("0.1", "b"), ("1", "/a"), ("1", "b")]
+    assert client.job("s_3").tasks() == ()
+    assert client.job("s_3").parameters == {"lr": "1", "data": "b"}
+    assert tasks[0].outcome is None
+    with pytest.raises(spool.NoSuchJob):
+        client.job("s_4")
+    with pytest.raises(spool.InvalidJob, match="empty list"):
+        client.sweep("true", matrix={"lr": []})
+
+
+def test_a_job_is_found_by_its_name_in_any_spool(
+    client: spool.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`spool.job` looks where the command line does, or in the spool that it is told."""
+    mine = client.submit("true", name="a")
+    assert spool.job("a") == client.job("a") == mine
+    other = spool.Client(tmp_path / "other", make=True)
+    with pytest.raises(spool.NoSuchJob):
+        spool.job("a", other.root)
+    yours = other.submit("true", name="a", held=True)
+    assert spool.job("a", tmp_path / "other") == yours != mine
+    assert len({mine, yours, client.job("a")}) == 2
+    assert mine != "a"
+
+
+def test_each_method_takes_a_job_or_its_name(client: spool.Client) -> None:
+    """What `submit` returns can be given to what had a name before."""
+    job = client.submit("true")
+    assert client.hold(job).kind == "held"
+    assert client.release(job).place == "held"
+    assert client.why(job).name == job.name
+    assert client.wait(job, timeout_s=0) is None
+    with pytest.raises(spool.SpoolError, match="has not run yet"):
+        client.output(job)
+    assert client.cancel(job)[0].kind == "cancelled"
+
+
+def test_the_machine_the_plan_and_the_sums_are_those_of_the_commands(client: spool.Client) -> None:
+    """Without a dispatcher they come from a fresh look."""
+    client.submit("true", name="a", cpus=1)
+    plan = client.plan()
+    assert [each.job.name for each in (*plan.starts, *plan.waits)] == ["a"]
+    assert client.stats(since_at_ns=0).total.runs == 0
+    assert client.gpus().at_ns > 0
