@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 import called
+import spool
 from served import Served
 from spool.client.gc import RetentionPolicy, plan_removal, remove
 from spool.client.requests import Requests
-from spool.client.waiting import Awaited, End
+from spool.client.waiting import End
 from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolError, SpoolUnusable
 from spool.core.model import State
 from spool.python import calls
@@ -55,11 +56,9 @@ def alone(tmp_path: Path) -> Iterator[Executor]:
     made.shutdown(wait=False, cancel_futures=True)
 
 
-def again(served: Served, name: str) -> CallResult:
+def again(served: Served, name: str) -> object:
     """Return the result of a call as another process finds it, by its name alone."""
-    spool = Spool(str(served.root))
-    end = wait_for(Awaited(spool, name).poll)
-    return CallResult(spool, name, end)
+    return spool.job(name, served.root).result(timeout_s=PATIENCE_S)
 
 
 # What comes back.
@@ -71,7 +70,7 @@ def test_a_call_is_a_job_with_its_files(served: Served, executor: Executor) -> N
     assert future.result(PATIENCE_S) == 42
     assert future.exception() is None
     assert future.name.startswith("double-")
-    assert again(served, future.name).value() == 42
+    assert again(served, future.name) == 42
     metadir = served.root / "jobs" / future.name / "1"
     assert {"call", "return", "log"} <= set(os.listdir(metadir))
     assert json.loads((metadir / "call").read_bytes().partition(b"\n")[0])["function"] == "double"
@@ -101,7 +100,8 @@ def test_an_exception_comes_back_with_its_traceback_and_its_log(served: Served, 
     assert "worker.py" not in str(raised.value.__cause__)
     assert raised.value.__notes__ == [f"the last lines of the log of job {future.name}:\nsaid before"]
     assert "LookupError: no such thing" in (served.root / "jobs" / future.name / "1" / "log").read_text()
-    assert again(served, future.name).error() is not None
+    with pytest.raises(LookupError, match="no such thing"):
+        again(served, future.name)
 
 
 def test_an_exception_that_no_pickle_holds_comes_back_in_words(executor: Executor) -> None:
@@ -281,7 +281,40 @@ def test_a_map_is_one_array_with_results_in_order(served: Served, executor: Exec
     assert list(executor.map(called.add, range(4), range(10, 14))) == [10, 12, 14, 16]
     [array] = set(os.listdir(served.root / "calls")) - before
     assert (served.root / "done" / f"{array}.toml").exists()
-    assert again(served, f"{array}_2").value() == 14
+    assert again(served, f"{array}_2") == 14
+
+
+def test_an_array_of_calls_has_the_results_of_all(served: Served, executor: Executor) -> None:
+    """In order, with chunks or without, for whoever has its name."""
+    single, chunks = (
+        executor.submit_all(called.double, range(3)),
+        executor.submit_all(called.double, range(5), chunksize=2),
+    )
+    assert again(served, single[0].array) == [0, 2, 4]
+    assert again(served, chunks[0].array) == [0, 2, 4, 6, 8]
+    failing = executor.submit_all(divmod, [1, 1], [1, 0])
+    with pytest.raises(ZeroDivisionError):
+        again(served, failing[0].array)
+
+
+def test_a_job_that_calls_nothing_has_no_result(served: Served, executor: Executor) -> None:
+    """The error says so; while a job runs there is none either."""
+    served.drop("plain", "true")
+    with pytest.raises(SpoolError, match="the result of job plain: it calls no Python function"):
+        again(served, "plain")
+    future = executor.submit(time.sleep, 60)
+    with pytest.raises(TimeoutError):
+        future.job.result(timeout_s=0.01)
+    future.job.cancel()
+
+
+def test_futures_can_be_waited_for_like_jobs(executor: Executor) -> None:
+    """With a view of how many have ended."""
+    counts: list[tuple[int, int]] = []
+    futures = [executor.submit(called.double, number) for number in range(3)]
+    done = spool.as_completed(futures, progress=lambda ended, of: counts.append((ended, of)))
+    assert sorted(future.result(PATIENCE_S) for future in done) == [0, 2, 4]
+    assert counts[-1] == (3, 3)
 
 
 def test_a_map_ends_with_its_shortest_iterable(executor: Executor) -> None:
@@ -409,7 +442,7 @@ def test_a_pickle_that_another_user_may_have_written_is_not_loaded(
 ) -> None:
     """Whatever it is: a file or a directory that others can write to, a link, another user's file."""
     monkeypatch.chdir(tmp_path)
-    spool, name, path = returned
+    place, name, path = returned
     path.write_bytes(forged())
     match how:
         case "group":
@@ -431,7 +464,7 @@ def test_a_pickle_that_another_user_may_have_written_is_not_loaded(
             if os.geteuid() != 0:
                 pytest.skip("takes root, for another user's file")
             os.chown(path, 12345, 12345)
-    error = CallResult(spool, name, End(name, State.FINISHED, run=1)).error()
+    error = CallResult(place, name, End(name, State.FINISHED, run=1)).error()
     assert isinstance(error, SpoolUnusable)
     assert "cannot use what the call returned" in str(error)
     assert not (tmp_path / "bomb").exists()
@@ -442,18 +475,18 @@ def test_what_is_forged_by_this_user_is_loaded(
 ) -> None:
     """So that the test above cannot pass for another reason."""
     monkeypatch.chdir(tmp_path)
-    spool, name, path = returned
+    place, name, path = returned
     path.write_bytes(forged())
-    assert CallResult(spool, name, End(name, State.FINISHED, run=1)).value() is None
+    assert CallResult(place, name, End(name, State.FINISHED, run=1)).value() is None
     assert (tmp_path / "bomb").exists()
 
 
 @pytest.mark.parametrize("text", [b"", b"{}\n", b"x\n", b'{"version": 9}\n', None])
 def test_a_damaged_return_is_an_error(returned: tuple[Spool, str, Path], text: bytes | None) -> None:
     """Half a pickle is never loaded."""
-    spool, name, path = returned
+    place, name, path = returned
     path.write_bytes(path.read_bytes()[:-1] if text is None else text)
-    assert isinstance(CallResult(spool, name, End(name, State.FINISHED, run=1)).error(), InvalidRecord)
+    assert isinstance(CallResult(place, name, End(name, State.FINISHED, run=1)).error(), InvalidRecord)
 
 
 def test_a_worker_loads_no_call_that_others_can_write_to(alone: Executor) -> None:
@@ -488,6 +521,7 @@ _CALLER = """
 import sys, time
 from spool.python.executor import Executor
 import called
+import spool
 made = Executor(sys.argv[1], name="orphan")
 futures = [made.submit(called.note, sys.argv[2], number) for number in range(5)]
 futures += made.submit_all(called.note, [sys.argv[2]] * 5, range(5, 10))
@@ -515,7 +549,7 @@ def test_calls_outlive_their_caller_and_their_dispatcher(tmp_path: Path) -> None
         served.start()
         names = [f"orphan-{number}" for number in range(1, 6)] + [f"orphan-6_{number}" for number in range(5)]
         wait_for(lambda: all((served.root / "done" / f"{name}.toml").exists() for name in names))
-        assert [again(served, name).value() for name in names] == list(range(10))
+        assert [again(served, name) for name in names] == list(range(10))
         assert sorted(map(int, notes.read_text().split())) == list(range(10))
 
 
@@ -541,8 +575,8 @@ def test_a_call_that_is_killed_before_its_job_leaves_nothing_for_long(alone: Exe
     calls.publish(alone.root, "young", b"")
     for each in (path, f"{alone.root}/calls/{future.name}"):
         os.utime(each, (1, 1))
-    spool = Spool(alone.root)
-    remove(spool, plan_removal(spool, RetentionPolicy(max_age_ns=0), time.time_ns()))
+    place = Spool(alone.root)
+    remove(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
     assert sorted(os.listdir(f"{alone.root}/calls")) == [future.name, "young"]
 
 
@@ -551,11 +585,12 @@ def test_the_call_goes_with_its_job(served: Served, executor: Executor) -> None:
     future = executor.submit(called.double, 1)
     future.result(PATIENCE_S)
     assert (served.root / "calls" / future.name).exists()
-    spool = Spool(str(served.root))
+    place = Spool(str(served.root))
 
     def is_gone() -> bool:
-        remove(spool, plan_removal(spool, RetentionPolicy(max_age_ns=0), time.time_ns()))
+        remove(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
         return not (served.root / "calls" / future.name).exists()
 
     wait_for(is_gone)  # the dispatcher has recorded the end by then
-    assert isinstance(CallResult(spool, future.name, End(future.name, State.FINISHED, run=1)).error(), JobFailed)
+    with pytest.raises(SpoolError, match="calls no Python function, or its run was removed"):
+        CallResult(place, future.name, End(future.name, State.FINISHED, run=1)).value()
