@@ -178,7 +178,7 @@ class Watcher:
             except OSError as error:  # the spool is gone, or the disk: nothing more is known
                 why = error.strerror or str(error)
                 self._give_up(SpoolError(cannot("watch", "the calls", why, where=self._spool.root)))
-            except Exception as error:  # without this thread, every call would be waited for in vain
+            except Exception as error:  # without this thread, no call would ever end
                 self._give_up(error)
             time.sleep(ends.pause_s)
 
@@ -218,7 +218,7 @@ class Watcher:
         self._forget(future)
 
     def _forget(self, future: Future[Any]) -> None:
-        """Watch a call no more: it has its end, so that whoever waits for what is open waits for all."""
+        """Watch a call no more. It has its end by now, so that a wait for all open calls misses none."""
         with self._wakes:
             self._open.pop(future.name, None)
 
