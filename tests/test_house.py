@@ -115,6 +115,7 @@ VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the valu
 ABROAD = {
     ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
     ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
+    ("python/calls.py", "cloudpickle"): "an extra for functions that no module has",
     ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
@@ -154,10 +155,13 @@ SMALL_MODULES: dict[str, str] = {
     "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "client/machine_service.py": "what root installs, apart from what users do with their own service managers",
     "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
+    "python/worker.py": "a program of its own, which each call of a Python function starts",
     "testing/batch.py": "an executor that only the tests name; that it is short is its point",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
 }
-SAME_NAMES: dict[str, str] = {}
+SAME_NAMES: dict[str, str] = {
+    "Executor": "the public one, as `concurrent.futures` calls it, and what a job's `executor` names",
+}
 # A circle is named by its first module.
 CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {}

@@ -17,7 +17,15 @@ from spool.core.model import State as State
 from spool.python.asynchronous import AsyncClient as AsyncClient
 from spool.python.client import Client as Client
 from spool.python.client import job as job
+from spool.python.executor import Executor as Executor
+from spool.python.executor import Future as Future
 from spool.python.job import Job as Job
+from spool.python.results import Cancelled as Cancelled
+from spool.python.results import JobFailed as JobFailed
+from spool.python.results import Lost as Lost
+from spool.python.results import OutOfMemory as OutOfMemory
+from spool.python.results import RemoteError as RemoteError
+from spool.python.results import TimedOut as TimedOut
 from spool.python.waiting import as_completed as as_completed
 from spool.python.waiting import wait_all as wait_all
 from spool.python.waiting import wait_any as wait_any

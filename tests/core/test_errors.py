@@ -7,6 +7,7 @@ import inspect
 import pytest
 
 from spool.core import errors
+from spool.core.model import Problem
 from spool.core.names import why_not_name
 
 
@@ -23,7 +24,7 @@ def test_every_error_of_the_tree_has_a_documented_exit_code() -> None:
 
 def test_an_invalid_file_says_its_first_problem_and_how_many_more() -> None:
     """The one-line form of an error with many problems stays one line."""
-    problems = [errors.Problem("a", 1, "first"), errors.Problem("b", 2, "second")]
+    problems = [Problem("a", 1, "first"), Problem("b", 2, "second")]
     assert str(errors.InvalidJob("job x", problems)) == "cannot use job x: first (and 1 more)"
     assert str(errors.InvalidJob("job x", [])) == "cannot use job x: it is not valid"
 

@@ -13,8 +13,8 @@ from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.client.submit import is_spool
 from spool.core import layout
-from spool.core.errors import ExitCode, InvalidFile, Problem
-from spool.core.model import JobDefaults, Spec
+from spool.core.errors import ExitCode, InvalidFile
+from spool.core.model import JobDefaults, Problem, Spec
 from spool.core.names import why_not_name
 from spool.formats import config, jobfile, machinefile, reservation
 from spool.formats.toml import MAX_BYTES

@@ -1,6 +1,6 @@
 """Options of other schedulers, as options of spool: `#SBATCH`, `# GFLOW` and `#PBS` lines, and words typed by habit.
 
-Each converter returns the words that mean the same here, or raises `Lost` with the reason. A lost option that
+Each converter returns the words that mean the same here, or raises `NoEquivalent` with the reason. A lost option that
 changes results (GPUs, an array, a dependency) makes the reader of a script fail; the others give a warning.
 """
 
@@ -16,7 +16,7 @@ from spool.core.model import SECOND_NS
 from spool.core.units import format_duration
 
 
-class Lost(Exception):  # noqa: N818  (not always an error)
+class NoEquivalent(Exception):  # noqa: N818  (not always an error)
     """An option without an equivalent. *matters*: without it the job would compute something else."""
 
     def __init__(self, why: str, *, matters: bool = False) -> None:
@@ -42,7 +42,7 @@ class Converted(Struct, frozen=True):
 
     directive: Directive
     words: tuple[str, ...] = ()
-    lost: Lost | None = None
+    lost: NoEquivalent | None = None
 
     @property
     def key(self) -> str | None:
@@ -73,7 +73,7 @@ def _same(option: str) -> Converter:
 
 def _nothing(why: str, *, matters: bool = False) -> Converter:
     def lose(value: str) -> list[str]:
-        raise Lost(why, matters=matters)
+        raise NoEquivalent(why, matters=matters)
 
     return lose
 
@@ -106,7 +106,7 @@ def _minutes(text: str) -> list[str]:
 def _clock_or_seconds(text: str) -> list[str]:
     """Read the times of PBS: S, M:S, H:M:S."""
     if not re.fullmatch(r"[0-9]{1,8}(:[0-9]{1,2}){0,2}", text):
-        raise Lost("not a valid time", matters=False)
+        raise NoEquivalent("not a valid time", matters=False)
     seconds = 0
     for part in text.split(":"):
         seconds = seconds * 60 + int(part)
@@ -119,7 +119,7 @@ def _megabytes(option: str) -> Converter:
     def read(text: str) -> list[str]:
         match = re.fullmatch(r"([0-9]+)([KMGT]?)B?", text, re.IGNORECASE)
         if match is None or int(match[1]) == 0:
-            raise Lost("cannot request all of the machine's memory" if match else "not a valid size")
+            raise NoEquivalent("cannot request all of the machine's memory" if match else "not a valid size")
         return [option, f"{match[1]}{(match[2] or 'M').upper()}"]
 
     return read
@@ -131,7 +131,7 @@ def _gpus(text: str) -> list[str]:
     if not colon and kind.isdecimal():
         kind, count = "", kind
     if not (count or "1").isdecimal() or "," in text:
-        raise Lost("cannot request more than one kind of GPU", matters=True)
+        raise NoEquivalent("cannot request more than one kind of GPU", matters=True)
     return ["--gpus", count or "1"] + (["--gpu-type", kind] if kind else [])
 
 
@@ -144,10 +144,10 @@ def _gres(text: str) -> list[str]:
         if name == "gpu" and not words:
             words += _gpus(rest or "1")
         elif name == "gpu":
-            raise Lost("cannot request more than one kind of GPU", matters=True)
+            raise NoEquivalent("cannot request more than one kind of GPU", matters=True)
         else:
             what = f"name {name!r} under [resources] in config.toml and give --resource {name}={rest or 1}"
-            raise Lost(what, matters=name in ("shard", "mps"))
+            raise NoEquivalent(what, matters=name in ("shard", "mps"))
     return words
 
 
@@ -162,26 +162,26 @@ def dependencies(text: str, *, numbers: bool = False) -> list[str]:
         kind, *names = clause.split(":")
         if kind not in _KINDS:
             hint = "here, jobs of one name run one at a time" if kind == "singleton" else "give --depends-on NAME"
-            raise Lost(f"{kind!r} has no equivalent; {hint}", matters=True)
+            raise NoEquivalent(f"{kind!r} has no equivalent; {hint}", matters=True)
         if not names or not all(names):
-            raise Lost(f"{clause!r} names no job", matters=True)
+            raise NoEquivalent(f"{clause!r} names no job", matters=True)
         if not numbers and (of_others := [name for name in names if re.fullmatch(r"[0-9_+]+", name)]):
-            raise Lost(f"{of_others[0]} is a job of the other scheduler; give --depends-on NAME", matters=True)
+            raise NoEquivalent(f"{of_others[0]} is a job of the other scheduler; give --depends-on NAME", matters=True)
         if any_of_them and kind != "afterok":
-            raise Lost("`?` (any of several) works with afterok only", matters=True)
+            raise NoEquivalent("`?` (any of several) works with afterok only", matters=True)
         words += ["--depends-on", ("any:" if any_of_them else _KINDS[kind]) + ",".join(names)]
     return words
 
 
 def output_pattern(text: str) -> str:
-    """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises Lost."""
+    """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises NoEquivalent."""
     run_alone = re.search("%[0-9]*x", text) is not None
     text = re.sub(r"%[0-9]*A([^%]?)%[0-9]*a", "%n", text)
     for letters, ours in (("jJA", "%r" if run_alone else "%n.%r"), ("x", "%n"), ("a", "%a")):
         text = re.sub(f"(?<!%)((?:%%)*)%[0-9]*[{letters}]", lambda match, ours=ours: match[1] + ours, text)  # type: ignore[misc]
     text = re.sub("%n[-_.]?%n", "%n", text)
     if odd := re.search(r"(?<!%)(?:%%)*(%[^%nra])", text):
-        raise Lost(f"{odd[1]} is not supported; %n is the job, %r the run, %a the index")
+        raise NoEquivalent(f"{odd[1]} is not supported; %n is the job, %r the run, %a the index")
     return text
 
 
@@ -199,7 +199,7 @@ def _begin(text: str) -> list[str]:
 def _signal(text: str) -> list[str]:
     match = re.fullmatch(r"(?:[RB]+:)?([A-Za-z0-9]+)(?:@([0-9]+))?", text)
     if match is None or match[1].isdecimal():
-        raise Lost("write it as --signal USR1@60s")
+        raise NoEquivalent("write it as --signal USR1@60s")
     return ["--signal", f"{match[1]}@{match[2] or 60}s"]
 
 
@@ -222,7 +222,7 @@ def _one(what: str) -> Converter:
 
     def read(text: str) -> list[str]:
         if text.split("-")[0] != "1":
-            raise Lost(f"there is only one {what}, this machine", matters=True)
+            raise NoEquivalent(f"there is only one {what}, this machine", matters=True)
         return []
 
     return read
@@ -319,13 +319,13 @@ def _pbs_resources(text: str) -> list[str]:
         elif key == "place":
             continue
         else:
-            raise Lost(f"{key!r} has no equivalent", matters="gpu" in key)
+            raise NoEquivalent(f"{key!r} has no equivalent", matters="gpu" in key)
     return words
 
 
 def _pbs_more(text: str) -> list[str]:
     if not text.startswith("depend="):
-        raise Lost("no equivalent in spool")
+        raise NoEquivalent("no equivalent in spool")
     return dependencies(text.removeprefix("depend="))
 
 
@@ -431,12 +431,12 @@ def _converted(one: Directive) -> Converted:
     values, flags = _SYSTEMS[one.system]
     converter = _found(flags, one.option) or _found(values, one.option)
     if converter is None:
-        return Converted(one, lost=Lost("unknown option"))
+        return Converted(one, lost=NoEquivalent("unknown option"))
     if one.value is None and _found(flags, one.option) is None:
-        return Converted(one, lost=Lost("it needs a value", matters=True))
+        return Converted(one, lost=NoEquivalent("it needs a value", matters=True))
     try:
         return Converted(one, tuple(converter(one.value or "")))
-    except Lost as error:
+    except NoEquivalent as error:
         return Converted(one, lost=error)
 
 
@@ -445,7 +445,7 @@ def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -
     numbers: dict[str, int] = {}
     for name, one in pieces.items():
         if "mem" not in name and name != "--gpus-per-task" and not (one.value or "").isdecimal():
-            yield Converted(one, lost=Lost("not a number", matters=True))
+            yield Converted(one, lost=NoEquivalent("not a number", matters=True))
             return
         if one.value is not None and one.value.isdecimal():
             numbers[name] = int(one.value)
@@ -475,11 +475,11 @@ def _times(one: Directive, count: int, read: Converter) -> Converted:
     """Return a size or a number of GPUs *count* times."""
     try:
         option, amount, *more = read(one.value or "")
-    except Lost as error:
+    except NoEquivalent as error:
         return Converted(one, lost=error)
     match = re.fullmatch("([0-9]+)(.*)", amount)
     if match is None:
-        return Converted(one, lost=Lost("not a number", matters=True))
+        return Converted(one, lost=NoEquivalent("not a number", matters=True))
     return Converted(one, (option, f"{int(match[1]) * count}{match[2]}", *more))
 
 

@@ -146,7 +146,7 @@ def _as_ours(text: str) -> Sequence[str]:
 
     try:
         return foreign.dependencies(text, numbers=True)[1::2]
-    except foreign.Lost as error:
+    except foreign.NoEquivalent as error:
         raise InvalidValue(f"cannot use --depends-on {text}: {error}") from None
 
 

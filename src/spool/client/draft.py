@@ -74,9 +74,11 @@ def job_keys(command: str | Sequence[str], given: Mapping[str, object], exported
     It runs in the current directory unless they have a `workdir`. Keys of `env` in *given* override those of
     *exported*. Raises FileNotFoundError if the current directory is gone.
     """
-    keys = {"command": command, "workdir": given.get("workdir") or literal(os.getcwd()), **given}
+    placeholders = _placeholders(given)
+    here = given.get("workdir") or escaped(literal(os.getcwd()), placeholders)
+    keys = {"command": command, "workdir": here, **given}
     own = given.get("env", {})
-    if isinstance(own, dict) and (env := exported.env(own, _placeholders(given))):
+    if isinstance(own, dict) and (env := exported.env(own, placeholders)):
         keys["env"] = env
     return keys
 
@@ -94,6 +96,13 @@ def _placeholders(keys: Mapping[str, object]) -> set[str]:
     return found | {ARRAY} if "array" in makers and len(makers) > 1 else found
 
 
+def escaped(text: str, placeholders: Iterable[str]) -> str:
+    """Return *text* as an array must spell it to mean exactly that: `{{key}}` for `{key}` of its *placeholders*."""
+    for key in placeholders:
+        text = text.replace(f"{{{key}}}", f"{{{{{key}}}}}")
+    return text
+
+
 class Exports:
     """Variables for a job: `taken` from the caller, `assigned` on the command line, and the reasons in `left_out`."""
 
@@ -107,9 +116,8 @@ class Exports:
 
         *placeholders* are the `{key}` that have a meaning in the file, and none in the taken variables.
         """
-        taken = self.taken
-        for key in placeholders:
-            taken = {name: value.replace(f"{{{key}}}", f"{{{{{key}}}}}") for name, value in taken.items()}
+        known = tuple(placeholders)
+        taken = {name: escaped(value, known) for name, value in self.taken.items()} if known else self.taken
         return {**taken, **self.assigned, **own}
 
     def take(self, names: Iterable[str], environment: Mapping[str, str]) -> None:

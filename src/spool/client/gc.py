@@ -18,14 +18,16 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
+from spool.client.submit import ever_used
 from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
+from spool.core.layout import CALLS, DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
 from spool.formats import jobfile, journal, run_records
 from spool.formats.journal import recall
 from spool.store.disk import Disk, open_directory, remedy_for, walk
@@ -36,6 +38,7 @@ from spool.store.spool import Spool
 _LOCK = "gc.lock"  # in the staging directory
 _LONG = 400  # of a path in a message
 _RUN = re.compile(r"[1-9][0-9]*", re.ASCII)
+_CALL_AGE_NS = 3600 * 10**9  # of a call without a job
 _ASIDE = re.compile(rf"[1-9][0-9]*\.gc\.{layout.NAME_PATTERN}\.[0-9]+", re.ASCII)
 
 Step = Callable[[int, int], object]  # called with the number of steps done, and of all
@@ -173,6 +176,13 @@ class _Collector:
         for entry in os.listdir(self._at[STAGING]):
             if _ASIDE.fullmatch(entry):
                 self._clear(entry)
+        # A program was killed between a call and its job, or while it wrote the call.
+        calls = self._at.get(CALLS)
+        for entry in os.listdir(calls) if calls is not None else ():
+            with suppress(OSError):
+                old = time.time_ns() - os.stat(entry, dir_fd=calls, follow_symlinks=False).st_mtime_ns > _CALL_AGE_NS
+                if old and not (layout.valid_name(entry) and ever_used(self._spool.root, entry)):
+                    self._disk.discard(entry, calls)
 
     def remember(self, last: dict[str, int]) -> None:
         """Record the numbers of the newest runs to be removed, beside those removed before."""
@@ -246,6 +256,9 @@ class _Collector:
             return False
         with suppress(OSError):  # a run has begun meanwhile, or a user keeps a file there
             self._disk.rmdir(name, self._at[JOBS])
+        if CALLS in self._at:
+            with suppress(OSError):  # it is small, and the next collection sees it
+                self._disk.discard(name, self._at[CALLS])
         return True
 
     def remove_reservation(self, filename: str) -> bool:
@@ -279,7 +292,7 @@ def _directories(spool: Spool) -> Iterator[dict[str, int]]:
         path = spool.root
         try:
             root = open_directory(path)
-            for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS):
+            for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS, CALLS):
                 path = spool.layout.at(name)
                 with suppress(FileNotFoundError):
                     at[name] = open_directory(name, root)

@@ -172,6 +172,11 @@ class Requests:
                 found[RUNNING] = ChangeKind.STOPPING
         raise SpoolError(cannot("cancel", f"job {name}", "someone else keeps moving it"))
 
+    def withdraw(self, name: str) -> bool:
+        """End a job only if it waits: `mv queued/NAME.toml done/`; return whether it did."""
+        places = self._spool.places(name)
+        return RUNNING not in places and any(self._file_away(name, at) for at in (QUEUED, HELD) if at in places)
+
     def suspend(self, name: str, reason: str = "", *, dry_run: bool = False) -> Change:
         """Suspend a run: `touch running/NAME.toml.suspended`. The file names the user and the reason.
 

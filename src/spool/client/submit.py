@@ -26,6 +26,7 @@ A job is a TOML file, and its directory is its state.
     done/NAME.toml          ended, with any outcome. Move it to queued/ to run it again.
     jobs/NAME/RUN/          one run of a job: its output is `log`, its outcome `result.toml`.
     reservations/NAME.toml  GPU reservations.
+    calls/NAME              the Python function that a job calls.
     config.toml             limits and preferences; read again when it changes.
     paused                  while this file exists, no job starts.
     history.jsonl           one line for each ended run.

@@ -13,7 +13,8 @@
 
 Commands that stand for a job (`wait`, `run`) exit with the job's own code instead, once it has one.
 
-A message is one line and has one grammar, *cannot VERB THING: where: why; what to do*; `cannot` builds it.
+A message is one line and has one grammar, *cannot VERB THING: where: why; what to do*; `cannot` builds it. This module
+imports almost nothing, because every command and every worker of a call starts with it.
 """
 
 # ruff: noqa: N818  (an error is named for the problem that users meet)
@@ -21,10 +22,13 @@ A message is one line and has one grammar, *cannot VERB THING: where: why; what 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
 from enum import IntEnum
 
-from msgspec import Struct
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spool.core.model import Problem
 
 
 class ExitCode(IntEnum):
@@ -128,15 +132,6 @@ class LockHeld(SpoolError):
     """Another dispatcher holds the lock."""
 
     exit_code = ExitCode.LOCK_HELD
-
-
-class Problem(Struct, frozen=True):
-    """One mistake in a file."""
-
-    key: str | None  # dotted: "retry.max"; None if no key is at fault
-    line: int | None  # counted from 1; None if no line is at fault (a missing key)
-    message: str  # a complete sentence: names the key and the line, suggests what was probably meant
-    stands_for: int = 1  # more than one in the last problem of a file, if not all are listed
 
 
 class InvalidFile(SpoolError):

@@ -45,6 +45,7 @@ HOOKS = "hooks"
 EVENTS = "events.jsonl"
 CURSORS = ".listeners"
 TERMINALS = ".tmux"
+CALLS = "calls"  # of Python functions, FORMAT 18
 
 # The metadir, FORMAT 4.
 SPEC_COPY = "job.toml"
@@ -70,6 +71,8 @@ LAUNCH = "launch"
 PROGRESS = "progress"
 SUSPENDED = "suspended"
 GPUS = "gpus.toml"
+CALL = "call"  # of a Python function, FORMAT 18
+RETURN = "return"
 
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"

@@ -513,3 +513,12 @@ class Policy(Struct, frozen=True):
     max_running: int | None = None  # runs of the whole spool at once; None is unlimited
     on_failure: str = "continue"  # or "pause", "halt"
     strict_order: bool = False  # no job overtakes one that does not fit; for comparison in the simulator
+
+
+class Problem(Struct, frozen=True):
+    """One mistake in a file."""
+
+    key: str | None  # dotted: "retry.max"; None if no key is at fault
+    line: int | None  # counted from 1; None if no line is at fault (a missing key)
+    message: str  # a complete sentence: names the key and the line, suggests what was probably meant
+    stands_for: int = 1  # more than one in the last problem of a file, if not all are listed

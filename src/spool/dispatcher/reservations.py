@@ -8,8 +8,8 @@ import time
 from collections.abc import Collection
 
 from spool.core import layout
-from spool.core.errors import InvalidReservation, Problem
-from spool.core.model import Reservation
+from spool.core.errors import InvalidReservation
+from spool.core.model import Problem, Reservation
 from spool.core.reservations import settle
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context

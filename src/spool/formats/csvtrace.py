@@ -10,8 +10,8 @@ import csv
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 
-from spool.core.errors import InvalidFile, InvalidValue, Problem
-from spool.core.model import SECOND_NS
+from spool.core.errors import InvalidFile, InvalidValue
+from spool.core.model import SECOND_NS, Problem
 from spool.core.simulation import SimulatedJob
 from spool.core.units import parse_duration, parse_size
 from spool.formats.swf import (

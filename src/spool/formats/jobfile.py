@@ -15,13 +15,14 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from spool.core.arrays import ARRAY, Substitution, Tasks
-from spool.core.errors import InvalidConfig, InvalidFile, InvalidJob, InvalidValue, Problem, cannot, shown
+from spool.core.errors import InvalidConfig, InvalidFile, InvalidJob, InvalidValue, cannot, shown
 from spool.core.model import (
     ArraySpec,
     ArrayTask,
     Dependencies,
     JobDefaults,
     Notify,
+    Problem,
     Request,
     Retry,
     Spec,

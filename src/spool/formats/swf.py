@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from spool.core.errors import InvalidFile, Problem
-from spool.core.model import SECOND_NS, Request, Spec
+from spool.core.errors import InvalidFile
+from spool.core.model import SECOND_NS, Problem, Request, Spec
 from spool.core.simulation import SimulatedJob
 
 COLUMNS = 18

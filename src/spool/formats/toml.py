@@ -21,7 +21,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from spool.core.errors import InvalidFile, Problem, shown
+from spool.core.errors import InvalidFile, shown
+from spool.core.model import Problem
 
 Path = tuple[str | int, ...]
 """The place of a value: keys, and positions in lists. `("depends_on", "all", 2)`."""

@@ -16,7 +16,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from spool.core.errors import InvalidFile, InvalidValue, Problem, shown
+from spool.core.errors import InvalidFile, InvalidValue, shown
+from spool.core.model import Problem
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
 from spool.formats.keys import OF_ITS_FIELD, REQUIRED, Key, KeyTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spool.client import autostart
 from spool.client.output import Follower, Stream, read_output, run_of
@@ -74,6 +74,19 @@ class Job:
                 return None
             time.sleep(watch.pause_s)
         return ends[0]
+
+    def result(self, *, timeout_s: float | None = None) -> Any:
+        """Wait until the job has ended and return what its Python function returned; for an array a list of all.
+
+        That is for jobs of an `Executor`, of this process or another. Raises what the function has raised, a JobFailed
+        if the job ended without a result, and TimeoutError.
+        """
+        from spool.python.results import result_of
+
+        end = self.wait(timeout_s=timeout_s)
+        if end is None:
+            raise TimeoutError
+        return result_of(self._spool, self.name, end)
 
     def output(self, run: int | None = None) -> bytes:
         """Return the output so far: of the newest run, or of *run*; for an array that of each task."""

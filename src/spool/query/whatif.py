@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.client.submit import is_spool
-from spool.core.errors import InvalidFile, Problem, SpoolError, UsageError, cannot
-from spool.core.model import Gpu, Machine, Policy, Request, Result, Spec
+from spool.core.errors import InvalidFile, SpoolError, UsageError, cannot
+from spool.core.model import Gpu, Machine, Policy, Problem, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run
 from spool.core.simulation import (

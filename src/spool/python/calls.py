@@ -1,0 +1,352 @@
+"""The two files of a call of a Python function: what is called, and what came back (FORMAT 18).
+
+Each has a line of JSON and then pickles. Loading a pickle can run any program, so a file is read only if this user
+alone can have written it: the spool, its directories down to the file and the file itself are this user's, none is a
+link, and no other user can write to them. Each is complete before it has its name.
+
+The worker of every call imports this module, so it imports little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import stat
+import sys
+
+from spool.core.errors import InvalidRecord, SpoolError, SpoolUnusable, cannot
+from spool.core.layout import CALLS, JOBS, RETURN, Layout
+from spool.store.disk import Disk, SpoolTrouble
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+VERSION = 1
+_MOST_HEADER = 64 << 20
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Call:
+    """The function of a job, with the arguments of one call, or of several that a task makes one after the other."""
+
+    __slots__ = ("function", "is_list", "packages", "parts")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parts: list[tuple[tuple[Any, ...], dict[str, Any]]],
+        packages: dict[str, str],
+        *,
+        is_list: bool,
+    ) -> None:
+        self.function = function
+        self.parts = parts
+        self.packages = packages  # the caller's: name and version
+        self.is_list = is_list
+
+    def __call__(self) -> Any:
+        """Return what the function returns; a list for a list of calls."""
+        done = [self.function(*args, **kwargs) for args, kwargs in self.parts]
+        return done if self.is_list else done[0]
+
+
+class Return:
+    """What a call has left: a value, or an exception, still as a pickle.
+
+    `error` is the exception in words, its type and its traceback; None for a value. `differs` lists the packages of
+    another version than the caller's.
+    """
+
+    __slots__ = ("differs", "error", "payload")
+
+    def __init__(self, payload: bytes, error: dict[str, str] | None, differs: list[str]) -> None:
+        self.payload = payload
+        self.error = error
+        self.differs = differs
+
+
+class WithShared:
+    """A function with the arguments that all of its calls share, by their place."""
+
+    __slots__ = ("func", "shared")
+
+    def __init__(self, func: Callable[..., Any], shared: dict[int, Any]) -> None:
+        self.func = func
+        self.shared = shared
+
+    def __call__(self, *rest: Any) -> Any:
+        """Call the function with the shared arguments between the *rest*."""
+        left = iter(rest)
+        return self.func(
+            *(self.shared[at] if at in self.shared else next(left) for at in range(len(rest) + len(self.shared)))
+        )
+
+
+def shared(
+    function: Callable[..., Any], rows: list[tuple[Any, ...]]
+) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+    """Take out of *rows* the arguments that are one object in all of them; return the function that has them."""
+    first = rows[0] if len(rows) > 1 else ()
+    same = {at: each for at, each in enumerate(first) if all(row[at] is each for row in rows)}
+    if not same:
+        return function, rows
+    return WithShared(function, same), [tuple(each for at, each in enumerate(row) if at not in same) for row in rows]
+
+
+# The call.
+
+
+def render(function: Callable[..., Any], parts: Sequence[Any], *, is_list: bool = False) -> bytes:
+    """Return the file of a call. *parts* has the (args, kwargs) of each task, or with *is_list* a list of those.
+
+    Raises SpoolError naming what cannot be pickled.
+    """
+    dumps = _pickler(function)
+    body = [_dumped(dumps, function, "the function", function)]
+    body += [_dumped(dumps, part, "the arguments", function) for part in parts]
+    header = {
+        "version": VERSION,
+        "function": name_of(function),
+        "python": list(sys.version_info[:3]),
+        "packages": versions(),
+        "path": [os.path.abspath(entry) for entry in sys.path],
+        "list": is_list,
+        "sizes": [len(part) for part in body],
+    }
+    return b"".join((json.dumps(header).encode(), b"\n", *body))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function for messages, of what it wraps for `functools.partial`."""
+    while hasattr(function, "func"):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def publish(root: str, name: str, text: bytes) -> str:
+    """Put the file of a call into `calls/`, and return its path. Raises FileExistsError if the name has one."""
+    directory = Layout(root).at(CALLS)
+    path = f"{directory}/{name}"
+    Disk(directory, hidden=True).publish(path, text)  # which makes the directory
+    return path
+
+
+def load(root: str, name: str, index: int) -> Call:
+    """Return the call of a job, or of the task number *index* of an array.
+
+    Raises SpoolError: there is none, it is not this user's, another version of Python wrote it. What its pickles raise
+    goes through.
+    """
+    fd = _open_own(root, (CALLS, name), "run", "the call")
+    with open(fd, "rb", closefd=True) as file:
+        header = _header(file.readline(_MOST_HEADER), file.name)
+        wrote = tuple(header["python"])
+        if wrote[:2] != sys.version_info[:2]:
+            here = ".".join(map(str, sys.version_info[:3]))
+            why = f"the worker is Python {here}, and the call is of Python {'.'.join(map(str, wrote))}"
+            raise SpoolError(cannot("run", "the call", why, remedy="submit it again with this Python"))
+        _take_path(header["path"])
+        sizes = header["sizes"]
+        if not 0 <= index < len(sizes) - 1:
+            raise SpoolError(cannot("run", "the call", f"it has {len(sizes) - 1} tasks, and no number {index}"))
+        function = pickle.loads(_exactly(file.read(sizes[0]), sizes[0]))  # noqa: S301  (this user's own: _open_own)
+        file.seek(sum(sizes[1 : index + 1]), os.SEEK_CUR)
+        part = pickle.loads(_exactly(file.read(sizes[index + 1]), sizes[index + 1]))  # noqa: S301
+    parts = part if header["list"] else [part]
+    return Call(function, parts, header["packages"], is_list=header["list"])
+
+
+def is_list(root: str, name: str) -> bool:
+    """Whether each task of an array makes several calls. Raises SpoolError as `load` does."""
+    fd = _open_own(root, (CALLS, name), "read", "the call")
+    with open(fd, "rb", closefd=True) as file:
+        return bool(_header(file.readline(_MOST_HEADER), name)["list"])
+
+
+def versions() -> dict[str, str]:
+    """Return the version of each imported package that has one written down; none is computed for this."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if "." not in name and isinstance(version := getattr(module, "__dict__", {}).get("__version__"), str):
+            found[name] = version
+    return found
+
+
+def differences(there: dict[str, str]) -> list[str]:
+    """Return the packages imported here whose version is not the one *there*: "numpy 2.1 (caller: 1.26)"."""
+    here = versions()
+    return [
+        f"{name} {here[name]} (caller: {there[name]})"
+        for name in sorted(here.keys() & there.keys())
+        if here[name] != there[name]
+    ]
+
+
+# The return.
+
+
+def leave_value(metadir: str, value: Any, differs: Sequence[str] = ()) -> None:
+    """Leave what a call has returned in its metadir. Raises SpoolError if it cannot be pickled, and OSError."""
+    try:
+        payload = _pickled(value)
+    except Exception as error:
+        raise SpoolError(
+            cannot("return", f"a {type(value).__name__}", f"it cannot be pickled: {_told(error)}")
+        ) from error
+    _leave(metadir, payload, None, differs)
+
+
+def leave_error(metadir: str, error: BaseException, trace: str, differs: Sequence[str] = ()) -> None:
+    """Leave what a call has raised; only its text, if it does not survive pickling. Raises OSError."""
+    kind = type(error)
+    said = {"type": f"{kind.__module__}.{kind.__qualname__}", "text": str(error), "traceback": trace}
+    try:
+        payload = _pickled(error)
+        pickle.loads(payload)  # noqa: S301  (the pickle of a moment ago: many an exception cannot be made again)
+    except Exception:
+        payload = b""
+    _leave(metadir, payload, said, differs)
+
+
+def _leave(metadir: str, payload: bytes, error: dict[str, str] | None, differs: Sequence[str]) -> None:
+    header = {"version": VERSION, "error": error, "differs": list(differs), "size": len(payload)}
+    data = json.dumps(header).encode() + b"\n" + payload
+    Disk(metadir, hidden=True).put(f"{metadir}/{RETURN}", data)
+
+
+def read_return(root: str, name: str, run: int) -> Return | None:
+    """Return what a run of a call has left, None if there is nothing.
+
+    Raises SpoolUnusable if another user could have written it, and InvalidRecord if it is damaged.
+    """
+    try:
+        fd = _open_own(root, (JOBS, name, str(run), RETURN), "use", "what the call returned")
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb", closefd=True) as file:
+        header = _header(file.readline(_MOST_HEADER), RETURN)
+        payload = _exactly(file.read(), header["size"])
+    return Return(payload, header["error"], header["differs"])
+
+
+# Pickles.
+
+
+def _pickled(thing: object) -> bytes:
+    """Return the pickle of what a call leaves. cloudpickle, whose import takes long, is for what needs it."""
+    try:
+        return pickle.dumps(thing)
+    except Exception:
+        return _pickler()(thing)
+
+
+def _pickler(function: Callable[..., Any] | None = None) -> Callable[[object], bytes]:
+    """Return cloudpickle's `dumps`, or that of the language's own library if it suffices."""
+    try:
+        import cloudpickle
+    except ImportError:
+        if function is not None and (getattr(function, "__module__", None) == "__main__" or "<" in name_of(function)):
+            why = "it is not in a module that the worker can import"
+            remedy = "install cloudpickle (`pip install 'spool-scheduler[python]'`)"
+            raise SpoolError(cannot("submit", f"a call of {name_of(function)}", why, remedy=remedy)) from None
+        return pickle.dumps
+    dumps: Callable[[object], bytes] = cloudpickle.dumps
+    return dumps
+
+
+def _dumped(dumps: Callable[[object], bytes], thing: object, what: str, function: Callable[..., Any]) -> bytes:
+    try:
+        return dumps(thing)
+    except Exception as error:
+        name = _culprit(dumps, thing) or what
+        why = f"{name} cannot be pickled: {_told(error)}"
+        raise SpoolError(cannot("submit", f"a call of {name_of(function)}", why)) from error
+
+
+def _culprit(dumps: Callable[[object], bytes], part: object) -> str:
+    """Return which of the arguments cannot be pickled: "argument 2", "the argument data"; "" if none alone."""
+    match part:
+        case (tuple() as args, dict() as kwargs):
+            named = [(f"argument {at}", each) for at, each in enumerate(args, 1)]
+            named += [(f"the argument {key}", each) for key, each in kwargs.items()]
+        case list():
+            return next(filter(None, (_culprit(dumps, each) for each in part)), "")
+        case _:
+            return ""
+    for name, each in named:
+        try:
+            dumps(each)
+        except Exception:
+            return f"{name}, a {type(each).__name__},"
+    return ""
+
+
+def _told(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# Files.
+
+
+def _open_own(root: str, parts: tuple[str, ...], verb: str, thing: str) -> int:
+    """Open a file below *root* that no other user can have written. Raises FileNotFoundError, SpoolUnusable."""
+    path = root
+    at = os.open(root, _READ & ~os.O_NOFOLLOW | os.O_DIRECTORY)
+    try:
+        _check_own(at, path, verb, thing)
+        for number, part in enumerate(parts, 1):
+            path = f"{path}/{part}"
+            flags = _READ if number == len(parts) else _READ | os.O_DIRECTORY
+            try:
+                below = os.open(part, flags, dir_fd=at)
+            except (FileNotFoundError, SpoolTrouble):
+                raise
+            except OSError as error:
+                raise SpoolUnusable(cannot(verb, thing, error.strerror or str(error), where=path)) from None
+            os.close(at)
+            at = below
+            _check_own(at, path, verb, thing)
+        if not stat.S_ISREG(os.fstat(at).st_mode):
+            raise SpoolUnusable(cannot(verb, thing, "it is not a regular file", where=path))
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def _check_own(fd: int, path: str, verb: str, thing: str) -> None:
+    """Raise SpoolUnusable if another user owns an open file, or can write to it."""
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid():
+        why = f"it is a pickle of uid {status.st_uid}, and loading it would run that user's code"
+        raise SpoolUnusable(cannot(verb, thing, why, where=path))
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = "other users can write to it, and loading a pickle runs what is in it"
+        raise SpoolUnusable(cannot(verb, thing, why, where=path, remedy=f"chmod go-w {path}"))
+
+
+def _header(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        header = json.loads(line)
+        version = header["version"]
+    except (ValueError, TypeError, KeyError):
+        raise InvalidRecord(cannot("read", "a call", "its first line is damaged", where=where)) from None
+    if version != VERSION:
+        why = f"it is of version {version}, and this spool reads {VERSION}"
+        raise InvalidRecord(cannot("read", "a call", why, where=where))
+    return dict(header)
+
+
+def _exactly(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise InvalidRecord(cannot("read", "a call", f"it has {len(data)} bytes, and should have {size}"))
+    return data
+
+
+def _take_path(entries: Iterable[str]) -> None:
+    """Let the worker find the caller's modules, in the caller's order, before its own."""
+    wanted = list(entries)
+    sys.path[:] = wanted + [entry for entry in sys.path if entry not in wanted]

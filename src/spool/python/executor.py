@@ -1,0 +1,402 @@
+"""`spool.Executor`: calls of Python functions as jobs, behind the interface of `concurrent.futures`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from spool.client import autostart
+from spool.client.draft import Draft, escaped, exports, fresh_name, job_keys, stem_of
+from spool.client.requests import Requests
+from spool.client.submit import default_root, ensure_spool, ever_used
+from spool.client.waiting import End
+from spool.client.watch import EndWatch
+from spool.core import layout
+from spool.core.arrays import INDEX
+from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, cannot
+from spool.core.layout import QUEUED, RUNNING
+from spool.core.model import State
+from spool.core.names import why_not_name
+from spool.python import calls
+from spool.python.job import Job
+from spool.python.results import CallResult
+from spool.store.disk import Disk
+from spool.store.ownership import check_owner, this_user
+from spool.store.spool import Spool
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MOST_TASKS = 100_000  # of one array, FORMAT 3.1
+_POLL_S = 0.005
+_SERVE_EVERY_S = 2.0
+_TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
+_EXPANDING_S = 5.0
+_SYNCING = 8  # threads: syncs at the same time share their way to the disk
+
+
+class Future(concurrent.futures.Future[T]):
+    """A call that is a job. Its result is read from the disk when it is first asked for.
+
+    It outlives this process: `spool.job(name).result()` has the same result in another one.
+    """
+
+    def __init__(self, watcher: Watcher, name: str, array: str = "") -> None:
+        """Return the future of the job *name*, a task of *array* unless that is empty."""
+        super().__init__()
+        self._watcher = watcher
+        self.name = name
+        self.array = array
+        self._is_withdrawn = False
+
+    @property
+    def job(self) -> Job:
+        """The job of the call."""
+        return self._watcher.job(self.name)
+
+    def __repr__(self) -> str:
+        """Return the name and the state."""
+        return f"<spool.Future {self.name}: {self._state.lower()}>"
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return what the call has returned; raise what it has raised, or a JobFailed.
+
+        Raises TimeoutError if the job goes on for longer than *timeout* seconds, and CancelledError if it was cancelled
+        before it began.
+        """
+        value: T = self._result_after(timeout).value()
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what `result` would raise, None if it would return a value. Raises as it for the time and a cancel."""
+        error = super().exception(timeout)
+        return error if error is not None else self._result_after(0).error()
+
+    def _result_after(self, timeout: float | None) -> CallResult:
+        found = super().result(timeout)
+        assert isinstance(found, CallResult)  # set by the watcher alone
+        return found
+
+    def cancel(self) -> bool:
+        """Cancel the call if it waits, and return whether it is cancelled. One that has begun goes on."""
+        if not (self.running() or self.done()):
+            self._watcher.withdraw(self)
+        return self.cancelled()
+
+    # For the watcher.
+
+    def cancelled_before_it_began(self) -> None:
+        """Set that it is cancelled. The user's thread and the watcher's may both find that."""
+        with self._condition:
+            if self._is_withdrawn or self.running() or self.done():
+                return
+            self._is_withdrawn = True
+        if super().cancel():
+            self.set_running_or_notify_cancel()
+
+    def begins(self) -> None:
+        """Set that it runs."""
+        with self._condition:
+            if not (self._is_withdrawn or self.running() or self.done()):
+                self.set_running_or_notify_cancel()
+
+    def ended(self, result: CallResult) -> None:
+        """Set that its job has ended."""
+        if not (self._is_withdrawn or self.done()):
+            self.set_result(cast("T", result))  # `result` has the value
+
+
+class Watcher:
+    """The open calls of one executor, and the thread that sees how they go on."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._requests = Requests(spool, this_user())
+        self._open: dict[str, Future[Any]] = {}
+        self._new: list[str] = []
+        self._wakes = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._running: tuple[int, int] | None = None  # the mark of the directory when it was last read
+        self._serve_at = 0.0  # monotonic
+
+    def watch(self, futures: Iterable[Future[Any]]) -> None:
+        """Watch calls until they have ended."""
+        with self._wakes:
+            for future in futures:
+                self._open[future.name] = future
+                self._new.append(future.name)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="spool futures", daemon=True)
+                self._thread.start()
+            self._wakes.notify()
+
+    @property
+    def open(self) -> list[Future[Any]]:
+        """The calls that have not ended."""
+        with self._wakes:
+            return list(self._open.values())
+
+    def job(self, name: str) -> Job:
+        """Return the job of that name."""
+        return Job(self._spool, name)
+
+    def withdraw(self, future: Future[Any]) -> None:
+        """Cancel a call if its job waits."""
+        if self._requests.withdraw(future.name):
+            self._cancelled(future)
+
+    def withdraw_all(self) -> None:
+        """Cancel every job that waits, also those of an array that a dispatcher is just expanding."""
+        until = time.monotonic() + _EXPANDING_S
+        while waiting := [each for each in self.open if not each.running() and not each.done()]:
+            gone = {array for array in {each.array for each in waiting} - {""} if self._requests.withdraw(array)}
+            for future in waiting:
+                if future.array in gone:
+                    self._cancelled(future)
+                else:
+                    future.cancel()
+            if time.monotonic() >= until:
+                return
+            time.sleep(_POLL_S)
+
+    def _watch(self) -> None:
+        ends = EndWatch(self._spool)
+        while True:
+            with self._wakes:
+                while not self._open:
+                    self._wakes.wait()
+                new, self._new = self._new, []
+            try:
+                self._look(ends, new)
+            except OSError as error:  # the spool is gone, or the disk: nothing more is known
+                why = error.strerror or str(error)
+                self._give_up(SpoolError(cannot("watch", "the calls", why, where=self._spool.root)))
+            except Exception as error:  # without this thread, no call would ever end
+                self._give_up(error)
+            time.sleep(ends.pause_s)
+
+    def _look(self, ends: EndWatch, new: Sequence[str]) -> None:
+        try:
+            ends.add(new)
+        except NoSuchJob:
+            for name in new:
+                try:
+                    ends.add((name,))
+                except NoSuchJob as error:  # its files were removed
+                    self._end(End(name, State.LOST, reason=str(error)))
+        mark = self._spool.mark_of(RUNNING)
+        if mark is None or mark != self._running or time.time_ns() - mark[1] < _TICK_NS:
+            self._running = mark
+            for future in filter(None, map(self._open.get, self._spool.names(RUNNING))):
+                future.begins()
+        for end in ends.poll():
+            self._end(end)
+        if time.monotonic() >= self._serve_at:
+            self._serve_at = time.monotonic() + _SERVE_EVERY_S
+            autostart.ensure(self._spool.root)  # if the last one was killed
+
+    def _end(self, end: End) -> None:
+        future = self._open.get(end.name)
+        if future is None:
+            return
+        if end.outcome is State.CANCELLED and end.run is None and not future.running():
+            self._cancelled(future)
+            return
+        future.begins()
+        future.ended(CallResult(self._spool, end.name, end))
+        self._forget(future)
+
+    def _cancelled(self, future: Future[Any]) -> None:
+        future.cancelled_before_it_began()
+        self._forget(future)
+
+    def _forget(self, future: Future[Any]) -> None:
+        """Watch a call no more. It has its end by now, so that a wait for all open calls misses none."""
+        with self._wakes:
+            self._open.pop(future.name, None)
+
+    def _give_up(self, error: Exception) -> None:
+        for future in self.open:
+            future.begins()
+            if future.running():
+                future.set_exception(error)
+            self._forget(future)
+
+
+class Executor(concurrent.futures.Executor):
+    """An executor whose calls are jobs of a spool: each has its own process, CPUs, memory and GPUs, and a log.
+
+    *keys* are those of a job file: `Executor(cpus=2, memory="4G", gpus=1, time_limit="1h")`. Each call runs in a fresh
+    interpreter, in the present directory, with the modules, the variables and the Python of this process. Its job is
+    seen and changed as any other. The jobs go on if this process ends before them.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None, *, name: str | None = None, **keys: object) -> None:
+        """Use the spool at *root*, as `Client` does; it is made if it does not exist.
+
+        Jobs are called `NAME-1`, `NAME-2` and so on; without *name* after their function. Raises SpoolUnusable,
+        InvalidJob, InvalidValue.
+        """
+        if name is not None and (why_not := why_not_name(f"{name}-1")) is not None:
+            raise InvalidValue(cannot("name", f"jobs {name!r}", why_not))
+        path = os.path.abspath(root) if root is not None else default_root()
+        ensure_spool(path)
+        check_owner(path)
+        self._spool = Spool.open(path)
+        self._name = name
+        self._number = 0
+        self._keys = {key: dict(value) if isinstance(value, Mapping) else value for key, value in keys.items()}
+        self._watcher = Watcher(self._spool)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._served = 0.0  # monotonic
+        self._told: str | None = None  # why no dispatcher serves the spool
+        self._disk = Disk(self._spool.layout.at(layout.STAGING))
+        self._syncs = concurrent.futures.ThreadPoolExecutor(_SYNCING, thread_name_prefix="spool sync")
+        self._draft("check", {}).check(path)
+
+    @property
+    def root(self) -> str:
+        """The directory of the spool."""
+        return self._spool.root
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Make a job of the call `fn(*args, **kwargs)` and return its future. The job is in the spool on return.
+
+        Raises SpoolError if the function or an argument cannot be pickled, and OSError.
+        """
+        text = calls.render(fn, [(args, kwargs)])
+        with self._lock:
+            name = self._submitted(fn, text, {})
+            future: Future[T] = Future(self._watcher, name)
+            self._watcher.watch((future,))
+        return future
+
+    def submit_all(self, fn: Callable[..., T], /, *iterables: Iterable[Any], chunksize: int = 1) -> list[Future[Any]]:
+        """Make one array of the calls of *fn* with the arguments in *iterables*; return the future of each task.
+
+        A task makes *chunksize* calls, and its result is a list then. What the arguments share is written once.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        function, rows = calls.shared(fn, list(zip(*iterables, strict=False)))
+        parts: list[Any] = [(row, {}) for row in rows]
+        if chunksize > 1:
+            parts = [parts[at : at + chunksize] for at in range(0, len(parts), chunksize)]
+        if not parts:
+            self._check_open()
+            return []
+        if len(parts) > _MOST_TASKS:
+            why = f"{len(parts):,} tasks are more than the {_MOST_TASKS:,} of an array"
+            raise InvalidValue(cannot("submit", f"calls of {calls.name_of(fn)}", why, remedy="set chunksize"))
+        text = calls.render(function, parts, is_list=chunksize > 1)
+        with self._lock:
+            array = self._submitted(fn, text, {"array": f"0-{len(parts) - 1}"})
+            futures: list[Future[Any]] = [Future(self._watcher, f"{array}_{at}", array) for at in range(len(parts))]
+            self._watcher.watch(futures)
+        return futures
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """Return the results of `fn` over *iterables*, in order; all calls are one array, submitted at once.
+
+        Raises what a call raises, when its result is due, and TimeoutError if that is not there *timeout* seconds after
+        `map` was called. A task makes *chunksize* calls, which saves processes.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        futures = self.submit_all(fn, *iterables, chunksize=chunksize)
+        return _in_order(futures, until, is_list=chunksize > 1)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls. *wait*: until every call has ended. *cancel_futures*: cancel those that wait."""
+        with self._lock:
+            self._closed = True
+        if cancel_futures:
+            self._watcher.withdraw_all()
+        if wait:
+            concurrent.futures.wait(self._watcher.open)
+        self._syncs.shutdown(wait=wait)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def _submitted(self, fn: Callable[..., Any], text: bytes, more: Mapping[str, object]) -> str:
+        """Put a call and its job into the spool, under a name that is free; return the name."""
+        self._check_open()
+        root = self._spool.root
+        while True:
+            name = self._next_name(fn)
+            try:
+                call = calls.publish(root, name, text)
+            except FileExistsError:  # another process was faster
+                continue
+            draft = self._draft(name, more)
+            place = self._spool.layout.job_file(QUEUED, name)
+            try:
+                self._disk.publish(place, draft.text())
+            except FileExistsError:
+                self._disk.discard(call)
+                continue
+            except BaseException:
+                self._disk.discard(call)
+                raise
+            self._syncs.submit(self._sync, call, place)
+            self._serve()
+            return name
+
+    def _next_name(self, fn: Callable[..., Any]) -> str:
+        root = self._spool.root
+        while True:
+            if self._name is None:
+                name = fresh_name(root, stem_of([calls.name_of(fn).rpartition(".")[2]]))
+            else:
+                self._number += 1
+                name = f"{self._name}-{self._number}"
+            if not ever_used(root, name):
+                return name
+
+    def _draft(self, name: str, more: Mapping[str, object]) -> Draft:
+        command = [sys.executable, "-u", "-m", "spool.python.worker", name]
+        if more:
+            command = [escaped(word, (INDEX,)) for word in command]
+        return Draft(name, job_keys(command, {**self._keys, **more}, exports(self._spool.root)))
+
+    def _sync(self, call: str, job: str) -> None:
+        """Bring a call and its job to the disk: what a power cut spares goes on."""
+        for path in (call, job):
+            try:
+                self._disk.sync_file(path)
+            except FileNotFoundError:  # it runs already
+                continue
+        self._disk.sync_directories(map(os.path.dirname, (call, job)))
+
+    def _serve(self) -> None:
+        now = time.monotonic()
+        if now - self._served >= _SERVE_EVERY_S:
+            self._served = now
+            told = autostart.ensure(self._spool.root)
+            if told is not None and told != self._told:
+                log.warning(told)
+            self._told = told
+
+
+def _in_order(futures: list[Future[Any]], until: float | None, *, is_list: bool) -> Iterator[Any]:
+    """Yield the results of calls in order, and forget each."""
+    waiting = futures[::-1]
+    del futures
+    while waiting:
+        left = None if until is None else max(until - time.monotonic(), 0)
+        value = waiting.pop().result(left)
+        if is_list:
+            yield from value
+        else:
+            yield value

@@ -1,0 +1,596 @@
+"""`spool.Executor`: what `concurrent.futures` promises, and what a call keeps of it when processes are killed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import called
+import spool
+from served import Served
+from spool.client.gc import RetentionPolicy, plan_removal, remove
+from spool.client.requests import Requests
+from spool.client.waiting import End
+from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolError, SpoolUnusable
+from spool.core.model import State
+from spool.python import calls
+from spool.python.executor import Executor, Future
+from spool.python.results import CallResult, Cancelled, JobFailed, Lost, OutOfMemory, RemoteError, TimedOut
+from spool.store.spool import Spool
+from support import PATIENCE_S, ROOT, wait_for
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Give a spool with a dispatcher, for all tests of a process."""
+    with Served(tmp_path_factory.mktemp("calls") / "spool") as found:
+        yield found.start()
+
+
+@pytest.fixture
+def executor(served: Served) -> Iterator[Executor]:
+    """Give an executor of that spool."""
+    with Executor(served.root, cpus=1) as made:
+        yield made
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Executor]:
+    """Give an executor of a spool without a dispatcher, so that every call waits."""
+    root = tmp_path / "spool"
+    Executor(root).shutdown()
+    (root / "config.toml").write_text("autostart = false\n")
+    made = Executor(root, name="call")
+    yield made
+    made.shutdown(wait=False, cancel_futures=True)
+
+
+def again(served: Served, name: str) -> object:
+    """Return the result of a call as another process finds it, by its name alone."""
+    return spool.job(name, served.root).result(timeout_s=PATIENCE_S)
+
+
+# What comes back.
+
+
+def test_a_call_is_a_job_with_its_files(served: Served, executor: Executor) -> None:
+    """Its value comes back here and anywhere, and the run has the call and the return beside its log."""
+    future = executor.submit(called.double, number=21)
+    assert future.result(PATIENCE_S) == 42
+    assert future.exception() is None
+    assert future.name.startswith("double-")
+    assert again(served, future.name) == 42
+    metadir = served.root / "jobs" / future.name / "1"
+    assert {"call", "return", "log"} <= set(os.listdir(metadir))
+    assert json.loads((metadir / "call").read_bytes().partition(b"\n")[0])["function"] == "double"
+    assert (metadir / "return").stat().st_mode & 0o077 == 0
+    assert (served.root / "done" / f"{future.name}.toml").exists()
+
+
+def test_what_no_module_has_is_sent_by_value(executor: Executor) -> None:
+    """A lambda, a closure and a local class."""
+    base = 5
+
+    class Local:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    assert executor.submit(lambda number: number + base, 2).result(PATIENCE_S) == 7
+    assert executor.submit(lambda: Local(3)).result(PATIENCE_S).number == 3
+
+
+def test_an_exception_comes_back_with_its_traceback_and_its_log(served: Served, executor: Executor) -> None:
+    """As the type that was raised, with the traceback from the function on as its cause."""
+    future = executor.submit(called.fail, "no such thing")
+    with pytest.raises(LookupError, match=r"^no such thing") as raised:
+        future.result(PATIENCE_S)
+    assert future.exception() is raised.value
+    assert "called.py" in str(raised.value.__cause__)
+    assert "worker.py" not in str(raised.value.__cause__)
+    assert raised.value.__notes__ == [f"the last lines of the log of job {future.name}:\nsaid before"]
+    assert "LookupError: no such thing" in (served.root / "jobs" / future.name / "1" / "log").read_text()
+    with pytest.raises(LookupError, match="no such thing"):
+        again(served, future.name)
+
+
+def test_an_exception_that_no_pickle_holds_comes_back_in_words(executor: Executor) -> None:
+    """With its type and its text."""
+    with pytest.raises(RemoteError, match="1 is not 2") as raised:
+        executor.submit(called.raise_odd).result(PATIENCE_S)
+    assert raised.value.type == "called.OddError"
+    assert "OddError: 1 is not 2" in str(raised.value.__cause__)
+
+
+def test_a_value_that_cannot_be_pickled_is_an_error_with_its_type(executor: Executor) -> None:
+    """The call has run, and says what it could not return."""
+    with pytest.raises(SpoolError, match="cannot return a lock: it cannot be pickled"):
+        executor.submit(threading.Lock).result(PATIENCE_S)
+
+
+def test_an_exit_is_an_exception(executor: Executor) -> None:
+    """`sys.exit` in a function ends no one else's program."""
+    with pytest.raises(SystemExit):
+        executor.submit(sys.exit, 3).result(PATIENCE_S)
+
+
+def test_a_killed_worker_breaks_its_own_call_alone(executor: Executor) -> None:
+    """The executor goes on."""
+    dead, alive = executor.submit(called.die), executor.submit(called.double, 1)
+    with pytest.raises(JobFailed, match=f"job {dead.name} returned nothing: failed: ") as raised:
+        dead.result(PATIENCE_S)
+    assert raised.value.end.outcome is State.FAILED
+    assert alive.result(PATIENCE_S) == 2
+    assert executor.submit(called.double, 2).result(PATIENCE_S) == 4
+
+
+def test_a_time_limit_is_an_exception_of_its_own(served: Served) -> None:
+    """TimedOut, which is no TimeoutError: that is for the patience of the caller."""
+    with Executor(served.root, time_limit="300ms", kill_grace="100ms") as limited:
+        error = limited.submit(time.sleep, 60).exception(PATIENCE_S)
+    assert isinstance(error, TimedOut)
+    assert not isinstance(error, TimeoutError)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (State.OUT_OF_MEMORY, OutOfMemory),
+        (State.TIMEOUT, TimedOut),
+        (State.CANCELLED, Cancelled),
+        (State.LOST, Lost),
+        (State.FAILED, JobFailed),
+        (State.UNSCHEDULABLE, JobFailed),
+        (State.INVALID, JobFailed),
+    ],
+)
+def test_each_outcome_without_a_return_has_its_type(spool_root: Path, outcome: State, kind: type[JobFailed]) -> None:
+    """So that a program can tell them apart."""
+    error = CallResult(Spool(str(spool_root)), "gone", End("gone", outcome, reason="why", run=1)).error()
+    assert type(error) is kind
+    assert str(error) == f"job gone returned nothing: {outcome}: why"
+
+
+# Futures.
+
+
+def test_a_call_that_waits_can_be_cancelled(alone: Executor) -> None:
+    """Its job is withdrawn, its callbacks are called, and `wait` and `as_completed` see it."""
+    future = alone.submit(called.double, 1)
+    heard: list[Future[int]] = []
+    future.add_done_callback(heard.append)  # type: ignore[arg-type]
+    assert not future.running()
+    assert not future.done()
+    assert future.cancel()
+    assert future.cancel()
+    assert future.cancelled()
+    assert future.done()
+    assert heard == [future]
+    assert concurrent.futures.wait([future], timeout=0).done == {future}
+    assert list(concurrent.futures.as_completed([future], timeout=0)) == [future]
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.exception()
+
+
+def test_a_call_that_runs_or_has_ended_cannot_be_cancelled(executor: Executor, tmp_path: Path) -> None:
+    """`cancel` returns False and changes nothing."""
+    go = tmp_path / "go"
+    future = executor.submit(called.until, str(go), 5)
+    wait_for(lambda: (tmp_path / "go.waits").exists() and future.running())
+    assert not future.cancel()
+    with pytest.raises(TimeoutError):
+        future.result(0)
+    with pytest.raises(TimeoutError):
+        future.exception(0)
+    go.touch()
+    assert future.result(PATIENCE_S) == 5
+    assert not future.cancel()
+    assert not future.cancelled()
+
+
+def test_a_job_that_a_user_cancels_is_cancelled_here(served: Served, executor: Executor, tmp_path: Path) -> None:
+    """A running one raises Cancelled, which is a CancelledError."""
+    future = executor.submit(called.until, str(tmp_path / "never"))
+    wait_for(future.running)
+    Requests(Spool(str(served.root)), "user").cancel(future.name, "enough")
+    error = future.exception(PATIENCE_S)
+    assert isinstance(error, Cancelled)
+    assert isinstance(error, concurrent.futures.CancelledError)
+
+
+def test_a_waiting_job_that_a_user_cancels_is_cancelled_here(alone: Executor) -> None:
+    """As if the future had been."""
+    future = alone.submit(called.double, 1)
+    Requests(Spool(alone.root), "user").cancel(future.name)
+    wait_for(future.done)
+    assert future.cancelled()
+
+
+def test_a_job_whose_files_are_all_removed_is_lost(alone: Executor) -> None:
+    """Nothing waits for it for ever."""
+    future = alone.submit(called.double, 1)
+    (Path(alone.root) / "queued" / f"{future.name}.toml").unlink()
+    wait_for(future.done)
+    assert future.cancelled() or isinstance(future.exception(), Lost)
+
+
+def test_callbacks_are_called_with_the_future_that_has_ended(executor: Executor) -> None:
+    """Also one that is added after the end."""
+    future = executor.submit(called.double, 4)
+    heard: list[int] = []
+    future.add_done_callback(lambda ended: heard.append(ended.result()))
+    future.result(PATIENCE_S)
+    wait_for(lambda: heard == [8])
+    future.add_done_callback(lambda ended: heard.append(ended.result() + 1))
+    assert heard == [8, 9]
+
+
+def test_futures_are_those_of_the_language(executor: Executor) -> None:
+    """`wait` and `as_completed` take them, in the order of their ends."""
+    futures = [executor.submit(called.double, number) for number in range(3)]
+    assert concurrent.futures.wait(futures, PATIENCE_S).not_done == set()
+    assert sorted(future.result() for future in concurrent.futures.as_completed(futures)) == [0, 2, 4]
+
+
+# Shutdown.
+
+
+def test_a_shut_executor_takes_no_calls(alone: Executor) -> None:
+    """RuntimeError, as of every executor."""
+    alone.shutdown()
+    alone.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        alone.submit(called.double, 1)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        alone.map(called.double, [])
+
+
+def test_leaving_the_block_waits_for_every_call(served: Served) -> None:
+    """Calls of `submit` and of `map`."""
+    with Executor(served.root) as made:
+        futures = [made.submit(called.double, 3), *made.submit_all(called.double, range(3))]
+    assert all(future.done() for future in futures)
+
+
+def test_a_shutdown_can_cancel_what_waits(alone: Executor) -> None:
+    """All of it, of `submit` and of `map`."""
+    futures = [alone.submit(called.double, 3), *alone.submit_all(called.double, range(3))]
+    alone.shutdown(cancel_futures=True)
+    assert all(future.cancelled() for future in futures)
+    assert os.listdir(f"{alone.root}/queued") == []
+
+
+# Maps.
+
+
+def test_a_map_is_one_array_with_results_in_order(served: Served, executor: Executor) -> None:
+    """Whatever order its tasks end in."""
+    before = set(os.listdir(served.root / "calls"))
+    assert list(executor.map(called.add, range(4), range(10, 14))) == [10, 12, 14, 16]
+    [array] = set(os.listdir(served.root / "calls")) - before
+    assert (served.root / "done" / f"{array}.toml").exists()
+    assert again(served, f"{array}_2") == 14
+
+
+def test_an_array_of_calls_has_the_results_of_all(served: Served, executor: Executor) -> None:
+    """In order, with chunks or without, for whoever has its name."""
+    single, chunks = (
+        executor.submit_all(called.double, range(3)),
+        executor.submit_all(called.double, range(5), chunksize=2),
+    )
+    assert again(served, single[0].array) == [0, 2, 4]
+    assert again(served, chunks[0].array) == [0, 2, 4, 6, 8]
+    failing = executor.submit_all(divmod, [1, 1], [1, 0])
+    with pytest.raises(ZeroDivisionError):
+        again(served, failing[0].array)
+
+
+def test_a_job_that_calls_nothing_has_no_result(served: Served, executor: Executor) -> None:
+    """The error says so; while a job runs there is none either."""
+    served.drop("plain", "true")
+    with pytest.raises(SpoolError, match="the result of job plain: it calls no Python function"):
+        again(served, "plain")
+    future = executor.submit(time.sleep, 60)
+    with pytest.raises(TimeoutError):
+        future.job.result(timeout_s=0.01)
+    future.job.cancel()
+
+
+def test_futures_can_be_waited_for_like_jobs(executor: Executor) -> None:
+    """With a view of how many have ended."""
+    counts: list[tuple[int, int]] = []
+    futures = [executor.submit(called.double, number) for number in range(3)]
+    done = spool.as_completed(futures, progress=lambda ended, of: counts.append((ended, of)))
+    assert sorted(future.result(PATIENCE_S) for future in done) == [0, 2, 4]
+    assert counts[-1] == (3, 3)
+
+
+def test_a_map_ends_with_its_shortest_iterable(executor: Executor) -> None:
+    """As the built-in does; of nothing it makes no job."""
+    assert list(executor.map(called.add, range(2), range(9))) == [0, 2]
+    assert list(executor.map(called.double, [])) == []
+
+
+def test_a_chunk_is_one_task(served: Served, executor: Executor) -> None:
+    """The results are the same, with fewer jobs."""
+    futures = executor.submit_all(called.double, range(5), chunksize=2)
+    assert [future.result(PATIENCE_S) for future in futures] == [[0, 2], [4, 6], [8]]
+    assert list(executor.map(called.double, range(5), chunksize=3)) == [0, 2, 4, 6, 8]
+    with pytest.raises(ValueError, match="chunksize must be >= 1"):
+        executor.map(called.double, range(5), chunksize=0)
+
+
+def test_a_map_raises_an_exception_in_its_place(executor: Executor) -> None:
+    """What comes before is there."""
+    results = executor.map(divmod, [4, 4, 4], [2, 0, 1])
+    assert next(results) == (2, 0)
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_a_map_has_a_timeout(executor: Executor, tmp_path: Path) -> None:
+    """What is there in time comes, then TimeoutError."""
+    results = executor.map(called.until, [str(tmp_path), str(tmp_path / "never")], [1, 2], timeout=1)
+    with pytest.raises(TimeoutError):
+        list(results)
+    (tmp_path / "never").touch()
+
+
+def test_what_all_calls_share_is_written_once(alone: Executor) -> None:
+    """A large argument in each of 50 calls takes its size, not 50 times that."""
+    data = b"x" * 1_000_000
+    [first, *_] = alone.submit_all(called.size, [data] * 50, range(50))
+    assert os.path.getsize(f"{alone.root}/calls/{first.array}") < 1_100_000
+    call = calls.load(alone.root, first.array, 7)
+    assert call() == 1_000_007
+
+
+def test_too_many_tasks_are_an_error_with_a_way_out(alone: Executor) -> None:
+    """And no job."""
+    with pytest.raises(InvalidValue, match=r"100,001 tasks are more than the 100,000 of an array; set chunksize"):
+        alone.map(called.double, range(100_001))
+    assert not os.path.exists(f"{alone.root}/calls") or os.listdir(f"{alone.root}/calls") == []
+
+
+# What is wrong from the start.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "what"),
+    [
+        ((1, threading.Lock()), {}, "argument 2, a lock, cannot be pickled"),
+        ((1,), {"data": threading.Lock()}, "the argument data, a lock, cannot be pickled"),
+    ],
+)
+def test_an_argument_that_cannot_be_pickled_is_named(
+    alone: Executor, arguments: tuple[object, ...], named: dict[str, object], what: str
+) -> None:
+    """When it is submitted; nothing comes into the spool."""
+    with pytest.raises(SpoolError, match=f"cannot submit a call of add: {what}"):
+        alone.submit(called.add, *arguments, **named)  # type: ignore[arg-type]
+    assert os.listdir(f"{alone.root}/queued") == []
+
+
+def test_keys_are_checked_when_the_executor_is_made(tmp_path: Path) -> None:
+    """An unknown key and a name that no job can have."""
+    with pytest.raises(InvalidJob, match="gpu"):
+        Executor(tmp_path / "spool", gpuz=1)
+    with pytest.raises(InvalidValue, match="cannot name jobs 'a b'"):
+        Executor(tmp_path / "spool", name="a b")
+
+
+def test_two_executors_with_one_name_share_its_numbers(alone: Executor) -> None:
+    """No call takes the name of another."""
+    other = Executor(alone.root, name="call")
+    futures = [each.submit(called.double, 1) for _ in range(5) for each in (alone, other)]
+    assert sorted(future.name for future in futures) == sorted(f"call-{number}" for number in range(1, 11))
+    other.shutdown(cancel_futures=True)
+
+
+def test_a_path_with_braces_and_dollars_is_taken_as_it_is(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory of a call, of one and of many."""
+    odd = tmp_path / "a {index} $HOME {{b}}"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    with Executor(served.root) as made:
+        assert made.submit(os.getcwd).result(PATIENCE_S) == str(odd)
+        assert list(made.map(os.path.abspath, ["x", "y"])) == [f"{odd}/x", f"{odd}/y"]
+
+
+# Whose pickles are loaded.
+
+
+@pytest.fixture
+def returned(served: Served, executor: Executor) -> tuple[Spool, str, Path]:
+    """Give a call that has returned 2: the spool, its name and the file of its return."""
+    name = (future := executor.submit(called.double, 1)).name
+    future.result(PATIENCE_S)
+    return Spool(str(served.root)), name, served.root / "jobs" / name / "1" / "return"
+
+
+class Bomb:
+    """A pickle that runs something."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        """Do so when it is loaded."""
+        return os.mkdir, ("bomb",)
+
+
+def forged() -> bytes:
+    """Return a return whose pickle makes a directory."""
+    payload = pickle.dumps(Bomb())
+    return json.dumps({"version": 1, "error": None, "differs": [], "size": len(payload)}).encode() + b"\n" + payload
+
+
+@pytest.mark.parametrize("how", ["group", "all", "link", "directory", "above", "fifo", "owner"])
+def test_a_pickle_that_another_user_may_have_written_is_not_loaded(
+    returned: tuple[Spool, str, Path], how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: a file or a directory that others can write to, a link, another user's file."""
+    monkeypatch.chdir(tmp_path)
+    place, name, path = returned
+    path.write_bytes(forged())
+    match how:
+        case "group":
+            path.chmod(0o620)
+        case "all":
+            path.chmod(0o602)
+        case "link":
+            path.rename(tmp_path / "return")
+            path.symlink_to(tmp_path / "return")
+        case "directory":
+            path.unlink()
+            path.mkdir()
+        case "above":
+            path.parent.chmod(0o770)
+        case "fifo":
+            path.unlink()
+            os.mkfifo(path, 0o600)
+        case "owner":
+            if os.geteuid() != 0:
+                pytest.skip("takes root, for another user's file")
+            os.chown(path, 12345, 12345)
+    error = CallResult(place, name, End(name, State.FINISHED, run=1)).error()
+    assert isinstance(error, SpoolUnusable)
+    assert "cannot use what the call returned" in str(error)
+    assert not (tmp_path / "bomb").exists()
+
+
+def test_what_is_forged_by_this_user_is_loaded(
+    returned: tuple[Spool, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the test above cannot pass for another reason."""
+    monkeypatch.chdir(tmp_path)
+    place, name, path = returned
+    path.write_bytes(forged())
+    assert CallResult(place, name, End(name, State.FINISHED, run=1)).value() is None
+    assert (tmp_path / "bomb").exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"{}\n", b"x\n", b'{"version": 9}\n', None])
+def test_a_damaged_return_is_an_error(returned: tuple[Spool, str, Path], text: bytes | None) -> None:
+    """Half a pickle is never loaded."""
+    place, name, path = returned
+    path.write_bytes(path.read_bytes()[:-1] if text is None else text)
+    assert isinstance(CallResult(place, name, End(name, State.FINISHED, run=1)).error(), InvalidRecord)
+
+
+def test_a_worker_loads_no_call_that_others_can_write_to(alone: Executor) -> None:
+    """It says so instead."""
+    future = alone.submit(called.double, 1)
+    Path(alone.root, "calls", future.name).chmod(0o660)
+    with pytest.raises(SpoolUnusable, match="other users can write to it"):
+        calls.load(alone.root, future.name, 0)
+
+
+def test_a_worker_of_another_python_says_so(served: Served, alone: Executor) -> None:
+    """Before it loads what that Python has written."""
+    future = alone.submit(called.double, 1)
+    path = Path(alone.root, "calls", future.name)
+    header, _, rest = path.read_bytes().partition(b"\n")
+    told = json.loads(header) | {"python": [3, 99, 0]}
+    path.write_bytes(json.dumps(told).encode() + b"\n" + rest)
+    with pytest.raises(SpoolError, match=r"the worker is Python 3\.[0-9.]+, and the call is of Python 3\.99\.0"):
+        calls.load(alone.root, future.name, 0)
+
+
+def test_packages_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that both have imported."""
+    monkeypatch.setattr(called, "__version__", "2", raising=False)
+    assert calls.differences({"called": "1", "absent": "3", "json": "0"})[:1] == ["called 2 (caller: 1)"]
+
+
+# What is killed.
+
+
+_CALLER = """
+import sys, time
+from spool.python.executor import Executor
+import called
+import spool
+made = Executor(sys.argv[1], name="orphan")
+futures = [made.submit(called.note, sys.argv[2], number) for number in range(5)]
+futures += made.submit_all(called.note, [sys.argv[2]] * 5, range(5, 10))
+print("submitted", flush=True)
+time.sleep(600)
+"""
+
+
+def test_calls_outlive_their_caller_and_their_dispatcher(tmp_path: Path) -> None:
+    """Both are killed; each call runs once, and its result is found by its name."""
+    with Served(tmp_path / "spool") as served:
+        (served.root / "config.toml").write_text("autostart = false\n")
+        notes = tmp_path / "notes"
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
+        caller = subprocess.Popen(
+            [sys.executable, "-c", _CALLER, str(served.root), str(notes)], env=environment, stdout=subprocess.PIPE
+        )
+        served.start()
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"submitted\n"
+        caller.send_signal(signal.SIGKILL)
+        caller.wait()
+        caller.stdout.close()
+        served.kill()
+        served.start()
+        names = [f"orphan-{number}" for number in range(1, 6)] + [f"orphan-6_{number}" for number in range(5)]
+        wait_for(lambda: all((served.root / "done" / f"{name}.toml").exists() for name in names))
+        assert [again(served, name) for name in names] == list(range(10))
+        assert sorted(map(int, notes.read_text().split())) == list(range(10))
+
+
+def test_a_value_that_was_returned_counts_though_its_worker_was_killed(served: Served, executor: Executor) -> None:
+    """The job has failed, and says so; what it computed is there."""
+    future = executor.submit(called.return_and_die, 7)
+    assert future.result(PATIENCE_S) == 7
+    assert served.outcome(future.name) == "failed"
+
+
+def test_a_retry_makes_the_call_again(served: Served, tmp_path: Path) -> None:
+    """The future waits for the last attempt, and has its value."""
+    with Executor(served.root, retry={"max": 2, "delay": "0s"}) as made:
+        future = made.submit(called.fail_once, str(tmp_path / "tried"))
+        assert future.result(PATIENCE_S) == 2
+    assert served.runs(future.name) == [1, 2]
+
+
+def test_a_call_that_is_killed_before_its_job_leaves_nothing_for_long(alone: Executor) -> None:
+    """The file without a job is removed by `gc` after an hour; one with a job stays."""
+    future = alone.submit(called.double, 1)
+    path = calls.publish(alone.root, "unborn", b"")
+    calls.publish(alone.root, "young", b"")
+    for each in (path, f"{alone.root}/calls/{future.name}"):
+        os.utime(each, (1, 1))
+    place = Spool(alone.root)
+    remove(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
+    assert sorted(os.listdir(f"{alone.root}/calls")) == [future.name, "young"]
+
+
+def test_the_call_goes_with_its_job(served: Served, executor: Executor) -> None:
+    """`gc` removes both."""
+    future = executor.submit(called.double, 1)
+    future.result(PATIENCE_S)
+    assert (served.root / "calls" / future.name).exists()
+    place = Spool(str(served.root))
+
+    def is_gone() -> bool:
+        remove(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
+        return not (served.root / "calls" / future.name).exists()
+
+    wait_for(is_gone)  # the dispatcher has recorded the end by then
+    with pytest.raises(SpoolError, match="calls no Python function, or its run was removed"):
+        CallResult(place, future.name, End(future.name, State.FINISHED, run=1)).value()
