@@ -34,6 +34,8 @@ class Parameters:
         for run in self._runs_of(array):
             since_ns, tasks = self._expanded(array, run)
             if tasks is not None and (submitted_at_ns is None or submitted_at_ns >= since_ns):
+                if len(tasks.keys) == 1:  # the index: to look for one of many would take long, and it is no parameter
+                    return ()
                 position = tasks.position_of(int(index))
                 return tuple(tasks.parameters(position).items()) if position is not None else ()
         return ()
