@@ -200,8 +200,15 @@ def test_a_sweep_is_one_file_whose_tasks_carry_their_values(client: spool.Client
     assert client.job("s_3").tasks() == ()
     assert client.job("s_3").parameters == {"lr": "1", "data": "b"}
     assert tasks[0].outcome is None
+    row = tasks[1].row()
+    assert (row.state, row.reason, dict(row.parameters)["data"]) == ("queued", "not issued yet", "b")
     with pytest.raises(spool.NoSuchJob):
         client.job("s_4")
+    sweep.cancel()
+    row = tasks[1].row()
+    assert (row.state, row.reason) == ("cancelled", "never issued")
+    with pytest.raises(spool.NoSuchJob):
+        client.wait("s_4")
     with pytest.raises(spool.InvalidJob, match="empty list"):
         client.sweep("true", matrix={"lr": []})
 

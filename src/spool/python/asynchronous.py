@@ -106,7 +106,7 @@ class AsyncClient:
 
     async def wait(self, job: str | Job, *, timeout_s: float | None = None) -> End | None:
         """Wait until a job has ended and return its end; None after a timeout. Raises NoSuchJob."""
-        waited = job if isinstance(job, Job) else Job(Spool(self.client.root), job)
+        waited = job if isinstance(job, Job) else await asyncio.to_thread(self.client.job, job)
         end = self._end_of(waited)
         try:
             async with asyncio.timeout(timeout_s):

@@ -185,7 +185,7 @@ class Client:
 
     def wait(self, job: str | Job, *, timeout_s: float | None = None) -> End | None:
         """Wait until a job has ended and return its end; None after a timeout."""
-        return Job(self._spool, str(job)).wait(timeout_s=timeout_s)
+        return (job if isinstance(job, Job) else self.job(job)).wait(timeout_s=timeout_s)
 
     def output(self, job: str | Job, *, run: int | None = None) -> bytes:
         """Return the output of a job so far: of its newest run, or of *run*; for an array that of each task."""

@@ -128,8 +128,10 @@ class Job:
     def row(self) -> JobRow:
         """Return the job as a list of jobs has it. Raises NoSuchJob."""
         row = JobLister(self._spool).row(self.name)
-        if row is None:
-            raise self._spool.no_such_job("show", f"job {self.name}", self.name)
+        if row is None and (outcome := self.outcome) is not None:
+            row = JobRow(self.name, outcome, reason="never issued")
+        elif row is None:
+            row = JobRow(self.name, State.QUEUED, reason="not issued yet")
         return with_parameters(self._spool, (row,))[0]
 
     def tasks(self) -> tuple[Job, ...]:
