@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tomllib
@@ -187,3 +188,13 @@ def test_the_job_that_comes_every_night_never_overlaps_itself(home: Home) -> Non
     wait_for(lambda: (home.spool / "jobs/slow/2/result.toml").exists())
     home.run("spool", "wait", "slow")
     assert runs_of(home, "slow") == ["1", "2"]
+
+
+def test_a_notebook_calls_functions_as_jobs(home: Home) -> None:
+    """Its cells run one after the other, and the results of the array are there by its name."""
+    notebook = json.loads((folder(home, "notebook") / "sweep.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    program = "\n".join([*cells, "print(array, round(sum(results) / len(results), 2))"])
+    (home.path / "sweep.py").write_text(program, encoding="utf-8")
+    assert home.run("python3", "sweep.py", cwd=home.path).stdout == "pi-1 3.14\n"
+    assert len(list((home.spool / "done").glob("pi-1_*.toml"))) == 4

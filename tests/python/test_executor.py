@@ -383,6 +383,30 @@ def test_an_argument_that_cannot_be_pickled_is_named(
     assert os.listdir(f"{alone.root}/queued") == []
 
 
+def test_a_function_that_cannot_be_pickled_is_named(alone: Executor) -> None:
+    """When it is submitted; nothing comes into the spool."""
+    with pytest.raises(SpoolError, match=r"cannot submit a call of lock\.acquire: the function cannot be pickled: "):
+        alone.submit(threading.Lock().acquire)
+    assert os.listdir(f"{alone.root}/queued") == []
+
+
+def test_functions_of_modules_need_no_cloudpickle(alone: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lambda does, and the error says how to get it."""
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    future = alone.submit(called.double, 4)
+    assert calls.load(alone.root, future.name, 0)() == 8
+    with pytest.raises(SpoolError, match=r"install cloudpickle \(`pip install 'spool-scheduler\[python\]'`\)"):
+        alone.submit(lambda: 1)
+
+
+def test_many_threads_can_submit_at_once(alone: Executor) -> None:
+    """Each call has a name of its own, and none is lost."""
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        futures = list(threads.map(lambda number: alone.submit(called.double, number), range(64)))
+    assert len({future.name for future in futures}) == 64
+    assert len(os.listdir(f"{alone.root}/queued")) == 64
+
+
 def test_keys_are_checked_when_the_executor_is_made(tmp_path: Path) -> None:
     """An unknown key and a name that no job can have."""
     with pytest.raises(InvalidJob, match="gpu"):
@@ -545,8 +569,9 @@ def test_calls_outlive_their_caller_and_their_dispatcher(tmp_path: Path) -> None
         caller.send_signal(signal.SIGKILL)
         caller.wait()
         caller.stdout.close()
-        served.kill()
-        served.start()
+        for _ in range(4):
+            served.kill()
+            served.start()
         names = [f"orphan-{number}" for number in range(1, 6)] + [f"orphan-6_{number}" for number in range(5)]
         wait_for(lambda: all((served.root / "done" / f"{name}.toml").exists() for name in names))
         assert [again(served, name) for name in names] == list(range(10))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,20 @@ def test_the_examples_of_the_page_print_what_it_says(served: Served) -> None:
         with redirect_stdout(said):
             exec(compile(program, str(PAGE), "exec"), names)
         assert said.getvalue() == wanted, program
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/migrate/PYTHON.md"])
+def test_the_programs_of_other_pages_run(served: Served, tmp_path: Path, page: str) -> None:
+    """As scripts of their own, in a directory of their own."""
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    for number, program in enumerate(programs):
+        script = tmp_path / f"script{number}.py"
+        script.write_text(program.replace(", gpus=1", ""))
+        environment = {**served.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        said = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert said.returncode == 0, said.stderr
+        assert said.stdout.count("\n") in (3, 10)
 
 
 @pytest.mark.parametrize("words", [["mypy", "--cache-dir", os.devnull], ["pyright", "--pythonpath", sys.executable]])

@@ -260,7 +260,7 @@ class Executor(concurrent.futures.Executor):
         self._told: str | None = None  # why no dispatcher serves the spool
         self._disk = Disk(self._spool.layout.at(layout.STAGING))
         self._syncs = concurrent.futures.ThreadPoolExecutor(_SYNCING, thread_name_prefix="spool sync")
-        self._draft("check", {}).check(path)
+        self._draft(f"{name}-1" if name is not None else "call", {}).check(path)
 
     @property
     def root(self) -> str:
