@@ -317,6 +317,18 @@ def test_futures_can_be_waited_for_like_jobs(executor: Executor) -> None:
     assert counts[-1] == (3, 3)
 
 
+def test_a_map_can_be_limited(alone: Executor) -> None:
+    """`max_running` is a key of its array; a single call has none."""
+    with Executor(alone.root, max_running=2) as limited:
+        single, [first, _] = limited.submit(called.double, 1), limited.submit_all(called.double, range(2))
+        queued = Path(alone.root, "queued")
+        assert "max_running = 2" in (queued / f"{first.array}.toml").read_text()
+        assert "max_running" not in (queued / f"{single.name}.toml").read_text()
+        limited.shutdown(cancel_futures=True)
+    with pytest.raises(InvalidJob, match="max_running"):
+        Executor(alone.root, max_running=0)
+
+
 def test_a_map_ends_with_its_shortest_iterable(executor: Executor) -> None:
     """As the built-in does; of nothing it makes no job."""
     assert list(executor.map(called.add, range(2), range(9))) == [0, 2]

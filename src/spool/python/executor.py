@@ -241,8 +241,8 @@ class Executor(concurrent.futures.Executor):
     def __init__(self, root: str | os.PathLike[str] | None = None, *, name: str | None = None, **keys: object) -> None:
         """Use the spool at *root*, as `Client` does; it is made if it does not exist.
 
-        Jobs are called `NAME-1`, `NAME-2` and so on; without *name* after their function. Raises SpoolUnusable,
-        InvalidJob, InvalidValue.
+        Jobs are called `NAME-1`, `NAME-2` and so on; without *name* after their function. The key `max_running` limits
+        how many calls of one `map` run at once. Raises SpoolUnusable, InvalidJob, InvalidValue.
         """
         if name is not None and (why_not := why_not_name(f"{name}-1")) is not None:
             raise InvalidValue(cannot("name", f"jobs {name!r}", why_not))
@@ -253,6 +253,7 @@ class Executor(concurrent.futures.Executor):
         self._name = name
         self._number = 0
         self._keys = {key: dict(value) if isinstance(value, Mapping) else value for key, value in keys.items()}
+        self._of_arrays = {key: self._keys.pop(key) for key in ("max_running",) if key in keys}
         self._watcher = Watcher(self._spool)
         self._lock = threading.Lock()
         self._closed = False
@@ -260,7 +261,8 @@ class Executor(concurrent.futures.Executor):
         self._told: str | None = None  # why no dispatcher serves the spool
         self._disk = Disk(self._spool.layout.at(layout.STAGING))
         self._syncs = concurrent.futures.ThreadPoolExecutor(_SYNCING, thread_name_prefix="spool sync")
-        self._draft(f"{name}-1" if name is not None else "call", {}).check(path)
+        for more in ({}, {"array": "0"}):
+            self._draft(f"{name}-1" if name is not None else "call", more).check(path)
 
     @property
     def root(self) -> str:
@@ -367,6 +369,7 @@ class Executor(concurrent.futures.Executor):
     def _draft(self, name: str, more: Mapping[str, object]) -> Draft:
         command = [sys.executable, "-u", "-m", "spool.python.worker", name]
         if more:
+            more = {**more, **self._of_arrays}
             command = [escaped(word, (INDEX,)) for word in command]
         return Draft(name, job_keys(command, {**self._keys, **more}, exports(self._spool.root)))
 
