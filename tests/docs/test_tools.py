@@ -1,0 +1,54 @@
+"""The page on other tools: each example runs, where its tool is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+
+import pytest
+
+from shell import Home, home_of_test
+from support import ROOT
+
+EXAMPLES = re.findall(
+    r"^<!-- needs (\w+) -->\n```(python|sh)\n(.*?)^```",
+    (ROOT / "docs" / "TOOLS.md").read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
+PROMISES = {"make": ["made a", "made b"], "parallel": ["sample a", "sample b", "sample c"]}
+
+
+@pytest.mark.parametrize(("tool", "language", "text"), EXAMPLES, ids=[tool for tool, *_ in EXAMPLES])
+def test_an_example_runs(tool: str, language: str, text: str) -> None:
+    """The example prints what it promises, and all of its jobs have finished."""
+    home = Home(home_of_test())
+    if language == "python":
+        if importlib.util.find_spec(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+        promises = re.findall(r"# (\w+ .+)$", text, re.MULTILINE)
+        (home.path / "example.py").write_text(text, encoding="utf-8")
+        command = [sys.executable, "example.py"]
+    else:
+        if shutil.which(tool, path=home.environment["PATH"]) is None:
+            pytest.skip(f"{tool} is not installed")
+        promises = PROMISES[tool]
+        command = ["/bin/sh", "-c", text]
+    assert promises
+    home.serve()
+    try:
+        printed = home.run(*command).stdout
+        for promise in promises:
+            assert promise in printed
+        results = list(home.spool.glob("jobs/*/*/result.toml"))
+        assert len(results) >= 2
+        assert all('outcome = "finished"' in result.read_text(encoding="utf-8") for result in results)
+    finally:
+        home.close()
+
+
+def test_every_example_is_run() -> None:
+    """No block of the page lacks the line that says what it needs."""
+    page = (ROOT / "docs" / "TOOLS.md").read_text(encoding="utf-8")
+    assert page.count("```") == 2 * len(EXAMPLES)
