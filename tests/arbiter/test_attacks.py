@@ -495,8 +495,9 @@ def test_a_grant_can_be_read_after_a_year_of_uptime(place: Path) -> None:
 
 
 @several_users
-def test_a_flood_of_asks_delays_nobody(machine: Driven) -> None:
+def test_a_flood_of_asks_delays_nobody(machine: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mallory says as much as sockets take, on every connection she may have: bob is answered in the same pass."""
+    monkeypatch.setattr(accounts, "_PER_SECOND", 1)  # so that she has said too much however slow this machine is
     bob = machine.dispatcher("bob", BOB)
     flood = [machine.dispatcher(f"spool{number}", MALLORY) for number in range(accounts.MOST_CONNECTIONS)]
     numbers = count(1)
@@ -527,8 +528,9 @@ def _is_full(speaker: Speaker) -> bool:
 
 
 @several_users
-def test_who_comes_back_has_said_it_all_the_same(machine: Driven) -> None:
+def test_who_comes_back_has_said_it_all_the_same(machine: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who has said too much is not read on a new connection either, and others are."""
+    monkeypatch.setattr(accounts, "_PER_SECOND", 200)  # it must be silent for longer than this machine may stall
     bob = machine.dispatcher("bob", BOB)
     mallory = machine.dispatcher("spool", MALLORY)
     drops = [Drop(number) for number in range(protocol.MOST_MESSAGES)]
