@@ -257,6 +257,18 @@ def test_a_shut_executor_takes_no_calls(alone: Executor) -> None:
         alone.map(called.double, [])
 
 
+def test_a_shut_executor_leaves_no_thread(served: Served) -> None:
+    """Whether it waited for its calls or not; those that still run keep theirs until they have ended."""
+    before = set(threading.enumerate())
+    with Executor(served.root) as made:
+        made.submit(called.double, 3)
+    other = Executor(served.root)
+    future = other.submit(called.double, 4)
+    other.shutdown(wait=False)
+    assert future.result(PATIENCE_S) == 8
+    wait_for(lambda: set(threading.enumerate()) <= before)
+
+
 def test_leaving_the_block_waits_for_every_call(served: Served) -> None:
     """Calls of `submit` and of `map`."""
     with Executor(served.root) as made:

@@ -125,6 +125,13 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._running: tuple[int, int] | None = None  # the mark of the directory when it was last read
         self._serve_at = 0.0  # monotonic
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Let the thread end with the last call."""
+        with self._wakes:
+            self._is_closed = True
+            self._wakes.notify()
 
     def watch(self, futures: Iterable[Future[Any]]) -> None:
         """Watch calls until they have ended."""
@@ -171,6 +178,9 @@ class Watcher:
         while True:
             with self._wakes:
                 while not self._open:
+                    if self._is_closed:
+                        self._thread = None
+                        return
                     self._wakes.wait()
                 new, self._new = self._new, []
             try:
@@ -325,6 +335,7 @@ class Executor(concurrent.futures.Executor):
             self._watcher.withdraw_all()
         if wait:
             concurrent.futures.wait(self._watcher.open)
+        self._watcher.close()
         self._syncs.shutdown(wait=wait)
 
     def _check_open(self) -> None:
