@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import json
 import os
 import pickle
@@ -22,6 +23,7 @@ from served import Served
 from spool.client.gc import RetentionPolicy, plan_removal, remove
 from spool.client.requests import Requests
 from spool.client.waiting import End
+from spool.client.watch import EndWatch
 from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolError, SpoolUnusable
 from spool.core.model import State
 from spool.python import calls
@@ -224,6 +226,26 @@ def test_a_job_whose_files_are_all_removed_is_lost(alone: Executor) -> None:
     (Path(alone.root) / "queued" / f"{future.name}.toml").unlink()
     wait_for(future.done)
     assert future.cancelled() or isinstance(future.exception(), Lost)
+
+
+@pytest.mark.parametrize("step", ["add", "poll"])
+def test_a_program_out_of_descriptors_sees_its_calls_end_later(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A look that fails for want of them is tried again; another error is what every open call raises."""
+    errors = [OSError(errno.EMFILE, "Too many open files")]
+    real = getattr(EndWatch, step)
+
+    def failing(self: EndWatch, *args: object) -> object:
+        if errors and all(args):  # it is made for no names
+            raise errors.pop()
+        return real(self, *args)
+
+    monkeypatch.setattr(EndWatch, step, failing)
+    assert executor.submit(called.double, 4).result(PATIENCE_S) == 8
+    errors.append(OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(SpoolError, match=r"cannot watch the calls: .*: Input/output error"):
+        executor.submit(called.double, 4).result(PATIENCE_S)
 
 
 def test_callbacks_are_called_with_the_future_that_has_ended(executor: Executor) -> None:

@@ -19,7 +19,7 @@ from spool.client.waiting import End
 from spool.client.watch import EndWatch
 from spool.core import layout
 from spool.core.arrays import INDEX
-from spool.core.errors import InvalidValue, NoSuchJob, SpoolError, cannot
+from spool.core.errors import SHORTAGES, InvalidValue, NoSuchJob, SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import why_not_name
@@ -39,6 +39,7 @@ _POLL_S = 0.005
 _SERVE_EVERY_S = 2.0
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _EXPANDING_S = 5.0
+_SHORTAGE_S = 0.5
 _SYNCING = 8  # threads: syncs at the same time share their way to the disk
 
 
@@ -185,8 +186,13 @@ class Watcher:
                 new, self._new = self._new, []
             try:
                 self._look(ends, new)
-            except OSError as error:  # the spool is gone, or the disk: nothing more is known
-                why = error.strerror or str(error)
+            except OSError as error:
+                if error.errno in SHORTAGES:  # of descriptors or memory: it may pass
+                    with self._wakes:
+                        self._new[:0] = new
+                    time.sleep(_SHORTAGE_S)
+                    continue
+                why = error.strerror or str(error)  # the spool is gone, or the disk: nothing more is known
                 self._give_up(SpoolError(cannot("watch", "the calls", why, where=self._spool.root)))
             except Exception as error:  # without this thread, no call would ever end
                 self._give_up(error)
