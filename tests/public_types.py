@@ -65,6 +65,7 @@ assert_type(spool.wait_any([job], timeout_s=1), spool.Job | None)
 assert_type(spool.wait_all([job, Future()], progress=True), tuple[spool.End | None, ...])
 assert_type(spool.as_completed([job], timeout_s=1, progress=print), Iterator[spool.Job])
 assert_type(next(spool.as_completed([Future()])), Future)
+assert_type(spool.WaitedJobs([job]).poll(), list[tuple[spool.Job, spool.End]])
 
 
 async def asynchronous() -> None:

@@ -26,6 +26,7 @@ from spool.python.results import Lost as Lost
 from spool.python.results import OutOfMemory as OutOfMemory
 from spool.python.results import RemoteError as RemoteError
 from spool.python.results import TimedOut as TimedOut
+from spool.python.waiting import WaitedJobs as WaitedJobs
 from spool.python.waiting import as_completed as as_completed
 from spool.python.waiting import wait_all as wait_all
 from spool.python.waiting import wait_any as wait_any

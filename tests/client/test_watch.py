@@ -116,8 +116,11 @@ def test_a_job_is_awaited_once_and_forgotten_on_request(spool_root: Path) -> Non
         (spool_root / "held" / f"{name}.toml").unlink()
     assert len(watch) == 0
     assert watch.poll() == []
-    with pytest.raises(NoSuchJob):
-        watch.add(["none"])
+    (spool_root / "held" / "j0.toml").write_text('command = "true"\n')
+    unknown = watch.add(["none", "j0", "none"])
+    assert list(unknown) == ["none"]
+    assert isinstance(unknown["none"], NoSuchJob)
+    assert len(watch) == 1
     assert watch.pause_s > 0
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from spool.core.model import State
 from spool.python import calls
 from spool.python.executor import Executor, Future
 from spool.python.results import CallResult, Cancelled, JobFailed, Lost, OutOfMemory, RemoteError, TimedOut
+from spool.store.disk import Disk
 from spool.store.spool import Spool
 from support import PATIENCE_S, ROOT, wait_for
 
@@ -58,6 +59,27 @@ def alone(tmp_path: Path) -> Iterator[Executor]:
     made.shutdown(wait=False, cancel_futures=True)
 
 
+class Refused:
+    """Stands for a function that the system refuses, *times* times or always; then it is *behind*."""
+
+    def __init__(self, error: int, behind: Callable[..., object] | None = None, times: int = -1) -> None:
+        self.error = error
+        self.behind = behind
+        self.left = times
+        self.times = 0
+
+    def __get__(self, owner: object, kind: object = None) -> Callable[..., object]:
+        """Bind as a method does."""
+        return lambda *args, **kwargs: self(owner, *args, **kwargs)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Refuse, or call what is behind."""
+        if self.behind is not None and self.times == self.left:
+            return self.behind(*args, **kwargs)
+        self.times += 1
+        raise OSError(self.error, os.strerror(self.error))
+
+
 def again(served: Served, name: str) -> object:
     """Return the result of a call as another process finds it, by its name alone."""
     return spool.job(name, served.root).result(timeout_s=PATIENCE_S)
@@ -77,7 +99,7 @@ def test_a_call_is_a_job_with_its_files(served: Served, executor: Executor) -> N
     assert {"call", "return", "log"} <= set(os.listdir(metadir))
     assert json.loads((metadir / "call").read_bytes().partition(b"\n")[0])["function"] == "double"
     assert (metadir / "return").stat().st_mode & 0o077 == 0
-    assert (served.root / "done" / f"{future.name}.toml").exists()
+    wait_for((served.root / "done" / f"{future.name}.toml").exists)
 
 
 def test_what_no_module_has_is_sent_by_value(executor: Executor) -> None:
@@ -314,7 +336,7 @@ def test_a_map_is_one_array_with_results_in_order(served: Served, executor: Exec
     before = set(os.listdir(served.root / "calls"))
     assert list(executor.map(called.add, range(4), range(10, 14))) == [10, 12, 14, 16]
     [array] = set(os.listdir(served.root / "calls")) - before
-    assert (served.root / "done" / f"{array}.toml").exists()
+    wait_for((served.root / "done" / f"{array}.toml").exists)
     assert again(served, f"{array}_2") == 14
 
 
@@ -551,12 +573,57 @@ def test_what_is_forged_by_this_user_is_loaded(
     assert (tmp_path / "bomb").exists()
 
 
-@pytest.mark.parametrize("text", [b"", b"{}\n", b"x\n", b'{"version": 9}\n', None])
+@pytest.mark.parametrize("text", [b"", b"{}\n", b"x\n", b'{"version": 9}\n', b'{"version": 1}\n', None])
 def test_a_damaged_return_is_an_error(returned: tuple[Spool, str, Path], text: bytes | None) -> None:
     """Half a pickle is never loaded."""
     place, name, path = returned
     path.write_bytes(path.read_bytes()[:-1] if text is None else text)
     assert isinstance(CallResult(place, name, End(name, State.FINISHED, run=1)).error(), InvalidRecord)
+
+
+def test_a_shortage_spoils_no_result(returned: tuple[Spool, str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What keeps a result from being read for the moment is raised; the next look finds it."""
+    place, name, _ = returned
+    result = CallResult(place, name, End(name, State.FINISHED, run=1))
+    with monkeypatch.context() as patched:
+        patched.setattr(calls, "_open_own", refused := Refused(errno.EMFILE))
+        with pytest.raises(OSError, match="Too many open files"):
+            result.value()
+    assert refused.times == 1
+    assert result.value() == 2
+
+
+def test_a_full_disk_delays_what_a_call_returns(
+    returned: tuple[Spool, str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so once, and waits for room: computing the value may have taken days."""
+    place, name, path = returned
+    path.unlink()
+    monkeypatch.setattr(calls, "_PAUSE_S", 0)
+    monkeypatch.setattr(Disk, "put", Refused(errno.ENOSPC, Disk.put, times=3))
+    calls.leave_value(str(path.parent), 5)
+    assert CallResult(place, name, End(name, State.FINISHED, run=1)).value() == 5
+    assert capsys.readouterr().err == f"spool: the disk is full: {path} waits for room\n"
+    monkeypatch.setattr(Disk, "put", Refused(errno.EACCES))
+    with pytest.raises(PermissionError):
+        calls.leave_value(str(path.parent), 6)
+
+
+def test_a_full_disk_leaves_no_call_without_a_job(alone: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is written first; its job finds no room."""
+    with monkeypatch.context() as patched:
+        patched.setattr(alone._disk, "publish", Refused(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space left"):
+            alone.submit(called.double, 1)
+    assert os.listdir(f"{alone.root}/calls") == []
+    alone.submit(called.double, 1)
+    assert len(os.listdir(f"{alone.root}/calls")) == 1
+
+
+def test_a_worker_without_its_call_says_so(alone: Executor) -> None:
+    """Its file was removed, or its name was never one of a call."""
+    with pytest.raises(SpoolError, match=r"cannot run the call: .*/calls/none: it is not there"):
+        calls.load(alone.root, "none", 0)
 
 
 def test_a_worker_loads_no_call_that_others_can_write_to(alone: Executor) -> None:

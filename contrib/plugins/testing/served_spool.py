@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -39,28 +40,53 @@ def _gpus(home: Path) -> dict[str, str]:
     return dict(nvml.variables)
 
 
+@contextmanager
+def _serving(root: Path, config: str, more: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Serve a spool that is made, and end all its jobs before its dispatcher. *more*: variables of the dispatcher."""
+    client = spool.Client(root, make=True)
+    (root / "config.toml").write_text(f"autostart = false\n{config}")  # else a client may start a dispatcher first
+    with (root.parent / "dispatcher").open("wb") as said:
+        command = [sys.executable, "-m", "spool", "dispatch"]
+        dispatcher = subprocess.Popen(command, stdout=said, stderr=said, env=os.environ | (more or {}))
+    try:
+        wait_for((root / "state.json").exists, "a dispatcher")
+        yield
+    finally:
+        for row in client.jobs().rows:
+            if not row.state.ended:
+                with suppress(spool.SpoolError):  # it has just ended
+                    client.cancel(row.name)
+        wait_for(lambda: not list(root.glob("running/*.toml")), "the end of all jobs")
+        dispatcher.send_signal(signal.SIGTERM)
+        assert dispatcher.wait(PATIENCE_S) == 0, (root.parent / "dispatcher").read_text()
+        shutil.rmtree(root.parent)
+
+
 @pytest.fixture(scope="session")
 def root() -> Iterator[Path]:
     """Give a served spool, which is the default one here and in all child processes."""
     home = Path(tempfile.mkdtemp(prefix="spool-plugin-"))
     path = home / ".spool"
     os.environ |= {"HOME": str(home), "SPOOL_DIR": str(path)}
-    spool.Client(make=True)
-    (path / "config.toml").write_text('cpus = 8\nmemory = "64G"\nautostart = false\nkill_grace = "20s"\n')
-    with (home / "dispatcher").open("wb") as said:
-        command = [sys.executable, "-m", "spool", "dispatch"]
-        dispatcher = subprocess.Popen(command, stdout=said, stderr=said, env=os.environ | _gpus(home))
-    wait_for((path / "state.json").exists, "a dispatcher")
-    yield path
-    for row in spool.Client().jobs().rows:
-        if not row.state.ended:
-            spool.Client().cancel(row.name)
-    wait_for(lambda: not list(path.glob("running/*.toml")), "the end of all jobs")
-    dispatcher.send_signal(signal.SIGTERM)
-    assert dispatcher.wait(PATIENCE_S) == 0, (home / "dispatcher").read_text()
-    shutil.rmtree(home)
+    with _serving(path, 'cpus = 8\nmemory = "64G"\nkill_grace = "20s"\n', _gpus(home)):
+        yield path
 
 
 @pytest.fixture(autouse=True)
 def _served(root: Path) -> None:
     """Let no test near another spool."""
+
+
+@pytest.fixture(name="spool")
+def own_spool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a served spool of the test's own, which is the default one until the test is over."""
+    home = Path(tempfile.mkdtemp(prefix="spool-plugin-"))
+    path = home / ".spool"
+    for name in [name for name in os.environ if name.startswith("SPOOL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setenv("SPOOL_DIR", str(path))
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+    with _serving(path, ""):
+        yield path

@@ -32,7 +32,7 @@ class EndWatch:
     """Awaits jobs of one spool."""
 
     def __init__(self, spool: Spool, names: Collection[str] = ()) -> None:
-        """Await *names*. Raises NoSuchJob."""
+        """Await *names*. Raises NoSuchJob for the first that is unknown."""
         self._spool = spool
         self._left: dict[str, Awaited | None] = {}  # None: in an active directory, and never run before
         self._unissued: dict[str, set[str]] = {}  # by array, the awaited tasks that it has not issued yet
@@ -43,7 +43,8 @@ class EndWatch:
         self._complaints: set[str] = set()
         self._read_ns = 0
         self._cost_s = 0.0
-        self.add(names)
+        for error in self.add(names).values():
+            raise error
 
     def __len__(self) -> int:
         return len(self._left) + sum(map(len, self._unissued.values()))
@@ -53,12 +54,13 @@ class EndWatch:
         """How long to wait before the next look."""
         return min(_LONGEST_PAUSE_S, max(_PAUSE_S, _SHARE * self._cost_s))
 
-    def add(self, names: Collection[str]) -> None:
-        """Await *names* too. Raises NoSuchJob.
+    def add(self, names: Collection[str]) -> dict[str, NoSuchJob]:
+        """Await *names* too, and return the errors of those that are unknown, by name.
 
         A task of an array in progress counts as known, whether it was issued or not.
         """
-        new = {name for name in names if name not in self._left}
+        unknown: dict[str, NoSuchJob] = {}
+        new = [name for name in dict.fromkeys(names) if name not in self._left]
         known: set[str] | None = None
         if len(new) > _FEW:
             known = set(self._spool.jobs_with_runs())
@@ -73,7 +75,11 @@ class EndWatch:
             elif known is not None and name in self._active and name not in known:
                 self._left[name] = None
             else:
-                self._await(name, array)
+                try:
+                    self._await(name, array)
+                except NoSuchJob as error:
+                    unknown[name] = error
+        return unknown
 
     def _await(self, name: str, array: str) -> None:
         try:

@@ -169,7 +169,7 @@ class AsyncClient:
                 new, self._new = self._new, []
                 given_up, self._given_up = self._given_up, []
                 found, unknown = await asyncio.to_thread(_look, waits, new, given_up)
-                for job, error in unknown:
+                for job, error in unknown.items():
                     self._settle(job, error)
                 for job, end in found:
                     self._settle(job, end)
@@ -191,17 +191,9 @@ class AsyncClient:
 
 def _look(
     waits: WaitedJobs, new: Sequence[Job], given_up: Sequence[Job]
-) -> tuple[list[tuple[Job, End]], list[tuple[Job, NoSuchJob]]]:
-    """Return the jobs that have ended, and those that are unknown."""
-    unknown: list[tuple[Job, NoSuchJob]] = []
+) -> tuple[list[tuple[Job, End]], Mapping[Job, NoSuchJob]]:
+    """Return the jobs that have ended, and the errors of those that are unknown."""
     for job in given_up:
         waits.discard(job)
-    try:
-        waits.add(new)
-    except NoSuchJob:
-        for job in new:
-            try:
-                waits.add((job,))
-            except NoSuchJob as error:
-                unknown.append((job, error))
+    unknown = waits.add(new)
     return waits.poll(), unknown

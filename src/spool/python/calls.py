@@ -14,18 +14,22 @@ import os
 import pickle
 import stat
 import sys
+import time
 
 from spool.core.errors import InvalidRecord, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import CALLS, JOBS, RETURN, Layout
-from spool.store.disk import Disk, SpoolTrouble
+from spool.store.disk import Disk, SpoolTrouble, disk_is_full
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
+    from typing import Any, BinaryIO
 
 VERSION = 1
 _MOST_HEADER = 64 << 20
+_IN_CALL = {"python": list, "packages": dict, "path": list, "list": bool, "sizes": list}  # what each header has
+_IN_RETURN = {"error": (dict, type(None)), "differs": list, "size": int}
+_PAUSE_S = 1.0  # between attempts to write on a full disk: the wrapper's (FORMAT 12.3)
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -140,9 +144,13 @@ def load(root: str, name: str, index: int) -> Call:
     Raises SpoolError: there is none, it is not this user's, another version of Python wrote it. What its pickles raise
     goes through.
     """
-    fd = _open_own(root, (CALLS, name), "run", "the call")
+    try:
+        fd = _open_own(root, (CALLS, name), "run", "the call")
+    except FileNotFoundError:
+        why = "it is not there; it goes with its job (`spool gc`), or was removed"
+        raise SpoolError(cannot("run", "the call", why, where=f"{root}/{CALLS}/{name}")) from None
     with open(fd, "rb", closefd=True) as file:
-        header = _header(file.readline(_MOST_HEADER), file.name)
+        header = _header(file, _IN_CALL, f"{root}/{CALLS}/{name}")
         wrote = tuple(header["python"])
         if wrote[:2] != sys.version_info[:2]:
             here = ".".join(map(str, sys.version_info[:3]))
@@ -163,7 +171,7 @@ def is_list(root: str, name: str) -> bool:
     """Whether each task of an array makes several calls. Raises SpoolError as `load` does."""
     fd = _open_own(root, (CALLS, name), "read", "the call")
     with open(fd, "rb", closefd=True) as file:
-        return bool(_header(file.readline(_MOST_HEADER), name)["list"])
+        return bool(_header(file, _IN_CALL, f"{root}/{CALLS}/{name}")["list"])
 
 
 def versions() -> dict[str, str]:
@@ -189,7 +197,10 @@ def differences(there: dict[str, str]) -> list[str]:
 
 
 def leave_value(metadir: str, value: Any, differs: Sequence[str] = ()) -> None:
-    """Leave what a call has returned in its metadir. Raises SpoolError if it cannot be pickled, and OSError."""
+    """Leave what a call has returned in its metadir. Raises SpoolError if it cannot be pickled, and OSError.
+
+    Computing it may have taken days: on a full disk it waits until there is room.
+    """
     try:
         payload = _pickled(value)
     except Exception as error:
@@ -214,7 +225,17 @@ def leave_error(metadir: str, error: BaseException, trace: str, differs: Sequenc
 def _leave(metadir: str, payload: bytes, error: dict[str, str] | None, differs: Sequence[str]) -> None:
     header = {"version": VERSION, "error": error, "differs": list(differs), "size": len(payload)}
     data = json.dumps(header).encode() + b"\n" + payload
-    Disk(metadir, hidden=True).put(f"{metadir}/{RETURN}", data)
+    disk, is_said = Disk(metadir, hidden=True), False
+    while True:
+        try:
+            return disk.put(f"{metadir}/{RETURN}", data)
+        except OSError as full:
+            if not disk_is_full(full):
+                raise
+            if not is_said:
+                print(f"spool: the disk is full: {metadir}/{RETURN} waits for room", file=sys.stderr, flush=True)
+            is_said = True
+        time.sleep(_PAUSE_S)
 
 
 def read_return(root: str, name: str, run: int) -> Return | None:
@@ -227,7 +248,7 @@ def read_return(root: str, name: str, run: int) -> Return | None:
     except FileNotFoundError:
         return None
     with open(fd, "rb", closefd=True) as file:
-        header = _header(file.readline(_MOST_HEADER), RETURN)
+        header = _header(file, _IN_RETURN, f"{root}/{JOBS}/{name}/{run}/{RETURN}")
         payload = _exactly(file.read(), header["size"])
     return Return(payload, header["error"], header["differs"])
 
@@ -328,16 +349,20 @@ def _check_own(fd: int, path: str, verb: str, thing: str) -> None:
         raise SpoolUnusable(cannot(verb, thing, why, where=path, remedy=f"chmod go-w {path}"))
 
 
-def _header(line: bytes, where: str) -> dict[str, Any]:
+def _header(file: BinaryIO, keys: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the first line of a call or a return. Raises InvalidRecord, also if one of *keys* is not there."""
     try:
-        header = json.loads(line)
+        header = dict(json.loads(file.readline(_MOST_HEADER)))
         version = header["version"]
+        is_whole = version != VERSION or all(isinstance(header[key], kind) for key, kind in keys.items())
     except (ValueError, TypeError, KeyError):
-        raise InvalidRecord(cannot("read", "a call", "its first line is damaged", where=where)) from None
+        is_whole = False
+    if not is_whole:
+        raise InvalidRecord(cannot("read", "a call", "its first line is damaged", where=where))
     if version != VERSION:
         why = f"it is of version {version}, and this spool reads {VERSION}"
         raise InvalidRecord(cannot("read", "a call", why, where=where))
-    return dict(header)
+    return header
 
 
 def _exactly(data: bytes, size: int) -> bytes:

@@ -19,7 +19,7 @@ from spool.client.waiting import End
 from spool.client.watch import EndWatch
 from spool.core import layout
 from spool.core.arrays import INDEX
-from spool.core.errors import SHORTAGES, InvalidValue, NoSuchJob, SpoolError, cannot
+from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import why_not_name
@@ -199,14 +199,8 @@ class Watcher:
             time.sleep(ends.pause_s)
 
     def _look(self, ends: EndWatch, new: Sequence[str]) -> None:
-        try:
-            ends.add(new)
-        except NoSuchJob:
-            for name in new:
-                try:
-                    ends.add((name,))
-                except NoSuchJob as error:  # its files were removed
-                    self._end(End(name, State.LOST, reason=str(error)))
+        for name, error in ends.add(new).items():  # its files were removed
+            self._end(End(name, State.LOST, reason=str(error)))
         mark = self._spool.mark_of(RUNNING)
         if mark is None or mark != self._running or time.time_ns() - mark[1] < _TICK_NS:
             self._running = mark

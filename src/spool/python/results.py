@@ -86,7 +86,10 @@ _FAILURES = {
 
 
 class CallResult:
-    """The result of an ended job. It is read when it is first asked for, and kept."""
+    """The result of an ended job. It is read when it is first asked for, and kept.
+
+    What keeps it from being read for the moment (Ctrl-C, no free descriptor) is raised, and the next call tries again.
+    """
 
     def __init__(self, spool: Spool, name: str, end: End) -> None:
         self._spool = spool
@@ -97,33 +100,33 @@ class CallResult:
         self._is_read = False
 
     def error(self) -> BaseException | None:
-        """Return the exception of the call, or a JobFailed; None if there is a value."""
+        """Return the exception of the call, or why there is no value; None if there is one. Raises OSError."""
         if not self._is_read:
             try:
-                self._value = self._read()
-            except BaseException as error:
+                self._value, self._error = self._read()
+            except SpoolError as error:
                 self._error = error
             self._is_read = True
         return self._error
 
     def value(self) -> Any:
-        """Return the value. Raises what `error` returns."""
+        """Return the value. Raises what `error` returns or raises."""
         error = self.error()
         if error is not None:
             raise error
         return self._value
 
-    def _read(self) -> Any:
+    def _read(self) -> tuple[Any, BaseException | None]:
         end, name = self._end, self._name
         found = calls.read_return(self._spool.root, name, end.run) if end.run is not None else None
         if found is None and end.outcome is State.FINISHED:
             why = "it calls no Python function, or its run was removed"
             raise SpoolError(cannot("read", f"the result of job {name}", why))
         if found is None:
-            raise self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
+            return None, self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
         if found.error is None:
-            return _loaded(found, name)
-        raise self._raised(found, found.error)
+            return _loaded(found, name), None
+        return None, self._raised(found, found.error)
 
     def _raised(self, found: Return, told: dict[str, str]) -> BaseException:
         """Return the exception of a call, with its traceback there as its cause."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from spool.client.waiting import End
 from spool.client.watch import EndWatch
+from spool.core.errors import NoSuchJob
 from spool.python.job import Job
 from spool.store.spool import Spool
 
@@ -40,9 +41,10 @@ class WaitedJobs:
     """Jobs that are waited for, of any spools."""
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
-        """Wait for *jobs*. Raises NoSuchJob."""
+        """Wait for *jobs*. Raises NoSuchJob for the first that is unknown."""
         self._watches: dict[str, EndWatch] = {}
-        self.add(jobs)
+        for error in self.add(jobs).values():
+            raise error
 
     def __len__(self) -> int:
         return sum(map(len, self._watches.values()))
@@ -52,15 +54,18 @@ class WaitedJobs:
         """How long to wait before the next look."""
         return max((watch.pause_s for watch in self._watches.values() if watch), default=0.0)
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        """Wait for *jobs* too. Raises NoSuchJob."""
+    def add(self, jobs: Iterable[Job]) -> dict[Job, NoSuchJob]:
+        """Wait for *jobs* too, and return the errors of those that are unknown."""
+        unknown: dict[Job, NoSuchJob] = {}
         by_root: dict[str, list[str]] = {}
         for job in jobs:
             by_root.setdefault(job.root, []).append(job.name)
         for root, names in by_root.items():
             if root not in self._watches:
                 self._watches[root] = EndWatch(Spool(root))
-            self._watches[root].add(names)
+            errors = self._watches[root].add(names)
+            unknown |= {Job(Spool(root), name): error for name, error in errors.items()}
+        return unknown
 
     def discard(self, job: Job) -> None:
         """Wait for a job no longer."""

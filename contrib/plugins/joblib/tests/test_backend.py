@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,7 @@ import pytest
 from spool import Client, State
 
 import joblib_spool
-
-PATIENCE_S = 120.0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until *condition* holds; fail after a long time."""
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+from waiting import PATIENCE_S, wait_for
 
 
 def jobs(spool: Path) -> dict[str, dict[str, Any]]:

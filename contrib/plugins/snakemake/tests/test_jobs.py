@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +14,7 @@ import pytest
 from spool import Client, State
 
 from snakemake_executor_plugin_spool import job_keys
-
-PATIENCE_S = 120.0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until *condition* holds; fail after a long time."""
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+from waiting import PATIENCE_S, wait_for
 
 
 def started(workflow: Path, text: str, *words: str) -> subprocess.Popen[str]:

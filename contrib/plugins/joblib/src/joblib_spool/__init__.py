@@ -71,7 +71,10 @@ class SpoolBackend(AutoBatchingMixin, ParallelBackendBase):
             threads = dict.fromkeys(self.MAX_NUM_THREADS_VARS, str(self.inner_max_num_threads))
             wanted["env"] = {**threads, **wanted.get("env", {})}
         if self._executor is None or wanted != self._options:
-            self._executor, self._options = spool.Executor(**wanted), wanted
+            former, self._executor = self._executor, spool.Executor(**wanted)
+            self._options = wanted
+            if former is not None:
+                former.shutdown(wait=False)
         return number
 
     def submit(
@@ -97,12 +100,11 @@ class SpoolBackend(AutoBatchingMixin, ParallelBackendBase):
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
         """Cancel the batches that wait or run."""
-        assert self._executor is not None
         left = [future for future in list(self._open) if not future.cancel()]
         for future in left:
             if isinstance(future, spool.Future):
                 with suppress(spool.SpoolError):  # it has just ended
-                    spool.Client(self._executor.root).cancel(future.name, "joblib needs its results no longer")
+                    future.job.cancel("joblib needs its results no longer")
 
     def terminate(self) -> None:
         """End a call. The spool stays open for the next one."""

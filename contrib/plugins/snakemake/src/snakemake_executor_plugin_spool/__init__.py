@@ -8,6 +8,7 @@ and GPUs, ends it at its limits, and keeps its log.
 
 import hashlib
 import os
+import threading
 import tomllib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.logging import LoggerExecutorInterface
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 from snakemake_interface_executor_plugins.workflow import WorkflowExecutorInterface
-from spool import Client, End, Job, SpoolError, State
+from spool import Client, End, Job, SpoolError, State, WaitedJobs
 
 from snakemake_executor_plugin_spool import _spool
 
@@ -71,7 +72,8 @@ class Executor(RemoteExecutor):
             self._client = Client(settings.dir, make=True)
         except SpoolError as error:
             raise WorkflowError(str(error)) from error
-        self._watch = _spool.Ends(self._client.root)
+        self._lock = threading.Lock()  # one thread submits, another looks
+        self._waited = WaitedJobs()
         self._ends: dict[str, End] = {}
         self._alive: dict[str, None] = {}  # in the order of their submission
         super().__init__(workflow, logger)
@@ -112,19 +114,21 @@ class Executor(RemoteExecutor):
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
         """Report the jobs that have ended, and yield the others."""
-        for found in self._watch.poll():
-            self._ends[found.name] = found
+        with self._lock:
+            ended = self._waited.poll()
+        for found, end in ended:
+            self._ends[found.name] = end
             self._alive.pop(found.name, None)
-        self.next_seconds_between_status_checks = self._watch.pause_s
+        self.next_seconds_between_status_checks = self._waited.pause_s
         for info in active_jobs:
-            end = self._ends.pop(info.external_jobid, None)
-            if end is None:
+            known = self._ends.pop(info.external_jobid, None)
+            if known is None:
                 yield info
-            elif end.outcome is State.FINISHED:
+            elif known.outcome is State.FINISHED:
                 self.report_job_success(info)
             else:
-                logs = [self._log_of(end.name, end.run)] if end.run is not None else []
-                self.report_job_error(info, msg=f"{said_of(end)} ", aux_logs=logs)
+                logs = [self._log_of(known.name, known.run)] if known.run is not None else []
+                self.report_job_error(info, msg=f"{said_of(known)} ", aux_logs=logs)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Cancel the jobs of this workflow that wait or run.
@@ -136,7 +140,10 @@ class Executor(RemoteExecutor):
     def _follow(self, job: JobExecutorInterface, submitted: Job, run: int, *, again: bool = False) -> None:
         name, verb = submitted.name, "goes on as" if again else "is"
         self._alive[name] = None
-        self._watch.add(submitted)
+        with self._lock:
+            unknown = self._waited.add([submitted])
+        for error in unknown.values():  # its files were removed at once
+            self._ends[name] = End(name, State.LOST, reason=str(error))
         self.report_job_submission(SubmittedJobInfo(job, external_jobid=name))
         log = self._log_of(name, run)
         self.logger.info(f"Job {job.jobid} {verb} job {name} of the spool {self._client.root} (log: {log}).")
