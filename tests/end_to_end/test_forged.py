@@ -171,6 +171,24 @@ def test_forged_records_harm_no_other_job(tmp_path: Path, stranger: subprocess.P
             spool.until(lambda name=name: spool.places(name) == ["done"], f"the end of {kind}")  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("kind", ["jid: none", "jid: void", "jid: nobody", "jid: another's"])
+def test_a_run_without_its_jid_is_over_when_its_processes_are(served: Served, kind: str) -> None:
+    """A dispatcher that has just come waits for a wrapper to register; a run that it stops meanwhile may be alive."""
+    here = served.root.parent
+    served.start()
+    served.drop(VICTIM, f"touch {here}/begun; sleep 1000")
+    served.until((here / "begun").exists, "the victim")
+    command = f"trap '' TERM; {FORGED[kind]}; touch {here}/forged; while :; do sleep 0.1; done"
+    served.drop("forger", command, kill_grace="3s", requeue=False)
+    served.until((here / "forged").exists, "the forgery")
+    served.kill()
+    served.start()
+    served.path("running", "forger").unlink()
+    served.until(lambda: served.path("done", "forger").exists(), "the end of the job")
+    assert not marked(served.root, "forger")
+    assert served.outcome("forger") == "cancelled"
+
+
 @pytest.mark.parametrize("killed", [False, True], ids=["alive", "killed"])
 def test_a_result_that_a_running_job_writes_does_not_end_it(served: Served, *, killed: bool) -> None:
     """Beside a living wrapper it counts for nothing: every view says that the job runs."""

@@ -152,7 +152,8 @@ class Supervisor:
                     return self.concluder.was_recorded(live)  # however long it waits there before its wrapper registers
                 if found is Liveness.ABSENT:
                     live.see(GONE)  # its engine has answered that it does not know it
-            if live.adopted and live.jid is None and live not in self._terminator and handle.left_behind():
+            unknown = live.adopted and live.jid is None and live.elsewhere is None
+            if unknown and (live in self._terminator or handle.left_behind()):
                 return False  # its jid was removed: it is alive while any process of it is
             # The wrapper never registered: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
