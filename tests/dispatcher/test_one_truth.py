@@ -60,6 +60,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     monkeypatch.setitem(Dispatcher.__init__.__kwdefaults__, "clock", now)
 
     def by(seconds: float) -> None:
+        time.sleep(0.02)  # the kernel's clock of files has ticks: what comes after must not be dated like what was seen
         ahead_ns[0] += int(seconds * 1e9)
 
     return by
