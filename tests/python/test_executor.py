@@ -425,6 +425,33 @@ def test_what_all_calls_share_is_written_once(alone: Executor) -> None:
     assert call() == 1_000_007
 
 
+def test_a_task_shows_its_parameters(served: Served, tmp_path: Path) -> None:
+    """They are what its job has, replace their keys in paths, and change neither the call nor a result."""
+    with Executor(served.root, name="fit", stdout=f"{tmp_path}/{{lr}}.log", env={"HERE": "{{lr}}"}) as made:
+        shown = [{"lr": 0.5, "worker": Path("a")}, {"lr": 0.1, "worker": Path("b")}]
+        futures = made.submit_all(called.double, range(2), parameters=shown)
+        assert [future.result(PATIENCE_S) for future in futures] == [0, 2]
+        assert [future.job.parameters for future in futures] == [
+            {"lr": "0.5", "worker": "a"},
+            {"lr": "0.1", "worker": "b"},
+        ]
+        assert spool.job("fit-1", served.root).result() == [0, 2]
+        assert {path.name for path in tmp_path.glob("*.log")} == {"0.5.log", "0.1.log"}
+        chunks = made.submit_all(called.double, range(3), chunksize=2, parameters=[{"part": at} for at in range(2)])
+        assert [future.result(PATIENCE_S) for future in chunks] == [[0, 2], [4]]
+
+
+def test_parameters_that_no_job_file_has_are_an_error(alone: Executor) -> None:
+    """Before anything is in the spool: too few, of unlike keys, of a key with a dot."""
+    with pytest.raises(ValueError, match="2 tasks need as many parameters, not 1"):
+        alone.submit_all(called.double, range(2), parameters=[{"lr": 1}])
+    for wrong in ([{"lr": 1}, {"seed": 1}], [{"a.b": 1}, {"a.b": 2}], [{}, {}]):
+        with pytest.raises(InvalidJob):
+            alone.submit_all(called.double, range(2), parameters=wrong)
+    assert not os.listdir(f"{alone.root}/queued")
+    assert not os.path.exists(f"{alone.root}/calls")
+
+
 def test_too_many_tasks_are_an_error_with_a_way_out(alone: Executor) -> None:
     """And no job."""
     with pytest.raises(InvalidValue, match=r"100,001 tasks are more than the 100,000 of an array; set chunksize"):

@@ -74,16 +74,21 @@ def job_keys(command: str | Sequence[str], given: Mapping[str, object], exported
     It runs in the current directory unless they have a `workdir`. Keys of `env` in *given* override those of
     *exported*. Raises FileNotFoundError if the current directory is gone.
     """
-    placeholders = _placeholders(given)
-    here = given.get("workdir") or escaped(literal(os.getcwd()), placeholders)
+    known = placeholders(given)
+    here = given.get("workdir") or escaped(literal(os.getcwd()), known)
     keys = {"command": command, "workdir": here, **given}
     own = given.get("env", {})
-    if isinstance(own, dict) and (env := exported.env(own, placeholders)):
+    if isinstance(own, dict) and (env := exported.env(own, known)):
         keys["env"] = env
     return keys
 
 
-def _placeholders(keys: Mapping[str, object]) -> set[str]:
+def plain(value: object) -> str | int | float:
+    """Return a parameter as a job file has it: what it cannot hold, such as numpy's or paths, as its text."""
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def placeholders(keys: Mapping[str, object]) -> set[str]:
     """Return the keys whose `{key}` an array with *keys* replaces."""
     makers = [key for key in ("array", "matrix", "rows") if key in keys]
     if not makers:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from spool.client.draft import Draft, exports, fresh_name, job_keys, stem_of
+from spool.client.draft import Draft, exports, fresh_name, job_keys, plain, stem_of
 from spool.client.requests import Change
 from spool.client.submit import check_submitter, default_root, ensure_spool, submit, where_taken
 from spool.client.waiting import End
@@ -266,9 +266,8 @@ def _new_name(root: str, command: str | Sequence[str], taken: Container[str]) ->
 
 
 def matrix_of(choices: Mapping[str, Iterable[object]]) -> dict[str, list[object]]:
-    """Return a matrix as a job file has it: values that it cannot hold, such as numpy's or paths, as their texts."""
-    return {key: [each if isinstance(each, str | int | float) else str(each) for each in values]
-            for key, values in choices.items()}  # fmt: skip
+    """Return a matrix as a job file has it."""
+    return {key: [plain(each) for each in values] for key, values in choices.items()}
 
 
 def _command_of(command: object) -> str | list[str]:

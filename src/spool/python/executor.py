@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from spool.client import autostart
-from spool.client.draft import Draft, escaped, exports, fresh_name, job_keys, stem_of
+from spool.client.draft import Draft, escaped, exports, fresh_name, job_keys, placeholders, plain, stem_of
 from spool.client.requests import Requests
 from spool.client.submit import default_root, ensure_spool, ever_used
 from spool.client.waiting import End
 from spool.client.watch import EndWatch
 from spool.core import layout
-from spool.core.arrays import INDEX
 from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import State
@@ -291,10 +290,19 @@ class Executor(concurrent.futures.Executor):
             self._watcher.watch((future,))
         return future
 
-    def submit_all(self, fn: Callable[..., T], /, *iterables: Iterable[Any], chunksize: int = 1) -> list[Future[Any]]:
+    def submit_all(
+        self,
+        fn: Callable[..., T],
+        /,
+        *iterables: Iterable[Any],
+        chunksize: int = 1,
+        parameters: Iterable[Mapping[str, object]] | None = None,
+    ) -> list[Future[Any]]:
         """Make one array of the calls of *fn* with the arguments in *iterables*; return the future of each task.
 
         A task makes *chunksize* calls, and its result is a list then. What the arguments share is written once.
+        *parameters* has a mapping for each task, all with the same keys: what lists show of it, and what replaces
+        `{key}` in the executor's `env` and paths. Raises InvalidJob if they make no valid job file.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -308,9 +316,15 @@ class Executor(concurrent.futures.Executor):
         if len(parts) > _MOST_TASKS:
             why = f"{len(parts):,} tasks are more than the {_MOST_TASKS:,} of an array"
             raise InvalidValue(cannot("submit", f"calls of {calls.name_of(fn)}", why, remedy="set chunksize"))
+        tasks: dict[str, object] = {"array": f"0-{len(parts) - 1}"}
+        if parameters is not None:
+            shown = [{key: plain(value) for key, value in each.items()} for each in parameters]
+            if len(shown) != len(parts):
+                raise ValueError(f"{len(parts)} tasks need as many parameters, not {len(shown)}.")
+            tasks = {"rows": shown}
         text = calls.render(function, parts, is_list=chunksize > 1)
         with self._lock:
-            array = self._submitted(fn, text, {"array": f"0-{len(parts) - 1}"})
+            array = self._submitted(fn, text, tasks)
             futures: list[Future[Any]] = [Future(self._watcher, f"{array}_{at}", array) for at in range(len(parts))]
             self._watcher.watch(futures)
         return futures
@@ -348,11 +362,13 @@ class Executor(concurrent.futures.Executor):
         root = self._spool.root
         while True:
             name = self._next_name(fn)
+            draft = self._draft(name, more)
+            if "rows" in more:
+                draft.check(root)
             try:
                 call = calls.publish(root, name, text)
             except FileExistsError:  # another process was faster
                 continue
-            draft = self._draft(name, more)
             place = self._spool.layout.job_file(QUEUED, name)
             try:
                 self._disk.publish(place, draft.text())
@@ -378,11 +394,10 @@ class Executor(concurrent.futures.Executor):
                 return name
 
     def _draft(self, name: str, more: Mapping[str, object]) -> Draft:
-        command = [sys.executable, "-u", "-m", "spool.python.worker", name]
-        if more:
-            more = {**more, **self._of_arrays}
-            command = [escaped(word, (INDEX,)) for word in command]
-        return Draft(name, job_keys(command, {**self._keys, **more}, exports(self._spool.root)))
+        keys = {**self._keys, **more, **(self._of_arrays if more else {})}
+        known = placeholders(keys)
+        command = [escaped(word, known) for word in (sys.executable, "-u", "-m", "spool.python.worker", name)]
+        return Draft(name, job_keys(command, keys, exports(self._spool.root)))
 
     def _sync(self, call: str, job: str) -> None:
         """Bring a call and its job to the disk: what a power cut spares goes on."""
