@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import spool
 
+from hydra_plugins.hydra_spool_launcher.spool_launcher import _parameters
 from waiting import PATIENCE_S, wait_for
 
 PROGRAM = """
@@ -78,12 +79,30 @@ def test_a_sweep_is_one_array(root: Path, program: Path) -> None:
     assert done.returncode == 0, done.stderr
     array = array_of(done)
     assert array.startswith("train-")
-    keys = job_file(root, array)
-    assert (keys["array"], keys["max_running"]) == ("0-2", 2)
+    assert job_file(root, array)["max_running"] == 2
     for at in range(3):
         assert (program.parent / f"began-{array}_{at}").exists()
         assert f"training with {{'x': {at + 1}}}" in spool.Client().output(f"{array}_{at}").decode()
         assert (program.parent / "out" / str(at) / ".hydra" / "config.yaml").read_text() == f"x: {at + 1}\n"
+
+
+def test_a_job_shows_its_overrides(root: Path, program: Path) -> None:
+    """As the parameters of its task, by keys that a job file can have; not those of Hydra itself."""
+    done = sweep(program, "+x=1,2", "+optimizer.lr=0.1", "+index=7", f"+long={'n' * 99}")
+    assert done.returncode == 0, done.stderr
+    tasks = spool.Client().job(array_of(done)).tasks()
+    shared = {"optimizer_lr": "0.1", "_index": "7", "long": "n" * 60}
+    assert [task.parameters for task in tasks] == [{"x": "1", **shared}, {"x": "2", **shared}]
+
+
+def test_any_overrides_make_parameters_that_a_job_file_has() -> None:
+    """Deletions, groups, keys of some jobs alone, no value; none at all, or too many, are not shown."""
+    shown = _parameters([["+db@a.b=x", "~c"], ["c=1,2=3", "hydra.job.name=n"]])
+    assert shown == [{"db_a_b": "x", "c": ""}, {"db_a_b": "", "c": "1,2=3"}]
+    assert _parameters([["hydra.job.name=n"], []]) is None
+    long = ["k" * 99 + "=" + "\a" * 99]
+    assert _parameters([long] * 1000) == [{"k" * 64: "\a" * 60}] * 1000
+    assert _parameters([long] * 2000) is None
 
 
 def test_the_configuration_has_the_keys_of_a_job(root: Path, program: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import json
 import logging
 import os
 import re
@@ -21,6 +22,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from hydra_plugins.hydra_spool_launcher import config as _config  # noqa: F401
 
 log = logging.getLogger(__name__)
+
+_LONGEST_KEY, _LONGEST_SHOWN = 64, 60
+_MOST_SHOWN = 512 << 10  # bytes: half of a job file
 
 
 class SpoolLauncher(Launcher):
@@ -60,7 +64,8 @@ class SpoolLauncher(Launcher):
 
         executor = Executor(self._root, name=_job_name(self._name), **self._keys)
         run = functools.partial(_run, self.hydra_context, self.config, self.task_function, Singleton.get_state())
-        futures = executor.submit_all(run, [list(overrides) for overrides in job_overrides], numbers)
+        lists = [list(overrides) for overrides in job_overrides]
+        futures = executor.submit_all(run, lists, numbers, parameters=_parameters(job_overrides))
         array = futures[0].array
         log.info(f"{len(futures)} jobs in {executor.root}: {array}")
         try:
@@ -110,6 +115,26 @@ def _returned(future: concurrent.futures.Future[JobReturn], overrides: Sequence[
     failed = JobReturn(overrides=list(filter_overrides(overrides)), status=JobStatus.FAILED)
     failed.return_value = error
     return failed
+
+
+def _parameters(job_overrides: Sequence[Sequence[str]]) -> list[dict[str, str]] | None:
+    """Return what spool shows of each job: its overrides, by keys that a job file can have. None if there are none.
+
+    The file of an array has a limit, so that long values are cut, and those of a very large sweep are not shown.
+    """
+    found: list[dict[str, str]] = []
+    for overrides in job_overrides:
+        pairs = [override.partition("=") for override in filter_overrides(overrides)]
+        found.append({_parameter(key): value[:_LONGEST_SHOWN] for key, _, value in pairs})
+    keys = list(dict.fromkeys(key for each in found for key in each))
+    shown = [{key: each.get(key, "") for key in keys} for each in found]
+    return shown if keys and len(json.dumps(shown)) < _MOST_SHOWN else None
+
+
+def _parameter(key: str) -> str:
+    """Return the key of an override, such as `+optimizer.lr`, as one of a job file: `optimizer_lr`."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", key.lstrip("+~"))
+    return (name if re.match(r"(?!index$)[A-Za-z_]", name) else f"_{name}")[:_LONGEST_KEY]
 
 
 def _make_sweep_dir(config: DictConfig) -> None:
