@@ -82,6 +82,25 @@ def test_the_backend_may_be_an_object(spool: Path) -> None:
     assert all(name.startswith("own-") for name in jobs(spool))
 
 
+def processes(depth: int) -> set[int]:
+    """Return the process of a task, and those of the tasks that it has run by the backend, to a depth of calls."""
+    tasks = [joblib.delayed(processes)(depth - 1)] * 2
+    return {os.getpid()}.union(*joblib.Parallel(n_jobs=2, backend="spool", cpus=1)(tasks) if depth else ())
+
+
+def test_a_task_that_names_the_backend_waits_for_no_other_job(spool: Path) -> None:
+    """Its own calls stay in its process, however deep, so that two such tasks cannot wait for each other."""
+    found = joblib.Parallel(n_jobs=2, backend="spool", batch_size=1)([joblib.delayed(processes)(3)] * 2)
+    assert [len(pids) for pids in found] == [1, 1]
+    wait_for(lambda: len(jobs(spool)) == 2)
+
+
+def test_threads_of_a_program_may_name_the_backend(spool: Path) -> None:
+    """A program that is no job keeps nothing while it waits: its nested calls are jobs."""
+    [pids] = joblib.Parallel(n_jobs=2, backend="threading")([joblib.delayed(processes)(1)])
+    assert len(pids) > 1
+
+
 def test_a_task_knows_the_backend(spool: Path) -> None:
     """A task can name the backend in calls of its own, without the import."""
     question = "'spool' in __import__('joblib').parallel.BACKENDS"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,7 @@ from joblib.parallel import (
     FallbackToBackend,
     ParallelBackendBase,
     SequentialBackend,
+    ThreadingBackend,
     cpu_count,
     register_parallel_backend,
 )
@@ -60,7 +62,14 @@ class SpoolBackend(AutoBatchingMixin, ParallelBackendBase):
         return n_jobs if n_jobs > 0 else max(cpu_count() + 1 + n_jobs, 1)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
-        """Open the spool, and return the number of batches at once. Raises what `spool.Executor` raises."""
+        """Open the spool, and return the number of batches at once. Raises what `spool.Executor` raises.
+
+        Within a task of a job, joblib's own rule for nested calls holds instead: threads, and none below threads. A job
+        that waited for others would keep its CPUs, and two such jobs could wait for each other for ever.
+        """
+        if self.nesting_level and "SPOOL_JOB" in os.environ:
+            nested = ThreadingBackend if self.nesting_level == 1 else SequentialBackend
+            raise FallbackToBackend(nested(nesting_level=self.nesting_level))
         number = self.effective_n_jobs(n_jobs)
         if number == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
