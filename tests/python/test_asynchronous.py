@@ -11,6 +11,7 @@ import pytest
 import spool
 from served import Served
 from spool.client.watch import EndWatch
+from spool.store.spool import Spool
 
 
 def test_jobs_are_submitted_awaited_and_followed(served: Served) -> None:
@@ -86,6 +87,36 @@ def test_a_timeout_an_unknown_job_and_a_cancellation_leave_the_others_waiting(cl
         assert end.outcome is spool.State.CANCELLED
         with pytest.raises(spool.InvalidValue):
             await twin.submit(3)  # type: ignore[arg-type]
+
+    asyncio.run(program())
+
+
+def test_a_program_waits_for_one_and_for_all(served: Served) -> None:
+    """For the first of them, for each in their order, for none in time; what they return is what the functions do."""
+
+    async def program() -> None:
+        client = spool.AsyncClient()
+        long = await client.submit("sleep 1000", name="long")
+        quick = await client.submit_many(["exit 3", "true"])
+        assert await client.wait_any([long, *quick]) in quick
+        counts: list[tuple[int, int]] = []
+        ends = await client.wait_all(quick, progress=lambda done, total: counts.append((done, total)))
+        assert ends == spool.wait_all(quick)
+        assert [end.exit_code for end in ends if end is not None] == [3, 0]
+        assert counts == [(1, 2), (2, 2)]
+        assert await client.wait_any([long], timeout_s=0.01) is None
+        assert await client.wait_any([]) is None
+        assert await client.wait_all([long, long], timeout_s=0.01) == (None, None)
+        assert await client.wait_all([]) == ()
+        await client.cancel(long)
+        [end] = await client.wait_all([long])
+        assert end is not None
+        assert end.outcome is spool.State.CANCELLED
+        unknown = spool.Job(Spool(client.client.root), "none")
+        with pytest.raises(spool.NoSuchJob):
+            await client.wait_all([unknown])
+        with pytest.raises(spool.NoSuchJob):
+            await client.wait_any([unknown])
 
     asyncio.run(program())
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from spool.client.output import Follower, Stream
@@ -33,7 +34,7 @@ class AsyncClient:
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, make: bool = False) -> None:
         """Use the spool at *root*, as `Client` does. Raises SpoolUnusable."""
-        self.client = Client(root, make=make)
+        self.client: Client = Client(root, make=make)
         self._waiting: dict[Job, list[asyncio.Future[End]]] = {}
         self._new: list[Job] = []
         self._given_up: list[Job] = []
@@ -120,6 +121,33 @@ class AsyncClient:
         self, jobs: Iterable[_T], *, timeout_s: float | None = None, progress: Progress = False
     ) -> AsyncIterator[_T]:
         """Yield each of *jobs* when it has ended, as `as_completed` does. Raises NoSuchJob, and TimeoutError."""
+        async with aclosing(self._ends(jobs, timeout_s, progress)) as ends:
+            async for waited, _ in ends:
+                yield waited
+
+    async def wait_all(
+        self, jobs: Iterable[Job | HasJob], *, timeout_s: float | None = None, progress: Progress = False
+    ) -> tuple[End | None, ...]:
+        """Wait until all *jobs* have ended, and return their ends, as `wait_all` does. Raises NoSuchJob."""
+        wanted = list(jobs)
+        found: dict[Job, End] = {}
+        with suppress(TimeoutError):
+            async with aclosing(self._ends(wanted, timeout_s, progress)) as ends:
+                async for waited, end in ends:
+                    found[job_of(waited)] = end
+        return tuple(found.get(job_of(waited)) for waited in wanted)
+
+    async def wait_any(self, jobs: Iterable[_T], *, timeout_s: float | None = None) -> _T | None:
+        """Wait until one of *jobs* has ended, and return it, as `wait_any` does. Raises NoSuchJob."""
+        with suppress(TimeoutError):
+            async with aclosing(self._ends(jobs, timeout_s, False)) as ends:
+                async for waited, _ in ends:
+                    return waited
+        return None
+
+    async def _ends(
+        self, jobs: Iterable[_T], timeout_s: float | None, progress: Progress
+    ) -> AsyncGenerator[tuple[_T, End]]:
         loop = asyncio.get_running_loop()
         until = None if timeout_s is None else loop.time() + timeout_s
         ended: asyncio.Queue[tuple[_T, asyncio.Future[End]]] = asyncio.Queue()
@@ -134,9 +162,9 @@ class AsyncClient:
                     async with asyncio.timeout_at(until):
                         waited, end = await ended.get()
                     pending.pop(end)
-                    end.result()
+                    found = end.result()
                     bar.step()
-                    yield waited
+                    yield waited, found
         finally:
             for end, job in pending.items():
                 self._give_up(job, end)
