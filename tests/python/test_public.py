@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -126,3 +127,21 @@ def test_the_types_of_the_public_face_hold(words: list[str]) -> None:
     words = [sys.executable, "-m", *words, "tests/public_types.py"]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stdout
+
+
+def test_every_public_type_is_known_to_pyright(tmp_path: Path) -> None:
+    """It need not infer one, and none depends on the type checker: not in the names, and not in what they lead to."""
+    pytest.importorskip("pyright")
+    words = [sys.executable, "-m", "pyright", "--verifytypes", "spool", "--ignoreexternal", "--outputjson"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # it asks the first `python` where packages are
+    environment = {**os.environ, "PATH": path}
+    said = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    symbols = {each["name"]: each for each in json.loads(said.stdout)["typeCompleteness"]["symbols"]}
+    names = {f"spool.{name}" for name in spool.__all__} | {f"{spool._HOMES[name]}.{name}" for name in spool.__all__}
+    assert symbols.keys() >= {f"spool.{name}" for name in spool.__all__}
+    unknown = [
+        f"{name}: {each['diagnostics']}"
+        for name, each in symbols.items()
+        if (name in names or name.rpartition(".")[0] in names) and (each["isTypeAmbiguous"] or not each["isTypeKnown"])
+    ]
+    assert not unknown

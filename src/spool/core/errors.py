@@ -108,7 +108,7 @@ class NotAllSubmitted(SpoolError):
     """
 
     def __init__(self, what: str, why: str, submitted: Iterable[str], count: int) -> None:
-        self.submitted = tuple(submitted)
+        self.submitted: tuple[str, ...] = tuple(submitted)
         first = ", ".join(self.submitted[:_SHOWN]) + (", …" if len(self.submitted) > _SHOWN else "")
         remedy = f"{len(self.submitted)} of the {count} jobs were submitted before it: {first}"
         super().__init__(cannot("submit", what, why, remedy=remedy))
@@ -144,7 +144,7 @@ class InvalidFile(SpoolError):
 
     def __init__(self, what: str, problems: Iterable[Problem]) -> None:
         self.what = what
-        self.problems = tuple(problems)
+        self.problems: tuple[Problem, ...] = tuple(problems)
         first = self.problems[0].message if self.problems else "it is not valid"
         more = self.count - 1
         tail = f" (and {more:,} more)" if more > 0 else ""

@@ -138,7 +138,7 @@ class Layout:
     __slots__ = ("root",)
 
     def __init__(self, root: str) -> None:
-        self.root = root.rstrip("/") or "/"
+        self.root: str = root.rstrip("/") or "/"
 
     def at(self, name: str) -> str:
         """Return the path of *name* (one of this module's constants) in the root."""

@@ -38,7 +38,7 @@ class Job:
     def __init__(self, spool: Spool, name: str, parameters: Mapping[str, str] | None = None) -> None:
         """*parameters*: those of a task, as far as they are known."""
         self._spool = spool
-        self.name = name
+        self.name: str = name
         self._parameters = parameters
         self._watch: EndWatch | None = None  # while it has not ended: some ends are believed after a while only
 

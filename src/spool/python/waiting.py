@@ -22,6 +22,7 @@ class HasJob(Protocol):
     @property
     def job(self) -> Job:
         """The job."""
+        ...
 
 
 _T = TypeVar("_T", bound=Job | HasJob)

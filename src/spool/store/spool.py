@@ -145,8 +145,9 @@ class Spool:
     """
 
     def __init__(self, root: str) -> None:
-        self.layout = Layout(os.path.realpath(root))  # so that processes have one mark, whatever path was given
-        self.root = self.layout.root
+        # Its real path, so that processes have one mark, whatever path was given.
+        self.layout: Layout = Layout(os.path.realpath(root))
+        self.root: str = self.layout.root
         self._ownership: Ownership | None = None
 
     @classmethod
