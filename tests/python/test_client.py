@@ -66,6 +66,17 @@ def test_what_can_be_expected_to_fail_is_an_error_of_spool(client: spool.Client,
     assert made.jobs().rows == ()
 
 
+def test_a_fresh_name_is_one_that_no_job_has_had(client: spool.Client) -> None:
+    """It begins with its stem, and is a name."""
+    names = {client.fresh_name("fit.2") for _ in range(50)}
+    assert all(name.startswith("fit.2-") for name in names)
+    assert {client.submit("true", name=name, held=True).name for name in names} == names
+    assert client.fresh_name("fit.2") not in names
+    for stem in ("", "-x", "a/b", "a" * 300, "a\0"):
+        with pytest.raises(spool.InvalidValue):
+            client.fresh_name(stem)
+
+
 def test_a_dry_run_says_what_would_be_done_and_keys_change_a_job_that_runs_again(
     client: spool.Client, spool_root: Path
 ) -> None:

@@ -62,6 +62,12 @@ class Client:
                 raise spool.no_such_job("find", f"job {name}", name)
         return Job(spool, name)
 
+    def fresh_name(self, stem: str) -> str:
+        """Return *stem* with a short suffix that makes it a name that no job has had. Raises InvalidValue."""
+        if (why_not := why_not_name(f"{stem}-xxxx")) is not None:
+            raise InvalidValue(cannot("name", f"a job after {stem!r}", why_not))
+        return fresh_name(self.root, stem)
+
     def submit(
         self,
         command: str | Sequence[str],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import shlex
 import shutil
 import sys
@@ -98,7 +97,7 @@ class SpoolExecutor(core.Executor):
         """Write the pickles, submit one job, or one array of all, and return submitit's jobs."""
         number = len(delayed_submissions)
         stem = re.sub(r"[^A-Za-z0-9.-]+", "-", str(self.parameters.get("name", "submitit"))).strip("-.")[:60]
-        name = self._fresh_name(stem or "submitit")
+        name = self._client.fresh_name(stem or "submitit")
         ids = [name] if number == 1 else [f"{name}_{at}" for at in range(number)]
         written: list[Path] = []
         try:
@@ -112,15 +111,6 @@ class SpoolExecutor(core.Executor):
             raise
         ranks = range(self._tasks())
         return [SpoolJob(self.folder, job_id, ranks, self._client.root) for job_id in ids]
-
-    def _fresh_name(self, stem: str) -> str:
-        """Return a name that begins with *stem* and that no job of the spool has ever had."""
-        while True:
-            name = f"{stem}-{secrets.token_hex(2)}"
-            try:
-                self._client.job(name)
-            except spool.NoSuchJob:
-                return name
 
     def _write(self, submission: DelayedSubmission, job_id: str, number: int) -> Path:
         """Write the pickle of a job, one of *number*, where it finds it. Raises RuntimeError if that is too large."""
