@@ -45,11 +45,11 @@ def full(spool_root: Path) -> Path:
 @pytest.mark.parametrize(
     ("history", "words"),
     [
-        ([("sweep_1", 100, {}), ("sweep_7", 200, {})], "about 2 m 30 s, as the last 2 runs of sweep"),
-        ([("sweep_1", 100, {}), ("other", 40, {})], "about 1 m 10 s, as the last 2 runs of "),
+        ([("sweep_1", 100, {}), ("sweep_7", 200, {})], "about 3 m 20 s, the median of the last 2 runs of sweep"),
+        ([("sweep_1", 100, {}), ("other", 40, {})], "about 1 m 40 s, the median of the last 2 runs of "),
         (
             [("sweep_1", 100, {"cpus": 2}), ("sweep_2", 100, {"outcome": State.FAILED})],
-            "about 1 m 40 s, as the last run of",
+            "about 1 m 40 s, the median of the last 1 run of ",
         ),
         ([("sweep_1", 300, {"user": "nobody-else"})], "about 5 m 00 s, the median of the last 1 run"),
         ([], "1 h 00 m, the default (no earlier runs)"),
@@ -76,7 +76,7 @@ def test_a_job_alone_is_expected_to_run_as_long_as_among_others(spool: Command, 
     ran(spool_root, "other", 100)
     put_job(spool_root, "alone", 'command = "true"\ncpus = 1\n', where)
     expected = asked(spool, "show", "alone")["expected"]
-    assert expected.startswith("about 1 m 40 s, as the last 2 runs of ")
+    assert expected.startswith("about 1 m 40 s, the median of the last 2 runs of ")
     assert asked(spool, "why", "alone")["expected"] == expected
     if where == "queued":
         planned = asked(spool, "plan")

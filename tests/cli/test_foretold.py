@@ -199,7 +199,7 @@ def test_what_the_page_quotes_is_what_the_program_says(spool: Command, spool_roo
     running(spool_root, "sim", limited("1h", "cpus = 4\n"), Grant(4), now - 25 * MINUTE)
     running(spool_root, "mesh", limited("4h", "cpus = 3\n"), Grant(3), now - 5 * MINUTE)
     with (spool_root / "history.jsonl").open("ab") as history:
-        for run in (1, 2):
+        for run in range(1, 6):
             end = now - run * 600 * MINUTE
             request = Request(cpus=4)
             user = this_user()

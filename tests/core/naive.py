@@ -169,13 +169,13 @@ class Naive:
         return self.guess(job) if job.limit is None else job.limit
 
     def guess(self, job: Job) -> int:
-        """Return how long its like has run: the mean of the last two, else its user's, else the median of all."""
+        """Return how long its like has run: the upper median of the last five, else its user's, else of all."""
         ended = self.ended()
         alike = [each.lasts for each in ended if each.like == job.like]
         users = [each.lasts for each in ended if each.user == job.user]
         last = alike if len(alike) >= 2 else users
         if last:
-            return max(S, (last[-1] + last[-2:][0]) // 2)
+            return max(S, sorted(last[-5:])[len(last[-5:]) // 2])
         middle = sorted(each.lasts for each in ended[-101:])
         return max(S, middle[len(middle) // 2]) if middle else HOUR
 

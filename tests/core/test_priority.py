@@ -57,9 +57,9 @@ def test_less_than_a_minute_counts_as_a_minute():
 
 
 def test_without_a_limit_the_expected_run_time_is_learnt():
-    """Who states nothing stands where its like have run so long: here 90 s and 150 s."""
+    """Who states nothing stands where its like have run so long: here 90 s and 120 s."""
     past = Past(Policy())
-    for seconds in (90, 150):
+    for seconds in (90, 120):
         learn(past, "train_3", seconds)
     found = plan(job("train_9", waited=120), job("other", waited=120), running=[run("r", cpus=4)], past=past)
     assert standing(found, "train_9").score == pytest.approx(2.0)

@@ -1,10 +1,16 @@
-"""The numbers at the end of a name make no difference to what a job is expected to take."""
+"""What a job without a limit is expected to take: like which runs, and how long by them."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from spool.core.runtimes import stem
+from core.planning import S
+from spool.core.model import Request
+from spool.core.runtimes import RunTimes, Source, stem
+
+ONE = Request(cpus=1)
 
 
 @pytest.mark.parametrize(
@@ -31,3 +37,29 @@ def test_digits_before_other_text_take_no_time() -> None:
     """A long run of digits that is not at the end is looked at once."""
     name = "7" * 10_000 + "x"
     assert stem(name) == name
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=12))
+def test_like_runs_teach_the_upper_median_of_the_last_five(seconds: list[int]) -> None:
+    """Of the last five at most two were longer, and at least as many were no shorter as were shorter."""
+    learned = RunTimes()
+    for number, each in enumerate(seconds):
+        learned.add("alice", f"sweep_{number}", ONE, each * S)
+        learned.add("bob", f"sweep_{number}", ONE, S)
+    found = learned.guess("alice", "sweep", ONE)
+    last = [each * S for each in seconds[-5:]]
+    assert (found.source, found.runs) == (Source.ALIKE, len(last))
+    assert found.ns in last
+    assert sum(each > found.ns for each in last) < len(last) / 2 <= sum(each <= found.ns for each in last)
+    other = learned.guess("alice", "other", ONE)  # nothing like it has run, so the runs of the user count
+    assert (other.ns, other.source, other.runs) == (found.ns, Source.USER, found.runs)
+
+
+def test_one_like_run_is_too_few() -> None:
+    """A single run of its kind counts only among the runs of its user."""
+    learned = RunTimes()
+    for name, seconds in (("other_1", 40), ("other_2", 40), ("sweep_1", 100)):
+        learned.add("alice", name, ONE, seconds * S)
+    assert learned.guess("alice", "sweep", ONE) == (40 * S, Source.USER, 3)
+    learned.add("alice", "sweep_2", ONE, 20 * S)
+    assert learned.guess("alice", "sweep", ONE) == (100 * S, Source.ALIKE, 2)

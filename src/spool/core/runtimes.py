@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,7 +27,8 @@ UNKNOWN_NS = 3600 * SECOND_NS
 TEACHES = frozenset({State.FINISHED, State.TIMEOUT})
 """Outcomes to learn from: the run time of a failed job says little about a successful one."""
 
-_ALIKE = 2  # similar runs needed for an estimate, which is the mean of this many recent ones
+_ALIKE = 2  # similar runs needed for an estimate
+_RECENT = 5  # … which is the upper median of this many of the last: a single outlier says little about the next
 _LASTS = 30  # runs remembered of each kind, for the run times of those that overrun their guess
 _BEYOND = 3  # this many must have lasted longer
 _EVERYBODY = 101  # the median of this many last runs of all users
@@ -47,7 +49,7 @@ class Source(StrEnum):
 
 
 class Expected(NamedTuple):
-    """An expected run time and its basis. `runs` is the number of runs in the mean or median."""
+    """An expected run time and its basis. `runs` is the number of runs in the median."""
 
     ns: int
     source: Source
@@ -65,9 +67,9 @@ class Expected(NamedTuple):
             case Source.LIMIT:
                 return f"{time}, its time limit"
             case Source.ALIKE:
-                return f"about {time}, as the last {self.runs} runs of {stem(name) or name}"
+                return f"about {time}, the median of the last {self.runs} runs of {stem(name) or name}"
             case Source.USER:
-                return f"about {time}, as the last {'run' if self.runs == 1 else f'{self.runs} runs'} of {user}"
+                return f"about {time}, the median of the last {count_of(self.runs, 'run')} of {user}"
             case Source.ALL:
                 return f"about {time}, the median of the last {count_of(self.runs, 'run')}"
             case _:
@@ -86,24 +88,19 @@ def stem(name: str) -> str:
 class _Kind:
     """The last runs of one kind."""
 
-    __slots__ = ("_sorted", "before", "last", "lasts", "runs")
+    __slots__ = ("_sorted", "lasts", "median_ns", "recent")
 
     def __init__(self) -> None:
-        self.runs = 0
-        self.last = self.before = 0
         self.lasts: deque[int] = deque(maxlen=_LASTS)
+        self.recent = 0  # runs in the median
+        self.median_ns = 0
         self._sorted: list[int] | None = None
 
     def add(self, ran_ns: int) -> None:
-        self.before = self.last if self.runs else ran_ns
-        self.last = ran_ns
-        self.runs += 1
         self.lasts.append(ran_ns)
         self._sorted = None
-
-    @property
-    def mean_ns(self) -> int:
-        return max(LEAST_NS, (self.last + self.before) // 2)
+        self.recent = min(len(self.lasts), _RECENT)
+        self.median_ns = _upper_median(sorted([self.lasts[-at] for at in range(1, self.recent + 1)]))
 
     def beyond(self, ran_ns: int) -> int | None:
         """Return the median of the runs that lasted longer than *ran_ns*; None if there are too few."""
@@ -113,6 +110,11 @@ class _Kind:
         first = bisect_right(lasts, ran_ns)
         longer = len(lasts) - first
         return lasts[first + longer // 2] if longer >= _BEYOND else None
+
+
+def _upper_median(ordered: Sequence[int]) -> int:
+    """Return the middle of some run times, of an even number the larger of the middle two; at least `LEAST_NS`."""
+    return max(LEAST_NS, ordered[len(ordered) // 2])
 
 
 class RunTimes:
@@ -147,13 +149,13 @@ class RunTimes:
     def guess(self, user: str, stem: str, request: Request) -> Expected:
         """Return the expected run time of a job without a limit."""
         alike = self._alike.get((user, stem, request))
-        if alike is not None and alike.runs >= _ALIKE:
-            return Expected(alike.mean_ns, Source.ALIKE, _ALIKE)
+        if alike is not None and alike.recent >= _ALIKE:
+            return Expected(alike.median_ns, Source.ALIKE, alike.recent)
         of_user = self._users.get(user)
         if of_user is not None:
-            return Expected(of_user.mean_ns, Source.USER, min(of_user.runs, 2))
+            return Expected(of_user.median_ns, Source.USER, of_user.recent)
         if self._sorted:
-            return Expected(max(LEAST_NS, self._sorted[len(self._sorted) // 2]), Source.ALL, len(self._sorted))
+            return Expected(_upper_median(self._sorted), Source.ALL, len(self._sorted))
         return Expected(UNKNOWN_NS, Source.NONE)
 
     def expected(self, user: str, name: str, spec: Spec) -> Expected:
