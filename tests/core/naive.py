@@ -127,12 +127,18 @@ class Naive:
         if self.rule != "spool":
             return sorted(waiting, key=lambda job: (job.at, job.name))
         factors = self.factors(waiting)
+        competing = self.fair and len({job.user for job in waiting}) > 1
 
         def score(job: Job) -> tuple[float, int, str]:
-            expected = max(self.expected(job), 60 * S)
-            return -(self.now - job.at + expected) / expected * factors[job.user], job.at, job.name
+            size = max(self.expected(job), 60 * S) + (self.own(job) if competing else 0)
+            return -((self.now - job.at + size) / size * factors[job.user]), job.at, job.name
 
-        order = sorted(waiting, key=score)
+        order: list[Job] = []
+        place: dict[object, tuple[float, int, str]] = {}
+        for job in sorted(waiting, key=lambda job: (job.at, job.name)):  # none goes before its equal that came first
+            place[job.name] = place[job.equal] = max(score(job), place.get(job.equal, score(job)))
+            order.append(job)
+        order.sort(key=lambda job: place[job.name])
         passed = [job for job in waiting if self.is_passed(job)]
         if passed:  # of its equals the first to arrive goes first, also where only one behind it was passed
             _, first = min((job.at, self.first_alike(job, waiting)) for job in passed)
@@ -148,6 +154,15 @@ class Naive:
         """Tell whether later arrivals have finished so much work that *job* goes first."""
         later = sum(each.lasts * each.cpus for each in self.ended() if each.at > job.at)
         return later > max(8 * HOUR, 0.15 * (self.now - job.at)) * self.cpus
+
+    def own(self, job: Job) -> int:
+        """Return what the user of *job* was served since it arrived, in time of all processors."""
+        served = 0
+        for name, began in self.start.items():
+            run = self.jobs[name]
+            if run.user == job.user:
+                served += max(0, min(began + run.lasts, self.now) - max(began, job.at)) * run.cpus
+        return served // self.cpus
 
     def factors(self, waiting: list[Job]) -> dict[str, float]:
         """Return the factor of fair share of each user: the integral of what it used, decayed, over all."""

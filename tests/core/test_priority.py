@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.planning import GIB, NOW, S, gpus, grant_of, job, machine, plan, run, started, used
-from spool.core.fairness import LEAST, Shares, weigh
+from spool.core.fairness import LEAST, Served, Shares, in_units, weigh
 from spool.core.model import ForeignProcess, Grant, Policy, Request, Result, State, Waiting
 from spool.core.priority import Past
 
@@ -124,6 +124,54 @@ def test_what_runs_now_counts_as_used():
     assert factors["alice"] == pytest.approx(max(2 ** (0.5 * (1 - 120 / 140 * 2)), LEAST), rel=1e-4)
     assert factors["bob"] == pytest.approx(2 ** (0.5 * (1 - 20 / 140 * 2)), rel=1e-4)
     assert weigh(Grant(cpus=4, gpu_uuids=("x",)), policy) == pytest.approx(1.2)
+
+
+def served(past: Past, key: str, cpus: int, *, began: int, lasted: int) -> Past:
+    """Let *key* have been served that many CPUs, from so many seconds ago on, without any other usage."""
+    line = past.served.setdefault(key, Served())
+    line.turn(in_units(cpus * Policy().cpu_weight), NOW - began * S)
+    line.turn(-in_units(cpus * Policy().cpu_weight), NOW - (began - lasted) * S)
+    return past
+
+
+def test_own_service_counts_as_size():
+    """Half of the machine for 20 minutes since a job arrived is 10 minutes more of size, while others wait too."""
+    mine, other = (job(name, user=name, waited=1200, time_limit_ns=600 * S) for name in ("alice", "bob"))
+    past = served(Past(Policy()), "alice", 2, began=1200, lasted=1200)
+    found = plan(mine, other, past=past, running=[run("r", cpus=4)])
+    assert standing(found, "alice").own_ns == 600 * S
+    assert standing(found, "alice").score == pytest.approx((1200 + 600 + 600) / (600 + 600))
+    assert standing(found, "bob").score == pytest.approx((1200 + 600) / 600)
+    for jobs, policy in (((mine,), Policy()), ((mine, other), ALONE)):
+        assert standing(plan(*jobs, past=past, running=[run("r", cpus=4)], policy=policy), "alice").own_ns == 0
+
+
+def test_what_came_before_a_job_is_no_service_of_its_own():
+    """Only the time since the arrival counts, and what runs on counts until now."""
+    past = served(Past(Policy()), "alice", 4, began=10**6, lasted=10**6 - 300)
+    past.begin("alice", None, Grant(cpus=1), NOW - 100 * S)
+    found = plan(job("a", waited=400), job("b", user="bob"), past=past, running=[run("r", cpus=4)])
+    assert standing(found, "a").own_ns == (100 + 100 // 4) * S
+
+
+def test_own_service_is_counted_by_project_where_so_configured():
+    """Then a job is as large as what its project was served since, whoever of it was."""
+    policy = Policy(fair_share_by="project")
+    past = served(Past(policy), "vision", 4, began=50, lasted=50)
+    jobs = (job("a", user="x", project="vision", waited=90), job("b", user="x", project="speech", waited=90))
+    found = plan(*jobs, past=past, policy=policy, running=[run("r", cpus=4)])
+    assert [standing(found, name).own_ns for name in "ab"] == [50 * S, 0]
+
+
+def test_of_equal_jobs_the_first_to_arrive_goes_first():
+    """A job of which its user was served much stays ahead of its like that came later and would have a higher score."""
+    past = served(Past(Policy()), "alice", 4, began=36_000, lasted=3600)
+    jobs = [job(f"a{number}", waited=waited, time_limit_ns=MINUTE) for number, waited in ((1, 36_000), (2, 32_000))]
+    between = job("b", user="bob", waited=1800, time_limit_ns=MINUTE)
+    found = plan(*jobs, between, past=past, running=[run("r", cpus=4)])
+    assert standing(found, "a2").score > standing(found, "b").score > standing(found, "a1").score
+    assert [each.name for each, _ in found.in_order()] == ["b", "a1", "a2"]
+    assert started(plan(*jobs, between, past=past)) == ["b", "a1", "a2"]
 
 
 def test_first_queued_first_then_the_name():
@@ -249,8 +297,30 @@ WORK = st.lists(
 )  # how long ago a job came, and how many hundreds of CPU-hours it took
 
 
-def naive(jobs: list[Waiting], usage: dict[str, float], work: list[tuple[int, int]], policy: Policy) -> list[str]:
+SERVED = st.lists(
+    st.tuples(st.sampled_from(USERS), st.integers(1, 99), st.sampled_from([50, 6000, 90_000]), st.integers(1, 50)),
+    max_size=4,
+)  # to whom, how many CPUs, how long ago, for how many seconds
+
+
+def naive(
+    jobs: list[Waiting],
+    usage: dict[str, float],
+    work: list[tuple[int, int]],
+    service: list[tuple[str, int, int, int]],
+    policy: Policy,
+) -> list[str]:
     """Return the names in the order of the rules, as they are written."""
+
+    def own(each: Waiting) -> float:
+        if not policy.fair_share or len({other.user for other in jobs}) < 2:
+            return 0.0
+        waited = (NOW - each.arrived_at_ns) // S
+        mine = (cpus * max(0, min(began, waited) - (began - lasted)) for _, cpus, began, lasted in of(each.user))
+        return sum(mine) * S // 99 / S
+
+    def of(user: str) -> list[tuple[str, int, int, int]]:
+        return [span for span in service if span[0] == user]
 
     def factor(user: str) -> float:
         users = {each.user for each in jobs}
@@ -267,8 +337,8 @@ def naive(jobs: list[Waiting], usage: dict[str, float], work: list[tuple[int, in
         return waited > 8 * 3600 and passed > 99 * max(8 * 3600, 0.15 * waited)
 
     def key(each: Waiting) -> tuple[object, ...]:
-        waited, expected = (NOW - each.arrived_at_ns) / S, max((each.spec.time_limit_ns or HOUR) / S, 60)
-        score = round((waited + expected) / expected * factor(each.user), 9)
+        waited, size = (NOW - each.arrived_at_ns) / S, max((each.spec.time_limit_ns or HOUR) / S, 60) + own(each)
+        score = round((waited + size) / size * factor(each.user), 9)
         passed = [other for other in jobs if other.spec.priority == each.spec.priority and is_passed(other)]
         goes_first = bool(passed) and each == min(passed, key=lambda other: (other.arrived_at_ns, other.name))
         return -each.spec.priority, not goes_first, -score, each.arrived_at_ns, each.name
@@ -277,8 +347,8 @@ def naive(jobs: list[Waiting], usage: dict[str, float], work: list[tuple[int, in
 
 
 @settings(max_examples=300, deadline=None)
-@given(JOBS, st.dictionaries(st.sampled_from(USERS), st.sampled_from([1.0, 10.0, 500.0])), WORK, st.booleans())
-def test_jobs_start_in_the_order_of_the_rules(drawn, usage, work, fair):
+@given(JOBS, st.dictionaries(st.sampled_from(USERS), st.sampled_from([1.0, 10.0, 500.0])), WORK, SERVED, st.booleans())
+def test_jobs_start_in_the_order_of_the_rules(drawn, usage, work, service, fair):
     """With room for all, jobs start in the order that the rules give, worked out plainly."""
     policy = Policy(fair_share=fair)
     jobs = [
@@ -286,12 +356,14 @@ def test_jobs_start_in_the_order_of_the_rules(drawn, usage, work, fair):
         for n, (user, priority, limit, waited) in enumerate(drawn)
     ]
     past = used(policy, **usage)
+    for user, cpus, began, lasted in service:
+        served(past, user, cpus, began=began, lasted=lasted)
     for ago, size in work:
         arrived = NOW - ago * S
         grant = Grant(cpus=100 * size)
         past.learn("x", Result("w", 1, 1, State.FAILED, "", arrived, arrived, arrived + HOUR, grant=grant))
     found = plan(*jobs, on=machine(cpus=99), past=past, policy=policy)
-    names = naive(jobs, usage, work, policy)
+    names = naive(jobs, usage, work, service, policy)
     assert started(found) == names
     assert [each.name for each, _ in found.in_order()] == names
 

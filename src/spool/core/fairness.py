@@ -1,9 +1,12 @@
-"""Fairness among waiting jobs: the recent usage of each user, and the work that has overtaken a waiting job.
+"""Fairness among waiting jobs: the usage of each user, recent and since a job arrived, and the work that passed a job.
 
 Fair share: jobs of users with more usage than others wait somewhat longer. The score of a waiting job (see `order`) is
 multiplied by `2^(0.5 * (1 - level))`, but by at least 1/1.5; `level` is 1 for average usage, 2 for twice the average, 0
 for none. Usage halves with every half-life. An absolute rank by usage would starve heavy users, so the factor is
 bounded.
+
+Own service: what a user has been served since a job arrived counts as size of that job. A user's thousand short jobs
+then count together, and do not outrank, one after the other, everything that others wait for.
 
 Passed work: a job that has been overtaken by a certain amount of later work goes first. Work counts when its run ends,
 for the pool that it took: processors, memory, GPUs. A job goes to the front of its priority once later arrivals have
@@ -14,7 +17,7 @@ alone would do worse: under load everything becomes old, and the order becomes t
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -34,6 +37,9 @@ LEAST_NS = 8 * 3600 * SECOND_NS
 PART = 0.15
 LONG_NS = int(LEAST_NS / PART)  # after a longer wait, the work needed to be passed grows with the wait
 
+_UNITS = 1_000_000  # usage per second is counted in millionths, so that the sums of own service are exact
+_POINTS = 4096  # points of a line that are at least kept
+
 _RECENT = 128  # entries not in order yet
 _MOST = 20_000  # entries that are at least kept apart: the latest arrivals
 _NEAR = 100
@@ -49,6 +55,16 @@ def share_key(user: str, project: str | None, policy: Policy) -> str:
 def weigh(grant: Grant, policy: Policy) -> float:
     """Return the usage per second of a run with that grant: its GPUs, and its CPUs times `cpu_weight`."""
     return grant.gpu_count + grant.cpus * policy.cpu_weight
+
+
+def weigh_whole(machine: Machine, policy: Policy) -> float:
+    """Return the usage per second of the whole machine."""
+    return len(machine.gpus) + machine.cpus * policy.cpu_weight
+
+
+def in_units(rate: float) -> int:
+    """Return a usage per second as an integer, for `Served`."""
+    return round(rate * _UNITS)
 
 
 class Shares:
@@ -166,6 +182,60 @@ class Shares:
         self._sum_base = sum(self._base.values())
         self._heap = [(self._base[key], key) for key in sorted(self._used, key=self._base.__getitem__)]
         self._watched = set(self._used)
+
+
+class Served:
+    """What a key has been served until each instant: a line through points, with a slope after the last of them.
+
+    Exact, in units times nanoseconds, wherever no points were thinned out.
+    """
+
+    __slots__ = ("_amounts", "_slope", "_times")
+
+    def __init__(self) -> None:
+        self._times: list[int] = []
+        self._amounts: list[int] = []
+        self._slope = 0
+
+    def copy(self) -> Served:
+        """Return an independent copy."""
+        other = Served()
+        other._times, other._amounts, other._slope = self._times.copy(), self._amounts.copy(), self._slope
+        return other
+
+    def turn(self, units: int, at_ns: int) -> None:
+        """Let the line rise by *units* per nanosecond more from then on (or less), in the past too."""
+        times, amounts = self._times, self._amounts
+        at = bisect_left(times, at_ns)
+        if at == len(times) or times[at] != at_ns:
+            amounts.insert(at, self.until(at_ns))
+            times.insert(at, at_ns)
+        for later in range(at + 1, len(times)):
+            amounts[later] += units * (times[later] - at_ns)
+        self._slope += units
+        if len(times) > 2 * _POINTS:
+            self._thin_out()
+
+    def until(self, at_ns: int) -> int:
+        """Return the amount until then."""
+        times, amounts = self._times, self._amounts
+        at = bisect_right(times, at_ns)
+        if not at:
+            return 0
+        before, amount = times[at - 1], amounts[at - 1]
+        if at == len(times):
+            return amount + self._slope * (at_ns - before)
+        return amount + (amounts[at] - amount) * (at_ns - before) // (times[at] - before)
+
+    def _thin_out(self) -> None:
+        """Drop old points within a hundredth of their age of the one before, so that memory does not grow with time."""
+        newest, kept = self._times[-1], [0]
+        for at in range(1, len(self._times)):
+            at_ns = self._times[at]
+            if at >= len(self._times) - _POINTS or (at_ns - self._times[kept[-1]]) * _NEAR > newest - at_ns:
+                kept.append(at)
+        self._times = [self._times[at] for at in kept]
+        self._amounts = [self._amounts[at] for at in kept]
 
 
 class Work(NamedTuple):

@@ -2,10 +2,11 @@
 
 The rule and its constants were found by experiment; docs/SCHEDULING.md has what was tried. Of two jobs of equal
 priority, the one with the higher score comes first: `(waited + expected) / expected` times the factor of its user's
-share (see `fairness`). Ahead of them goes the earliest of the jobs that too much later work has overtaken (see
+share (see `fairness`). While jobs of several users wait, `expected` includes what the job's user was served since the
+job arrived. Ahead of them goes the earliest of the jobs that too much later work has overtaken (see
 `fairness`): one at a time, so that the others keep their order. The order is computed anew in each pass. Within one
-shape of jobs (see `queue`) only priority, arrival and name differ, so the queue keeps each shape sorted whatever the
-usage of the machine.
+shape of jobs (see `queue`) only priority, arrival and name differ, and the first to arrive goes first: the queue keeps
+each shape sorted whatever the usage of the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from spool.core.fairness import LEAST_NS as LEAST_PASSED_NS
-from spool.core.fairness import LONG_NS, PassedWork, Shares, Work, share_key, weigh
+from spool.core.fairness import LONG_NS, PassedWork, Served, Shares, Work, in_units, share_key, weigh, weigh_whole
 from spool.core.model import SECOND_NS, Grant, Policy, Pool, Request, Result, Waiting
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.queue import Place, Shape, WaitingQueue, place
@@ -51,17 +52,29 @@ class Past:
         self._asked = asked
         self.run_times = RunTimes(learns=policy.learn_run_times)
         self.shares = Shares(policy.half_life_ns)
+        self.served: dict[str, Served] = {}  # by the keys of the shares
         self.passed = PassedWork()
         self.passed_by: dict[str, PassedWork] = {}  # by named resource; its use is the first pool
         self._policy = policy
 
     def begin(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
         """Count the usage of a run from its start on."""
-        self.shares.begin(share_key(user, project, self._policy), weigh(grant, self._policy), at_ns)
+        key, rate = share_key(user, project, self._policy), weigh(grant, self._policy)
+        self.shares.begin(key, rate, at_ns)
+        self._serve(key, in_units(rate), at_ns)
 
     def end(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
         """Count the usage up to its end."""
-        self.shares.end(share_key(user, project, self._policy), weigh(grant, self._policy), at_ns)
+        key, rate = share_key(user, project, self._policy), weigh(grant, self._policy)
+        self.shares.end(key, rate, at_ns)
+        self._serve(key, -in_units(rate), at_ns)
+
+    def _serve(self, key: str, units: int, at_ns: int) -> None:
+        if units:
+            served = self.served.get(key)
+            if served is None:
+                served = self.served[key] = Served()
+            served.turn(units, at_ns)
 
     def copy(self) -> Past:
         """Return an independent copy; the learnt run times are shared, for reading only."""
@@ -69,6 +82,7 @@ class Past:
         other._asked = None  # the copy is asked about the same jobs, and is short-lived
         other._policy, other.run_times = self._policy, self.run_times
         other.shares, other.passed = self.shares.copy(), self.passed.copy()
+        other.served = {key: served.copy() for key, served in self.served.items()}
         other.passed_by = {name: passed.copy() for name, passed in self.passed_by.items()}
         return other
 
@@ -104,6 +118,7 @@ class OrderFactors(Struct, frozen=True):
     waited_ns: int
     expected: Expected
     factor: float  # of fair share; 1 if no other user competes
+    own_ns: int  # what its user was served since it arrived, in time of the whole machine; 0 if no other competes
     score: float | None
     was_passed: bool  # overtaken by enough later work to go first
 
@@ -151,14 +166,26 @@ class Order:
         self._waiting = queue.projects if self._by_project else queue.users
         self._running = room.runs.counts.projects if self._by_project else room.runs.counts.users
         self._factors: Mapping[str, float] | None = None
+        self._served = past.served
+        self._whole_units = in_units(weigh_whole(room.machine, policy))
+        self._sharing: dict[str, tuple[float, Served | None, int]] = {}  # by key: see `_share`
         self.front: dict[int, tuple[int, str]] = {}  # by priority: the arrival and the name of the promoted job
 
-    def factor(self, user: str, project: str | None) -> float:
-        """Return the fair-share factor of the jobs of that user (or project)."""
-        factors = self._factors
-        if factors is None:
-            factors = self._factors = self._work_out_factors()
-        return factors.get((project or "") if self._by_project else user, 1.0) if factors else 1.0
+    def _share(self, user: str, project: str | None) -> tuple[float, Served | None, int]:
+        """Return the fair-share factor of that user (or project), and what it has been served until now.
+
+        The line of its service is None if it makes no difference.
+        """
+        key = (project or "") if self._by_project else user
+        found = self._sharing.get(key)
+        if found is None:
+            factors = self._factors
+            if factors is None:
+                factors = self._factors = self._work_out_factors()
+            served = self._served.get(key) if factors and self._whole_units else None
+            until_now = 0 if served is None else served.until(self._now_ns)
+            found = self._sharing[key] = factors.get(key, 1.0), served, until_now
+        return found
 
     def _work_out_factors(self) -> Mapping[str, float]:
         if not self._policy.fair_share or self._order != SLOWDOWN or len(self._waiting) < 2:
@@ -208,13 +235,16 @@ class Order:
         expected = self._run_times.of_job(job)
         spec = job.spec
         where = place(job)
-        factor = self.factor(job.user, spec.project)
+        factor, served, until_now = self._share(job.user, spec.project)
+        own_ns = 0 if served is None else max(until_now - served.until(job.arrived_at_ns), 0) // self._whole_units
         waited_ns = max(self._now_ns - job.arrived_at_ns, 0)
         if self._order != SLOWDOWN:
             key: OrderKey = (where[0], 1, where[1] if self._order == ARRIVAL else expected.ns, where[1], where[2])
-            return key, OrderFactors(waited_ns, expected, factor, None, was_passed=False)
+            return key, OrderFactors(waited_ns, expected, factor, 0, None, was_passed=False)
         key = self.placed(self._score(where, expected.ns, job.user, spec.project))
-        return key, OrderFactors(waited_ns, expected, factor, -key[2] if key[1] else None, was_passed=not key[1])
+        return key, OrderFactors(
+            waited_ns, expected, factor, own_ns, -key[2] if key[1] else None, was_passed=not key[1]
+        )
 
     def placed(self, key: OrderKey) -> OrderKey:
         """Return *key*, moved to the front if its job is the promoted one."""
@@ -230,7 +260,10 @@ class Order:
             waited_ns = 0
         if expected_ns < LEAST_NS:
             expected_ns = LEAST_NS
-        return ahead, 1, -((waited_ns + expected_ns) / expected_ns * self.factor(user, project)), arrived_at_ns, name
+        factor, served, until_now = self._share(user, project)
+        if served is not None and waited_ns:
+            expected_ns += (until_now - served.until(arrived_at_ns)) // self._whole_units
+        return ahead, 1, -((waited_ns + expected_ns) / expected_ns * factor), arrived_at_ns, name
 
     def _lacking(self, request: Request) -> Scarce:
         known = self._known.get(id(request))

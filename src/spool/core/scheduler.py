@@ -140,14 +140,28 @@ class Plan(Struct, frozen=True, eq=False):
         return [] if job is None else [Reason("held", "held"), *self._constraints.reasons(job)]
 
     def in_order(self) -> list[tuple[Waiting, OrderFactors]]:
-        """Return every waiting job in the order of consideration, with the factors of its place."""
-        for demand in self.view.queue.demands:
-            for shape in demand.shapes.values():
-                if shape.eligible:
-                    self._order.of_shape(shape, 0)
-        found = [(self._order.of_job(job), job) for job in self.view.queue.values()]
-        found.sort(key=lambda each: each[0][0])
-        return [(job, standing) for (_, standing), job in found]
+        """Return every waiting job in the order of consideration, with the factors of its place.
+
+        A job with a higher score than one of its shape that arrived earlier comes right behind that.
+        """
+        queue, order = self.view.queue, self._order
+        shapes = [shape for demand in queue.demands for shape in demand.shapes.values() if shape.eligible]
+        for shape in shapes:
+            order.of_shape(shape, 0)
+        found = []
+        left = dict(queue)
+        for shape in shapes:
+            behind = None
+            for *_, name in shape.eligible:
+                job = left.pop(name)
+                key, standing = order.of_job(job)
+                behind = key if behind is None else max(behind, key)
+                found.append((behind, job, standing))
+        for job in left.values():
+            key, standing = order.of_job(job)
+            found.append((key, job, standing))
+        found.sort(key=lambda each: each[0])
+        return [(job, standing) for _, job, standing in found]
 
     def in_line(self, most: int) -> Iterator[Waiting]:
         """Yield at most *most* jobs that wait only for room, in order; all have the priority of the first job.

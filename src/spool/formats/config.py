@@ -224,7 +224,7 @@ CONFIG = KeyTable(
         words=("slowdown", "arrival"), field="policy.order"),
     Key("learn_run_times", "flag", "Whether to estimate the run time of jobs without a time limit from earlier runs.",
         field="policy.learn_run_times"),
-    Key("fair_share", "flag", "Whether jobs of users or projects with more recent usage wait somewhat longer.",
+    Key("fair_share", "flag", "Whether jobs of users with more usage, recent or since they came, wait longer.",
         field="policy.fair_share"),
     Key("fair_share_by", "word", "What fair share compares.", words=("user", "project"),
         field="policy.fair_share_by"),

@@ -62,11 +62,15 @@ def past_of(spool: Spool, now_ns: int, policy: Policy, asked: Callable[[], Itera
         if result.told_at_ns is not None and result.told_at_ns < now_ns - _HALF_LIVES * policy.half_life_ns:
             break
         known.append(result)
-    for result in reversed(known):
-        user = result.user or ""
+    events: list[tuple[int, bool, int]] = []  # in order of time, which is the cheapest to count
+    for number, result in enumerate(known):
         if result.started_at_ns is not None and result.ended_at_ns is not None:
-            grant = result.grant
-            past.begin(user, result.project, grant, result.started_at_ns)
-            past.end(user, result.project, grant, max(result.ended_at_ns, result.started_at_ns))
-        past.learn(user, result)
+            events.append((result.started_at_ns, False, number))
+            events.append((max(result.ended_at_ns, result.started_at_ns), True, number))
+    events.sort()
+    for at_ns, ends, number in events:
+        result = known[number]
+        (past.end if ends else past.begin)(result.user or "", result.project, result.grant, at_ns)
+    for result in reversed(known):
+        past.learn(result.user or "", result)
     return past
