@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,13 +47,16 @@ def full(spool_root: Path) -> Path:
     ("history", "words"),
     [
         ([("sweep_1", 100, {}), ("sweep_7", 200, {})], "about 3 m 20 s, the median of the last 2 runs of sweep"),
-        ([("sweep_1", 100, {}), ("other", 40, {})], "about 1 m 40 s, the median of the last 2 runs of "),
+        ([("sweep_1", 100, {}), ("other", 40, {})], "about 1 m 40 s, a guess: the median of "),
         (
             [("sweep_1", 100, {"cpus": 2}), ("sweep_2", 100, {"outcome": State.FAILED})],
-            "about 1 m 40 s, the median of the last 1 run of ",
+            "about 1 m 40 s, a guess: ",
         ),
-        ([("sweep_1", 300, {"user": "nobody-else"})], "about 5 m 00 s, the median of the last 1 run"),
-        ([], "1 h 00 m, the default (no earlier runs)"),
+        (
+            [("sweep_1", 300, {"user": "nobody-else"})],
+            "about 5 m 00 s, a guess: the median of everybody's last jobs; none of ",
+        ),
+        ([], "1 h 00 m, the default: there are no earlier jobs to learn from"),
     ],
 )
 def test_what_is_learnt_is_told_with_its_source(
@@ -62,7 +66,7 @@ def test_what_is_learnt_is_told_with_its_source(
     for name, seconds, more in history:
         ran(full, name, seconds, **more)  # type: ignore[arg-type]
     put(full, "sweep_3")
-    assert f"expected to run: {words}" in spool("why", "sweep_3").out
+    assert f"expected run time: {words}" in spool("why", "sweep_3").out
     assert words in spool("show", "sweep_3").out
     planned = {job["name"]: job for job in asked(spool, "plan")["waits"]}
     assert planned["sweep_3"]["expected"].startswith(words)
@@ -76,7 +80,8 @@ def test_a_job_alone_is_expected_to_run_as_long_as_among_others(spool: Command, 
     ran(spool_root, "other", 100)
     put_job(spool_root, "alone", 'command = "true"\ncpus = 1\n', where)
     expected = asked(spool, "show", "alone")["expected"]
-    assert expected.startswith("about 1 m 40 s, the median of the last 2 runs of ")
+    last = f"a guess: the median of {this_user()}'s last 2 jobs"
+    assert expected == f"about 1 m 40 s, {last}; no two jobs like this one have finished yet"
     assert asked(spool, "why", "alone")["expected"] == expected
     if where == "queued":
         planned = asked(spool, "plan")
@@ -88,7 +93,7 @@ def test_a_stated_limit_is_what_is_expected(spool: Command, full: Path) -> None:
     ran(full, "train", 100)
     ran(full, "train", 100)
     put(full, "train", 'command = "true"\ntime_limit = "20m"\n')
-    assert "expected to run: 20 m 00 s, its time limit" in spool("why", "train").out
+    assert "expected run time: 20 m 00 s, its time limit" in spool("why", "train").out
 
 
 def test_learning_can_be_turned_off(spool: Command, full: Path) -> None:
@@ -97,7 +102,9 @@ def test_learning_can_be_turned_off(spool: Command, full: Path) -> None:
     ran(full, "train", 100)
     ran(full, "train", 100)
     put(full, "train")
-    assert "expected to run: 1 h 00 m, the default (no earlier runs)" in spool("why", "train").out
+    assert (
+        "expected run time: 1 h 00 m, the default: there are no earlier jobs to learn from" in spool("why", "train").out
+    )
 
 
 def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +115,23 @@ def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypa
     later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3 * 3600 * S)
     monkeypatch.setattr(snapshot, "time", later)
     out = spool("why", "short").out
-    assert "order: waited 3 h 00 m of an expected 20 m 00 s: 10.0; behind first, 10.0" in out
+    assert "order: score 10.0 (waited 3 h 00 m, expected run time 20 m 00 s); behind first, priority 200" in out
     answer = asked(spool, "why", "short")
     assert answer["score"] == pytest.approx(10, abs=0.1)
     assert (answer["behind"], answer["ahead"]) == ("first", 1)
+
+
+def test_scores_are_told_with_the_digits_that_tell_them_apart(
+    spool: Command, full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score has a decimal, and more where the first in the order has nearly the same; equal scores are called so."""
+    for name, limit in (("quick", "100h"), ("slow", "101h"), ("slower", "200h")):
+        put(full, name, f'command = "true"\ncpus = 1\ntime_limit = "{limit}"\npriority = 250\n')
+    monkeypatch.setattr(snapshot, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * S))
+    out = spool("why", "slow").out
+    found = re.search(r"order: score (\S+) \(waited .*\); behind quick, score (\S+)\n", out)
+    assert found is not None, out
+    assert (found[1], found[2]) == ("1.0099", "1.0100")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's file")

@@ -127,7 +127,7 @@ def test_a_job_that_waits_for_a_lease_says_who_has_what(spool: Command, spool_ro
         why, plan = asked(spool, "why", "one"), asked(spool, "plan")
         assert why["reasons"] == [{"code": "machine", "text": HELD}]
         assert (why["start_at"], why["start_is_earliest"]) == (None, True)
-        assert spool("why", "one").out.startswith(f"one: {HELD}\nexpected to run: ")
+        assert spool("why", "one").out.startswith(f"one: {HELD}\nexpected run time: ")
         assert plan["starts"] == []
         (waits,) = plan["waits"]
         assert (waits["code"], waits["reason"], waits["start_at"]) == ("machine", HELD, None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from core.planning import GIB, NOW, S, gpus, grant_of, job, machine, plan, run, started, used
 from spool.core.fairness import LEAST, Served, Shares, in_units, weigh
 from spool.core.model import ForeignProcess, Grant, Policy, Request, Result, State, Waiting
-from spool.core.priority import Past
+from spool.core.priority import Past, show_score
 
 HOUR = 3600 * S
 MINUTE = 60 * S
@@ -45,6 +45,18 @@ def test_who_has_waited_longest_for_its_size_goes_first():
     assert first(job("day", waited=200 * 3600, time_limit_ns=24 * HOUR), minute) == "day"
 
 
+def test_a_score_has_the_digits_that_tell_it_from_another():
+    """One decimal, more where another score differs later, and one where six are not enough."""
+    found = plan(*(job(name, waited=3600, time_limit_ns=hours * HOUR) for name, hours in (("a", 100), ("b", 101))))
+    a, b = standing(found, "a"), standing(found, "b")
+    assert (b.words(a.score), b.words_behind(a)) == (
+        "score 1.0099 (waited 1 h 00 m, expected run time 4 d 05 h)",
+        "score 1.0100",
+    )
+    assert b.words_behind(b) == "with the same score"
+    assert [show_score(1.0, 1.0), show_score(12.34, 1.0), show_score(1.03, 1.04)] == ["1.0", "12.3", "1.03"]
+
+
 def test_fourteen_minutes_yield_to_twelve():
     """Of two that came together the shorter goes first, however little shorter it is."""
     longer, shorter = (job(f"{n}m", waited=300, time_limit_ns=n * MINUTE) for n in (14, 12))
@@ -63,7 +75,7 @@ def test_without_a_limit_the_expected_run_time_is_learnt():
         learn(past, "train_3", seconds)
     found = plan(job("train_9", waited=120), job("other", waited=120), running=[run("r", cpus=4)], past=past)
     assert standing(found, "train_9").score == pytest.approx(2.0)
-    assert standing(found, "train_9").words() == "waited 2 m 00 s of an expected 2 m 00 s: 2.0"
+    assert standing(found, "train_9").words() == "score 2.0 (waited 2 m 00 s, expected run time 2 m 00 s)"
 
 
 def learn(past: Past, name: str, seconds: int, user: str = "alice", outcome: State = State.FINISHED) -> None:
@@ -142,6 +154,9 @@ def test_own_service_counts_as_size():
     assert standing(found, "alice").own_ns == 600 * S
     assert standing(found, "alice").score == pytest.approx((1200 + 600 + 600) / (600 + 600))
     assert standing(found, "bob").score == pytest.approx((1200 + 600) / 600)
+    assert standing(found, "alice").words() == (
+        "score 2.0 (waited 20 m 00 s, expected run time 10 m 00 s, own service 10 m 00 s)"
+    )
     for jobs, policy in (((mine,), Policy()), ((mine, other), ALONE)):
         assert standing(plan(*jobs, past=past, running=[run("r", cpus=4)], policy=policy), "alice").own_ns == 0
 
@@ -171,6 +186,10 @@ def test_of_equal_jobs_the_first_to_arrive_goes_first():
     found = plan(*jobs, between, past=past, running=[run("r", cpus=4)])
     assert standing(found, "a2").score > standing(found, "b").score > standing(found, "a1").score
     assert [each.name for each, _ in found.in_order()] == ["b", "a1", "a2"]
+    assert standing(found, "a1").words_behind(standing(found, "b")) == "score 31.0"
+    assert standing(found, "a2").words_behind(standing(found, "b")) == (
+        "score 31.0, since a job like this one arrived before it"
+    )
     assert started(plan(*jobs, between, past=past)) == ["b", "a1", "a2"]
 
 

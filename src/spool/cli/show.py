@@ -66,7 +66,7 @@ def _print(found: JobDetails) -> None:
         ("parameters", render.parameters(row.parameters)),
         ("priority", render.count(row.priority)),
         ("asks for", _asks(found)),
-        ("expected to run", found.expected),
+        ("expected run time", found.expected),
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
         ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.task_counts.items())),
         ("failed tasks", ", ".join(found.failed_tasks)),

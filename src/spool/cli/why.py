@@ -64,12 +64,11 @@ def sentences(answer: Explanation) -> Iterator[str]:
     if answer.reasons:
         yield from _start(answer)
     if answer.expected:
-        yield f"expected to run: {answer.expected}"
+        yield f"expected run time: {answer.expected}"
     if answer.standing and answer.place == "queued":
         behind = ""
         if answer.behind is not None:
-            score = f", {answer.behind_score:.1f}" if answer.behind_score is not None else ""
-            behind = f"; behind {answer.behind}{score}"
+            behind = f"; behind {answer.behind}{', ' if answer.behind_why else ''}{answer.behind_why}"
         yield f"order: {answer.standing}{behind}"
     if answer.ahead and answer.place == "queued":
         yield f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}"

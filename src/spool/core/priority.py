@@ -33,6 +33,7 @@ ARRIVAL, SLOWDOWN, SHORTEST = "arrival", "slowdown", "shortest"
 LEAST_NS = 60 * SECOND_NS
 """Shorter jobs count as this long: whether a job takes a second or two should not affect its place."""
 
+_DECIMALS = 6  # of a score, at most
 _BEHIND = 32  # jobs of a shape that are checked if the first has waited very long
 
 
@@ -122,19 +123,36 @@ class OrderFactors(Struct, frozen=True):
     score: float | None
     was_passed: bool  # overtaken by enough later work to go first
 
-    def words(self) -> str:
-        """Return the numbers that determine the job's place."""
+    def words(self, other: float | None = None) -> str:
+        """Return the numbers that determine the job's place; the score with the digits that tell it from *other*."""
         waited = f"waited {show_duration(self.waited_ns)}"
         if self.was_passed:
             return f"{waited}; goes first: later arrivals have passed it by too much work"
         if self.score is None:
             return waited
-        ratio = (
-            f"{waited} of an expected {show_duration(max(self.expected.ns, LEAST_NS))}: {self.score / self.factor:.1f}"
-        )
-        if abs(self.factor - 1) < 0.005:
-            return ratio
-        return f"{ratio}, fair share \N{MULTIPLICATION SIGN}{self.factor:.2f}: {self.score:.1f}"
+        terms = f"{waited}, expected run time {show_duration(max(self.expected.ns, LEAST_NS))}"
+        if self.own_ns >= SECOND_NS:
+            terms = f"{terms}, own service {show_duration(self.own_ns)}"
+        if abs(self.factor - 1) >= 0.005:
+            terms = f"{terms}, fair share \N{MULTIPLICATION SIGN}{self.factor:.2f}"
+        return f"score {show_score(self.score, other)} ({terms})"
+
+    def words_behind(self, first: OrderFactors) -> str:
+        """Return why a job comes after one of the same priority, whose factors are *first*; "" if the order says it."""
+        if self.score is None or first.score is None:
+            return ""
+        theirs = show_score(first.score, self.score)
+        if theirs == show_score(self.score, first.score):
+            return "with the same score"
+        why = "" if first.score > self.score else ", since a job like this one arrived before it"
+        return f"score {theirs}{why}"
+
+
+def show_score(score: float, other: float | None = None) -> str:
+    """Return *score* with one decimal, or with as many, up to six, as tell it from *other*."""
+    other = float("nan") if other is None else other
+    decimals = range(1, _DECIMALS + 1)
+    return next((f"{score:.{n}f}" for n in decimals if f"{score:.{n}f}" != f"{other:.{n}f}"), f"{score:.1f}")
 
 
 class Order:

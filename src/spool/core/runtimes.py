@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from spool.core.model import SECOND_NS, Request, Running, Spec, State, Waiting
-from spool.core.reasons import count_of
 from spool.core.units import show_duration
 
 LEAST_NS = SECOND_NS
@@ -62,18 +61,21 @@ class Expected(NamedTuple):
 
     def words(self, name: str, user: str) -> str:
         """Return the expected run time of job *name* of *user*, and its basis: "about 35 m, as …"."""
-        time = show_duration(self.ns)
+        time, theirs = show_duration(self.ns), f"{user}'s" if user else "its user's"
         match self.source:
             case Source.LIMIT:
                 return f"{time}, its time limit"
             case Source.ALIKE:
                 return f"about {time}, the median of the last {self.runs} runs of {stem(name) or name}"
             case Source.USER:
-                return f"about {time}, the median of the last {count_of(self.runs, 'run')} of {user}"
+                last = (
+                    f"the median of {theirs} last {self.runs} jobs" if self.runs > 1 else f"{theirs} last job took that"
+                )
+                return f"about {time}, a guess: {last}; no two jobs like this one have finished yet"
             case Source.ALL:
-                return f"about {time}, the median of the last {count_of(self.runs, 'run')}"
+                return f"about {time}, a guess: the median of everybody's last jobs; none of {theirs} has finished yet"
             case _:
-                return f"{time}, the default (no earlier runs)"
+                return f"{time}, the default: there are no earlier jobs to learn from"
 
 
 @lru_cache(maxsize=4096)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -45,9 +46,10 @@ class Explanation(Struct, frozen=True):
     expected_run_ns: int | None  # None: the job is an array, or cannot be read
     expected: str  # … in words, with its source
     score: float | None
-    standing: str  # the numbers behind its place in the order
+    standing: str  # its score, and the numbers behind it
     behind: str | None  # the first in the order, if that is another job
     behind_score: float | None
+    behind_why: str  # why that is first, in words
     ahead: int  # waiting jobs that are considered before this one
     dispatcher: bool
     last_said: str  # the reason in `state.json`
@@ -91,10 +93,7 @@ def why(spool: Spool, name: str) -> Explanation:
         reasons = reasons or _by_machine(seen.shared, said.reason if said is not None else "")
     kept = any(reason.code in _KEPT for reason in reasons)  # until a user or the arbiter acts: no time can be given
     found = StartForecast() if kept else _forecast(seen, (name,)).get(name, StartForecast())
-    order = seen.plan.in_order()
-    ahead = next((at for at, (other, _) in enumerate(order) if other is job), 0)
-    standing = next((standing for other, standing in order if other is job), None)
-    first = order[0] if ahead else None
+    place = _place(seen.plan.in_order(), job)
     run_time = seen.view.past.run_times.of_job(job) if job is not None and not job.spec.is_array else None
     return Explanation(
         name=name,
@@ -107,11 +106,12 @@ def why(spool: Spool, name: str) -> Explanation:
         start_is_guess=found.guessed,
         expected_run_ns=run_time.ns if run_time is not None else None,
         expected=run_time.words(name, job.user) if run_time is not None and job is not None else "",
-        score=standing.score if standing is not None else None,
-        standing=standing.words() if standing is not None else "",
-        behind=first[0].name if first is not None else None,
-        behind_score=first[1].score if first is not None else None,
-        ahead=ahead,
+        score=place.score,
+        standing=place.standing,
+        behind=place.behind,
+        behind_score=place.behind_score,
+        behind_why=place.behind_why,
+        ahead=place.ahead,
         dispatcher=lister.dispatcher,
         last_said=said.reason if said is not None else "",
         at_ns=seen.now_ns,
@@ -121,6 +121,32 @@ def why(spool: Spool, name: str) -> Explanation:
         start_unknown=found.unknown,
         start_is_earliest=True if seen.shared is not None else None,
     )
+
+
+class _Standing(NamedTuple):
+    """Those fields of `Explanation` that say where a job stands in the order."""
+
+    ahead: int = 0
+    score: float | None = None
+    standing: str = ""
+    behind: str | None = None
+    behind_score: float | None = None
+    behind_why: str = ""
+
+
+def _place(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting | None) -> _Standing:
+    """Return where *job* stands in *order*."""
+    for ahead, (other, standing) in enumerate(order):
+        if other is job:
+            first, theirs = order[0]
+            if not ahead:
+                return _Standing(0, standing.score, standing.words())
+            at = ahead, standing.score
+            if first.spec.priority != other.spec.priority:
+                return _Standing(*at, standing.words(), first.name, theirs.score, f"priority {first.spec.priority}")
+            words, why_behind = standing.words(theirs.score), standing.words_behind(theirs)
+            return _Standing(*at, words, first.name, theirs.score, why_behind)
+    return _Standing()
 
 
 def _forecast(seen: Snapshot, names: Collection[str] | None = None) -> Mapping[str, StartForecast]:
@@ -160,6 +186,7 @@ def _submitted(spool: Spool, name: str) -> Explanation | None:
         standing="",
         behind=None,
         behind_score=None,
+        behind_why="",
         ahead=0,
         dispatcher=lister.dispatcher,
         last_said=row.reason,
