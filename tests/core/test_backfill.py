@@ -125,9 +125,10 @@ def test_other_gpus_are_given_where_there_are_some():
     cards = (*gpus(2), Gpu("GPU-2", 2, "NVIDIA T4", 16 << 30, 16 << 30))
     wide = job("wide", gpus=2, gpu_type="A100", waited=9000)
     busy = [run("r", on=(1,), time_limit_ns=HOUR, ran=0)]
-    found = plan(wide, job("any", gpus=1, time_limit_ns=2 * HOUR), on=machine(gpus=cards), running=busy)
+    values = {"on": machine(gpus=cards), "running": busy, "policy": Policy(gpu_strategy="sequential")}
+    found = plan(wide, job("any", gpus=1, time_limit_ns=2 * HOUR), **values)
     assert [(start.name, start.grant.gpu_indices) for start in found.starts] == [("any", (2,))]
-    ends = plan(wide, job("any", gpus=1, time_limit_ns=HOUR), on=machine(gpus=cards), running=busy)
+    ends = plan(wide, job("any", gpus=1, time_limit_ns=HOUR), **values)
     assert ends.starts[0].grant.gpu_indices == (0,)
 
 

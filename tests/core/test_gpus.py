@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given as given_by
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.planning import GIB, NOW, foretold, gpus, job, machine, plan, run, started, why
+from core.planning import GIB, NOW, S, foretold, gpus, job, machine, plan, run, spec, started, why
 from spool.core.gpus import is_of_type, unknown_gpus
 from spool.core.model import ForeignProcess, Gpu, Policy
+from spool.core.simulation import SimulatedJob, simulate
 
 CARD = 80 * GIB
 
@@ -297,6 +300,62 @@ def test_packed_shares_go_on_where_they_still_fit():
 def test_gpus_alone_are_taken_from_the_first():
     """By default the lowest indices are given."""
     assert given(plan(job("j", gpus=2), on=machine(gpus=gpus(4)[::-1]))) == {"j": (0, 1)}
+
+
+KINDS = {"RTX 4090": 24, "A100-40GB": 40, "A100-80GB": 80, "H100": 80}
+
+
+def mixed(*kinds: str) -> tuple[Gpu, ...]:
+    """Return GPUs of these kinds, in this order."""
+    cards = [gpus(1, f"NVIDIA {kind}", KINDS[kind] * GIB)[0] for kind in kinds]
+    return tuple(replace(card, uuid=f"GPU-{index}", index=index) for index, card in enumerate(cards))
+
+
+@pytest.mark.parametrize(
+    ("others", "index"),
+    [((), 2), (("4090",), 1), (("4090", "A100"), 0), (("4090", "A100", "H100"), 2), (("4090", "A100-40GB"), 0)],
+)
+def test_a_job_for_any_gpu_takes_the_least_wanted(others, index):
+    """The type that the fewest waiting jobs name, and of those the smallest."""
+    box = machine(gpus=mixed("H100", "A100-40GB", "RTX 4090", "A100-80GB"))
+    named = [job(name, gpus=1, gpu_type=name, group="g", group_limit=0) for name in others]
+    assert given(plan(job("j", gpus=1, waited=9), *named, on=box)) == {"j": (index,)}
+
+
+@given_by(
+    st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=6),
+    st.lists(st.sampled_from(["4090", "A100", "A100-80", "h100", "auto", None]), max_size=6),
+    st.integers(1, 3),
+    st.sets(st.integers(0, 5)),
+)
+def test_no_gpu_that_is_wanted_less_is_left_idle(kinds, names, number, busy):
+    """Each GPU that a job gets is named by as few waiting jobs as any that it leaves, then as small, then as early."""
+    box, asked = machine(cpus=64, gpus=mixed(*kinds)), job("j", gpus=number, waited=99)
+    waiting = [job(f"n{at}", gpus=1, gpu_type=name, group="g", group_limit=0) for at, name in enumerate(names)]
+    runs = [run(f"r{index}", on=(index,)) for index in busy if index < len(kinds)]
+    idle = [gpu for gpu in box.gpus if gpu.index not in busy]
+    order = sorted(
+        (sum(name is not None and is_of_type(gpu.name, name) for name in names), gpu.memory_total_bytes, gpu.index)
+        for gpu in idle
+    )
+    found = given(plan(asked, *waiting, on=box, running=runs))
+    assert found == ({} if len(idle) < number else {"j": tuple(sorted(index for *_, index in order[:number]))})
+
+
+def test_a_wanted_gpu_is_free_when_it_is_asked_for():
+    """In a simulated box of both, the jobs for an H100 no longer wait for jobs that would run on any GPU."""
+    box = machine(cpus=64, gpus=mixed("H100", "RTX 4090"))
+    coming = [
+        SimulatedJob(f"{kind}{at}", spec(gpus=1, gpu_type=kind, time_limit_ns=3600 * S), at * 3600 * S + late, 3599 * S)
+        for at in range(20)
+        for kind, late in ((None, 0), ("H100", S))
+    ]
+    waits = {}
+    for strategy in ("sequential", None):
+        ended = list(simulate(coming, box, Policy(gpu_strategy=strategy)))
+        waits[strategy] = max(each.waited_ns for each in ended if each.job.spec.request.gpu_type == "H100")
+    assert waits["sequential"] > 3000 * S
+    assert waits[None] <= S
 
 
 def test_random_is_seeded_by_the_pass():

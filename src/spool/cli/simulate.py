@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from spool.query.whatif import (
     Scenario,
     SimulationSetup,
     curves,
+    imagined_gpus,
     imagined_machine,
     of_file,
     of_history,
@@ -68,7 +70,7 @@ _FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
     "--cpus", type=click.IntRange(1), metavar="N", help="CPUs. Default: those of the trace, or of this machine."
 )
 @click.option("--memory", metavar="SIZE", help="Memory. Default for a trace: not counted.")
-@click.option("--gpus", type=click.IntRange(0), default=0, metavar="N", help="GPUs. Default: none.")
+@click.option("--gpus", default="0", metavar="N", help="GPUs, such as 8, or 4x4090:24G,2xH100:80G. Default: none.")
 @click.option("--policy", default="fifo,easy,spool", show_default=True, metavar="NAME,...", help="Policies to compare.")
 @click.option(
     "--limits", type=click.FloatRange(0, 1), metavar="SHARE", help="Only this share of users states time limits."
@@ -90,7 +92,7 @@ def command(
     history: bool,
     cpus: int | None,
     memory: str | None,
-    gpus: int,
+    gpus: str,
     policy: str,
     limits: float | None,
     no_limits: bool,
@@ -102,8 +104,8 @@ def command(
     """Simulate a workload on an imaginary machine and compare policies.
 
     TRACE is a file in the Standard Workload Format (.swf, .swf.gz), as in the Parallel Workloads Archive, a CSV with a
-    header (submit, run_time, cpus, gpus, memory, time_limit, user, name), or the history.jsonl of a spool. The real
-    planner decides, with the configuration of the spool; nothing is started. The policies:
+    header (submit, run_time, cpus, gpus, gpu_type, memory, time_limit, user, name), or the history.jsonl of a spool.
+    The real planner decides, with the configuration of the spool; nothing is started. The policies:
 
       fifo   first come, first served, no overtaking
       skip   like fifo, but a job that fits may overtake
@@ -132,7 +134,8 @@ def command(
     workload = of_file(trace) if trace is not None else of_history(opened(root))
     for warning in workload.warnings:
         tell(warning)
-    machine = imagined_machine(workload, cpus, memory_bytes, gpus)
+    given = value_of("--gpus", gpus, lambda text: imagined_gpus(text, workload.coming))
+    machine = imagined_machine(workload, cpus, memory_bytes, given)
     share = 0.0 if no_limits else 1.0 if limits is None else limits
     scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)
     # gpu.use of the real machine does not apply to imaginary GPUs.
@@ -181,7 +184,9 @@ def _in_words(machine: Machine) -> str:
     if machine.memory_bytes < NO_LIMIT_BYTES:
         parts.append(render.size(machine.memory_bytes) + " of memory")
     if machine.gpus:
-        parts.append(count_of(len(machine.gpus), "GPU"))
+        kinds = Counter(gpu.name for gpu in machine.gpus)
+        types = f" ({', '.join(f'{number} {name}' for name, number in kinds.items())})" if len(kinds) > 1 else ""
+        parts.append(count_of(len(machine.gpus), "GPU") + types)
     return ", ".join(parts)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, field
@@ -58,10 +59,15 @@ class GpuSlot(Struct):
         return free is not None and need <= free
 
 
+NONE_NAMED: Mapping[str, int] = {}
+
+
 class GpuSlots:
     """The GPUs of a machine with the grants of its runs; `claim` and `release` update them, in any order."""
 
-    def __init__(self, machine: Machine, policy: Policy) -> None:
+    def __init__(self, machine: Machine, policy: Policy, named: Mapping[str, int] = NONE_NAMED) -> None:
+        """*named*: how many waiting jobs name each type of GPU."""
+        self.named = named
         self.problem = machine.gpu_problem
         self.strategy = policy.gpu_strategy
         self.cards = [GpuSlot(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
@@ -144,15 +150,17 @@ class GpuSlots:
     def in_order(self, cards: Iterable[GpuSlot], request: Request, seed: int) -> list[GpuSlot]:
         """Return *cards* in the order of the strategy."""
         shared = request.gpu_memory_bytes is not None
-        strategy = self.strategy or ("packed" if shared else "sequential")
-        by_index = sorted(cards, key=lambda card: (card.gpu.index, card.gpu.uuid))
+        strategy = self.strategy or ("packed" if shared else None)
+        found = sorted(cards, key=lambda card: (card.gpu.index, card.gpu.uuid))
         if strategy == "random":
-            by_index.sort(key=lambda card: _mix(seed ^ _mix(card.gpu.index)))
-        elif shared and strategy == "packed":
-            by_index.sort(key=lambda card: -card.shared_bytes)
+            found.sort(key=lambda card: _mix(seed ^ _mix(card.gpu.index)))
+        elif strategy != "sequential":
+            found.sort(key=lambda card: wanted(card.gpu, self.named))
+        if shared and strategy == "packed":
+            found.sort(key=lambda card: -card.shared_bytes)
         elif shared and strategy == "spread":
-            by_index.sort(key=lambda card: card.shared_bytes)
-        return by_index
+            found.sort(key=lambda card: card.shared_bytes)
+        return found
 
     def never(self, request: Request) -> str | None:
         """Return why the machine can never serve *request*, or None if it could (or if that is unknown)."""
@@ -220,6 +228,16 @@ def is_of_type(name: str, wanted: str | None) -> bool:
     before = r"(?<![0-9])" if wanted[:1].isdigit() else ""
     after = r"(?![0-9])" if wanted[-1:].isdigit() else ""
     return re.search(before + re.escape(wanted) + after, name, re.IGNORECASE) is not None
+
+
+def wanted(gpu: Gpu, named: Mapping[str, int]) -> tuple[int, float]:
+    """Return how much *gpu* is wanted: by how many of the jobs that name a type of GPU, then for its memory.
+
+    So a job that may have any GPU leaves the others to the jobs that need them. *named* has the number of waiting jobs
+    that name each type.
+    """
+    jobs = sum(number for name, number in named.items() if is_of_type(gpu.name, name))
+    return jobs, math.inf if gpu.memory_total_bytes is None else gpu.memory_total_bytes
 
 
 def _taken(gpu: Gpu, run: Running) -> int:

@@ -7,13 +7,13 @@ for a protected job: room is kept free only for jobs on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, tzinfo
 
 from msgspec.structs import replace
 
 from spool.core import reservations as reserved
-from spool.core.gpus import GpuSlot, GpuSlots
+from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.names import engine_title
 from spool.core.pools import why_never
@@ -41,6 +41,7 @@ class FreeResources:
         limits: SharedLimits = UNLIMITED,
         reservations: Sequence[Reservation] = (),
         zone: tzinfo = UTC,
+        named_gpus: Mapping[str, int] = NONE_NAMED,
     ) -> None:
         self.machine = machine
         self.policy = policy
@@ -53,7 +54,7 @@ class FreeResources:
         self.quotas = Quotas(policy)
         self.available_bytes = machine.memory_available_bytes
         self.with_gpus = runs.with_gpus.copy()
-        self.cards = GpuSlots(machine, policy)
+        self.cards = GpuSlots(machine, policy, named_gpus)
         if self.cards.cards:
             for run in self.with_gpus.values():
                 self.cards.claim(run)
@@ -77,7 +78,7 @@ class FreeResources:
         room.runs, room.counts, room.quotas = self.runs, self.counts.copy(), self.quotas
         room.available_bytes = self.available_bytes
         room.with_gpus = self.with_gpus.copy()
-        room.cards = GpuSlots(self.machine, self.policy)
+        room.cards = GpuSlots(self.machine, self.policy, self.cards.named)
         if room.cards.cards:
             for run in room.with_gpus.values():
                 room.cards.claim(run)

@@ -269,7 +269,9 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
         view.held_arrays,
         view.array_limits,
     )
-    room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations, view.zone)
+    room = FreeResources(
+        view.machine, policy, now_ns, running, limits, view.reservations, view.zone, named_gpus=queue.gpu_types
+    )
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
     return room

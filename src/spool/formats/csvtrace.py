@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 
 from spool.core.errors import InvalidFile, InvalidValue
-from spool.core.model import SECOND_NS, Problem
+from spool.core.model import SECOND_NS, Problem, Request
 from spool.core.simulation import SimulatedJob
 from spool.core.units import parse_duration, parse_size
 from spool.formats.swf import (
@@ -26,7 +26,7 @@ from spool.formats.swf import (
 )
 from spool.formats.timestamps import parse_instant
 
-COLUMNS = ("submit", "run_time", "cpus", "gpus", "memory", "time_limit", "user", "name")
+COLUMNS = ("submit", "run_time", "cpus", "gpus", "gpu_type", "memory", "time_limit", "user", "name")
 REQUIRED = COLUMNS[:2]
 
 
@@ -105,18 +105,19 @@ def _judge(names: Sequence[str], what: str) -> tuple[str, ...]:
 
 def _coming(cells: Sequence[str], specs: Specs, unique: UniqueNames) -> SimulatedJob | None:
     """Return the job of a line, None if it never ran. Raises InvalidValue."""
-    submit, run_time, cpus, gpus, memory, limit, user, name = cells
+    submit, run_time, cpus, gpus, gpu_type, memory, limit, user, name = cells
     submit_at = _read("submit", submit, _instant)
     ran = _read("run_time", run_time, _duration)
     if submit_at is None or ran is None:
         return None
     wanted = _read("cpus", cpus, _number)
-    spec = specs.of(
+    request = Request(
         1 if wanted is None else wanted,
         _read("memory", memory, _size) or None,
-        _read("time_limit", limit, _duration) or None,
         _read("gpus", gpus, _number) or 0,
+        gpu_type=gpu_type or None,
     )
+    spec = specs.of(request, _read("time_limit", limit, _duration) or None)
     return SimulatedJob(unique.of(name), spec, submit_at, ran, user or UNKNOWN_USER)
 
 

@@ -81,15 +81,13 @@ class Specs(Struct):
 
     def exact(self, spec: Spec, run_time_s: int) -> Spec:
         """Return *spec* with that run time as its limit."""
-        request = spec.request
-        return self.of(request.cpus, request.memory_bytes, max(run_time_s, 1) * SECOND_NS, request.gpus)
+        return self.of(spec.request, max(run_time_s, 1) * SECOND_NS)
 
-    def of(self, cpus: int, memory_bytes: int | None, time_limit_ns: int | None, gpus: int = 0) -> Spec:
+    def of(self, request: Request, time_limit_ns: int | None) -> Spec:
         """Return the spec with that request."""
-        key = (cpus, memory_bytes, time_limit_ns, gpus)
+        key = (request, time_limit_ns)
         spec = self._known.get(key)
         if spec is None:
-            request = Request(cpus=cpus, memory_bytes=memory_bytes, gpus=gpus)
             spec = self._known[key] = Spec(command="true", request=request, time_limit_ns=time_limit_ns)
         return spec
 
@@ -192,7 +190,8 @@ def _spec(fields: Sequence[int], specs: Specs) -> Spec | None:
         return None
     memory = fields[_WANTED_MEMORY] if fields[_WANTED_MEMORY] > 0 else fields[_MEMORY]
     limit = fields[_WANTED_TIME]
-    return specs.of(cpus, memory * _KIB * cpus if memory > 0 else None, limit * SECOND_NS if limit > 0 else None)
+    request = Request(cpus, memory * _KIB * cpus if memory > 0 else None)
+    return specs.of(request, limit * SECOND_NS if limit > 0 else None)
 
 
 def _comings(jobs: Sequence[tuple[int, int, int, int, Spec]]) -> tuple[SimulatedJob, ...]:

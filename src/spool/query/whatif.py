@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.client.submit import is_spool
-from spool.core.errors import InvalidFile, SpoolError, UsageError, cannot
+from spool.core.errors import InvalidFile, InvalidValue, SpoolError, UsageError, cannot
 from spool.core.model import Gpu, Machine, Policy, Problem, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run
@@ -31,6 +32,7 @@ from spool.core.simulation import (
     simulate,
     span,
 )
+from spool.core.units import parse_size
 from spool.formats import csvtrace, swf
 from spool.formats.config import Config
 from spool.formats.history import parse_history_line
@@ -42,6 +44,8 @@ _GZIP = b"\x1f\x8b"
 _GIB = 1 << 30
 NO_LIMIT_BYTES = 1 << 60
 _LEAST_GPU_BYTES = 80 * _GIB
+_NAMELESS = "imagined"
+_GPUS = re.compile(r"([0-9]{1,5})(?:x([^:]+)(?::(.+))?)?")
 _UNSAID = Spec("true")
 _SEED = 0  # so that the same users state a limit in every run
 _TELL_EVERY = 100  # jobs between two calls of `told`
@@ -189,7 +193,7 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
 def _wanted(result: Result, said: Spec) -> Spec:
     return Spec(
         "true",
-        request=replace(result.request, gpu_type=None),  # the imaginary GPUs have no names
+        request=result.request,
         time_limit_ns=said.time_limit_ns,
         priority=said.priority,
         group=result.group,
@@ -200,28 +204,47 @@ def _wanted(result: Result, said: Spec) -> Spec:
 
 def gpus_like(number: int, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:
     """Return *number* imaginary GPUs, each with enough memory for any of the jobs."""
+    return imagined_gpus(str(number), coming)
+
+
+def imagined_gpus(text: str, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:
+    """Return the GPUs that *text* names, "8" or "4x4090:24G,2xH100:80G". Raises InvalidValue.
+
+    Without a size, each has enough memory for any of the jobs.
+    """
     asked = (each.spec.request.gpu_memory_bytes or 0 for each in coming)
-    size = max(_LEAST_GPU_BYTES, max(asked, default=0))
-    return tuple(Gpu(f"GPU-{index}", index, "imagined", size, size) for index in range(number))
+    enough = max(_LEAST_GPU_BYTES, max(asked, default=0))
+    gpus: list[Gpu] = []
+    for part in text.split(","):
+        found = _GPUS.fullmatch(part.strip())
+        if found is None:
+            why = f"{part.strip()!r} is neither a number nor a number of one type, as in 4x4090:24G"
+            raise InvalidValue(why)
+        number, name, memory = found.groups()
+        size = enough if memory is None else parse_size(memory)
+        indices = range(len(gpus), len(gpus) + int(number))
+        gpus += [Gpu(f"GPU-{index}", index, name or _NAMELESS, size, size) for index in indices]
+    return tuple(gpus)
 
 
-def imagined_machine(workload: Workload, cpus: int | None, memory_bytes: int | None, gpus: int) -> Machine:
+def imagined_machine(
+    workload: Workload, cpus: int | None, memory_bytes: int | None, gpus: tuple[Gpu, ...] = ()
+) -> Machine:
     """Return a machine of that size; None means this machine's for our own history, else the trace's.
 
     Raises UsageError if the trace does not have the processors of its machine.
     """
-    given = gpus_like(gpus, workload.coming)
     if workload.is_history:
         host = Host()
         memory = memory_bytes if memory_bytes is not None else Config().memory_of(host.memory().total_bytes)
-        return Machine(cpus or host.cpus(), memory, gpus=given)
+        return Machine(cpus or host.cpus(), memory, gpus=gpus)
     found = cpus or workload.cpus
     if found is None and not workload.counts_cpus and all(each.spec.request.gpus for each in workload.coming):
-        found = gpus or None  # one for each GPU, so that no job waits for a processor
+        found = len(gpus) or None  # one for each GPU, so that no job waits for a processor
     if found is None:
         give = "--cpus" if workload.counts_cpus else "--cpus, or --gpus if every job asks for some"
         raise UsageError(f"cannot simulate: the trace does not say how many processors its machine has; specify {give}")
-    return Machine(found, memory_bytes if memory_bytes is not None else NO_LIMIT_BYTES, gpus=given)
+    return Machine(found, memory_bytes if memory_bytes is not None else NO_LIMIT_BYTES, gpus=gpus)
 
 
 def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scenario) -> SimulationSetup:
@@ -229,6 +252,8 @@ def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
     coming = workload.coming
     if not scenario.count_memory:
         coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, memory_bytes=None)))
+    if all(gpu.name == _NAMELESS for gpu in machine.gpus):
+        coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, gpu_type=None)))
     fits: dict[int, bool] = {}
     fitting = []
     for each in coming:
@@ -336,20 +361,18 @@ def simulate_policy(
     )
 
 
-def _size(request: Request) -> tuple[bool, int]:
-    """Return the size class of a request: whether it is by GPUs, and the largest request of the class."""
+def _size(request: Request) -> tuple[bool, int, str]:
+    """Return the size class of a request: whether it is by GPUs, the largest request of the class, and the GPU type."""
     if request.gpus:
-        return True, 1 << (request.gpus - 1).bit_length()
-    return False, 1 << -(-(max(request.cpus, 1) - 1).bit_length() // 2) * 2
+        return True, 1 << (request.gpus - 1).bit_length(), request.gpu_type or ""
+    return False, 1 << -(-(max(request.cpus, 1) - 1).bit_length() // 2) * 2, ""
 
 
-def _size_in_words(of_gpus: bool, most: int) -> str:
+def _size_in_words(of_gpus: bool, most: int, gpu_type: str) -> str:
     least = most // (2 if of_gpus else 4) + 1
-    return (
-        f"{least}-{most} {'GPUs' if of_gpus else 'CPUs'}"
-        if least < most
-        else count_of(most, "GPU" if of_gpus else "CPU")
-    )
+    unit = "GPU" if of_gpus else "CPU"
+    number = f"{least}-{most} {unit}s" if least < most else count_of(most, unit)
+    return f"{number}, {gpu_type}" if gpu_type else number
 
 
 def _part(waits: WaitSummary) -> float:
