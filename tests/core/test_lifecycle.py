@@ -18,7 +18,6 @@ from core.planning import NOW, S, spec
 from spool.core import lifecycle
 from spool.core.lifecycle import (
     MAX_REQUEUES,
-    PREEMPTED,
     EndStep,
     EngineWord,
     Evidence,
@@ -31,8 +30,8 @@ from spool.core.lifecycle import (
     exit_words,
     prove,
 )
-from spool.core.model import OUTCOMES, Result, Retry, State, StopKind
-from spool.state.submission import attempts_after
+from spool.core.model import OUTCOMES, Result, Retry, State, Stop, StopKind
+from spool.state.submission import Attempts, attempts_after
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "STATES.md"
 CODES = (None, 0, 1, 128, 129, 137, 192, 193, 255)
@@ -216,13 +215,13 @@ def after(outcome: State, retry: Retry | None = None, *, code=None, attempt=1, r
     reason, stopped_by = values.pop("reason", ""), values.pop("stopped_by", None)
     result = Result("x", 1, attempt, outcome, reason, ended_at_ns=NOW, exit_code=code, requeues=requeues)
     found = continued(spec(retry=retry or Retry(), requeue=requeue), result, stopped_by, **values)
-    following = attempts_after(found, stopped_by)
+    following = attempts_after(found, stopped_by and Stop(stopped_by, "ann", NOW))
     return found.again and (found.again, found.again_at_ns, following.attempt, following.requeues)
 
 
 def test_without_retry_nothing_but_a_loss_is_repeated():
-    """By default only what was lost runs again."""
-    assert {outcome for outcome in OUTCOMES if after(outcome)} == {State.LOST}
+    """By default only what was lost or preempted runs again."""
+    assert {outcome for outcome in OUTCOMES if after(outcome)} == {State.LOST, State.PREEMPTED}
 
 
 @pytest.mark.parametrize(("most", "runs"), [(0, 1), (1, 2), (3, 4)])
@@ -277,8 +276,17 @@ def test_what_could_not_start_is_never_tried_at_once():
 
 def test_a_run_that_its_engine_preempted_goes_on_uncounted() -> None:
     """However often it is preempted it is queued again, if it may be run again at all."""
-    assert after(State.LOST, requeues=MAX_REQUEUES, reason=PREEMPTED) == ("requeue", None, 1, MAX_REQUEUES)
-    assert after(State.LOST, requeue=False, reason=PREEMPTED) is None
+    assert after(State.PREEMPTED, requeues=MAX_REQUEUES) == ("requeue", None, 1, MAX_REQUEUES)
+    assert after(State.PREEMPTED, requeue=False) is None
+
+
+def test_a_run_that_spool_preempted_goes_on_uncounted() -> None:
+    """Always, and the job knows for which one, and when, so that it lets that one go first."""
+    stop = Stop(StopKind.PREEMPT, "spool", NOW, "short")
+    ended = Result("j", 1, 1, State.PREEMPTED, "preempted for short", requeues=MAX_REQUEUES)
+    result = continued(spec(requeue=False), ended, StopKind.PREEMPT)
+    assert result.again == "requeue"
+    assert attempts_after(result, stop) == Attempts(1, MAX_REQUEUES, preempted=stop)
 
 
 def test_the_word_of_an_engine_never_goes_against_an_exit_code_of_0_or_a_stop() -> None:

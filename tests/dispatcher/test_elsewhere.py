@@ -540,7 +540,7 @@ def test_a_run_that_is_preempted_runs_again_however_often(session: Session) -> N
     for run in range(1, 6):
         ends_there(session, "x", EngineWord.PREEMPTED, run=run, begun=True)
     lines = history(session.world.root)
-    assert {(line.outcome, line.again, line.requeues) for line in lines} == {("lost", "requeue", 0)}
+    assert {(line.outcome, line.again, line.requeues) for line in lines} == {("preempted", "requeue", 0)}
     assert ("x", 6) in FakeEngine.runs
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spool.core.model import StopKind, WarningSignal
 from spool.dispatcher import terminator
 from spool.dispatcher.timers import Timer
 from spool.executors import local
@@ -23,7 +24,8 @@ class _Live:
     """As much of a run as a stop looks at."""
 
     key = ("x", 1)
-    spec = SimpleNamespace(kill_grace_ns=3_600_000_000_000)
+    spec = SimpleNamespace(kill_grace_ns=3_600_000_000_000, signal=None)
+    stop_kind: StopKind | None = None
 
     def __init__(self, look: Callable[[], set[Process]], pid: int | None = None) -> None:
         """Make a run of this machine; *look* tells which processes it has."""
@@ -121,6 +123,31 @@ def test_a_machine_that_shows_no_processes_is_asked_again(clock: list[int], capl
     assert [record.getMessage() for record in caplog.records] == [
         "cannot find out which processes to end: Cannot allocate memory; trying again"
     ]
+
+
+@pytest.mark.parametrize(("ordered_ns", "warned", "term_ns"), [(0, 1, 60), (-20, 1, 40), (-60, 0, 0)])
+def test_a_run_that_is_preempted_is_warned_before_it_is_told_to_end(
+    monkeypatch: pytest.MonkeyPatch, clock: list[int], ordered_ns: int, warned: int, term_ns: int
+) -> None:
+    """It gets its signal at once, TERM when the time of that is over, and KILL after the grace; also after a crash."""
+    live: Any = _Live(lambda: {Process(8, 1)})
+    live.stop_kind, clock[0] = StopKind.PREEMPT, 1000
+    live.spec = SimpleNamespace(kill_grace_ns=30, signal=WarningSignal("USR1", 60), command="train")
+    warnings: list[str] = []
+    monkeypatch.setattr(local.LocalRun, "signal", lambda _, name, *, spare_shell: warnings.append(name))
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(local, "send", lambda _, number: told.append((clock[0], number)) or Sent())
+    monkeypatch.setattr(local, "_parent", lambda process: 7)
+    timer = Timer()
+    stopper = terminator.Terminator(timer)
+    stopper.add(live, 1000 + ordered_ns)
+    assert warnings == ["USR1"] * warned
+    clock[0] = 1000 + max(term_ns - 1, 0)
+    stopper.tick()
+    assert told == ([] if term_ns else [(1000, signal.SIGTERM)])
+    clock[0] = 1000 + term_ns
+    stopper.tick()
+    assert told == [(1000 + term_ns, signal.SIGTERM)]
 
 
 class Freezing:

@@ -51,7 +51,7 @@ def test_how_slurm_ends_a_job_is_its_outcome(served: Served, slurm: Cluster) -> 
     assert "exceeded memory limit" in str((served.result("big") or {})["reason"])
     assert "TIMEOUT" in str((served.result("long") or {})["reason"])
     # No run counts as lost by itself: there may be none, by the configuration.
-    assert [served.outcome("light", run) for run in served.runs("light")] == ["lost", "finished"]
+    assert [served.outcome("light", run) for run in served.runs("light")] == ["preempted", "finished"]
     assert str((served.result("light") or {})["reason"]).startswith("preempted: Slurm says PREEMPTED")
     # A node that takes no more jobs, another name and another comment change nothing for what runs.
     assert served.places("lasting") == ["running"]
@@ -61,7 +61,7 @@ def test_how_slurm_ends_a_job_is_its_outcome(served: Served, slurm: Cluster) -> 
 
 
 def test_a_job_that_an_administrator_requeues_runs_again_and_once(served: Served, slurm: Cluster) -> None:
-    """Slurm refuses that, unless somebody has allowed it: then the run is lost, and what is left in Slurm is ended."""
+    """Slurm refuses that, unless somebody has allowed it: then it is preempted, and its rest in Slurm is ended."""
     names = ("back", "kept")
     for name in names:
         served.drop(name, f"echo begun >> {name}; {AGAIN}")
@@ -74,7 +74,7 @@ def test_a_job_that_an_administrator_requeues_runs_again_and_once(served: Served
         slurm.command("scontrol", verb, ids[name])
     served.wait_done(*names)
     for name in names:
-        assert [served.outcome(name, run) for run in served.runs(name)] == ["lost", "finished"]
+        assert [served.outcome(name, run) for run in served.runs(name)] == ["preempted", "finished"]
         assert "DUE TO JOB REQUEUE" in str((served.result(name) or {})["reason"])
         assert (served.root.parent / name).read_text() == "begun\nbegun\n"
     served.until(lambda: {_states(slurm)[job] for job in ids.values()} == {"CANCELLED"}, "their end in Slurm")

@@ -12,6 +12,7 @@ exit like the job:
 | `failed` | its own code, 128+n for signal n; 1 if it could not be started |
 | `timeout` | 124 |
 | `lost` | 125 |
+| `preempted` | 143 |
 | `cancelled` | 130 |
 | `out_of_memory` | 137 |
 | `unschedulable` | 75 |

@@ -62,6 +62,8 @@ def look_of(state: State) -> tuple[str, str]:
             return "red", "#f0e442"
         case State.UNSCHEDULABLE:
             return "red", "#999933"
+        case State.PREEMPTED:
+            return "dim yellow", "#56b4e9"
         case State.CANCELLED:
             return "dim yellow", GREY
         case _:  # pragma: no cover

@@ -46,6 +46,8 @@ def code_of(outcome: State, exit_code: int | None) -> int:
             return TIMED_OUT
         case State.LOST:
             return 125
+        case State.PREEMPTED:
+            return 143
         case State.CANCELLED:
             return int(ExitCode.INTERRUPTED)
         case State.OUT_OF_MEMORY:
@@ -212,8 +214,8 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
     """Wait for jobs to end, and exit with their code.
 
     The exit code is 0 if all finished, otherwise that of the first named job that did not: its own code if it failed,
-    124 for a time limit, 125 lost, 130 cancelled, 137 out of memory, 75 unschedulable, 4 an invalid file, 3 no such
-    job.
+    124 for a time limit, 125 lost, 130 cancelled, 137 out of memory, 143 preempted, 75 unschedulable, 4 an invalid
+    file, 3 no such job.
 
       spool wait train && echo trained
       spool wait 'sweep_*' --timeout 2h

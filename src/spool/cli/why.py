@@ -49,6 +49,11 @@ def sentences(answer: Explanation) -> Iterator[str]:
     for at, reason in enumerate(answer.reasons):
         head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
         yield f"{head} {reason.text}"
+    if answer.room_of is not None:
+        how = "is being stopped for it" if answer.room_is_made else "will be stopped for it"
+        yield f"preemption: {answer.room_of}, which is preemptible, {how}"
+    if answer.preempted_for is not None:
+        yield f"preempted: its last run was stopped for {answer.preempted_for}, which goes first if it still waits"
     for place in answer.beside:
         yield f"this is {answer.place}/{answer.name}.toml; another job of that name is in {place}/"
     if answer.engine is not None:

@@ -24,6 +24,7 @@ class EventName(StrEnum):
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
+    PREEMPTED = "preempted"
     LOST = "lost"
     UNSCHEDULABLE = "unschedulable"
     HELD = "held"

@@ -113,6 +113,7 @@ _SAYS = {
     EventName.CANCELLED: "was cancelled",
     EventName.TIMEOUT: "was stopped at its time limit",
     EventName.OUT_OF_MEMORY: "ran out of memory",
+    EventName.PREEMPTED: "was preempted",
     EventName.LOST: "was lost",
     EventName.UNSCHEDULABLE: "could not be scheduled",
     EventName.HELD: "is held",

@@ -135,6 +135,7 @@ _STOPPED_AS = {
     StopKind.TIMEOUT: (State.TIMEOUT, "exceeded its time limit"),
     StopKind.MEMORY: (State.OUT_OF_MEMORY, "exceeded its memory limit"),
     StopKind.UNSCHEDULABLE: (State.UNSCHEDULABLE, "scheduling timeout"),
+    StopKind.PREEMPT: (State.PREEMPTED, "preempted"),
 }
 
 
@@ -195,9 +196,6 @@ def ending(remains: Remains) -> EndStep:
     return EndStep.KILL if remains.frozen or remains.tired else EndStep.FREEZE  # rows 6 to 8
 
 
-PREEMPTED = "preempted"
-"""Prefix of the reason of a run that its engine stopped to make room: it is repeated, and counts as nothing."""
-
 _VOID_IF_UNSPOKEN = frozenset(EngineWord) - {
     EngineWord.COMPLETED,  # it has run, on a machine whose records cannot be seen from here
     EngineWord.CANCELLED,
@@ -212,12 +210,12 @@ def ends_unspoken(word: EngineWord) -> bool:
 
 
 def _ended(evidence: Evidence) -> Proof:
-    """Return the proof for a run whose processes are all gone (rows 9 to 23)."""
+    """Return the proof for a run whose processes are all gone (rows 9 to 25)."""
     if evidence.stop is None and evidence.rc is None:
-        if evidence.liveness is Liveness.ABSENT:  # row 13
+        if evidence.liveness is Liveness.ABSENT:  # row 14
             if evidence.engine is not None and not ends_unspoken(evidence.engine):
                 return Proof(Verdict.VOID)
-        elif evidence.refused:  # row 14
+        elif evidence.refused:  # row 15
             return Proof(Verdict.VOID)
     return Proof(Verdict.ENDED, *_outcome(evidence))
 
@@ -226,7 +224,7 @@ _CUT_SHORT = {
     EngineWord.OUT_OF_MEMORY: (State.OUT_OF_MEMORY, "over its memory limit"),
     EngineWord.TIMEOUT: (State.TIMEOUT, "over its time limit"),
     EngineWord.CANCELLED: (State.CANCELLED, "cancelled, and not by spool"),
-    EngineWord.PREEMPTED: (State.LOST, PREEMPTED),
+    EngineWord.PREEMPTED: (State.PREEMPTED, "preempted"),
     EngineWord.NODE_LOST: (State.LOST, "its node went away"),
     EngineWord.NOT_STARTED: (State.LOST, "its node could not be made ready"),
 }
@@ -236,20 +234,20 @@ _CUT_SHORT = {
 def _outcome(evidence: Evidence) -> tuple[State, str]:
     """Return the outcome of a run that had begun, and the reason."""
     said = f": {evidence.said}" if evidence.said else ""
-    if evidence.stop is not None:  # rows 9 to 12: a run that spool stopped never counts as finished, whatever its code
+    if evidence.stop is not None:  # rows 9 to 13: a run that spool stopped never counts as finished, whatever its code
         return _STOPPED_AS[evidence.stop]
-    if evidence.rc == 0:  # row 15
+    if evidence.rc == 0:  # row 16
         return State.FINISHED, "exit code 0"
-    if evidence.oom_killed:  # row 16
+    if evidence.oom_killed:  # row 17
         return State.OUT_OF_MEMORY, "killed by the kernel: out of memory"
-    if evidence.engine in _CUT_SHORT and evidence.liveness is not Liveness.ELSEWHERE:  # rows 17 to 20
+    if evidence.engine in _CUT_SHORT and evidence.liveness is not Liveness.ELSEWHERE:  # rows 18 to 22
         outcome, why = _CUT_SHORT[evidence.engine]
         return outcome, f"{why}{said}"
-    if evidence.rc is not None:  # row 21
+    if evidence.rc is not None:  # row 23
         return State.FAILED, exit_words(evidence.rc)
-    if evidence.liveness is Liveness.REBOOTED:  # row 22
+    if evidence.liveness is Liveness.REBOOTED:  # row 24
         return State.LOST, "the machine was restarted while it ran"
-    if evidence.engine is EngineWord.COMPLETED:  # row 23, as everything below
+    if evidence.engine is EngineWord.COMPLETED:  # row 25, as everything below
         return State.LOST, f"it left no exit code; is the spool on a file system that its node shares?{said}"
     if evidence.engine is not None:
         return State.LOST, f"it left no exit code{said}"
@@ -270,7 +268,7 @@ def shown(
     waits on its engine; None if it has begun, or was started here. *elsewhere* describes a run on an engine;
     None for a run on this machine.
     """
-    ordered = f"{stop.kind} by {stop.by}" if stop is not None else ""
+    ordered = stop_words(stop) if stop is not None else ""
     match proof.verdict:
         case Verdict.VOID:
             return None, "withdrawn before it started"
@@ -292,6 +290,13 @@ def shown(
             return State.RUNNING, ordered
         case _:  # pragma: no cover
             assert_never(proof.verdict)
+
+
+def stop_words(stop: Stop) -> str:
+    """Describe an order to stop a run."""
+    if stop.kind is StopKind.PREEMPT:
+        return f"preempted for {stop.reason}" if stop.reason else "preempted"
+    return f"{stop.kind} by {stop.by}"
 
 
 def handed_to(engine: str) -> str:
@@ -329,17 +334,17 @@ def continued(
     """Return *result* with `again` and `again_at_ns` if its submission goes on.
 
     Finished, cancelled and unschedulable are final, unless a user moved the job to `queued/` or `held/` while it ran. A
-    lost run is repeated if the job allows it, at most *max_requeues* times, not counting those that its engine
-    preempted. Every other run, and one without requeues left, is retried as `retry` says: its `on` holds outcomes, and
-    for `failed` exit codes too.
+    run that spool preempted is repeated. So is one that its engine preempted, and a lost one at most *max_requeues*
+    times, if the job allows it. Every other run, and one without requeues left, is retried as `retry` says: its `on`
+    holds outcomes, and for `failed` exit codes too.
     """
     outcome = result.outcome
     if stopped_by in (StopKind.REQUEUE, StopKind.HOLD):
         return replace(result, again="requeue" if stopped_by is StopKind.REQUEUE else "hold")
     if outcome in (State.FINISHED, State.CANCELLED, State.UNSCHEDULABLE):
         return result
-    counts = not result.reason.startswith(PREEMPTED)
-    if outcome is State.LOST and spec.requeue and not (counts and result.requeues >= max_requeues):
+    repeated = outcome is State.PREEMPTED or (outcome is State.LOST and result.requeues < max_requeues)
+    if stopped_by is StopKind.PREEMPT or (repeated and spec.requeue):
         return replace(result, again="requeue")
     retry = spec.retry
     meant = outcome.value in retry.on or (outcome is State.FAILED and result.exit_code in retry.on)

@@ -31,6 +31,7 @@ class State(StrEnum):
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
     UNSCHEDULABLE = "unschedulable"
+    PREEMPTED = "preempted"
     LOST = "lost"
     INVALID = "invalid"
 
@@ -48,6 +49,7 @@ OUTCOMES = frozenset(
         State.TIMEOUT,
         State.OUT_OF_MEMORY,
         State.UNSCHEDULABLE,
+        State.PREEMPTED,
         State.LOST,
     }
 )
@@ -65,6 +67,7 @@ class StopKind(StrEnum):
     REQUEUE = "requeue"
     HOLD = "hold"
     UNSCHEDULABLE = "unschedulable"  # it waited too long on its engine
+    PREEMPT = "preempt"  # a short job gets its room; the reason is the name of that job
 
 
 class Request(Struct, frozen=True):
@@ -183,6 +186,7 @@ class Spec(Struct, frozen=True):
     task: ArrayTask | None = None
     retry: Retry = Retry()
     requeue: bool = True
+    preemptible: bool = False  # it may be stopped for a short job, and runs again later
     stdout: str | None = None
     stderr: str | None = None
     prolog: str | None = None
@@ -413,6 +417,7 @@ class Waiting(Struct, frozen=True):
     refused: str = ""  # why the machine refused that start; "": it did not
     executor_problem: str | None = None  # why its executor cannot start it
     elsewhere: str | None = None  # name of the other machine that it is for; None: this one
+    yields_to: str | None = None  # the job that its last run was preempted for, and which goes first
 
 
 class Suspension(Struct, frozen=True):
@@ -448,6 +453,8 @@ class Running(Struct, frozen=True):
         None  # start of its grace: when its stop was ordered, or when its command ended before its other processes
     )
     arrived_at_ns: int | None = None  # when its job arrived, if known
+    preempted_at_ns: int | None = None  # when the run before it was preempted
+    preempted_for: str | None = None  # the job that it is being stopped for
 
     @property
     def suspended(self) -> bool:
@@ -512,6 +519,10 @@ class Policy(Struct, frozen=True):
     project_limits: dict[str, Limits] = field(default_factory=dict)
     max_running: int | None = None  # runs of the whole spool at once; None is unlimited
     on_failure: str = "continue"  # or "pause", "halt"
+    preempt_after_ns: int = 600 * SECOND_NS  # the least run time of a run that is preempted
+    preempt_long_ns: int = 8 * 3600 * SECOND_NS  # its least expected run time
+    preempt_short_ns: int = 2 * 3600 * SECOND_NS  # the longest time limit of a job that it makes room for
+    preempt_every_ns: int = 3600 * SECOND_NS  # the least time between two preemptions of a job
     strict_order: bool = False  # no job overtakes one that does not fit; for comparison in the simulator
 
 

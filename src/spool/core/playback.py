@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from spool.core.backfill import as_run
 from spool.core.gpus import left_by
-from spool.core.model import Policy, Running, State, Waiting
+from spool.core.model import Machine, Policy, Running, State, Waiting
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.runs import Runs
@@ -37,6 +37,18 @@ class Outcomes(Mapping[str, State]):
 
     def __len__(self) -> int:
         return len(self.imagined)
+
+
+def machine_left_by(machine: Machine, run: Running) -> Machine:
+    """Return *machine* as it will look without *run*: what the kernel could give then is unknown."""
+    gpus = machine.gpus
+    if run.elsewhere is not None:
+        return machine
+    if run.grant.gpu_uuids and gpus:
+        gpus = tuple(left_by(gpu, run) if gpu.uuid in run.grant.gpu_uuids else gpu for gpu in gpus)
+    if gpus is machine.gpus and machine.memory_available_bytes is None:
+        return machine
+    return replace(machine, gpus=gpus, memory_available_bytes=None)
 
 
 class Playback:
@@ -116,12 +128,6 @@ class Playback:
             self.view = replace(self.view, machine=replace(machine, memory_available_bytes=left))
 
     def _leave_machine(self, run: Running) -> None:
-        """Forget measurements from the time of *run*: afterwards they no longer tell how much the kernel could give."""
-        machine = self.view.machine
-        if run.elsewhere is not None:
-            return
-        gpus = machine.gpus
-        if run.grant.gpu_uuids and gpus:
-            gpus = tuple(left_by(gpu, run) if gpu.uuid in run.grant.gpu_uuids else gpu for gpu in gpus)
-        if gpus is not machine.gpus or machine.memory_available_bytes is not None:
-            self.view = replace(self.view, machine=replace(machine, gpus=gpus, memory_available_bytes=None))
+        machine = machine_left_by(self.view.machine, run)
+        if machine is not self.view.machine:
+            self.view = replace(self.view, machine=machine)

@@ -36,6 +36,7 @@ class Runs(Mapping[str, Running]):
         self._expected: dict[str, Expected] = {}  # as of the begin of the run, or of its recovery
         self._ends: dict[str, int] = {}
         self._in_order: Ordered[tuple[int, str]] = Ordered()
+        self.preemptible: set[str] = set()  # the jobs whose runs may be preempted, now or later
         self._stopping: set[str] = set()
         self._suspended: set[str] = set()
         for run in runs:
@@ -106,6 +107,8 @@ class Runs(Mapping[str, Running]):
         self._expected[name] = expected
         end_ns = self._ends[name] = run.counts_from_ns + expected.ns
         self._in_order.add((end_ns, name))
+        if run.spec.preemptible and run.elsewhere is None:
+            self.preemptible.add(name)
         if run.stopping:
             self._stopping.add(name)
         elif run.suspended:
@@ -122,6 +125,7 @@ class Runs(Mapping[str, Running]):
         del self._expected[name]
         self._in_order.discard((self._ends.pop(name), name))
         self._stopping.discard(name)
+        self.preemptible.discard(name)
         self._suspended.discard(name)
 
     @property

@@ -15,6 +15,7 @@ from bisect import insort
 from collections.abc import Iterator, Mapping
 from datetime import UTC, tzinfo
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
 
 from msgspec import Struct, field
 
@@ -30,7 +31,7 @@ from spool.core.backfill import (
 )
 from spool.core.constraints import Constraints
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
-from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, State, Waiting
+from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
@@ -201,6 +202,24 @@ class Plan(Struct, frozen=True, eq=False):
             found = self._room_lacks[key] = bool(codes) and _ROOM.issuperset(codes)
         return found
 
+    def short_in_line(self, limit_ns: int, most: int) -> list[Waiting]:
+        """Return the first *most* jobs, of each shape the first, that wait for room and state at most that limit."""
+        found = [
+            self._order.of_shape(shape, 0)
+            for demand in self.view.queue.demands
+            for shape in demand.shapes.values()
+            if shape.eligible and shape.key.time_limit_ns is not None and shape.key.time_limit_ns <= limit_ns
+        ]
+        names = [key[4] for key in sorted(map(self._order.placed, found))]
+        return list(islice((self.view.queue[name] for name in names if self.waits_for_room(name)), most))
+
+    def fits_without(self, run: Running, job: Waiting) -> bool:
+        """Whether *job* has room beside the runs and starts of this plan, once *run* has left its own."""
+        room = self._constraints.room.then()
+        room.release(run)
+        room.available_bytes = None  # what the kernel could give then is unknown
+        return room.fits(job)
+
     def _first(self, job: Waiting) -> Reason | None:
         for reason in self._constraints.job_reasons(job):
             return reason
@@ -311,6 +330,7 @@ class SchedulingPass:
         self._next: list[int] = []  # for each shape, the position of its next job
         self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
         self._blocked: list[_Entry] = []  # a heap: the first of each shape without room from the beginning
+        self._ahead: set[str] = set()  # jobs that were started before their turn
         self._tries = 0
         self._protection: BackfillReservation | StrictOrder | None = None
         self._starts: list[Start] = []
@@ -358,12 +378,27 @@ class SchedulingPass:
             if isinstance(self._protection, StrictOrder):
                 return
             job = queue[entry[4]]
+            if job.yields_to is not None:
+                self._put_ahead(job)
+            if job.name in self._ahead:
+                following = self._following(entry[5])
+                if following is not None:
+                    insort(entries, following, at)
+                continue
             if self._protection is not None and self._room.of(job.elsewhere).lacks(job.spec.request):
                 continue
             if not constraints.may_be_tried(job) or self._consider(job, entry[5]):
                 following = self._following(entry[5])
                 if following is not None:
                     insort(entries, following, at)
+
+    def _put_ahead(self, job: Waiting) -> None:
+        """Start the job that *job* was preempted for first, if it can start: else *job* would take its room again."""
+        other = self._queue.get(job.yields_to or "")
+        if other is None or other.name in self._ahead or any(other.name == start.name for start in self._starts):
+            return
+        if self._constraints.may_be_tried(other) and self._consider(other):
+            self._ahead.add(other.name)
 
     def _following(self, number: int) -> _Entry | None:
         """Return the next job of a shape, as an entry."""
@@ -388,8 +423,8 @@ class SchedulingPass:
             if reason is not None and reason.code in FULL:
                 self._protect(job)
 
-    def _consider(self, job: Waiting, number: int) -> bool:
-        """Start *job*, of the shape *number*, if nothing prevents it; return whether it was started."""
+    def _consider(self, job: Waiting, number: int | None = None) -> bool:
+        """Start *job*, the next of the shape *number*, if nothing prevents it; return whether it was started."""
         constraints, room, protection = self._constraints, self._room, self._protection
         reason = next(constraints.blockers(job), None)
         if reason is not None:
@@ -401,7 +436,8 @@ class SchedulingPass:
         else:
             grant = protection.grant(job, room)
         if grant is None:
-            behind = len(self._shapes[number].eligible) - self._next[number]  # the rest of its shape, held back with it
+            # The rest of its shape is held back with it.
+            behind = len(self._shapes[number].eligible) - self._next[number] if number is not None else 0
             self._refused.append((job.spec.request, 1 + behind))
             return False
         run = as_run(job, grant, constraints.now_ns)

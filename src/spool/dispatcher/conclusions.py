@@ -22,6 +22,7 @@ from spool.core.lifecycle import (
     ends_unspoken,
     exit_words,
     prove,
+    stop_words,
 )
 from spool.core.model import Jid, State, StopKind
 from spool.core.phases import Ended, TakenBack, Unstartable, Void
@@ -255,6 +256,8 @@ class Concluder:
             if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
                 return "its processes are gone, and rc does not contain an exit code"
         elif stop is not None:
+            if stop.kind is StopKind.PREEMPT:
+                return stop_words(stop)
             why = f": {stop.reason}" if stop.reason else ""
             by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
             return f"{proof.reason}{by}{why}"

@@ -172,7 +172,7 @@ class Finalizer:
         if not final:
             # Another file of its name that is held has a place of its own, and gives way to the one that is queued.
             anew = job.wait is None or (tried_again and job.wait.arrived_at_ns != live.wait.arrived_at_ns)
-            attempts = attempts_after(result, live.stop_kind)
+            attempts = attempts_after(result, live.stop)
             self._state.go_on(job, attempts, QueueTime(live.wait.arrived_at_ns, 0, None) if anew else None)
         try:
             if final and job.queued is None and job.held is None:

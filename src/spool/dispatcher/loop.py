@@ -40,7 +40,7 @@ from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.share import MachineShare
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import Supervisor
-from spool.dispatcher.terminator import Halt, StopOrders, Suspender, Terminator
+from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
 from spool.dispatcher.timers import Part, Timers
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executors
@@ -99,8 +99,7 @@ class Dispatcher:
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
         self.journal = Journal(self.logs, self.events.flush)
-        self.watcher = DirectoryWatcher()
-        self.wakeup = Wakeup()
+        self.watcher, self.wakeup = DirectoryWatcher(), Wakeup()
         self.share = MachineShare(spool, self.settings, self.state, self.timers, self.wakeup)
         self.context = context = Context(
             spool=spool,
@@ -134,6 +133,7 @@ class Dispatcher:
         self.pause = Pause(context)
         self.halt = Halt(context, self.stops, self.finalizer.end_unstarted, self.arrays.cancel)
         self.planner = Planner(context, self.world, self.reservations, self.outcomes, self.arrays.names)
+        self.preempter = Preempter(context, self.stops, self._plan_again)
         self.launcher = Launcher(context, self.planner.shortage)
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
@@ -279,6 +279,8 @@ class Dispatcher:
             Step("halt", "cancel", "what waits and runs", halt.work, lambda: halt.order),
             Step("starts", _START, "jobs", self._plan,
                  lambda: self.planner.is_old, may=self._may_start, of_spool=True),
+            Step("preemption", "preempt", "runs", self.preempter.turn, lambda: self.preempter.has_work,
+                 may=self._may_start),
             Step("gpu use", "watch", "the use of the GPUs", lambda: self.gpu_use.turn(self.planner.machine),
                  lambda: world.gpus_at_ns),
             filing,
@@ -491,6 +493,9 @@ class Dispatcher:
             self.share.startable(())  # what was asked for is not wanted any more
         self._busy |= started
         return started
+
+    def _plan_again(self, now: int) -> Plan | None:
+        return None if self.share.is_shared else self.planner.again(now, paused=self.pause.paused)
 
     def _carry_out(self, plan: Plan, now: int) -> bool:
         left = [ending for ending in plan.endings if not self._end(ending, now)]

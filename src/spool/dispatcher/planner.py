@@ -181,6 +181,10 @@ class Planner:
             self._foreseen = self._imagined(paused=paused)
         return next(iter(self._foreseen.plan.starts), None) if self._foreseen is not None else None
 
+    def again(self, now_ns: int, *, paused: bool) -> Plan | None:
+        """Return a plan for that instant, which is not carried out; None before the first plan."""
+        return None if self._planned_on is None else self._decide(self._planned_on, now_ns, paused=paused)
+
     def _imagined(self, *, paused: bool) -> ForeseenPlan | None:
         state, now_ns = self._state, self._context.clock()
         oldest = next((run for run in state.runs.values() if run.elsewhere is None), None)

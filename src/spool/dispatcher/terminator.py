@@ -16,6 +16,8 @@ from spool.core import layout
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
 from spool.core.phases import Unread
+from spool.core.preemption import Preemption, preempt
+from spool.core.scheduler import Plan
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
@@ -36,6 +38,8 @@ _FIRST_LOOK_NS = SECOND_NS // 100
 _LONGEST_LOOK_NS = SECOND_NS // 4
 _LONGEST_HALT_NS = 2 * SECOND_NS
 _SUSPEND = "suspend or continue"
+_LOOK_EVERY_NS = 10 * SECOND_NS  # for a run to preempt
+_SOON_NS = SECOND_NS  # after one was found
 
 _END = "end"
 _HALT_BUDGET_NS = 20_000_000  # time for a halt in one pass
@@ -194,9 +198,22 @@ class Terminator:
         if live.key in self.runs or live.handle is None:
             return
         elapsed = max(0, time.time_ns() - since_ns) if since_ns is not None else 0
-        kill_at = time.monotonic_ns() + max(0, live.spec.kill_grace_ns - elapsed)
-        self.runs[live.key] = _Terminating(live, live.handle, kill_at)
+        now, warning_ns = time.monotonic_ns(), self._warn(live, elapsed)
+        kill_at = now + max(0, warning_ns + live.spec.kill_grace_ns - elapsed)
+        run = self.runs[live.key] = _Terminating(live, live.handle, kill_at)
+        if warning_ns > elapsed:
+            run.look_at_ns = now + warning_ns - elapsed
         self._timer.set(0)
+
+    def _warn(self, live: ActiveRun, elapsed_ns: int) -> int:
+        """Send a run that is preempted its warning signal; return how long before TERM it has that."""
+        signal = live.spec.signal
+        if signal is None or live.stop_kind is not StopKind.PREEMPT or live.handle is None:
+            return 0
+        if elapsed_ns < signal.before_ns:  # after a crash once more: late is better than never
+            with suppress(OSError):
+                live.handle.signal(signal.name, spare_shell=isinstance(live.spec.command, str))
+        return signal.before_ns
 
     def hurry(self, live: ActiveRun) -> None:
         """Look at *live* at the next tick: its wrapper has ended, which may have been its last process."""
@@ -252,6 +269,46 @@ class Terminator:
         self._blind = True
         for run in runs:
             run.look_at_ns = now + _LONGEST_LOOK_NS
+
+
+class Preempter:
+    """Stops preemptible runs so that short jobs can start. *plan* makes a plan for now.
+
+    The order to stop a run, its record `stop`, names the job that it makes room for. Everything else follows from that
+    record, also for the next dispatcher: that the run waits again, uncounted and at its place, and that the other job
+    goes first.
+    """
+
+    def __init__(self, context: Context, stops: StopOrders, plan: Callable[[int], Plan | None]) -> None:
+        self._context = context
+        self._stops = stops
+        self._plan = plan
+        self._timer = context.timers.timer("preemption")
+        self._look_at_ns = 0  # monotonic
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a run may be preempted now or later, and jobs wait."""
+        state = self._context.state
+        return bool(state.runs.preemptible and state.queue)
+
+    def turn(self) -> None:
+        """Order one run to stop, if a short job waits for its room. A look is as long as a plan, and so it is rare."""
+        if not self.has_work:
+            self._timer.set(None)
+            return
+        if time.monotonic_ns() >= self._look_at_ns:
+            plan = self._plan(self._context.clock())
+            found = preempt(plan) if plan is not None else None
+            if found is not None:
+                self._order(found)
+            self._look_at_ns = time.monotonic_ns() + (_SOON_NS if found is not None else _LOOK_EVERY_NS)
+        self._timer.set(self._look_at_ns)
+
+    def _order(self, found: Preemption) -> None:
+        job = self._context.state.jobs.get(found.victim)
+        if job is not None and job.live is not None and job.live.order is None:
+            self._stops.order(job.live, Stop(StopKind.PREEMPT, "spool", self._context.clock(), found.winner))
 
 
 class _Changing(Struct, eq=False):

@@ -10,8 +10,8 @@ Clock = Callable[[], int]
 """Returns the time on one of the clocks of the machine, in nanoseconds."""
 
 Part = Literal[
-    "files", "answers", "recovery", "ends", "suspensions", "limits", "stops", "arrays", "halt", "starts", "gpu use",
-    "paperwork", "conditions", "journal", "listeners", "gpus", "status", "machine"
+    "files", "answers", "recovery", "ends", "suspensions", "limits", "stops", "arrays", "halt", "starts", "preemption",
+    "gpu use", "paperwork", "conditions", "journal", "listeners", "gpus", "status", "machine"
 ]  # fmt: skip
 """A part of a pass."""
 

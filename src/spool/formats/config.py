@@ -138,6 +138,8 @@ _SLURM = KeyTable(
     Key("partition", "word of Slurm", "The partition. If absent, Slurm's default; likewise for the next two."),
     Key("account", "word of Slurm", "The account that pays."),
     Key("qos", "word of Slurm", "The quality of service."),
+    Key("preemptible_qos", "word of Slurm",
+        "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`."),
     Key("max_in_flight", "count", "How many jobs may be in Slurm at once, waiting there or running.", least=1),
     Key("poll", "duration", "How often Slurm is asked about all jobs; every 2 s while no more than 20 are there.",
         least=SHORTEST_NS),
@@ -147,6 +149,17 @@ _SLURM = KeyTable(
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
         'shards as GiB ("shard").', words=("refuse", "shard")),
     Key("options", "options of Slurm", "More options of sbatch for every job, such as `--constraint=ib`.", default=()),
+)
+
+_PREEMPTION = KeyTable(
+    "PreemptionTable",
+    "Which runs of jobs with `preemptible = true` are stopped, and for which jobs.",
+    Key("after", "duration", "A run is left alone for this long after its start.", field="policy.preempt_after_ns"),
+    Key("long", "duration", "Only a run that is expected to last this long, or has lasted this long, is stopped.",
+        field="policy.preempt_long_ns"),
+    Key("short", "duration", "Only for a waiting job that states a time limit of at most this. 0s: for none.",
+        field="policy.preempt_short_ns"),
+    Key("every", "duration", "A job is preempted at most once in this time.", field="policy.preempt_every_ns"),
 )
 
 CONFIG = KeyTable(
@@ -242,6 +255,7 @@ CONFIG = KeyTable(
         "Defaults for keys that a job file does not set: `cpus`, `memory`, `time_limit`, `gpu_idle`, "
         "`gpu_idle_action`, `retry`, `notify` and `env`. Job files stay unchanged, and running jobs keep what they "
         "started with.", default={}),
+    Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
     Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),

@@ -261,6 +261,11 @@ _AGAIN = (
         "Whether to run again after a reboot or when the process vanished: at most 3 times, counted separately from "
         "`retry`.", option="--requeue --no-requeue",
         help="Run it again after a reboot or when its process vanished. Default: yes, at most 3 times."),
+    Key("preemptible", "flag",
+        "Whether a run that is long may be stopped, with its `signal` and `kill_grace`, so that a short job can start. "
+        "It runs again as soon as there is room. For jobs that continue from a checkpoint.",
+        option="--preemptible --no-preemptible",
+        help="Stop a long run of it for a short job, and run it again when there is room. Default: no."),
 )
 
 _OUTPUT = (

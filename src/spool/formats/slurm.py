@@ -31,6 +31,7 @@ class SlurmConfig(Struct, frozen=True):
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
+    preemptible_qos: str | None = None
     max_in_flight: int = 200
     poll_ns: int = 10 * SECOND_NS
     submit_per_second: float = 10
@@ -108,7 +109,10 @@ def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConf
     if spec.time_limit_ns is not None:
         yield f"--time={minutes(spec.time_limit_ns)}"
     for key in ("partition", "account", "qos"):
-        if (value := getattr(config, key)) is not None:
+        value = getattr(config, key)
+        if key == "qos" and spec.preemptible:
+            value = config.preemptible_qos or value
+        if value is not None:
             yield f"--{key}={value}"
     yield from config.options
     yield from spec.executor_options

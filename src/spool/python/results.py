@@ -82,6 +82,7 @@ _FAILURES = {
     State.TIMEOUT: TimedOut,
     State.CANCELLED: Cancelled,
     State.LOST: Lost,
+    State.PREEMPTED: Lost,
 }
 
 

@@ -14,6 +14,7 @@ from spool.core.errors import SpoolError, cannot
 from spool.core.forecast import StartForecast, forecast
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
+from spool.core.preemption import preempt
 from spool.core.priority import OrderFactors
 from spool.core.scheduler import Ending
 from spool.query.jobs import JobLister
@@ -61,21 +62,16 @@ class Explanation(Struct, frozen=True):
     later_than_at_ns: int | None = None  # it starts after this; nothing is planned beyond
     start_unknown: str = ""  # why its start is unknown
     start_is_earliest: bool | None = None  # other users may come before it; None: the machine is not shared
+    room_of: str | None = None  # the preemptible job whose run is stopped for it
+    room_is_made: bool = False  # that run is being stopped; else the dispatcher is about to stop it
+    preempted_for: str | None = None  # the job that its last run was stopped for
 
 
 def why(spool: Spool, name: str) -> Explanation:
     """Return why job *name* does not run. Raises NoSuchJob, or SpoolError if it runs or has ended."""
     places = spool.places(name)
-    if QUEUED not in places and HELD not in places:
-        if RUNNING in places or spool.is_stopping(name):
-            if (submitted := _submitted(spool, name)) is not None:
-                return submitted
-            raise SpoolError(cannot("say", f"why job {name} waits", _what_it_does(spool, name)))
-        if DONE in places or spool.runs(name):
-            remedy = f"`spool show {name}` says how"
-            raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
-        if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
-            raise spool.no_such_job("find", f"job {name}", name)
+    if QUEUED not in places and HELD not in places and (submitted := _elsewhere(spool, name, places)) is not None:
+        return submitted
     lister = JobLister(spool)
     seen = snapshot(spool, with_tasks=True)
     said = lister.state.jobs.get(name) if lister.state is not None else None
@@ -94,6 +90,7 @@ def why(spool: Spool, name: str) -> Explanation:
     kept = any(reason.code in _KEPT for reason in reasons)  # until a user or the arbiter acts: no time can be given
     found = StartForecast() if kept else _forecast(seen, (name,)).get(name, StartForecast())
     place = _place(seen.plan.in_order(), job)
+    room_of, room_is_made = _room_of(seen, name)
     run_time = seen.view.past.run_times.of_job(job) if job is not None and not job.spec.is_array else None
     return Explanation(
         name=name,
@@ -120,6 +117,9 @@ def why(spool: Spool, name: str) -> Explanation:
         later_than_at_ns=found.later_than_ns,
         start_unknown=found.unknown,
         start_is_earliest=True if seen.shared is not None else None,
+        room_of=room_of,
+        room_is_made=room_is_made,
+        preempted_for=job.yields_to if job is not None else None,
     )
 
 
@@ -147,6 +147,32 @@ def _place(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting | None) -
             words, why_behind = standing.words(theirs.score), standing.words_behind(theirs)
             return _Standing(*at, words, first.name, theirs.score, why_behind)
     return _Standing()
+
+
+def _elsewhere(spool: Spool, name: str, places: Collection[str]) -> Explanation | None:
+    """Return why a job waits that has no file in `queued/` or `held/`: on its engine, or, None, as a task of an array.
+
+    Raises NoSuchJob, or SpoolError if it runs or has ended.
+    """
+    if RUNNING in places or spool.is_stopping(name):
+        if (submitted := _submitted(spool, name)) is not None:
+            return submitted
+        raise SpoolError(cannot("say", f"why job {name} waits", _what_it_does(spool, name)))
+    if DONE in places or spool.runs(name):
+        remedy = f"`spool show {name}` says how"
+        raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
+    if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
+        raise spool.no_such_job("find", f"job {name}", name)
+    return None
+
+
+def _room_of(seen: Snapshot, name: str) -> tuple[str | None, bool]:
+    """Return the job whose run is stopped for that job, and whether it has the order already."""
+    for each in seen.view.running.values():
+        if each.preempted_for == name:
+            return each.name, True
+    found = preempt(seen.plan) if seen.shared is None else None
+    return (found.victim if found is not None and found.winner == name else None), False
 
 
 def _forecast(seen: Snapshot, names: Collection[str] | None = None) -> Mapping[str, StartForecast]:

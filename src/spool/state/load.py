@@ -51,6 +51,8 @@ class Loader:
             stop=files.stop or self._memory.stopping.get(key),
             inode=inode,
         )
+        if spec.preemptible and record.submitted_at_ns is not None:
+            live.tried_before(self._attempts(key[0], record.submitted_at_ns, before=key[1]))
         live.suspends(files.suspension, self._spool.suspend_order(files.name) or "")
         return live
 

@@ -256,6 +256,10 @@ class ActiveRun(Struct, eq=False):
         self.begun_at_ns = at_ns
         self.began(boot_ns)
 
+    def tried_before(self, attempts: Attempts) -> None:
+        """Set how the run before it was stopped, which its own records do not have."""
+        self.attempts = replace(self.attempts, preempted=attempts.preempted)
+
     def may_be_silent(self, until_ns: int) -> None:
         """Let a missing jid prove nothing until then, monotonic."""
         self.unregistered_until_ns = until_ns
@@ -391,6 +395,8 @@ class ActiveRun(Struct, eq=False):
             suspension=self.suspension,
             stop_at_ns=self.stop.at_ns if self.stop is not None else outlived_at_ns,
             arrived_at_ns=self.wait.arrived_at_ns,
+            preempted_at_ns=self.attempts.preempted.at_ns if self.attempts.preempted is not None else None,
+            preempted_for=self.stop.reason if self.stop_kind is StopKind.PREEMPT and self.stop is not None else None,
         )
 
     @classmethod

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.lifecycle import PREEMPTED, Liveness
+from spool.core.lifecycle import Liveness
 from spool.core.model import (
     SECOND_NS,
     Result,
     Spec,
+    State,
+    Stop,
     StopKind,
 )
 from spool.formats import journal
@@ -86,6 +88,7 @@ class Attempts(Struct, frozen=True):
     attempt: int = 1
     requeues: int = 0
     not_before_ns: int | None = None
+    preempted: Stop | None = None  # the order that stopped the last run to make room for another job
 
 
 FIRST_ATTEMPT = Attempts()
@@ -110,10 +113,12 @@ class StartBackoff(Struct, frozen=True):
 NO_BACKOFF = StartBackoff()
 
 
-def attempts_after(result: Result, stopped_by: StopKind | None) -> Attempts:
-    """Return the attempts of a submission after a run that is not its last."""
-    requeued = result.again == "requeue" and stopped_by is None and not result.reason.startswith(PREEMPTED)
-    return Attempts(result.attempt + (result.again == "retry"), result.requeues + requeued, result.again_at_ns)
+def attempts_after(result: Result, stop: Stop | None) -> Attempts:
+    """Return the attempts of a submission after a run that is not its last; *stop* is the order that stopped it."""
+    requeued = result.again == "requeue" and stop is None and result.outcome is not State.PREEMPTED
+    preempted = stop if stop is not None and stop.kind is StopKind.PREEMPT else None
+    attempt, requeues = result.attempt + (result.again == "retry"), result.requeues + requeued
+    return Attempts(attempt, requeues, result.again_at_ns, preempted)
 
 
 def attempts_so_far(
@@ -135,8 +140,7 @@ def attempts_so_far(
         if result is not None:
             if result.again is None or result.submitted_at_ns != arrived_at_ns:
                 return FIRST_ATTEMPT
-            stop = spool.stop(name, run)
-            return attempts_after(result, stop.kind if stop is not None else None)
+            return attempts_after(result, spool.stop(name, run))
         if spool.array(name, run) is not None:
             return FIRST_ATTEMPT
         found = spool.jid(name, run)

@@ -475,4 +475,5 @@ class SchedulerState(Struct):
             refused=job.refused.why if job.refused.until_ns > retry_ns else "",
             executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem_of(file.spec),
             elsewhere=self.executors.elsewhere(file.spec.executor),
+            yields_to=job.attempts.preempted.reason if job.attempts.preempted is not None else None,
         )

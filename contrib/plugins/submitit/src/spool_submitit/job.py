@@ -29,6 +29,7 @@ _WORDS = {
     "out_of_memory": "OUT_OF_MEMORY",
     "unschedulable": "DEADLINE",
     "lost": "NODE_FAIL",
+    "preempted": "PREEMPTED",
     "invalid": "BOOT_FAIL",
 }
 _LOOK_EVERY_S = 0.5

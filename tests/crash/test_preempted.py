@@ -1,0 +1,167 @@
+"""A run is stopped for a short job while its dispatcher is cut off: nothing is lost, and nothing counts twice."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crash.cuts import can_be_torn, noting, where
+from crash.world import Ends, Session, World, check, ends_of, world_at
+from spool.core import layout
+from spool.core.layout import DONE, QUEUED, RUNNING
+from spool.core.model import StopKind
+from spool.dispatcher import launcher, recovery, terminator
+from spool.store.disk import Disk
+from spool.store.spool import Spool
+from spool.testing.faults import FaultyDisk
+
+LONG = 'cpus = 2\npreemptible = true\ntime_limit = "1d"'
+SHORT = 'cpus = 2\ntime_limit = "1h"'
+EXPECTED = Ends(
+    places={"long": ("done",), "short": ("done",)},
+    starts={"long": 2, "short": 1},
+    outcomes={"long": ("preempted 1.0 requeue", "finished 1.0"), "short": ("finished 1.0",)},
+)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for runs to stop in each pass, and wait for no wrapper that was never launched."""
+    monkeypatch.setattr(terminator, "_LOOK_EVERY_NS", 0)
+    monkeypatch.setattr(terminator, "_SOON_NS", 0)
+    monkeypatch.setattr(launcher, "SILENT_NS", 0)
+    monkeypatch.setattr(recovery, "SILENT_NS", 0)
+    # The processes of this world began at no time of this machine.
+    monkeypatch.setattr(recovery, "_started_boot_ns", lambda *_: time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+
+def configure(world: World, every: str = "1h") -> None:
+    """Let a run be stopped as soon as it has begun, and its job again after *every*."""
+    with (world.root / layout.CONFIG).open("a") as config:
+        config.write(f'[preemption]\nafter = "0s"\nevery = "{every}"\n')
+
+
+def play(world: World, disks: Iterator[Disk]) -> Session:
+    """Let a long job run and a short one come; leave without a dispatcher."""
+    configure(world)
+    session = Session(world, disks)
+    try:
+        session.users.submit("long", "hang until 2", LONG)
+        session.settle()
+        session.users.submit("short", "ok", SHORT)
+        session.settle()
+        session.end()
+        session.settle()
+    finally:
+        session.end()
+    return session
+
+
+def judge(world: World) -> None:
+    """Assert that the short job ran in between, and that the long one was preempted once, uncounted."""
+    check(world)
+    assert ends_of(world) == EXPECTED
+    assert [name for name, _ in world.begun] == ["long", "short", "long"]
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    """Give the disk of a script that nothing cut off."""
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        disk = FaultyDisk(world.staging)
+        play(world, iter([disk]))
+        judge(world)
+    return disk
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
+def test_a_cut_before_any_change_of_a_preemption_alters_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, *, torn: bool
+) -> None:
+    """Killed before the order, its record, the result, the history or the move, it comes to the same end."""
+    failures: list[str] = []
+    for number in range(1, whole.count + 1):
+        if torn and not can_be_torn(whole, number):
+            continue
+        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
+            assert play(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
+            judge(world)
+    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+
+def test_a_full_disk_alters_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk) -> None:
+    """Whichever change there is no room for, the run is stopped once and its job goes on, if not at its place."""
+    failures: list[str] = []
+    for number in range(1, whole.count + 1):
+        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
+            play(world, iter([FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)]))
+            check(world)
+            assert ends_of(world) == EXPECTED
+    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a session in which the long job runs."""
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        configure(world)
+        made = Session(world)
+        made.users.submit("long", "hang until 2", LONG)
+        made.settle()
+        yield made
+        made.end()
+
+
+def stopping(session: Session) -> None:
+    """Let the short job come, and go on until the long one is ordered to stop."""
+    session.users.submit("short", "ok", SHORT)
+    for _ in range(20):
+        session.turns(1)
+        if Spool(str(session.world.root)).stop("long", 1) is not None:
+            return
+    raise AssertionError("it was not ordered to stop")
+
+
+def test_the_order_names_the_job_that_gets_the_room(session: Session) -> None:
+    """It is all that the next dispatcher needs to know."""
+    stopping(session)
+    stop = Spool(str(session.world.root)).stop("long", 1)
+    assert stop is not None
+    assert (stop.kind, stop.by, stop.reason) == (StopKind.PREEMPT, "spool", "short")
+
+
+def test_a_job_that_is_cancelled_while_it_is_preempted_stays_cancelled(session: Session) -> None:
+    """Its file is in `done/`, so it does not run again."""
+    stopping(session)
+    if session.users.path(RUNNING, "long").exists():
+        session.users.move("long", RUNNING, DONE)
+    else:
+        session.users.move("long", QUEUED, DONE)
+    session.settle()
+    check(session.world)
+    assert ends_of(session.world).starts == {"long": 1, "short": 1}
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the_same", "another"])
+@pytest.mark.parametrize("every", ["1h", "0s"])
+def test_the_hour_counts_across_dispatchers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str, *, same: bool
+) -> None:
+    """The next run of the job is spared, also by a dispatcher that finds it running: the run before it says so."""
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        configure(world, every)
+        session = Session(world)
+        session.users.submit("long", "hang until 3", LONG)
+        session.settle()
+        session.users.submit("short", "ok", SHORT)
+        session.settle()
+        if not same:
+            session.end()
+        session.users.submit("later", "ok", SHORT)
+        session.settle()
+        assert ends_of(world).starts == {"long": 2, "short": 1} | ({"long": 3, "later": 1} if every == "0s" else {})
+        session.end()
