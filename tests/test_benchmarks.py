@@ -99,6 +99,28 @@ def spoolbench(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
+@pytest.mark.usefixtures("spoolbench")
+def test_a_box_is_compared_as_it_is_with_a_flood_and_with_a_liar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each case with and without limits under five policies; the same seed draws the same jobs."""
+    from spoolbench import box
+
+    for name, value in {"DAYS": 3, "FLOOD": 30, "FLOOD_AT_S": 86_400, "LASTS_S": 86_400}.items():
+        monkeypatch.setattr(box, name, value)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in box.markdown(1)]
+    assert {len(row) for row in rows} == {9}
+    assert [row[:3] for row in rows[2:]] == [
+        [case, limits, policy]
+        for limits in ("none", "all")
+        for case in ("as it is", "a flood", "a liar")
+        for policy in ("fifo", "skip", "easy", "multifactor", "spool")
+    ]
+    jobs = box.jobs_of(1, limits=False)
+    assert jobs == box.jobs_of(1, limits=False) != box.jobs_of(2, limits=False)
+    assert len(box.flooded(jobs, limits=True)) - len(jobs) == 30
+    assert len(box.lying(jobs)) - len(jobs) == 3 * sum(each.user == box.LIAR for each in jobs)
+    assert (box.jain([2, 2]), box.jain([4, 0, 0, 0])) == (1, 0.25)
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.usefixtures("spoolbench")
 @pytest.mark.parametrize("column", ["floor, sh", "floor, compiled"])

@@ -16,6 +16,7 @@ from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.simulation import Figures, SimulatedPolicy
 from spool.core.units import show_duration
 from spool.query.whatif import Scenario, Workload, gpus_like, of_file, prepare, simulate_policy
+from spoolbench import box
 
 SUFFIXES = (".swf", ".swf.gz", ".csv", ".csv.gz")
 LIMITS = {"all": 1.0, "half": 0.5, "none": 0.0}  # the part of the users who state a limit
@@ -60,6 +61,10 @@ class Found:
 def main(arguments: list[str]) -> int:
     """Run the command line."""
     options = _parser().parse_args(arguments)
+    if options.box is not None:
+        for line in box.markdown(options.box):
+            print(line, flush=True)
+        return 0
     try:
         traces = list(_traces(options.directory, dict(options.machines)))
         stating = {each.name: _states_limits(each) for each in traces}
@@ -195,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         "brackets stands each figure's ratio to EASY backfilling with all limits stated, at the same load: below 1 "
         "is better. Of a trace that states no limits there is but one kind of run.",
     )
-    parser.add_argument("directory", help=f"where the traces lie: {', '.join(SUFFIXES)}")
+    parser.add_argument("directory", nargs="?", default=".", help=f"where the traces lie: {', '.join(SUFFIXES)}")
     parser.add_argument(
         "machines",
         nargs="*",
@@ -210,4 +215,11 @@ def _parser() -> argparse.ArgumentParser:
         "--loads", nargs="+", type=_load, default=[0.0, 85.0], metavar="PERCENT", help='"own" is the trace\'s own'
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="simulate N at once")
+    parser.add_argument(
+        "--box",
+        type=int,
+        metavar="SEED",
+        help="instead of traces, simulate a generated box of eight GPUs with four users: as it is, with a flood of "
+        "10,000 short jobs, and with a user who feeds the learned run times with dummies",
+    )
     return parser

@@ -209,6 +209,18 @@ def test_the_order_of_arrival_and_the_shortest_first():
     assert (standing(found, "old").score, standing(found, "old").words()) == (None, "waited 10 s")
 
 
+def test_the_order_of_a_multifactor_plugin():
+    """The least usage goes first, whatever the size; between users alike it is the age, until a job is a week old."""
+    multifactor = Policy(order="multifactor", fair_share=False)
+    heavy, light = job("heavy", waited=9 * 86400, time_limit_ns=MINUTE), job("light", user="bob", time_limit_ns=HOUR)
+    for past, who in ((used(alice=3.0, bob=1.0), "light"), (used(alice=1.0, bob=1.0), "heavy"), (None, "heavy")):
+        assert first(heavy, light, policy=multifactor, past=past or Past(multifactor)) == who
+    older = job("older", user="bob", waited=30 * 86400, time_limit_ns=HOUR)
+    assert first(heavy, older, policy=multifactor, past=used(alice=1.0, bob=1.01)) == "heavy"
+    names = [each.name for each, _ in plan(light, heavy, older, policy=multifactor).in_order()]
+    assert names == ["older", "heavy", "light"]
+
+
 # Promotion of who was passed by too much work.
 
 

@@ -107,12 +107,13 @@ def command(
     header (submit, run_time, cpus, gpus, gpu_type, memory, time_limit, user, name), or the history.jsonl of a spool.
     The real planner decides, with the configuration of the spool; nothing is started. The policies:
 
-      fifo   first come, first served, no overtaking
-      skip   like fifo, but a job that fits may overtake
-      easy   like fifo, with overtaking that does not delay the first (backfill)
-      sjf    shortest job first, with the same backfilling
-      lxf    largest expansion factor first: the longest wait for the job's size
-      spool  as this spool is configured
+      fifo         first come, first served, no overtaking
+      skip         like fifo, but a job that fits may overtake
+      easy         like fifo, with overtaking that does not delay the first (backfill)
+      sjf          shortest job first, with the same backfilling
+      multifactor  by fair share and age as in Slurm, with the same backfilling
+      lxf          largest expansion factor first: the longest wait for the job's size
+      spool        as this spool is configured
 
     SLOWDOWN is the mean bounded slowdown: (wait + run time) / run time, counting run times below 10 s as 10 s. CPU is
     the share of CPUs in use from the first submission to the last end. 99 % WAIT is the wait that 99 of 100 jobs did

@@ -135,18 +135,24 @@ class Shares:
 
     def factors(self, now_ns: int, active: Collection[str]) -> dict[str, float]:
         """Return the factor of each of *active*, the keys with waiting or running jobs."""
+        levels = self.levels(now_ns, active)
+        if not levels:
+            return dict.fromkeys(active, 1.0)
+        return {key: max(math.pow(2.0, _STEEP * (1 - level)), LEAST) for key, level in levels.items()}
+
+    def levels(self, now_ns: int, active: Collection[str]) -> dict[str, float]:
+        """Return the level of each of *active*: 1 for average usage. Empty if nothing has been used."""
         grown = self._grown(now_ns)
         total = self._sum_base + self._sum_rate * grown
         if total <= self._sum_rate * grown * _NOISE:
-            return dict.fromkeys(active, 1.0)
+            return {}
         self._forget(total / _NEGLIGIBLE)
         others = len(self._used) - sum(key in self._used for key in active)
         keys = len(active) + others
         found = {}
         for key in active:
             used = self._base.get(key, 0.0) + self._rate.get(key, 0.0) * grown
-            level = max(used, 0.0) / total * keys
-            found[key] = max(math.pow(2.0, _STEEP * (1 - level)), LEAST)
+            found[key] = max(used, 0.0) / total * keys
         return found
 
     def _forget(self, least: float) -> None:

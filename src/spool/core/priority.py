@@ -11,6 +11,7 @@ each shape sorted whatever the usage of the machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -27,11 +28,14 @@ from spool.core.units import show_duration
 OrderKey = tuple[int, int, float, int, str]
 """The full sort key: 255 - priority, 0 for a promoted job, -score (or arrival), arrival, name. Smaller comes first."""
 
-ARRIVAL, SLOWDOWN, SHORTEST = "arrival", "slowdown", "shortest"
+ARRIVAL, SLOWDOWN, SHORTEST, MULTIFACTOR = "arrival", "slowdown", "shortest", "multifactor"  # the last two: simulated
 
 
 LEAST_NS = 60 * SECOND_NS
 """Shorter jobs count as this long: whether a job takes a second or two should not affect its place."""
+
+_SHARE_WEIGHT = 10  # of fair share in the order `multifactor`, as often configured in Slurm; that of age is 1
+_FULL_AGE_NS = 7 * 24 * 3600 * SECOND_NS  # … after which a job gets no older
 
 _DECIMALS = 6  # of a score, at most
 _BEHIND = 32  # jobs of a shape that are checked if the first has waited very long
@@ -184,6 +188,7 @@ class Order:
         self._waiting = queue.projects if self._by_project else queue.users
         self._running = room.runs.counts.projects if self._by_project else room.runs.counts.users
         self._factors: Mapping[str, float] | None = None
+        self._levels: Mapping[str, float] | None = None
         self._served = past.served
         self._whole_units = in_units(weigh_whole(room.machine, policy))
         self._sharing: dict[str, tuple[float, Served | None, int]] = {}  # by key: see `_share`
@@ -208,8 +213,20 @@ class Order:
     def _work_out_factors(self) -> Mapping[str, float]:
         if not self._policy.fair_share or self._order != SLOWDOWN or len(self._waiting) < 2:
             return {}  # no other user competes
-        active = {key or "" for key in (*self._waiting, *self._running)}
-        return self._shares.factors(self._now_ns, active)
+        return self._shares.factors(self._now_ns, self._active())
+
+    def _active(self) -> set[str]:
+        return {key or "" for key in (*self._waiting, *self._running)}
+
+    def _without_score(self, arrived_at_ns: int, expected_ns: int, user: str, project: str | None) -> float:
+        """Return the part of the sort key that stands for the score in an order without one."""
+        if self._order != MULTIFACTOR:
+            return arrived_at_ns if self._order == ARRIVAL else expected_ns
+        if self._levels is None:
+            self._levels = self._shares.levels(self._now_ns, self._active())
+        level = self._levels.get((project or "") if self._by_project else user, 0.0)
+        age = min((self._now_ns - arrived_at_ns) / _FULL_AGE_NS, 1.0)
+        return -(_SHARE_WEIGHT * math.pow(2.0, -level) + age)
 
     def of_shape(self, shape: Shape, at: int) -> OrderKey:
         """Return the sort key of the first ready job of a shape, the one at index *at*.
@@ -217,13 +234,18 @@ class Order:
         It ignores promotion: `front` is known only after all shapes were asked for.
         """
         where, key = shape.eligible[at], shape.key
-        if self._order == ARRIVAL:
-            return where[0], 1, where[1], where[1], where[2]
         expected_ns = key.time_limit_ns
-        if expected_ns is None:
+        if expected_ns is None and self._order != ARRIVAL:
             expected_ns = self._run_times.guess(key.user, key.stem or "", key.request).ns
-        if self._order == SHORTEST:
-            return where[0], 1, expected_ns, where[1], where[2]
+        if self._order != SLOWDOWN:
+            return (
+                where[0],
+                1,
+                self._without_score(where[1], expected_ns or 0, key.user, key.project),
+                where[1],
+                where[2],
+            )
+        assert expected_ns is not None
         if self._passed is not None and key.elsewhere is None and self._now_ns - where[1] > LEAST_PASSED_NS:
             self._look_at_passed(shape, at)
         return self._score(where, expected_ns, key.user, key.project)
@@ -257,7 +279,8 @@ class Order:
         own_ns = 0 if served is None else max(until_now - served.until(job.arrived_at_ns), 0) // self._whole_units
         waited_ns = max(self._now_ns - job.arrived_at_ns, 0)
         if self._order != SLOWDOWN:
-            key: OrderKey = (where[0], 1, where[1] if self._order == ARRIVAL else expected.ns, where[1], where[2])
+            stands_for_it = self._without_score(where[1], expected.ns, job.user, spec.project)
+            key: OrderKey = (where[0], 1, stands_for_it, where[1], where[2])
             return key, OrderFactors(waited_ns, expected, factor, 0, None, was_passed=False)
         key = self.placed(self._score(where, expected.ns, job.user, spec.project))
         return key, OrderFactors(

@@ -23,7 +23,7 @@ from msgspec.structs import asdict, replace
 from spool.core.accounting import nearest_rank
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.playback import Playback
-from spool.core.priority import ARRIVAL, SHORTEST, SLOWDOWN, Past
+from spool.core.priority import ARRIVAL, MULTIFACTOR, SHORTEST, SLOWDOWN, Past
 from spool.core.quotas import Quotas
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View
@@ -42,6 +42,7 @@ class SimulatedPolicy(StrEnum):
     SKIP = "skip"  # first come, first served, and any job that fits may overtake: wide jobs starve
     EASY = "easy"  # first come, first served, with backfilling that never delays the first job
     SJF = "sjf"  # shortest job first, with the same backfilling
+    MULTIFACTOR = "multifactor"  # fair share and age as in Slurm, with the same backfilling
     LXF = "lxf"  # longest wait relative to size first, without fair share or promotion
     SPOOL = "spool"  # as the configuration says
 
@@ -75,7 +76,12 @@ def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
     """Return *policy* changed to that discipline; priorities count in all of them."""
     if discipline is SimulatedPolicy.SPOOL:
         return policy
-    order = {SimulatedPolicy.SJF: SHORTEST, SimulatedPolicy.LXF: SLOWDOWN}.get(discipline, ARRIVAL)
+    orders = {
+        SimulatedPolicy.SJF: SHORTEST,
+        SimulatedPolicy.LXF: SLOWDOWN,
+        SimulatedPolicy.MULTIFACTOR: MULTIFACTOR,
+    }
+    order = orders.get(discipline, ARRIVAL)
     return replace(
         policy,
         order=order,
