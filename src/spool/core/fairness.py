@@ -231,6 +231,8 @@ class Served:
         before, amount = times[at - 1], amounts[at - 1]
         if at == len(times):
             return amount + self._slope * (at_ns - before)
+        if amounts[at] == amount:
+            return amount
         return amount + (amounts[at] - amount) * (at_ns - before) // (times[at] - before)
 
     def _thin_out(self) -> None:

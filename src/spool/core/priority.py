@@ -301,7 +301,8 @@ class Order:
             waited_ns = 0
         if expected_ns < LEAST_NS:
             expected_ns = LEAST_NS
-        factor, served, until_now = self._share(user, project)
+        sharing = self._sharing.get((project or "") if self._by_project else user)
+        factor, served, until_now = sharing or self._share(user, project)
         if served is not None and waited_ns:
             expected_ns += (until_now - served.until(arrived_at_ns)) // self._whole_units
         return ahead, 1, -((waited_ns + expected_ns) / expected_ns * factor), arrived_at_ns, name
