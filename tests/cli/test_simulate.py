@@ -385,3 +385,29 @@ def test_blocks_show_what_is_not_nothing() -> None:
     """The smallest value that is not 0 has a mark, the highest a full one, and nothing divides by 0."""
     assert charts.curve([0.0, 0.001, 0.5, 1.0, 2.0], 1.0) == " ▁▄██"
     assert charts.curve([0.0, 0.0], 0.0) == "  "
+
+
+def test_a_share_of_the_jobs_may_be_preempted(spool: Command, tmp_path: Path) -> None:
+    """How often that happens is told, how much work is done again, and what it means for those jobs and the others."""
+    path = tmp_path / "long.csv"
+    path.write_text("submit,run_time,cpus,time_limit\n0,36000,4,1d\n4000,1800,2,1h\n" + 8 * "99999,9,1,1m\n")
+    said = spool("simulate", path, "--cpus", 4, "--policy", "easy,spool", "--preemptible", 1).out
+    assert "spool: 1 preemption, " in said
+    assert "easy: " not in said
+    groups = policies(spool, path, "--cpus", 4, "--preemptible", 0.5)["spool"]["preemptible"]
+    assert [group["group"] for group in groups] == ["others", "preemptible"]
+    assert sum(group["jobs"] for group in groups) == 10
+    assert policies(spool, path, "--cpus", 4)["spool"]["preemptions"] == 0
+
+
+def test_gpus_of_several_types(spool: Command, tmp_path: Path) -> None:
+    """A job gets the type that it names; --gpus says how many of each type there are, and how large they are."""
+    path = tmp_path / "types.csv"
+    path.write_text("submit,run_time,gpus,gpu_type\n0,100,1,H100\n0,100,1,\n0,100,1,A100\n")
+    said = spool("simulate", path, "--gpus", "1x4090:24G,1xH100", "--policy", "spool").out
+    assert "2 jobs on 2 CPUs, 2 GPUs (1 4090, 1 H100) (left out: 1 never fit)" in said
+    assert "1 GPU, H100" in said
+    assert asked(spool, "simulate", path, "--gpus", 2, "--policy", "spool")["jobs"] == 3
+    wrong = spool("simulate", path, "--gpus", "H100")
+    assert wrong.code == 2
+    assert "4x4090:24G" in wrong.err

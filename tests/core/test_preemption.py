@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.planning import NOW, S, gpus, job, machine, run, started, view
+from core.planning import NOW, S, gpus, job, machine, run, spec, started, view
 from spool.core.model import Policy, Running, Waiting
 from spool.core.preemption import Preemption, preempt, preemptible_at_ns
 from spool.core.scheduler import decide
+from spool.core.simulation import Outcome, SimulatedJob, SimulatedPolicy, figures, simulate
 
 HOUR = 3600
 BOX = machine(cpus=4)
@@ -23,7 +24,7 @@ def long(name: str, **values) -> Running:
 
 def short(name: str, **values) -> Waiting:
     """Return a job that states an hour."""
-    return job(name, **{"user": "bob", "time_limit_ns": HOUR * S, **values})
+    return job(name, **{"user": "bob", "cpus": 2, "time_limit_ns": HOUR * S, **values})
 
 
 def found(*jobs: Waiting, running, on=BOX, policy: Policy | None = None, **values) -> tuple[str, str] | None:
@@ -78,7 +79,7 @@ def test_a_run_without_a_limit_is_long_once_it_has_lasted():
 
 def test_a_job_that_can_start_stops_nothing():
     """Room is taken where there is some, and the pause of the spool holds for all."""
-    assert found(short("s"), running=[long("l", cpus=3)]) is None
+    assert found(short("s"), running=[long("l", cpus=2)]) is None
     assert found(short("s"), running=[long("l")], paused=True) is None
 
 
@@ -94,15 +95,28 @@ def test_one_run_is_stopped_for_one_job():
     leaving = replace(long("a", cpus=2, stopping=True), preempted_for="s")
     running = [leaving, long("b", cpus=2)]
     assert found(short("s"), running=running) is None
-    assert found(short("s"), short("t", cpus=2, waited=-1), running=running) == ("b", "t")
+    assert found(short("s"), short("t", waited=-1), running=running) == ("b", "t")
 
 
-def test_the_run_that_has_worked_least_is_stopped():
-    """Of those whose room is enough: first the lowest priority, then the latest start."""
-    runs = [long("old", cpus=2, ran=7000), long("new", cpus=1, ran=5000), long("tiny", cpus=1, ran=600)]
-    assert found(short("s"), running=runs) == ("tiny", "s")
-    assert found(short("s", cpus=2), running=runs) == ("old", "s")
-    assert found(short("s"), running=[*runs[:2], long("low", cpus=1, ran=9000, priority=9)]) == ("low", "s")
+def test_the_smallest_run_that_is_enough_is_stopped():
+    """Of those whose room is enough: first the lowest priority, then the smallest, then the latest start."""
+    runs = [long("wide", cpus=2, ran=600), long("old", cpus=1, ran=5000), long("new", cpus=1, ran=4000)]
+    assert found(short("s", cpus=1), running=runs) == ("new", "s")
+    assert found(short("s"), running=runs) == ("wide", "s")
+    assert found(short("s", cpus=1), running=[*runs[:2], long("low", cpus=1, ran=9, priority=9)]) == ("old", "s")
+    assert found(short("s", cpus=1), running=[*runs[:2], long("low", cpus=1, priority=9)]) == ("low", "s")
+
+
+@pytest.mark.parametrize(
+    ("run_gpus", "job_gpus", "cpus", "fits"),
+    [(0, 0, 2, True), (0, 0, 1, False), (2, 1, 1, True), (3, 1, 4, False), (1, 0, 4, False)],
+)
+def test_a_large_run_is_not_stopped_for_a_small_job(run_gpus, job_gpus, cpus, fits):
+    """It holds at most twice what the job asks for: in GPUs, and without any in CPUs. The rest of it would lie idle."""
+    box = machine(cpus=4, gpus=gpus(3))
+    others = [run("o", cpus=0, on=tuple(range(run_gpus, 3)))]
+    runs = [long("l", on=tuple(range(run_gpus))), *others]
+    assert (found(short("s", cpus=cpus, gpus=job_gpus), running=runs, on=box) is not None) == fits
 
 
 def test_room_that_another_job_would_take_is_not_made():
@@ -206,3 +220,32 @@ def test_a_look_changes_no_plan():
     assert [str(after.reason(name)) for name in ("s", "after")] == [str(before.reason(name)) for name in ("s", "after")]
     assert after.endings == ()
     assert list(seen.running) == ["l"]
+
+
+def simulated(*coming: SimulatedJob, **values) -> dict[str, Outcome]:
+    """Return what became of each job on a machine with four processors."""
+    return {each.job.name: each for each in simulate(coming, BOX, Policy(), **values)}
+
+
+def test_a_simulated_job_continues_from_its_last_checkpoint():
+    """It waits again, repeats what it did since the last quarter of an hour, and needs a minute to begin."""
+    victim = SimulatedJob("l", spec(cpus=4, time_limit_ns=24 * HOUR * S, preemptible=True), 0, 10 * HOUR * S)
+    other = SimulatedJob("s", spec(cpus=2, time_limit_ns=HOUR * S), 4000 * S, 1800 * S)
+    ends = simulated(victim, other)
+    assert ends["s"].started_at_ns == 4000 * S
+    assert ends["l"].pauses == ((4000 * S, 5800 * S),)
+    assert ends["l"].repeated_ns == (4000 - 3600 + 60) * S
+    assert (ends["l"].waited_ns, ends["l"].ran_ns) == (1800 * S, (10 * HOUR + 460) * S)
+    found = figures(list(ends.values()), 4)
+    assert (found.preemptions, found.mean_wait_ns) == (1, 900 * S)
+    assert found.repeated == pytest.approx(4 * 460 / (4 * (10 * HOUR + 460) + 2 * 1800))
+    assert found.utilisation == pytest.approx((4 * (10 * HOUR + 460) + 2 * 1800) / (4 * found.makespan_ns / S))
+    assert found.max_queue == 1
+
+
+def test_other_policies_preempt_nothing():
+    """They are compared with as they are known."""
+    victim = SimulatedJob("l", spec(cpus=4, time_limit_ns=24 * HOUR * S, preemptible=True), 0, 10 * HOUR * S)
+    other = SimulatedJob("s", spec(cpus=2, time_limit_ns=HOUR * S), 4000 * S, 1800 * S)
+    for discipline in set(SimulatedPolicy) - {SimulatedPolicy.SPOOL}:
+        assert simulated(victim, other, discipline=discipline)["l"].pauses == ()

@@ -33,6 +33,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for runs to stop in each pass, and wait for no wrapper that was never launched."""
     monkeypatch.setattr(terminator, "_LOOK_EVERY_NS", 0)
     monkeypatch.setattr(terminator, "_SOON_NS", 0)
+    monkeypatch.setattr(terminator, "_LOOK_SHARE", 0)
     monkeypatch.setattr(launcher, "SILENT_NS", 0)
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
     # The processes of this world began at no time of this machine.

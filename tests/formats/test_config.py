@@ -86,6 +86,15 @@ EXPECTED = {
         export=("PATH", "WANDB_*"),
         defaults=JobDefaults(20 * S, DEFAULTS, toml.write(DEFAULTS).decode()),
     ),
+    "preemption": Config(
+        policy=Policy(
+            preempt_after_ns=1200 * S,
+            preempt_long_ns=12 * 3600 * S,
+            preempt_short_ns=1800 * S,
+            preempt_every_ns=3 * 3600 * S,
+        ),
+        slurm=SlurmConfig(qos="normal", preemptible_qos="scavenger"),
+    ),
     "slurm": Config(
         executor="slurm",
         slurm=SlurmConfig(

@@ -24,11 +24,11 @@ PUBLIC = {
     "Explanation": """
         name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score standing
         behind behind_score ahead dispatcher last_said at_ns engine engine_id starts_after if_finished
-        later_than_at_ns start_unknown start_is_earliest
+        later_than_at_ns start_unknown start_is_earliest room_of room_is_made preempted_for
     """,
     "Figures": """
         jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
-        utilisation gpu_utilisation max_queue mean_queue makespan_ns
+        utilisation gpu_utilisation max_queue mean_queue makespan_ns preemptions repeated
     """,
     "Finding": "check level text remedy fixed",
     "ForeignProcess": "pid name memory_bytes user job",

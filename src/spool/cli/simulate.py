@@ -82,6 +82,13 @@ _FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
     metavar="PERCENT",
     help="Compress or stretch the arrivals to this load of the machine.",
 )
+@click.option(
+    "--preemptible",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    metavar="SHARE",
+    help="This share of the jobs may be preempted by the policy spool.",
+)
 @click.option("--all-users", is_flag=True, help=f"List all users, not only the {_FEW} heaviest.")
 @click.option("--plot", metavar="FILE", help="Draw the result as a .png or .svg; needs matplotlib.")
 @json_option
@@ -97,6 +104,7 @@ def command(
     limits: float | None,
     no_limits: bool,
     scale_load: float | None,
+    preemptible: float,
     all_users: bool,
     plot: str | None,
     as_json: bool,
@@ -138,7 +146,7 @@ def command(
     given = value_of("--gpus", gpus, lambda text: imagined_gpus(text, workload.coming))
     machine = imagined_machine(workload, cpus, memory_bytes, given)
     share = 0.0 if no_limits else 1.0 if limits is None else limits
-    scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100)
+    scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100, preemptible)
     # gpu.use of the real machine does not apply to imaginary GPUs.
     rules = replace(config.policy, gpu_use=None)
     setup = prepare(workload, replace(machine, resources=config.resources), rules, scenario)
@@ -212,11 +220,17 @@ def _print(setup: SimulationSetup, done: Sequence[PolicyResult], *, all_users: b
     rows += [[name, *(text(each) for each in done)] for name, text in _FIGURES]
     render.table(columns, rows)
     for each in done:
+        if each.figures.preemptions:
+            times = count_of(each.figures.preemptions, "preemption")
+            render.say(f"{each.policy}: {times}, {render.percent(each.figures.repeated)} of the work done again")
         if each.figures.left:
             render.say(f"{each.policy}: {count_of(each.figures.left, 'job')} never started")
     render.say()
     _picture(setup.machine, done)
     _groups("SIZE", {each.policy: each.sizes for each in done}, [each.name for each in done[0].sizes], waits)
+    if done[0].preemptible:
+        both = [each.name for each in done[0].preemptible]
+        _groups("PREEMPTIBLE", {each.policy: each.preemptible for each in done}, both, waits)
     names = [each.name for each in done[0].users]
     shown = names if all_users else names[:_FEW]
     _groups("USER", {each.policy: each.users for each in done}, shown, waits)
@@ -322,6 +336,9 @@ def _print_json(setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
                     **publicjson.plain(each.figures),
                     "seconds": round(each.seconds, 3),
                     "sizes": [{"size": group.name, **publicjson.plain(group.figures)} for group in each.sizes],
+                    "preemptible": [
+                        {"group": group.name, **publicjson.plain(group.figures)} for group in each.preemptible
+                    ],
                     "users": [{"user": group.name, **publicjson.plain(group.figures)} for group in each.users],
                     "longest_waits": [_longest_wait(one, setup.first_at_ns) for one in each.longest_waits],
                 }

@@ -222,4 +222,5 @@ def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:
         job.attempt,
         elsewhere=job.elsewhere,
         arrived_at_ns=job.arrived_at_ns,
+        preempted_at_ns=job.preempted_at_ns,
     )

@@ -418,6 +418,7 @@ class Waiting(Struct, frozen=True):
     executor_problem: str | None = None  # why its executor cannot start it
     elsewhere: str | None = None  # name of the other machine that it is for; None: this one
     yields_to: str | None = None  # the job that its last run was preempted for, and which goes first
+    preempted_at_ns: int | None = None  # when that was
 
 
 class Suspension(Struct, frozen=True):

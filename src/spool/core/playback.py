@@ -7,7 +7,7 @@ owns its queue, runs and past.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from msgspec.structs import replace
@@ -83,6 +83,17 @@ class Playback:
             self.past.end(run.user, run.spec.project, run.grant, at_ns)
             self._leave_machine(run)
             yield at_ns, run
+
+    def preempt(self, run: Running, winner: str, now_ns: int) -> None:
+        """End *run* without an outcome; its job waits again at its place, behind the job *winner*."""
+        self._ends = [entry for entry in self._ends if entry[3].name != run.name]
+        heapify(self._ends)
+        self.running.remove(run.name)
+        self.past.end(run.user, run.spec.project, run.grant, now_ns)
+        self._leave_machine(run)
+        arrived_at_ns = run.arrived_at_ns or run.started_at_ns
+        again = Waiting(run.name, run.spec, run.user, arrived_at_ns, clock_at_ns=now_ns)
+        self.queue.put(replace(again, yields_to=winner, preempted_at_ns=now_ns))
 
     def conclude(self, name: str, outcome: State) -> None:
         """Record the outcome of a job, for the jobs that depend on it."""

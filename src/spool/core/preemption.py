@@ -16,7 +16,8 @@ from spool.core.playback import machine_left_by
 from spool.core.scheduler import Plan, View, decide
 
 _JOBS = 16  # short jobs that are looked at, the first in the order
-_PLANS = 3  # plans that are made to find a run
+_PLANS = 8  # plans that are made to find a run
+_TIMES = 2  # a run that holds more than this many times what the job asks for leaves too much idle until it is back
 
 
 class Preemption(Struct, frozen=True):
@@ -44,14 +45,25 @@ def preemptible_at_ns(run: Running, expected_ns: int, policy: Policy) -> int | N
 
 
 def may_yield(view: View, now_ns: int, policy: Policy) -> list[Running]:
-    """Return the runs that may be preempted now: first the lowest priority, then what has run for the shortest time."""
+    """Return the runs that may be preempted now: of the lowest priority first, then the smallest, then the latest."""
     found = []
     for name in view.running.preemptible:
         run = view.running[name]
         from_ns = preemptible_at_ns(run, view.running.run_times.of_run(run).ns, policy)
         if from_ns is not None and from_ns <= now_ns:
             found.append(run)
-    return sorted(found, key=lambda run: (run.spec.priority, -run.started_at_ns, run.name))
+    found.sort(
+        key=lambda run: (run.spec.priority, len(run.grant.gpu_uuids), run.grant.cpus, -run.started_at_ns, run.name)
+    )
+    return found
+
+
+def is_of_size(run: Running, job: Waiting) -> bool:
+    """Whether *run* holds little enough to be preempted for *job*: in GPUs, and for a job without GPUs in CPUs."""
+    request = job.spec.request
+    if request.gpus or run.grant.gpu_uuids:
+        return len(run.grant.gpu_uuids) <= _TIMES * request.gpus
+    return run.grant.cpus <= _TIMES * max(request.cpus, 1)
 
 
 def preempt(plan: Plan) -> Preemption | None:
@@ -71,7 +83,9 @@ def preempt(plan: Plan) -> Preemption | None:
         plans = 0
         for job in plan.short_in_line(policy.preempt_short_ns, _JOBS):
             for run in victims:
-                if run.spec.priority > job.spec.priority or not plan.fits_without(run, job):
+                if run.spec.priority > job.spec.priority or not is_of_size(run, job):
+                    continue
+                if not plan.fits_without(run, job):
                     continue
                 with ExitStack() as trial:
                     then = decide(_without(view, [run], trial), now_ns, policy)

@@ -203,12 +203,13 @@ class Plan(Struct, frozen=True, eq=False):
         return found
 
     def short_in_line(self, limit_ns: int, most: int) -> list[Waiting]:
-        """Return the first *most* jobs, of each shape the first, that wait for room and state at most that limit."""
+        """Return the first *most* jobs that wait for room and state at most that limit; of each shape one."""
         found = [
-            self._order.of_shape(shape, 0)
+            self._order.of_shape(shape, at)
             for demand in self.view.queue.demands
             for shape in demand.shapes.values()
-            if shape.eligible and shape.key.time_limit_ns is not None and shape.key.time_limit_ns <= limit_ns
+            if shape.key.time_limit_ns is not None and shape.key.time_limit_ns <= limit_ns
+            for at in islice((at for at, (*_, name) in enumerate(shape.eligible) if name not in self._started), 1)
         ]
         names = [key[4] for key in sorted(map(self._order.placed, found))]
         return list(islice((self.view.queue[name] for name in names if self.waits_for_room(name)), most))

@@ -17,12 +17,13 @@ from itertools import accumulate, pairwise
 from operator import mul, sub
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from spool.core.accounting import nearest_rank
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.playback import Playback
+from spool.core.preemption import preempt
 from spool.core.priority import ARRIVAL, MULTIFACTOR, SHORTEST, SLOWDOWN, Past
 from spool.core.quotas import Quotas
 from spool.core.runs import Runs
@@ -31,6 +32,12 @@ from spool.core.scheduler import Plan, View
 NOTHING = Grant()
 TAU_NS = 10 * SECOND_NS
 """Jobs shorter than this count as this long in the bounded slowdown: 3 s of waiting do not matter for 0.1 s of work."""
+
+CHECKPOINT_NS = 900 * SECOND_NS
+"""How often an imagined preemptible job saves its state; what it has done since is repeated after a preemption."""
+
+RESTART_NS = 60 * SECOND_NS
+"""How long it takes to continue from there."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -65,11 +72,23 @@ class Outcome(Struct, frozen=True):
     ended_at_ns: int | None
     state: State
     grant: Grant = NOTHING
+    pauses: tuple[tuple[int, int], ...] = ()  # from each preemption to the next start
+    repeated_ns: int = 0  # run time that it would not have needed without them
 
     @property
     def waited_ns(self) -> int | None:
-        """How long it waited for its start; None without a start."""
-        return None if self.started_at_ns is None else self.started_at_ns - self.job.submit_at_ns
+        """How long it waited for its start, and after preemptions; None without a start."""
+        return None if self.started_at_ns is None else self.started_at_ns - self.job.submit_at_ns + self._paused_ns
+
+    @property
+    def ran_ns(self) -> int:
+        """How long it ran, if it has ended."""
+        began, ended = self.started_at_ns, self.ended_at_ns
+        return 0 if began is None or ended is None else ended - began - self._paused_ns
+
+    @property
+    def _paused_ns(self) -> int:
+        return sum(until - since for since, until in self.pauses)
 
 
 def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
@@ -89,6 +108,7 @@ def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
         fair_share=False,
         protects=discipline is not SimulatedPolicy.SKIP,
         strict_order=discipline is SimulatedPolicy.FIFO,
+        preempt_short_ns=0,
     )
 
 
@@ -98,6 +118,16 @@ class Pass(Struct):
     now_ns: int
     view: View
     plan: Plan
+
+
+class _Begun(Struct):
+    """A job that was preempted: its first start, what is left of its work, and when it waited again."""
+
+    started_at_ns: int
+    left_ns: int
+    paused_ns: int = 0
+    repeated_ns: int = 0
+    pauses: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Simulation:
@@ -120,6 +150,7 @@ class Simulation:
             if each.spec.task is not None:
                 array = each.spec.task.array
                 self._arrays[array] = (*self._arrays.get(array, ()), each.name)
+        self._begun: dict[str, _Begun] = {}  # of the jobs that were preempted
         self._quotas = Quotas(policy).limited
         past = Past(policy)
         view = View(
@@ -147,12 +178,16 @@ class Simulation:
                 spool.queue.put(self._waiting(new))
             plan = spool.decide(now_ns)
             yield Pass(now_ns, spool.view, plan)
+            preempted = preempt(plan) if self._policy.preempt_short_ns else None
             begun = spool.perform(plan, now_ns)
             for ending in plan.endings:
                 yield self._outcome(ending.name, None, now_ns, ending.outcome, NOTHING)
             for _, run in begun:
-                spool.ends_at(run, now_ns + self._lasts_ns(run.name))
+                spool.ends_at(run, now_ns + self._lasts_ns(run.name, now_ns))
             times = [self._coming[-1].submit_at_ns] if self._coming else []
+            if preempted is not None:
+                self._preempt(spool.running[preempted.victim], preempted.winner, now_ns)
+                times.append(now_ns)
             if (next_at_ns := spool.next_at_ns(plan, now_ns)) is not None:
                 times.append(next_at_ns)
             if not times:
@@ -167,9 +202,24 @@ class Simulation:
             spec, user = replace(spec, time_limit_ns=None), ""  # shapes that no rule needs are merged
         return Waiting(new.name, spec, user, new.submit_at_ns, clock_at_ns=new.submit_at_ns)
 
-    def _lasts_ns(self, name: str) -> int:
-        limit = self._jobs[name].spec.time_limit_ns
+    def _preempt(self, run: Running, winner: str, now_ns: int) -> None:
+        """Let a run end and its job wait again; what it did up to its last checkpoint is done."""
+        job = self._jobs[run.name]
+        known = self._begun.setdefault(run.name, _Begun(run.started_at_ns, job.duration_ns))
+        saved_ns = (now_ns - run.started_at_ns) // CHECKPOINT_NS * CHECKPOINT_NS
+        left_ns = known.left_ns - saved_ns + RESTART_NS
+        known.repeated_ns += now_ns - run.started_at_ns + left_ns - known.left_ns
+        known.left_ns, known.paused_ns = left_ns, now_ns
+        self._spool.past.learn(job.user, self._result(run, now_ns, State.PREEMPTED))
+        self._spool.preempt(run, winner, now_ns)
+
+    def _lasts_ns(self, name: str, now_ns: int) -> int:
+        """Return how long the run lasts that starts now."""
+        limit, known = self._jobs[name].spec.time_limit_ns, self._begun.get(name)
         duration = self._jobs[name].duration_ns
+        if known is not None:
+            known.pauses.append((known.paused_ns, now_ns))
+            duration = known.left_ns
         return duration if limit is None else min(duration, limit)
 
     def _over(self, now_ns: int) -> Iterator[Outcome]:
@@ -189,7 +239,11 @@ class Simulation:
         )
 
     def _outcome(self, name: str, start: int | None, end: int | None, state: State, grant: Grant) -> Outcome:
-        return Outcome(self._jobs[name], start, end, state, grant)
+        known = self._begun.get(name)
+        if known is None:
+            return Outcome(self._jobs[name], start, end, state, grant)
+        pauses = tuple(known.pauses)
+        return Outcome(self._jobs[name], known.started_at_ns, end, state, grant, pauses, known.repeated_ns)
 
 
 def simulate(
@@ -229,6 +283,8 @@ class Figures(WaitSummary, frozen=True):
     max_queue: int
     mean_queue: float | None
     makespan_ns: int
+    preemptions: int
+    repeated: float  # work that was done again after preemptions, as a share of all work of CPUs or GPUs
 
 
 class Curve(Struct, frozen=True):
@@ -251,7 +307,19 @@ def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
         max_queue=queue.highest,
         mean_queue=queue.areas([start, end])[0] / makespan if makespan else None,
         makespan_ns=makespan,
+        preemptions=sum(len(each.pauses) for each in outcomes),
+        repeated=_repeated(outcomes),
     )
+
+
+def _repeated(outcomes: Sequence[Outcome]) -> float:
+    """Return the part of the work that was done again: of GPUs, if any job has some, else of CPUs."""
+    weights = [len(each.grant.gpu_uuids) for each in outcomes]
+    if not any(weights):
+        weights = [each.grant.cpus for each in outcomes]
+    done = sum(weight * each.ran_ns for weight, each in zip(weights, outcomes, strict=True))
+    again = sum(weight * each.repeated_ns for weight, each in zip(weights, outcomes, strict=True))
+    return again / done if done else 0.0
 
 
 def grouped(
@@ -318,13 +386,12 @@ def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary
     slowdown = 0.0
     used = gpu_used = 0
     for each in outcomes:
-        began = each.started_at_ns
-        if began is None:
+        wait = each.waited_ns
+        if wait is None:
             continue
-        wait = began - each.job.submit_at_ns
-        ran = 0 if each.ended_at_ns is None else each.ended_at_ns - began
+        ran = each.ran_ns
         waits.append(wait)
-        slowdown += max((wait + ran) / max(ran, TAU_NS), 1.0)
+        slowdown += max((wait + ran) / max(ran - each.repeated_ns, TAU_NS), 1.0)
         used += each.grant.cpus * ran
         gpu_used += len(each.grant.gpu_uuids) * ran
     waits.sort()
@@ -349,6 +416,9 @@ def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> Steps
         if began is not None and ended is not None and (held := what(each)):
             changes[began] = changes.get(began, 0) + held
             changes[ended] = changes.get(ended, 0) - held
+            for since, until in each.pauses:
+                changes[since] = changes.get(since, 0) - held
+                changes[until] = changes.get(until, 0) + held
     return Steps(changes)
 
 
@@ -362,6 +432,9 @@ def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> Steps:
         if until != (submit_at_ns := each.job.submit_at_ns):
             changes[submit_at_ns] = changes.get(submit_at_ns, 0) + 1
             changes[until] = changes.get(until, 0) - 1
+        for since, again in each.pauses:
+            changes[since] = changes.get(since, 0) + 1
+            changes[again] = changes.get(again, 0) - 1
     return Steps(changes)
 
 

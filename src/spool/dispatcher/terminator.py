@@ -40,6 +40,7 @@ _LONGEST_HALT_NS = 2 * SECOND_NS
 _SUSPEND = "suspend or continue"
 _LOOK_EVERY_NS = 10 * SECOND_NS  # for a run to preempt
 _SOON_NS = SECOND_NS  # after one was found
+_LOOK_SHARE = 50  # and it may use one part in N of the time
 
 _END = "end"
 _HALT_BUDGET_NS = 20_000_000  # time for a halt in one pass
@@ -298,11 +299,14 @@ class Preempter:
             self._timer.set(None)
             return
         if time.monotonic_ns() >= self._look_at_ns:
+            begun_ns = time.monotonic_ns()
             plan = self._plan(self._context.clock())
             found = preempt(plan) if plan is not None else None
             if found is not None:
                 self._order(found)
-            self._look_at_ns = time.monotonic_ns() + (_SOON_NS if found is not None else _LOOK_EVERY_NS)
+            now_ns = time.monotonic_ns()
+            pause_ns = _SOON_NS if found is not None else _LOOK_EVERY_NS
+            self._look_at_ns = now_ns + max(pause_ns, _LOOK_SHARE * (now_ns - begun_ns))
         self._timer.set(self._look_at_ns)
 
     def _order(self, found: Preemption) -> None:

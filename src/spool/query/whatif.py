@@ -74,6 +74,7 @@ class Scenario(Struct, frozen=True):
     count_memory: bool = False
     limits: float = 1.0
     load: float | None = None  # None: unchanged
+    preemptible: float = 0.0  # the share of the jobs that may be preempted
 
 
 class GroupWaits(Struct, frozen=True):
@@ -93,6 +94,7 @@ class PolicyResult(Struct, frozen=True):
     figures: Figures
     sizes: tuple[GroupWaits, ...]
     users: tuple[GroupWaits, ...]
+    preemptible: tuple[GroupWaits, ...]  # those jobs, and the others; () without any
     longest_waits: tuple[Outcome, ...]
     seconds: float
     outcomes: tuple[Outcome, ...]
@@ -270,7 +272,7 @@ def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
             )
         fitting = _scaled(fitting, load / scenario.load)
         load = load_of(fitting, machine)
-    kept = stating_limits(fitting, scenario.limits)
+    kept = allowing_preemption(stating_limits(fitting, scenario.limits), scenario.preemptible)
     return SimulationSetup(workload, machine, kept, len(workload.coming) - len(kept), load, load_of_source)
 
 
@@ -331,6 +333,13 @@ def stating_limits(coming: Sequence[SimulatedJob], share: float) -> tuple[Simula
     )
 
 
+def allowing_preemption(coming: Sequence[SimulatedJob], share: float) -> tuple[SimulatedJob, ...]:
+    """Return the jobs, that share of them preemptible: always the same ones."""
+    draw = Random(_SEED)  # noqa: S311  (nobody's secret)
+    allowing = _respecified(coming, lambda spec: replace(spec, preemptible=True)) if share else coming
+    return tuple(other if draw.random() < share else each for each, other in zip(coming, allowing, strict=True))
+
+
 def simulate_policy(
     setup: SimulationSetup,
     policy: Policy,
@@ -349,12 +358,14 @@ def simulate_policy(
     cpus, gpus = machine.cpus, len(machine.gpus)
     sizes = grouped(outcomes, lambda each: _size(each.job.spec.request), cpus, gpus)
     users = grouped(outcomes, lambda each: each.job.user, cpus, gpus)
+    kinds = grouped(outcomes, lambda each: "preemptible" if each.job.spec.preemptible else "others", cpus, gpus)
     heaviest = sorted(users.items(), key=lambda each: (-_part(each[1]), each[0]))
     return PolicyResult(
         discipline,
         figures(outcomes, cpus, gpus),
         sizes=tuple(GroupWaits(_size_in_words(*size), found) for size, found in sorted(sizes.items())),
         users=tuple(GroupWaits(user, found) for user, found in heaviest),
+        preemptible=tuple(GroupWaits(group, found) for group, found in sorted(kinds.items())) if len(kinds) > 1 else (),
         longest_waits=tuple(longest_waits(outcomes, _LONGEST_WAITS)),
         seconds=seconds,
         outcomes=tuple(outcomes),

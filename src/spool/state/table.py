@@ -462,7 +462,7 @@ class SchedulerState(Struct):
     def _waiting(self, job: JobEntry, file: JobFileVersion | None) -> Waiting | None:
         if file is None or file.spec is None or job.wait is None:
             return None
-        retry_ns = job.attempts.not_before_ns or 0
+        retry_ns, preempted = job.attempts.not_before_ns or 0, job.attempts.preempted
         return Waiting(
             name=job.name,
             spec=file.spec,
@@ -475,5 +475,6 @@ class SchedulerState(Struct):
             refused=job.refused.why if job.refused.until_ns > retry_ns else "",
             executor_problem=self.unsettled.get(job.name) or job.blocked or self.executors.problem_of(file.spec),
             elsewhere=self.executors.elsewhere(file.spec.executor),
-            yields_to=job.attempts.preempted.reason if job.attempts.preempted is not None else None,
+            yields_to=preempted.reason if preempted is not None else None,
+            preempted_at_ns=preempted.at_ns if preempted is not None else None,
         )
