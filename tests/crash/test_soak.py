@@ -59,6 +59,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     monkeypatch.setattr(fairness, "_FOLD", 5)
     monkeypatch.setattr(scanner, "_SAME_TEXT", KEPT)
     monkeypatch.setattr(fairness, "_RECENT", 5)
+    monkeypatch.setattr(fairness, "_POINTS", KEPT)
     monkeypatch.setattr(runtimes, "_EVERYBODY", KEPT)
     monkeypatch.setattr(runtimes, "_KINDS", KEPT)
     with world_at(tmp_path / "spool", monkeypatch) as world:
