@@ -37,7 +37,9 @@ def test_what_real_jobs_used_is_known_also_of_one_that_outlived_its_dispatcher(s
     assert found["advice"]["memory_bytes"] >= 180 << 20
 
     gate = served.root.parent / "gate"
-    served.drop("outlives", f"echo up; until [ -e {gate} ]; do sleep 0.05; done", memory="1G", time_limit="1h")
+    works = "n=0; until [ $n -eq 100000 ]; do n=$((n + 1)); done"  # for more than a tick of the kernel's count
+    waits = f"until [ -e {gate} ]; do sleep 0.05; done"
+    served.drop("outlives", f"{works}; echo up; {waits}", memory="1G", time_limit="1h")
     served.says("outlives", "up")
     served.kill()
     now = said(served, "seff", "outlives")

@@ -117,10 +117,10 @@ def command(
 
       fifo         first come, first served, no overtaking
       skip         like fifo, but a job that fits may overtake
-      easy         like fifo, with overtaking that does not delay the first (backfill)
+      easy         like fifo, with backfilling that does not delay the first
       sjf          shortest job first, with the same backfilling
       multifactor  by fair share and age as in Slurm, with the same backfilling
-      lxf          largest expansion factor first: the longest wait for the job's size
+      lxf          largest expansion factor first: the longest wait for its size
       spool        as this spool is configured
 
     SLOWDOWN is the mean bounded slowdown: (wait + run time) / run time, counting run times below 10 s as 10 s. CPU is
