@@ -800,7 +800,7 @@ def test_a_gpu_in_use_without_a_lease_is_not_granted(
         number = mallory.ask(1, gpus=1)
         machine.settle()
         assert mallory.grant(number) is None
-        assert status_of(machine).gpus
+        machine.until(lambda: status_of(machine).gpus)  # the driver may not have answered that look yet
         fake_nvml.leave(pid)
         machine.until(lambda: mallory.grant(number) is not None)
 
