@@ -225,7 +225,7 @@ def _until_ended(language: SlurmLanguage, job: str) -> tuple[slurm.QueueLine | N
     """Wait until a job has ended; return Slurm's last report, and whether the job has ended."""
     last, deadline = None, time.monotonic() + PATIENCE_S
     while True:
-        done = _run(language.look())
+        done = _run(*language.look())
         last = next((each for each in slurm.queue_lines(done.out) or () if each.id == job), last)
         if last is not None and last.state in slurm.ENDED:
             return last, True

@@ -20,13 +20,15 @@ from functools import partial
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.core.units import whole_words
 from spool.executors.base import EngineEnd, Home, Launch, Usage
 from spool.executors.language import Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
-from spool.formats.run_records import parse_engine, parse_engine_end, render_engine
+from spool.formats.freetext import MOST_READ
+from spool.formats.run_records import parse_engine, parse_engine_end, parse_jid, render_engine
 from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
@@ -600,8 +602,19 @@ class ClusterEngine:
             self._order(self._language.identify(), self._identified)
             return
         self._looks += 1
-        number = self._looks
-        self._order(self._language.look(), lambda done: self._looked(number, done))
+        self._ask(self._looks, list(self._language.look()), [])
+
+    def _ask(self, number: int, commands: list[Command], answers: list[CommandEnd]) -> None:
+        """Ask the questions of one look, one after the other: a job that ends meanwhile is in the later answer."""
+
+        def take(done: CommandEnd) -> None:
+            answers.append(done)
+            if len(answers) < len(commands) and not self._language.is_silence(done):
+                self._ask(number, commands, answers)
+            else:
+                self._looked(number, answers)
+
+        self._order(commands[len(answers)], take)
 
     def _identified(self, done: CommandEnd) -> None:
         self._looking = False
@@ -615,12 +628,13 @@ class ClusterEngine:
             if run.foreign:
                 log.error("job %s run %d is of cluster %s, and %s answers", *run.key, run.foreign, self.cluster)
 
-    def _looked(self, number: int, done: CommandEnd) -> None:
+    def _looked(self, number: int, answers: Sequence[CommandEnd]) -> None:
         """Process one answer about all jobs."""
         self._looking = False
-        seen = self._language.seen(done)
+        is_whole = len(answers) == len(self._language.look())
+        seen = self._language.seen(answers) if is_whole else None
         if seen is None:
-            self._is_silent(done)
+            self._is_silent(answers[-1])
             return
         if self._silent_since is not None:
             log.info("%s answers again", self.title)
@@ -711,11 +725,12 @@ class ClusterEngine:
 class ClusterExecutor:
     """Submits wrappers to an engine that speaks *language*, for the spool *home*."""
 
-    def __init__(self, language: Language, home: Home | None, runner: CommandRunner) -> None:
+    def __init__(self, language: Language, home: Home | None, runner: CommandRunner | None = None) -> None:
         """Create the executor. Without a *home*, no run can be submitted or adopted."""
         self.name = language.name
+        runner = runner or CommandRunner(lambda: language.environment(os.environ))
         self.engine = ClusterEngine(language, home, runner)
-        self._around = language.surroundings
+        self._language = language
 
     def unavailable(self) -> str | None:
         """Return that its programs are missing, or that it does not answer."""
@@ -724,7 +739,9 @@ class ClusterExecutor:
     def surroundings(self) -> Surroundings:
         """Return what the wrapper's text needs to know: a node provides the rest."""
         program, reset = reset_of_ignored_signals()
-        return Surroundings(pid_namespace="-", host="-", env_program=program, reset=reset, engine=self._around)
+        return Surroundings(
+            pid_namespace="-", host="-", env_program=program, reset=reset, engine=self._language.surroundings
+        )
 
     def start(self, launch: Launch) -> ClusterRun:
         """Queue the wrapper for submission."""
@@ -735,11 +752,29 @@ class ClusterExecutor:
         self.engine.close()
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Raise SpoolError: its runs have no terminal."""
-        raise SpoolError(cannot("attach to", f"job {job}", f"it runs in {self.engine.title}, and has no terminal"))
+        """Return the command that opens a shell beside the run's processes, on its node. Raises SpoolError."""
+        what, title = f"job {job}", self.engine.title
+        if read_only:
+            remedy = f"`spool log -f {job}` shows its output"
+            raise SpoolError(cannot("attach to", what, f"a job in {title} has no terminal to watch", remedy=remedy))
+        jid_file = Layout(spool_dir).record(job, run, layout.JID)
+        with suppress(FileNotFoundError), open(jid_file, "rb", opener=_unblocked) as record:
+            jid = parse_jid(record.read(MOST_READ))
+            if jid is not None and jid.engine is not None:
+                command = self._language.attach(jid.engine.partition(":")[2])
+                if command is None:
+                    raise SpoolError(cannot("attach to", what, f"it runs in {title}, and has no terminal"))
+                return command
+        remedy = f"`spool why {job}` shows what it waits for"
+        raise SpoolError(cannot("attach to", what, f"it has not started in {title}", remedy=remedy))
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
         """Do nothing: nothing is kept."""
+
+
+def _unblocked(path: str, flags: int) -> int:
+    """Open a record without blocking: a job may have put a FIFO in its place."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _begins_with(comment: str, mark: str) -> bool:

@@ -1,9 +1,14 @@
-"""The differences between engines: their commands, and the meaning of their answers."""
+"""The differences between engines: their commands, and the meaning of their answers.
+
+A `Language` is all that a new engine needs; a package offers one by an entry point of the group `spool.engines`
+(docs/SLURM.md, "Add another engine"). Its methods only make commands and read answers: `engine.py` runs the commands.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -17,13 +22,14 @@ from spool.machine.commands import Command, CommandEnd
 class EnginePolicy(Struct, frozen=True):
     """How an engine is used, according to the configuration."""
 
-    poll_ns: int
-    per_second: float
-    most: int  # at once
+    poll_ns: int = 30_000_000_000  # the longest interval of looks
+    per_second: float = 10  # submissions
+    most: int = 1000  # runs there at once
+    most_pending: int = 20  # of these, jobs and arrays that wait there
 
 
 class Sighting(Struct, frozen=True):
-    """One job in the engine's list."""
+    """One job, or one element of an array, in the engine's list."""
 
     id: str
     mark: str
@@ -32,63 +38,125 @@ class Sighting(Struct, frozen=True):
     word: EngineWord | None = None  # None: it has not ended
     node: str = ""
     halted: bool = False  # it has begun, and is suspended
+    blocked: bool = False  # it waits for something other than room: its node, a limit, a licence, a user
+    stuck: bool = False  # the engine cannot start it, and keeps it until it is cancelled
+    element: int | None = None  # its index in the array that has the mark
 
 
-class Language(Protocol):
-    """The commands and answers of one engine. The functions are pure: they make commands, and read their answers."""
+class EngineArray(Struct, frozen=True):
+    """Tasks of one array of spool that are submitted together, as elements of one array of the engine.
 
-    name: str
+    Element *e* runs the wrapper of task `first + e`. The records of a task lie in `JOBS/NAME_INDEX/RUN`.
+    """
+
+    name: str  # of the array
+    run: int  # of each task
+    first: int  # a multiple of `width`
+    width: int  # a power of ten, larger than each element
+    elements: Sequence[int]  # in ascending order
+    jobs: str  # the directory of all metadirs
+    at_once: int | None = None  # how many may run at once
+
+    def task(self, element: int) -> str:
+        """Return the name of the task that is that element."""
+        return f"{self.name}_{self.first + element}"
+
+
+class Language(ABC):
+    """The commands and answers of one engine.
+
+    An answer that may mean silence is None: nothing follows from silence. The optional methods have a default.
+    """
+
+    name: ClassVar[str]
     """Its name in job files and records."""
 
-    title: str
+    title: ClassVar[str]
     """Its usual name for users."""
 
-    surroundings: EngineSurroundings
+    surroundings: ClassVar[EngineSurroundings]
 
+    signals: ClassVar[bool] = True
+    """Whether :meth:`cancel` can signal the script of a job alone. If not, the wrapper reads the signals from a record
+    of its metadir (`signals`), and only `signal = None` is asked for."""
+
+    @abstractmethod
     def policy(self) -> EnginePolicy:
         """Return the current policy."""
 
+    @abstractmethod
     def missing(self) -> str | None:
         """Return why its commands cannot be used from here at all; None if they can."""
 
+    @abstractmethod
     def identify(self) -> Command:
         """Return the question which cluster this is."""
 
+    @abstractmethod
     def cluster(self, done: CommandEnd) -> str | None:
-        """Return the name of the cluster; None: no answer."""
+        """Return the name of the cluster; None: no answer. What else the answer says is kept here."""
 
+    @abstractmethod
     def submit(self, launch: Launch, mark: str) -> Command:
         """Return the command that submits a run. Raises SpoolError for options that the engine does not have."""
 
+    @abstractmethod
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id of the submitted job, or the refusal; None: the job may exist or not.
+        """Return the id of the submitted job or array, or the refusal; None: it may exist or not.
 
         StartRefused: refused for now, because there are too many jobs.
         """
 
-    def look(self) -> Command:
-        """Return the one question about all jobs."""
+    @abstractmethod
+    def look(self) -> Sequence[Command]:
+        """Return the questions about all jobs; they are asked one after the other."""
 
-    def seen(self, done: CommandEnd) -> list[Sighting] | None:
+    @abstractmethod
+    def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
         """Return all jobs that the engine knows; None: no answer."""
 
+    @abstractmethod
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
         """Return the command that ends jobs, or signals them: *signal* goes to their wrappers alone.
 
-        With a *name*, a job of another name is left alone.
+        With *only_waiting*, a job that has begun is left alone, as far as the engine can tell them apart. With a
+        *name*, a job of another name is left alone.
         """
 
+    @abstractmethod
     def is_silence(self, done: CommandEnd) -> bool:
         """Whether a command has failed because the engine did not answer."""
 
+    # Optional.
+
+    def environment(self, variables: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the environment of its commands, made from the dispatcher's."""
+        return variables
+
+    def array_width(self) -> int | None:
+        """Return the power of ten below which the indices of an array lie; None: no arrays are submitted."""
+        return None
+
+    def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
+        """Return the command that submits an array; *launch* is that of its first element, and stands for all."""
+        raise NotImplementedError
+
     def nodes(self, names: Collection[str]) -> Command:
         """Return the question which of these nodes are reachable."""
+        return self.identify()
 
     def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
         """Return the reachable nodes; None: no answer."""
+        return frozenset()
 
     def nodes_given_up(self) -> frozenset[str]:
         """Return the nodes that the administrator has declared gone."""
+        return frozenset()
 
     def last_words(self, log: str) -> tuple[EngineWord, str] | None:
         """Return how the engine has ended a job, by its own lines in the job's log; None if there are none."""
+        return None
+
+    def attach(self, job_id: str) -> tuple[str, ...] | None:
+        """Return the command that opens a shell beside a job, on its node; None: the engine has none."""
+        return None

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from spool.core import layout
-from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.core.layout import Layout
+from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.core.names import ENGINES
 from spool.executors.base import Home, Launch
 from spool.executors.engine import ClusterExecutor
-from spool.executors.language import EnginePolicy, Sighting
+from spool.executors.language import EnginePolicy, Language, Sighting
 from spool.executors.local import LocalProcesses
 from spool.formats import slurm
 from spool.formats.config import Config
-from spool.formats.freetext import MOST_READ
-from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import EngineSurroundings
-from spool.machine.commands import Command, CommandEnd, CommandRunner
+from spool.machine.commands import Command, CommandEnd
 
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 _WITHIN_S = 60.0  # squeue gives up an unreachable controller after 19 s
 
 
-class SlurmLanguage:
+class SlurmLanguage(Language):
     """The commands and answers of Slurm."""
 
     name = "slurm"
@@ -80,12 +75,13 @@ class SlurmLanguage:
             return StartRefused(f"Slurm takes no more jobs for now: {slurm.refusal(done.err)}")
         return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
 
-    def look(self) -> Command:
+    def look(self) -> Sequence[Command]:
         """Return the question for all jobs of this user, including ended ones."""
-        return _urgent("squeue", "--me", "--array", "--states=all", f"--format={slurm.FIELDS}")
+        return (_urgent("squeue", "--me", "--array", "--states=all", f"--format={slurm.FIELDS}"),)
 
-    def seen(self, done: CommandEnd) -> list[Sighting] | None:
+    def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
         """Return the jobs in squeue's answer."""
+        (done,) = answers
         lines = slurm.queue_lines(done.out) if done.status == 0 else None
         return None if lines is None else [_sighting(line) for line in lines]
 
@@ -113,6 +109,14 @@ class SlurmLanguage:
         """Return the last words of slurmstepd."""
         return slurm.last_words(log)
 
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment without variables that would change the output of Slurm's commands."""
+        return slurm.environment(variables)
+
+    def attach(self, job_id: str) -> tuple[str, ...]:
+        """Return the call of srun that opens a shell within the allocation of a job."""
+        return slurm.attach(job_id)
+
 
 def _urgent(*arguments: str) -> Command:
     return Command(arguments, None, _WITHIN_S, urgent=True)
@@ -132,22 +136,4 @@ class SlurmExecutor(ClusterExecutor):
         self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
     ) -> None:
         """Call Slurm as *config* says. Without a *home*, no run can be submitted or adopted."""
-        super().__init__(SlurmLanguage(config), home, CommandRunner(lambda: slurm.environment(os.environ)))
-
-    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Return the command that opens a shell beside the run's processes, on its node."""
-        what, there = f"job {job}", Layout(spool_dir)
-        if read_only:
-            remedy = f"`spool log -f {job}` shows its output"
-            raise SpoolError(cannot("attach to", what, "a job in Slurm has no terminal to watch", remedy=remedy))
-        with suppress(FileNotFoundError), open(there.record(job, run, layout.JID), "rb", opener=_unblocked) as record:
-            jid = parse_jid(record.read(MOST_READ))
-            if jid is not None and jid.engine is not None:
-                return slurm.attach(jid.engine.partition(":")[2])
-        remedy = f"`spool why {job}` shows what it waits for"
-        raise SpoolError(cannot("attach to", what, "it has not started in Slurm", remedy=remedy))
-
-
-def _unblocked(path: str, flags: int) -> int:
-    """Open a record without blocking: a job may have put a FIFO in its place."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+        super().__init__(SlurmLanguage(config), home)

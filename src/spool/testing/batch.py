@@ -13,11 +13,11 @@ from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.executors import Home, Launch
 from spool.executors.engine import ClusterExecutor
-from spool.executors.language import EnginePolicy, Sighting
+from spool.executors.language import EnginePolicy, Language, Sighting
 from spool.executors.local import LocalProcesses
 from spool.formats.config import Config
 from spool.formats.wrapper import EngineSurroundings
-from spool.machine.commands import Command, CommandEnd, CommandRunner
+from spool.machine.commands import Command, CommandEnd
 
 DIRECTORY = "SPOOL_BATCH"
 
@@ -70,7 +70,7 @@ def _sighting(job: str, mark: str, state: str) -> Sighting:
     return Sighting(job, mark, state, state == "running", _WORDS.get(state, EngineWord.FAILED))
 
 
-class BatchLanguage:
+class BatchLanguage(Language):
     """The commands and answers of the batch system."""
 
     name = "batch"
@@ -104,12 +104,13 @@ class BatchLanguage:
             return SpoolError(done.err.strip())
         return done.out.strip() if done.status == 0 else None
 
-    def look(self) -> Command:
+    def look(self) -> Sequence[Command]:
         """Return the command that lists all jobs."""
-        return self._command("look")
+        return (self._command("look"),)
 
-    def seen(self, done: CommandEnd) -> list[Sighting] | None:
+    def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
         """Return the listed jobs."""
+        (done,) = answers
         return [_sighting(*line.split()) for line in done.out.splitlines()] if done.status == 0 else None
 
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
@@ -128,13 +129,6 @@ class BatchLanguage:
         """Return that the node is there."""
         return frozenset({"toy"})
 
-    def nodes_given_up(self) -> frozenset[str]:
-        """Return no nodes."""
-        return frozenset()
-
-    def last_words(self, log: str) -> None:
-        """Return None: it writes no log of its own."""
-
     def _command(self, *words: str, environment: dict[str, str] | None = None) -> Command:
         return Command(("/bin/sh", "-c", _BATCH, "batch", *words), environment, urgent=environment is None)
 
@@ -145,4 +139,4 @@ class BatchExecutor(ClusterExecutor):
     def __init__(
         self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
     ) -> None:
-        super().__init__(BatchLanguage(), home, CommandRunner())
+        super().__init__(BatchLanguage(), home)
