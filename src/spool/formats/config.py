@@ -141,8 +141,9 @@ _SLURM = KeyTable(
     Key("preemptible_qos", "word of Slurm",
         "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`."),
     Key("max_in_flight", "count", "How many jobs may be in Slurm at once, waiting there or running.", least=1),
-    Key("poll", "duration", "How often Slurm is asked about all jobs; every 2 s while no more than 20 are there.",
-        least=SHORTEST_NS),
+    Key("max_pending", "count", "How many jobs and arrays may wait in Slurm for room at once. One that waits for "
+        "something else, such as a drained node, a limit or a licence, does not count.", least=1),
+    Key("poll", "duration", "The longest time between two questions to Slurm about all jobs.", least=SHORTEST_NS),
     Key("submit_per_second", "number", "How many jobs a second are handed over on average; more in a short burst.",
         least=0.1, most=1000),
     Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
