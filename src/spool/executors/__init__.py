@@ -157,6 +157,11 @@ class Executors:
                 engine = self[name].engine
         return engine.adopt(job, run, jid)
 
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Tell the engines how many tasks of an array may run at once from now on."""
+        for engine in self.engines.values():
+            engine.limit_array(array, at_once)
+
     def work(self) -> list[RunHandle]:
         """Let every engine do its due work; return the runs with news."""
         return [run for engine in self.engines.values() for run in engine.work()]

@@ -38,6 +38,9 @@ class Launch(Struct, frozen=True):
     spec: Spec | None = None
     """The job file's content, for an engine that must know the needs of the run."""
 
+    at_once: int | None = None
+    """How many tasks of its array may run at once now, whatever the task's own file says."""
+
     def inherited(self) -> dict[str, str]:
         """Return the environment to start the wrapper with. The run's own additions are in the script.
 
@@ -212,6 +215,9 @@ class Engine(Protocol):
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return a run that another dispatcher has started; *jid* is its wrapper's identity, if known."""
+
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Apply a new limit of running tasks to an array, if the engine keeps such limits itself."""
 
     def terminate(self, runs: Mapping[Any, bool]) -> Collection[RunHandle]:
         """Continue to end *runs*: ask each to end, once, and force those that are True; return those gone for good.

@@ -155,6 +155,9 @@ class FakeEngine:
         """Do nothing: each run is asked."""
         return ()
 
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Do nothing: the planner keeps the limits."""
+
     def adopt(self, job: str, run: int, jid: Jid | None) -> FakeRun:
         """Return the run of that name; one that is not in the table is gone."""
         known = self.runs.get((job, run)) or FakeRun(self, (job, run), "", jid, gone=True)
