@@ -25,7 +25,7 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
 from spool.executors.local import LocalProcesses
-from spool.formats.history import render_result
+from spool.formats.history import parse_result, render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
@@ -37,7 +37,7 @@ from spool.state import submission
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.engine import FakeEngine, FakeRun
+from spool.testing.engine import HOST, FakeEngine, FakeRun
 
 THERE = 'executor = "slurm"'  # a name that job files may say, and that no engine has yet
 
@@ -123,6 +123,32 @@ def test_its_executor_says_how_a_run_goes_on_and_ends(session: Session) -> None:
     (result,) = history(session.world.root)
     assert (result.exit_code, result.cpu_time_ns, result.peak_memory_bytes) == (3, 7_000_000, 1 << 20)
     assert not now(session).state.runs.elsewhere["slurm"]
+
+
+def test_the_node_of_a_run_is_in_every_view_and_record(session: Session) -> None:
+    """Every view has it while the run goes on, with and without a dispatcher, and then its result and the history."""
+    session.users.submit("near", "true")
+    run, live = running(session)
+    spool = Spool(str(session.world.root))
+
+    def nodes() -> dict[str, str | None]:
+        return {row.name: row.node for row in list_jobs(spool).rows}
+
+    assert live.node == HOST
+    session.settle()
+    assert nodes() == {"x": HOST, "near": None}
+    assert job_details(spool, "x").runs[0].record.node == HOST
+    session.end()
+    assert nodes() == {"x": HOST, "near": None}
+    session.turns(1)
+    run.end(0)
+    session.settle()
+    (result,) = history(session.world.root)
+    assert result.node == HOST
+    assert result.host not in (None, HOST)
+    assert parse_result(spool.record("x", 1, layout.RESULT) or b"") == result
+    assert job_details(spool, "x").runs[0].record.node == HOST
+    assert nodes() == {"x": HOST, "near": None}
 
 
 def test_a_run_that_is_gone_without_an_exit_code_is_lost(session: Session) -> None:

@@ -44,6 +44,8 @@ def test_a_job_finishes_on_a_node(served: Served, slurm: Cluster) -> None:
     known = _in_slurm(slurm, "hello")
     assert (known["id"], known["node"]) == (engine[2], match.group(1))
     assert re.fullmatch(r"spool:\w+:hello:1", known["comment"])
+    assert result["node"] == match.group(1) != result["host"]
+    assert served.spool("ls", "--columns", "name,node").stdout.split() == ["NAME", "NODE", "hello", match.group(1)]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def facts(event: Event) -> dict[str, Any]:
             "signal": code - _SIGNALLED if code is not None and code > _SIGNALLED else None,
             "peak_memory_bytes": result.peak_memory_bytes,
             "cpu_time_ms": result.cpu_time_ns // NS_PER_MS if result.cpu_time_ns is not None else None,
+            "node": result.node,
             "gpu_use": [msgspec.to_builtins(use_line(use)) for use in result.gpu_use],
             "requeues": result.requeues or None,
             "again": result.again,

@@ -475,6 +475,7 @@ class JobLister:
             suspended_ns=found.suspension.before_ns,
             suspended_at_ns=found.suspension.since_ns,
             array=array is not None,
+            node=files.so_far.node,
             **of_spec(spec) or {},
         )
 
@@ -676,6 +677,7 @@ class JobRow(Struct):
     suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
     array: bool = False  # an array; its tasks are jobs themselves and counted instead
     gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
+    node: str | None = None  # of a run on a cluster: where it runs, or ran
     parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
 
     def time_ns(self, now_ns: int) -> int | None:
@@ -747,6 +749,7 @@ def row_of_result(result: Result) -> JobRow:
         reason=result.reason if result.outcome is not State.FINISHED else "",
         suspended_ns=result.suspended_ns,
         gpu_percent=_average(each.mean_percent for each in result.gpu_use),
+        node=result.node,
     )
 
 
@@ -780,6 +783,7 @@ def row_of_view(name: str, state: State, view: JobView, place: str | None = None
     row.array = view.array
     row.suspended_ns = view.suspended_ns
     row.suspended_at_ns = view.suspended_at_ns
+    row.node = view.node
     row.gpu_percent = _average(each.percent for each in view.gpu_use) if view.gpu_use else None
     return row
 

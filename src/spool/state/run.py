@@ -162,6 +162,11 @@ class ActiveRun(Struct, eq=False):
         return None if self.executor in LOCAL_EXECUTORS else self.executor
 
     @property
+    def node(self) -> str | None:
+        """Return the node of its engine where it runs; None: unknown, or it is on this machine."""
+        return self.jid.node if self.elsewhere is not None and self.jid is not None else None
+
+    @property
     def submitted(self) -> str | None:
         """Return the reason for its wait at its engine; None if it has begun, or runs on this machine."""
         if self.elsewhere is None or self.begun_at_ns is not None:
