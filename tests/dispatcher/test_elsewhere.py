@@ -300,7 +300,7 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     row = listed(session)
-    unsaid = "handed to Slurm"  # the dispatcher has not written state.json yet
+    unsaid = "on its way to Slurm"  # the dispatcher has not written state.json yet
     assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, unsaid, None)
     (details,) = job_details(Spool(str(session.world.root)), "x").runs
     assert (details.state, details.record.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
