@@ -20,6 +20,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
 from spool.core.phases import ACTIVE
+from spool.core.units import show_size
 from spool.dispatcher import launcher, limits, recovery
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
@@ -29,6 +30,7 @@ from spool.formats.history import parse_result, render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
+from spool.query.accounting import RunEfficiency, compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, JobRow, list_jobs
@@ -149,6 +151,24 @@ def test_the_node_of_a_run_is_in_every_view_and_record(session: Session) -> None
     assert parse_result(spool.record("x", 1, layout.RESULT) or b"") == result
     assert job_details(spool, "x").runs[0].record.node == HOST
     assert nodes() == {"x": HOST, "near": None}
+
+
+@pytest.mark.parametrize(("measured", "recorded"), [(None, 324599808), (1 << 20, 324599808), (1 << 30, 1 << 30)])
+def test_the_memory_for_which_its_engine_ended_a_run_is_its_peak(
+    session: Session, measured: int | None, recorded: int
+) -> None:
+    """The engine's words have it where nothing larger was measured, and the advice is to ask for more than that."""
+    run, _ = running(session, "x", 'memory = "50M"')
+    run.used = Usage(peak_memory_bytes=measured)
+    run.said = EngineEnd(EngineWord.OUT_OF_MEMORY, "Slurm wrote 'exceeded memory limit (324599808 > 52428800)'")
+    run.end(137)
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.peak_memory_bytes) == (State.OUT_OF_MEMORY, recorded)
+    found = compare(Spool(str(session.world.root)), "x")
+    assert isinstance(found, RunEfficiency)
+    assert (found.compared.advice.memory_bytes or 0) >= 2 * recorded
+    assert f"needs more than {show_size(recorded)}" in found.compared.advice.notes[0]
 
 
 def test_a_run_that_is_gone_without_an_exit_code_is_lost(session: Session) -> None:

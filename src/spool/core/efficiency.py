@@ -141,8 +141,10 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if run.run_time_ns is None:
         notes.append("its run time is unknown")
     if run.state is State.OUT_OF_MEMORY:
+        least = max(memory or 0, grant.memory_bytes or 0)
+        needs = f"needs more than {show_size(least)}" if least else "how much it needs is unknown"
         memory, note = _twice(memory, grant.memory_bytes, show_size)
-        notes.append(f"it ran out of memory, and how much it needs is unknown: {note}")
+        notes.append(f"it ran out of memory, and {needs}: {note}")
     elif memory is None and run.engine is not None:
         notes.append(f"its peak memory is unknown: only {engine_title(run.engine)} measures it")
     elif memory is None:
