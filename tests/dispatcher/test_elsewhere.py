@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
 from spool import executors
 from spool.cli.why import sentences
 from spool.core import layout
+from spool.core.eventnames import EventName
+from spool.core.events import headline
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
@@ -26,6 +29,7 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
 from spool.executors.local import LocalProcesses
+from spool.formats.events import facts, variables
 from spool.formats.history import parse_result, render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
@@ -768,3 +772,59 @@ def test_a_file_that_would_suspend_a_run_elsewhere_is_seen_by_the_next_dispatche
     session.settle()
     assert not Path(session.users.layout.suspend_file("x")).exists()
     assert not now(session).state.live["x", 1].suspended
+
+
+# --- events ---------------------------------------------------------------------------------------------------
+
+
+def heard(session: Session) -> list[tuple[str, str | None]]:
+    """Return the events of job x, each with the id of its job there."""
+    return [(event.name.value, event.engine_id) for event in events(session.world) if event.job == "x"]
+
+
+@pytest.mark.parametrize("killed", ["never", "before", "after"])
+def test_that_its_engine_has_accepted_a_run_is_told_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """The event comes when its id is known, between those of its claim and of its begin, by whichever dispatcher."""
+    nobody_reads(monkeypatch)
+    want_everything(session.world)
+    run, live = handed_over(session)
+    assert heard(session) == [("queued", None), ("submitting", None), ("submitted", None)]
+    if killed == "before":
+        session.end()
+    run.engine_id = "4711"
+    if killed != "before":
+        now(session).supervisor.suspect(live)
+    session.turns(3)
+    if killed == "after":
+        session.end()
+        session.turns(3)
+    run.begin()
+    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    session.turns(3)
+    run.end(0)
+    session.settle()
+    known = [("handed_over", "4711"), ("started", "4711"), ("finished", None)]
+    assert heard(session) == [("queued", None), ("submitting", None), ("submitted", None), *known]
+    (event,) = (each for each in events(session.world) if each.name is EventName.HANDED_OVER)
+    assert (event.id, event.executor, event.reason) == ("x:1:handed_over", "slurm", "Slurm has it as job 4711")
+    assert headline(event) == "x was handed over: Slurm has it as job 4711"
+    assert (facts(event)["executor"], facts(event)["engine_id"]) == ("slurm", "4711")
+    assert variables(event)["SPOOL_ENGINE_ID"] == "4711"
+    (before,) = (each for each in events(session.world) if each.name is EventName.SUBMITTED)
+    assert headline(before) == "x is on its way to Slurm"
+
+
+def test_a_run_that_its_engine_refuses_is_not_said_to_be_handed_over(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was never accepted has no such event."""
+    nobody_reads(monkeypatch)
+    want_everything(session.world)
+    run, live = handed_over(session)
+    run.absent, run.refusal = True, "Slurm refuses it: no such partition"
+    now(session).supervisor.suspect(live)
+    session.settle()
+    assert "handed_over" not in [name for name, _ in heard(session)]
+    assert live.engine_id is None

@@ -40,7 +40,7 @@ _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "exec
 """Keys that may request more than a machine has."""
 
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
-_NOT_ELSEWHERE = frozenset({"keep_session", "gpu_idle"})  # have no effect on an engine, which may be configured
+_NOT_ELSEWHERE = frozenset({"keep_session", "gpu_idle"})  # without effect on an engine, which may be configured
 _PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")
 
 

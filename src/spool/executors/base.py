@@ -121,6 +121,10 @@ class RunHandle(Protocol):
         """Whether the wrapper is a child of this process, so that SIGCHLD announces its end."""
 
     @property
+    def engine_id(self) -> str | None:
+        """The id of its job at its engine, which has accepted it; None: not yet, or it is on this machine."""
+
+    @property
     def waits(self) -> str | None:
         """Why it has not begun at its engine, in the engine's words; None if it has begun, or is on this machine."""
 

@@ -94,6 +94,11 @@ class ClusterRun:
         self._asked: tuple[str, int] = ("", 0)  # the kind of the last cancel, and its time
 
     @property
+    def engine_id(self) -> str | None:
+        """The id of its job at its engine; None: not known yet."""
+        return self.id
+
+    @property
     def waits(self) -> str | None:
         """Why it has not begun yet, in its engine's words."""
         if self._begun or self.jid is not None:

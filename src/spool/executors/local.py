@@ -64,7 +64,7 @@ class LocalRun:
         self.pid = pid
         self.jid = jid
         self.exit_status: int | None = None
-        self.waits = self.halted = self.ending = self.refusal = None  # only engines give these
+        self.engine_id = self.waits = self.halted = self.ending = self.refusal = None  # only engines give these
         self.alive_at_ns: int | None = None
         self.was_lean = False  # its wrapper was never a copy of this process, so that its peak is the run's
         self._group = group

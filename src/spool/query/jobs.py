@@ -52,8 +52,6 @@ _FITTING = {
     HELD: frozenset({State.HELD, State.INVALID, State.STOPPING}),
     RUNNING: frozenset({State.SUBMITTED, State.RUNNING, State.STOPPING}),
 }
-
-
 _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
@@ -494,8 +492,10 @@ class JobLister:
             exit_at_ns=left.at_ns if left is not None else None,
             served_ns=self._spool.served_until_ns() if grant.executor in LOCAL_EXECUTORS else None,
         )
-        key = files.name, files.run
-        end, used = self._spool.end(*key, signs, self._now_ns), self._spool.usage(*key)
+        end, used = (
+            self._spool.end(files.name, files.run, signs, self._now_ns),
+            self._spool.usage(files.name, files.run),
+        )
         return replace(
             files.so_far,
             outcome=outcome,
@@ -569,10 +569,9 @@ class JobLister:
     def _complained(self, place: str) -> set[str]:
         if place not in self._complaints:
             tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
-            try:
+            listed: list[str] = []
+            with suppress(OSError):
                 listed = os.listdir(self._spool.layout.at(place))
-            except OSError:
-                listed = []
             self._complaints[place] = {file.removesuffix(tail) for file in listed if file.endswith(tail)}
         return self._complaints[place]
 

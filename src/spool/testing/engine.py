@@ -33,6 +33,7 @@ class FakeRun(Struct, eq=False):
     asked: list[str] = field(default_factory=list)  # the signals sent to it
     used: Usage = field(default_factory=Usage)
     exit_status: None = None
+    engine_id: str | None = None  # once the engine has accepted it
     waits: str | None = None
     halted: str | None = None
     alive_at_ns: int | None = None
