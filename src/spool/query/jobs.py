@@ -492,10 +492,8 @@ class JobLister:
             exit_at_ns=left.at_ns if left is not None else None,
             served_ns=self._spool.served_until_ns() if grant.executor in LOCAL_EXECUTORS else None,
         )
-        end, used = (
-            self._spool.end(files.name, files.run, signs, self._now_ns),
-            self._spool.usage(files.name, files.run),
-        )
+        key = files.name, files.run
+        end, used = self._spool.end(*key, signs, self._now_ns), self._spool.usage(*key)
         return replace(
             files.so_far,
             outcome=outcome,
@@ -680,10 +678,7 @@ class JobRow(Struct):
     parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
 
     def time_ns(self, now_ns: int) -> int | None:
-        """Return how long the job has waited, has run, or ran; None if unknown.
-
-        Suspended time does not count as run time.
-        """
+        """Return how long the job has waited, has run, or ran, without suspensions; None if unknown."""
         if self.started_at_ns is not None:
             until_ns = self.ended_at_ns or self.suspended_at_ns or now_ns
             return max(0, until_ns - self.started_at_ns - self.suspended_ns)
