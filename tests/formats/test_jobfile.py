@@ -841,6 +841,8 @@ def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
     there = jobfile.parse(b'command = "x"\nexecutor = "slurm"\n', name="x", defaults=defaults)
     assert (there.gpu_idle_ns, there.gpu_idle_action, there.request.cpus) == (None, "warn", 2)
     assert "gpu_idle" not in jobfile.from_defaults(defaults, b'command = "x"\nexecutor = "slurm"\n')
+    with pytest.raises(InvalidJob, match="executor"):
+        jobfile.parse(b'command = "x"\nexecutor = ["slurm"]\n', name="x", defaults=defaults)
     usual = jobfile.parse(b'command = "x"\n', name="x", defaults=defaults)
     assert usual.gpu_idle_ns is not None
     assert jobfile.why_not_elsewhere(usual, "slurm") is None

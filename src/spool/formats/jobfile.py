@@ -96,7 +96,8 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
-    if document.get("executor") not in ENGINES:
+    executor = document.get("executor")
+    if not isinstance(executor, str) or executor not in ENGINES:
         return defaults.keys
     return {key: value for key, value in defaults.keys.items() if key not in ("gpu_idle", "gpu_idle_action")}
 
@@ -196,7 +197,7 @@ def _check_together(reading: Reading) -> None:
     executor = document.get("executor")
     if "executor_options" in document and executor in LOCAL_EXECUTORS:
         problems.add(("executor_options",), f'are for executor = "slurm", and the job says "{executor}"')
-    if executor in ENGINES:
+    if isinstance(executor, str) and executor in ENGINES:
         set_here, asked = found[""], found.get("request", {})
         stated = (
             bool(set_here.get("keep_session")),
