@@ -14,6 +14,7 @@ from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
 from spool.formats.config import Config
+from spool.formats.jobfile import why_not_elsewhere
 from spool.machine.cgroups import RunGroups
 
 __all__ = ["NAMES", "Engine", "EngineEnd", "Executor", "Executors", "Home", "Launch", "RunHandle", "Usage", "by_name"]
@@ -95,9 +96,13 @@ class Executors:
         self._told = told
 
     def problem_of(self, spec: Spec) -> str | None:
-        """Return why a job cannot be started: its executor cannot start anything, or rejects one of its options."""
+        """Return why a job cannot be started: its executor cannot start anything, or rejects one of its keys."""
         if spec.executor_options and self.elsewhere(spec.executor) is None:
             return f"its executor_options are for Slurm, but its executor is {spec.executor or self._default()}"
+        if spec.keep_session or spec.gpu_idle_ns is not None or spec.request.resources:
+            engine = self.elsewhere(spec.executor)
+            if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:
+                return why
         return self.problem(spec.executor)
 
     def _problem(self, name: str) -> str | None:

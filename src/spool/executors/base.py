@@ -130,6 +130,10 @@ class RunHandle(Protocol):
         """Whether the wrapper is a child of this process, so that SIGCHLD announces its end."""
 
     @property
+    def engine_id(self) -> str | None:
+        """The id of its job at its engine, which has accepted it; None: not yet, or it is on this machine."""
+
+    @property
     def waits(self) -> str | None:
         """Why it has not begun at its engine, in the engine's words; None if it has begun, or is on this machine."""
 
@@ -144,10 +148,6 @@ class RunHandle(Protocol):
     @property
     def blocked(self) -> bool:
         """Whether it waits at its engine for something other than room, so that others may start before it."""
-
-    @property
-    def engine_id(self) -> str | None:
-        """The id of its job in its engine, once known; None on this machine."""
 
     @property
     def refusal(self) -> str | None:

@@ -151,7 +151,7 @@ class ClusterRun:
 
     @property
     def engine_id(self) -> str | None:
-        """The id of its job in the engine, once known."""
+        """The id of its job in the engine, which has accepted it; None: not known yet."""
         return self.id
 
     def identified(self, jid: Jid) -> None:
