@@ -136,7 +136,8 @@ class ClusterEngine:
     def machine(self) -> Machine:
         """Return its resources: it finds room for every request."""
         policy = self._language.policy()
-        limits_arrays = self._language.array_width() is not None
+        is_asked = self.cluster is not None or self.silent
+        limits_arrays = self._language.has_arrays and (not is_asked or self._language.array_width() is not None)
         return Machine.of_an_engine(policy.most, policy.most_pending, limits_arrays=limits_arrays)
 
     @property

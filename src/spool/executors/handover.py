@@ -208,8 +208,12 @@ class HandOver:
     def _portion(self, group: _Group, now_ns: int) -> Portion | None:
         """Return what can be handed over of *group* now."""
         width = self._width()
-        if group.array is None or width is None:
+        if group.array is None:
             return Portion((next(iter(group.launches.values())),))
+        siblings, at_once = self._siblings(group.array), group.at_once
+        if width is None:
+            is_full = at_once is not None and siblings.alive >= at_once
+            return None if is_full else Portion((next(iter(group.launches.values())),))
         if now_ns < self._ready_ns(group):
             return None
         by_index = {
@@ -217,7 +221,6 @@ class HandOver:
         }
         first = next(iter(by_index)) // width * width
         elements = sorted(index - first for index in by_index if first <= index < first + width)
-        siblings, at_once = self._siblings(group.array), group.at_once
         if at_once is not None and siblings.alive:  # these are in an array with a limit of its own
             elements, at_once = elements[: max(0, at_once - siblings.alive)], None
         elif siblings.waiting > self._policy().most // _FEW and elements[-1] != width - 1:

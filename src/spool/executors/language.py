@@ -80,6 +80,9 @@ class Language(ABC):
     """Whether :meth:`cancel` can signal the script of a job alone. If not, the wrapper reads the signals from a record
     of its metadir (`signals`), and only `signal = None` is asked for."""
 
+    has_arrays: ClassVar[bool] = False
+    """Whether :meth:`submit_array` can be asked for, as far as the cluster allows."""
+
     logs_ends: ClassVar[bool] = False
     """Whether :meth:`last_words` finds every end that the engine itself has caused."""
 
@@ -137,7 +140,7 @@ class Language(ABC):
         return variables
 
     def array_width(self) -> int | None:
-        """Return the power of ten below which the indices of an array lie; None: no arrays are submitted."""
+        """Return the power of ten below which the indices of an array lie; None: no arrays, or not known yet."""
         return None
 
     def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:

@@ -27,7 +27,7 @@ class SlurmLanguage(Language):
     """The commands and answers of Slurm."""
 
     name = "slurm"
-    logs_ends = True
+    has_arrays = logs_ends = True
     title = ENGINES[name]
     surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
 
