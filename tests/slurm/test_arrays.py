@@ -82,7 +82,7 @@ def test_slurm_keeps_the_limit_of_running_tasks(unserved: Served, slurm: Cluster
     calls = _log_sbatch(unserved)
     unserved.start()
     go = unserved.root.parent / "go"
-    unserved.drop("sweep", LEDGER + f"until [ -e {go} ]; do sleep 0.05; done", array="0-9%2")
+    unserved.drop("sweep", LEDGER + f"until [ -e {go} ]; do sleep 0.05; done", array="0-9", max_running=2)
     wait_for(lambda: sum(_begun(unserved).values()) == 2, what="two tasks to run")
     assert _arrays(calls) == ["0-9%2"]
     wait_for(lambda: [job["state"] for job in slurm.jobs()].count("RUNNING") == 2, what="Slurm to say so")
