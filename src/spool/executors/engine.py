@@ -416,6 +416,7 @@ class ClusterEngine:
         """Queue a run for submission."""
         run = ClusterRun(self, (launch.job, launch.run))
         try:
+            self._language.check_options(launch.spec.executor_options if launch.spec is not None else ())
             run.command = self._language.submit(launch, run.mark)
         except OSError as error:
             raise StartRefused(f"the spool has no name for {self.title}: {error.strerror}") from error
