@@ -27,8 +27,8 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import LOCAL_EXECUTORS, MAX_NAME_LENGTH
-from spool.formats import keys, toml, values
+from spool.core.names import LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
+from spool.formats import engines, keys, toml, values
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
@@ -185,10 +185,11 @@ def _check_together(reading: Reading) -> None:
     if "script" in document and isinstance(document.get("command"), str):
         problems.add(("command",), 'is a list beside "script": a name for the script, and its arguments')
     executor = document.get("executor")
-    if "executor_options" in document and executor in LOCAL_EXECUTORS:
-        problems.add(("executor_options",), f'are for executor = "slurm", and the job says "{executor}"')
-    if document.get("keep_session") is True and executor == "slurm":
-        problems.add(("keep_session",), 'needs executor = "tmux"; a job in Slurm has no session')
+    if "executor_options" in found[""]:
+        _check_options(executor, found[""]["executor_options"], problems)
+    if document.get("keep_session") is True and engine_of(executor) is not None:
+        why = f'needs executor = "tmux"; a job in {engine_title(str(executor))} has no session'
+        problems.add(("keep_session",), why)
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
         problems.add(("depends_on",), 'is an empty table; set "all", "any", "ended", "failed" or "each"')
     if "notify" in document and "to" not in found["notify"]:
@@ -198,6 +199,15 @@ def _check_together(reading: Reading) -> None:
     elif "max_running" in document:
         why = 'needs "array", "matrix" or "rows"; to limit several jobs together use "group"'
         problems.add(("max_running",), why)
+
+
+def _check_options(executor: str | None, options: tuple[str, ...], problems: Problems) -> None:
+    """Add what is wrong with options for an engine, as far as the file tells which engine."""
+    if executor in LOCAL_EXECUTORS:
+        why = f'are for the command of an engine such as Slurm, and the job says executor = "{executor}"'
+        problems.add(("executor_options",), why)
+    elif executor is not None:
+        problems.value(("executor_options",), partial(engines.allowed, executor), options, None)
 
 
 def _check_array(reading: Reading) -> None:
