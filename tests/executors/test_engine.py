@@ -69,6 +69,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = str(root)
         self.full = False
+        self.noted: list[tuple[str, int, str]] = []
 
     def identity(self) -> str:
         if self.full:
@@ -91,6 +92,14 @@ class Folder:
         path = self.path(name, run, record)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+    def add_to_record(self, name: str, run: int, record: str, data: bytes) -> None:
+        with self.path(name, run, record).open("ab") as file:
+            file.write(data)
+
+    def notes(self) -> list[tuple[str, int, str]]:
+        notes, self.noted = self.noted, []
+        return notes
 
     def jid(self, name: str, run: int) -> Jid | Liveness:
         data = self.record(name, run, layout.JID)
@@ -248,8 +257,9 @@ def test_a_refused_run_says_so_in_the_engine_s_words(bench: Bench) -> None:
 def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(bench: Bench) -> None:
     """A job that shares a GPU is not handed over unless the configuration says how."""
     spec = Spec("true", request=Request(gpus=1, gpu_memory_bytes=4 << 30))
-    assert "gpu_memory" in (bench.start(spec=spec).refusal or "")
+    run = bench.start(spec=spec)
     assert bench.work() == {"a"}
+    assert "gpu_memory" in (run.refusal or "")
     bench.config = Config(slurm=SlurmConfig(gpu_memory="shard"))
     bench.start("b", spec)
     bench.work()
@@ -271,9 +281,11 @@ def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err
         assert bench.look(status=status, err=err) == set()
     assert (run.liveness(), doubtful.liveness()) == (Liveness.ALIVE, Liveness.ALIVE)
     assert "has not answered since" in (bench.engine.unavailable() or "")
-    due = bench.engine.due_ns()
-    assert due is not None
-    assert due - bench.now_ns == 60 * SECOND_NS
+    asked = len(bench.commands.asked("scontrol"))
+    bench.work(59)
+    assert len(bench.commands.asked("scontrol")) == asked
+    bench.work(1)
+    assert len(bench.commands.asked("scontrol")) == asked + 1
     bench.look(line("7", "RUNNING"), line("8", "RUNNING", name="b"))
     assert bench.engine.unavailable() is None
     assert doubtful.id == "8"
@@ -796,7 +808,7 @@ def test_what_is_wrong_with_the_cluster_holds_no_job(bench: Bench, status: int, 
 
 
 def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: Bench) -> None:
-    """A user may have 100 jobs in Slurm: the next ones wait, in their order, with Slurm's words."""
+    """A user may have 100 jobs in Slurm: the next ones wait, in their order, with Slurm's words, and are tried later."""
     full = (
         "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
         "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
@@ -817,10 +829,10 @@ def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: 
     assert due is not None
     assert due > bench.now_ns
     bench.work(11)
-    assert [words[1] for words in bench.commands.asked("sbatch")[2:]] == [
-        f"--job-name={name}" for name in ("a", "a2", "b")
-    ]
+    assert [words[1] for words in bench.commands.asked("sbatch")[2:]] == ["--job-name=a"]  # one at a time
     bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+    assert [words[1] for words in bench.commands.asked("sbatch")[3:]] == ["--job-name=a2", "--job-name=b"]
     bench.commands.answer("sbatch", out="8\n")
     bench.commands.answer("sbatch", 1, err=full)
     bench.work()

@@ -1,7 +1,7 @@
 """A real Grid Engine on this machine, without systemd, for the tests: Debian's gridengine-master, -exec and -client.
 
-It has its own root, cell and ports in one temporary directory; the packaged programs are linked into it. Its daemons are
-children of a keeper, as those of the tests' Slurm.
+It has its own root, cell and ports in one temporary directory; the packaged programs are linked into it. Its daemons
+are children of a keeper, as those of the tests' Slurm.
 """
 
 from __future__ import annotations

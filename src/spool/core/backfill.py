@@ -221,6 +221,7 @@ def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:
         now_ns,
         job.attempt,
         elsewhere=job.elsewhere,
+        submitted=job.elsewhere is not None,
         arrived_at_ns=job.arrived_at_ns,
         preempted_at_ns=job.preempted_at_ns,
     )

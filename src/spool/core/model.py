@@ -395,12 +395,14 @@ class Machine(Struct, frozen=True):
     refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()
     most_runs: int | None = None  # for an engine that finds the room itself: the maximum number of runs there
+    most_pending: int | None = None  # of these, the jobs and arrays that wait there for room
+    limits_arrays: bool = False  # it keeps the limits of running tasks itself
     no_leases: NoLeases | None = None  # why no run may start on a shared machine now
 
     @classmethod
-    def of_an_engine(cls, most_runs: int) -> Machine:
+    def of_an_engine(cls, most_runs: int, most_pending: int | None = None, *, limits_arrays: bool = False) -> Machine:
         """Return the machine of an engine that plans its runs itself: it accepts every request."""
-        return cls(cpus=0, memory_bytes=0, most_runs=most_runs)
+        return cls(cpus=0, memory_bytes=0, most_runs=most_runs, most_pending=most_pending, limits_arrays=limits_arrays)
 
 
 class Waiting(Struct, frozen=True):
@@ -449,6 +451,7 @@ class Running(Struct, frozen=True):
     stopping: bool = False
     elsewhere: str | None = None  # the other machine that it runs on, where it holds its grant; None: this one
     submitted: bool = False  # it waits on its engine, and has not begun
+    blocked: bool = False  # there, for something other than room: its node, a limit, a licence, a user
     suspension: Suspension = NOT_SUSPENDED
     stop_at_ns: int | None = (
         None  # start of its grace: when its stop was ordered, or when its command ended before its other processes

@@ -1,8 +1,6 @@
 """Why a job waits: a code for programs, a sentence with numbers for users.
 
-The codes, in the order of the rules: held, paused, scheduling_timeout, refused, machine, begins, retry, running,
-dependency, group, array, quota, max_running, max_in_flight, never_fits, memory, cpus, resources, gpus, reserved, left,
-disk, executor. (`invalid` comes before all of them; such a file never becomes a waiting job.)
+The codes stand in the order of the rules. `invalid` comes before all of them: such a file never becomes a waiting job.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ CODES = (
     "quota",
     "max_running",
     "max_in_flight",
+    "max_pending",
     "never_fits",
     "memory",
     "cpus",

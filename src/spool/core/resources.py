@@ -19,7 +19,7 @@ from spool.core.names import engine_title
 from spool.core.pools import why_never
 from spool.core.quotas import Quotas, SharedLimits
 from spool.core.reasons import Reason, count_of
-from spool.core.runs import Runs
+from spool.core.runs import Runs, pending_unit
 from spool.core.units import show_size
 
 UNLIMITED = SharedLimits()
@@ -59,6 +59,7 @@ class FreeResources:
             for run in self.with_gpus.values():
                 self.cards.claim(run)
         self.started: list[Running] = []
+        self.pending = runs.pending.copy()
         self.elsewhere: dict[str, FreeResources] = {}
 
     def add_machine(self, name: str, machine: Machine) -> None:
@@ -82,7 +83,7 @@ class FreeResources:
         if room.cards.cards:
             for run in room.with_gpus.values():
                 room.cards.claim(run)
-        room.started = self.started.copy()
+        room.started, room.pending = self.started.copy(), self.pending.copy()
         room.elsewhere = {}  # other machines do not matter here
         return room
 
@@ -104,6 +105,9 @@ class FreeResources:
         """Add a run that starts in this pass: the kernel still reports its memory as free."""
         self.claim(run)
         self.started.append(run)
+        if run.submitted:
+            unit = pending_unit(run.name, run.spec)
+            self.pending[unit] = self.pending.get(unit, 0) + 1
         if run.elsewhere is not None:
             if run.elsewhere in self.elsewhere:
                 self.elsewhere[run.elsewhere].start(replace(run, elsewhere=None))
@@ -113,13 +117,18 @@ class FreeResources:
     def lacks(self, request: Request) -> bool:
         """Tell quickly whether the sums of processors, memory and named resources leave no room for *request*."""
         if self.machine.most_runs is not None:
-            return self.counts.runs >= self.machine.most_runs
+            return self.in_flight >= self.machine.most_runs
         cpus, memory = request.cpus, request.memory_bytes
         return bool(
             (cpus and cpus > self.machine.cpus - self.counts.cpus)
             or (memory and memory > self.machine.memory_bytes - self.counts.memory_bytes)
             or (request.resources and self.counts.named.lacks(request, self.machine.resources))
         )
+
+    @property
+    def in_flight(self) -> int:
+        """The number of runs that count as on the engine: those that cannot start there do not, up to as many again."""
+        return self.counts.runs - min(self.runs.blocked, self.machine.most_runs or 0)
 
     def may_have(self, request: Request) -> bool:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
@@ -209,7 +218,7 @@ class FreeResources:
         if (state := self.limits.held.get(task.array)) is not None:
             return Reason("held", f"array {task.array} is {state}")
         limit = self.limits.of_array(task.array)
-        if limit is None:
+        if limit is None or (job.elsewhere is not None and self.of(job.elsewhere).machine.limits_arrays):
             return None
         running = self.counts.arrays.get(task.array, 0)
         return None if running < limit else Reason("array", f"array limit: {running} of {limit} running")
@@ -314,9 +323,13 @@ class FreeResources:
                 yield reason
         room = self if job.elsewhere is None else self.of(job.elsewhere)
         if job.elsewhere is not None and room.machine.most_runs is not None:
+            where = engine_title(job.elsewhere)
             if room.lacks(spec.request):
-                count, where = f"{room.counts.runs} of {room.machine.most_runs}", engine_title(job.elsewhere)
+                count = f"{room.in_flight} of {room.machine.most_runs}"
                 yield Reason("max_in_flight", f"max_in_flight: {count} are in {where}")
+            elif room.is_full_of_pending(job):
+                count = f"{len(room.pending)} of {room.machine.most_pending}"
+                yield Reason("max_pending", f"max_pending: {count} wait in {where}")
             return
         if ever:
             reason = room.never_fits(job)
@@ -334,6 +347,11 @@ class FreeResources:
             reason = room.kept(job)
             if reason is not None:
                 yield reason
+
+    def is_full_of_pending(self, job: Waiting) -> bool:
+        """Whether as many jobs and arrays as allowed wait on this engine, and *job* would be one more."""
+        most = self.machine.most_pending
+        return most is not None and len(self.pending) >= most and pending_unit(job.name, job.spec) not in self.pending
 
     def fits(self, job: Waiting) -> bool:
         """Tell whether *job* could start here and now."""

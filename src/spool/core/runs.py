@@ -13,7 +13,7 @@ from heapq import merge
 
 from msgspec.structs import replace
 
-from spool.core.model import Running
+from spool.core.model import Running, Spec
 from spool.core.ordered import Ordered
 from spool.core.quotas import Counts, Lowest
 from spool.core.runtimes import Expected, RunTimes
@@ -39,6 +39,8 @@ class Runs(Mapping[str, Running]):
         self.preemptible: set[str] = set()  # the jobs whose runs may be preempted, now or later
         self._stopping: set[str] = set()
         self._suspended: set[str] = set()
+        self.pending: dict[str, int] = {}  # on an engine: the jobs and arrays that wait for room, and their runs
+        self.blocked = 0  # on an engine: the runs that wait for something else
         for run in runs:
             self.put(run)
 
@@ -113,6 +115,19 @@ class Runs(Mapping[str, Running]):
             self._stopping.add(name)
         elif run.suspended:
             self._suspended.add(name)
+        self._count_pending(run, 1)
+
+    def _count_pending(self, run: Running, number: int) -> None:
+        if not run.submitted:
+            return
+        if run.blocked:
+            self.blocked += number
+            return
+        unit = pending_unit(run.name, run.spec)
+        if left := self.pending.get(unit, 0) + number:
+            self.pending[unit] = left
+        else:
+            del self.pending[unit]
 
     def _discount(self, run: Running) -> None:
         name = run.name
@@ -127,6 +142,7 @@ class Runs(Mapping[str, Running]):
         self._stopping.discard(name)
         self.preemptible.discard(name)
         self._suspended.discard(name)
+        self._count_pending(run, -1)
 
     @property
     def suspended(self) -> Set[str]:
@@ -179,6 +195,11 @@ class Runs(Mapping[str, Running]):
         if end_ns <= since_ns and self._expected[name].is_guess:
             end_ns = self._overrun_until_ns(name, since_ns)
         return now_ns + max(0, end_ns - since_ns)
+
+
+def pending_unit(name: str, spec: Spec) -> str:
+    """Return what counts as one among the jobs that wait on an engine: a job, or a whole array."""
+    return spec.task.array if spec.task is not None else name
 
 
 _Note = Callable[[str, int], None]

@@ -179,7 +179,9 @@ class Supervisor:
             live.began_elsewhere(at_ns, boot_clock() - (now_ns - at_ns))
             self._state.recount(live)
             self._begun.append(live)
-        self._news |= live.heard()
+        if live.heard():
+            self._news = True
+            self._state.recount(live)
 
     def _liveness(self, live: ActiveRun, handle: RunHandle) -> Liveness:
         found = handle.liveness()

@@ -84,6 +84,12 @@ class Home(Protocol):
     def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
         """Write one record of a run."""
 
+    def add_to_record(self, name: str, run: int, record: str, data: bytes) -> None:
+        """Append to one record of a run."""
+
+    def notes(self) -> Iterable[tuple[str, int, str]]:
+        """Return the notes of wrappers since the last call: a job, its run, and the record that has appeared there."""
+
     def jid(self, name: str, run: int) -> Jid | Liveness:
         """Return the identity that a run's wrapper has recorded; ABSENT: not yet, VOID: it never will."""
 
@@ -131,6 +137,14 @@ class RunHandle(Protocol):
     @property
     def ending(self) -> EngineEnd | None:
         """Its end as the engine reports it; None if it has not ended, and for a run on this machine."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it waits at its engine for something other than room, so that others may start before it."""
+
+    @property
+    def engine_id(self) -> str | None:
+        """The id of its job in its engine, once known; None on this machine."""
 
     @property
     def refusal(self) -> str | None:

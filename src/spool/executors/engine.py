@@ -4,6 +4,9 @@ An engine is three commands and a table (`language.py`): submit, look, cancel, a
 here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that it is found in the engine's own list if its
 submission was not answered. A job that is missing from two answers of the engine was never submitted. The commands run
 in a helper process, so nothing here waits.
+
+Wrappers report their begin and end by notes in the spool, so the engine is asked only about what they cannot tell. An
+exit code of 0 proves the end; any other one may be due to the engine, whose word decides.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ from enum import Enum
 from functools import partial
 
 from spool.core import layout
-from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.core.arrays import array_of
+from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.core.units import whole_words
 from spool.executors.base import EngineEnd, Home, Launch, Usage
+from spool.executors.handover import HandOver, Portion, Siblings
 from spool.executors.language import Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
 from spool.formats.freetext import MOST_READ
-from spool.formats.run_records import parse_engine, parse_engine_end, parse_jid, render_engine
+from spool.formats.run_records import parse_engine, parse_engine_end, parse_jid, parse_rc, render_engine
 from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
@@ -37,17 +42,24 @@ log = logging.getLogger(__name__)
 GRACE_NS = 120 * SECOND_NS
 """An exit code may stay unseen this long after the end: caches of network file systems are up to a minute old."""
 
-QUICK_NS, FEW = 2 * SECOND_NS, 20  # the interval of looks while there are at most FEW runs
+LOG_GRACE_NS = 30 * SECOND_NS
+"""An engine that calls a run cut short has written so to the run's log; its words may stay unseen this long."""
+
+QUICK_NS = 2 * SECOND_NS
+"""The first look follows this long after news; without further news, each next one after twice as long."""
+
+_LOOKS, _LOOKS_WITHIN_NS = 6, 60 * SECOND_NS  # after so many looks in that time, the next ones are further apart
+_SPACING_NS, _WIDE_SPACING_NS = SECOND_NS, 5 * SECOND_NS
+_NOTES_NS, _SELDOM_NOTES_NS = SECOND_NS // 4, 2 * SECOND_NS  # the interval of looks for notes
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
 _MOST_WORDS = 200  # characters of a command's message
 _SURE = 2  # answers without a job before it counts as absent
-_BURST_S = 10  # seconds' worth of submissions that may be sent at once
-_SENT = 8  # unanswered submissions at once
 _IDS = 200  # of one cancel command
-_AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time; a full engine is tried again
+_AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
-_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)", re.ASCII)
+_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)(?::([0-9]+))?(?![0-9:])", re.ASCII)
+_BY_SIGNALS = frozenset({EngineWord.CANCELLED, EngineWord.TIMEOUT, EngineWord.PREEMPTED, EngineWord.NODE_LOST})
 
 
 class _Phase(Enum):
@@ -74,7 +86,7 @@ class ClusterRun:
         self.is_ours = False  # the engine has confirmed it: by its answer to the submission, or by the mark
         self.refusal: str | None = None
         self.ending: EngineEnd | None = None
-        self.command: Command | None = None  # that submits it
+        self.blocked = False  # it waits there for something other than room
         self.phase = _Phase.UNSURE
         self.first_look = first_look  # that can report it
         self.foreign = ""  # the cluster that has it, if another one answers
@@ -89,7 +101,9 @@ class ClusterRun:
         self._ended_ns = 0  # when its end was first seen
         self._forced = False
         self._explained = False
+        self._exit: int | None = None  # its exit code, if its wrapper has reported that
         self._settled = False  # its exit code was seen, which a wrapper writes last
+        self._stuck = ""  # the engine keeps it, and cannot start it: why
         self._recorded = False
         self._complained = False  # that its record cannot be written
         self._written_end: EngineEnd | None = None  # in its record, because it had not begun
@@ -106,6 +120,16 @@ class ClusterRun:
             return self.engine.full
         return str(self.phase.value)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was handed over, or is just now, and has not ended as far as known."""
+        return self.phase not in (_Phase.QUEUED, _Phase.ABSENT) and self.ending is None and self._exit is None
+
+    @property
+    def engine_id(self) -> str | None:
+        """The id of its job in the engine, once known."""
+        return self.id
+
     def identified(self, jid: Jid) -> None:
         """Record the wrapper's identity, and so which of the engine's jobs it is: a submission may arrive twice."""
         self.jid = jid
@@ -119,6 +143,8 @@ class ClusterRun:
         """Return the state of the wrapper: alive until the engine says otherwise."""
         if self.phase is _Phase.ABSENT:
             return Liveness.ABSENT
+        if self._exit == 0 or (self._exit is not None and self._asked[0]):
+            return Liveness.GONE  # whatever the engine says of it
         if self.phase is not _Phase.KNOWN or self.ending is None:
             return Liveness.ALIVE
         if self._settled:
@@ -126,7 +152,9 @@ class ClusterRun:
         found, ended = self.engine.records(self), self.id
         if self._look_for_jid() and self.id != ended:
             return Liveness.ALIVE  # the job that ended was the other one, which came too late
-        ending = self._explain(self.ending)
+        ending = self._explain(self.ending, found)
+        if ending is None:
+            return Liveness.ALIVE
         if not self._forced:
             if not self._is_settled(ending, found):
                 return Liveness.ALIVE
@@ -150,7 +178,7 @@ class ClusterRun:
         if signal_name not in _PASSED_ON:
             log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
             return 0
-        self.engine.order_cancel(self, signal_name, only_waiting=False)
+        self.engine.order_signal(self, signal_name)
         return 1
 
     def usage(self) -> Usage:
@@ -172,6 +200,16 @@ class ClusterRun:
     def lost_node(self) -> str:
         """The node that must come back before it is certain that nothing of the run is left; "" if none."""
         return self._node if self.ending is not None and self.ending.word is EngineWord.NODE_LOST else ""
+
+    def told(self, record: str) -> bool:
+        """Read a record that its wrapper has reported; return whether it can be seen. Raises OSError."""
+        if record == layout.JID:
+            return self._look_for_jid()
+        if self._exit is None:
+            self._exit = parse_rc(self.engine.home.record(*self.key, layout.RC) or b"")
+            if self._exit:
+                self.engine.look_soon(_SPACING_NS)  # the engine may have ended it
+        return self._exit is not None
 
     def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
         """Process the engine's answer to its submission."""
@@ -208,7 +246,7 @@ class ClusterRun:
 
     def observe(self, found: Sequence[Sighting], look: int, now_ns: int) -> bool:
         """Process the sightings of it in one answer; return whether they are news."""
-        before = (self.phase, self._said, self._begun)
+        before = (self.phase, self._said, self._begun, self.blocked)
         if len(found) > 1:
             with suppress(OSError):  # the next answer has both again
                 self._look_for_jid()
@@ -222,11 +260,15 @@ class ClusterRun:
             elif not self._recorded:
                 self._record()
             self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
-            self.is_ours |= _begins_with(seen.mark, self.mark)
+            self.is_ours |= _key(seen, self.engine.home.identity()) == self.key
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
+            self.blocked = seen.blocked and not self._begun and self.jid is None
             self.halted = self.engine.title if seen.halted else ""
             with suppress(OSError):  # the next answer repeats it
                 self._see_put_back(seen, look, news=seen.said != before_said)
+            if seen.stuck and not self._stuck:
+                self._stuck = f"{self.engine.title} cannot start it: {seen.said}"
+                self.engine.order_cancel(self, None)
             if seen.word is not None:
                 self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
             elif self.waits_again:
@@ -234,7 +276,7 @@ class ClusterRun:
             else:
                 self.ending, self._ended_ns, self._settled = None, 0, False
                 self.alive_at_ns = time.time_ns() if seen.begun else None
-        return self.ending is not None or before != (self.phase, self._said, self._begun)
+        return self.ending is not None or before != (self.phase, self._said, self._begun, self.blocked)
 
     def _own(self, found: Sequence[Sighting]) -> Sighting | None:
         """Return which of the jobs with its mark it is: by its wrapper's jid, else by the answer to its submission."""
@@ -262,7 +304,10 @@ class ClusterRun:
                 how = "ask"
             if self.id is not None and not self._was_asked(how, now_ns):
                 self._asked = how, now_ns
-                self.engine.order_cancel(self, "TERM" if how == "ask" else None, only_waiting=how == "withdraw")
+                if how == "ask":
+                    self.engine.order_signal(self, "TERM")
+                else:
+                    self.engine.order_cancel(self, None, only_waiting=how == "withdraw")
         return False
 
     def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
@@ -313,20 +358,38 @@ class ClusterRun:
 
     def _ends(self, word: EngineWord, said: str, now_ns: int) -> None:
         """Record that the engine reports its end, for the first time or again."""
+        if self._stuck and self.jid is None:
+            self.phase, self.refusal = _Phase.ABSENT, self._stuck
+            return
         self._ended_ns = self._ended_ns or now_ns
         if self.ending is None or word is not EngineWord.FORGOTTEN:
             self.ending, self._explained = EngineEnd(word, said), False
 
-    def _explain(self, ending: EngineEnd) -> EngineEnd:
-        """Return how the engine has ended it, from its log if the engine's word is too vague. Raises OSError."""
-        if not self._explained and ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
+    def _explain(self, ending: EngineEnd, found: Collection[str]) -> EngineEnd | None:
+        """Return how the engine has ended it: by its log, if the engine's word is too vague, or may be mistaken.
+
+        An engine that was restarted may call a run cancelled that has ended by itself. If it has cut a run short, it
+        says so in the log of the run. None: not known yet. Raises OSError.
+        """
+        if self._explained:
+            return ending
+        if ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
             known = self.engine.last_words(self)
             if known is not None:
                 ending = self.ending = EngineEnd(known[0], f"{self.engine.title} wrote {known[1]!r}")
             elif self._written_end is not None:
                 ending = self.ending = self._written_end
+        elif ending.word in _BY_SIGNALS and layout.RC in found and self._denies_its_end():
+            if self.engine.now_ns() < self._ended_ns + LOG_GRACE_NS:
+                return None
+            ending = self.ending = EngineEnd(EngineWord.FAILED, ending.said)
         self._explained = True
         return ending
+
+    def _denies_its_end(self) -> bool:
+        """Whether the engine has not written to the log of this run that it ended it, and was not asked to."""
+        asked = self._forced or self._asked[0]
+        return self.engine.logs_ends and not asked and self.engine.last_words(self) is None
 
     def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
         """Record how it ended before it began, if its job ends with that. Raises OSError.
@@ -369,13 +432,12 @@ class ClusterEngine:
         self.name = language.name
         self.title = language.title
         self.cluster: str | None = None  # the one that answers; None: no answer yet
-        self.full = ""  # why it accepts no more for now
-        self._full_until_ns = 0
         self._language = language
         self._clock = clock
         self._runner = runner or CommandRunner()
         self._runs: dict[tuple[str, int], ClusterRun] = {}
-        self._queue: dict[tuple[str, int], ClusterRun] = {}  # to submit, in this order
+        self._handover = HandOver(language.policy, language.array_width, self._siblings, clock)
+        self._families: dict[str, dict[ClusterRun, None]] = {}  # the tasks of each array that are not queued any more
         self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # the handler of each answer
         self._answered: deque[Callable[[], None]] = deque()  # handlers of the answers that have come
         self._news: dict[tuple[str, int], ClusterRun] = {}
@@ -383,11 +445,14 @@ class ClusterEngine:
         self._looks = 0  # the number of requested looks
         self._looking = False
         self._look_at_ns = 0
+        self._looked_at_ns: deque[int] = deque(maxlen=_LOOKS)
+        self._calm_ns = QUICK_NS  # before the next look, without news
+        self._notes_at_ns = self._noted_ns = clock()  # the next look for notes; the last note
+        self._unseen: dict[tuple[ClusterRun, str], None] = {}  # records that were reported, and cannot be seen yet
         self._silent_since: float | None = None  # wall clock
         self._why_silent = ""
         self._pause_ns = 0  # before the next try while it is silent
         self._doubt = False  # a submission was not answered: the next one waits for a look
-        self._tokens, self._tokens_at_ns = 0.0, 0
         self._ghosts_until_ns = clock() + _GHOSTS_NS
         self._back: dict[str, int] = {}  # nodes that answer again, and since when
         self._sending = 0
@@ -416,16 +481,11 @@ class ClusterEngine:
         """Queue a run for submission."""
         run = ClusterRun(self, (launch.job, launch.run))
         try:
-            self._language.check_options(launch.spec.executor_options if launch.spec is not None else ())
-            run.command = self._language.submit(launch, run.mark)
+            self.home.identity()
         except OSError as error:
             raise StartRefused(f"the spool has no name for {self.title}: {error.strerror}") from error
-        except SpoolError as error:
-            run.submitted(error, 0)
-            self._news[run.key] = run
-        else:
-            run.phase = _Phase.QUEUED
-            self._queue[run.key] = run
+        run.phase = _Phase.QUEUED
+        self._handover.add(launch)
         self._runs[run.key] = run
         return run
 
@@ -442,7 +502,14 @@ class ClusterEngine:
 
     def machine(self) -> Machine:
         """Return its resources: it finds room for every request."""
-        return Machine.of_an_engine(self._language.policy().most)
+        policy = self._language.policy()
+        limits_arrays = self._language.array_width() is not None
+        return Machine.of_an_engine(policy.most, policy.most_pending, limits_arrays=limits_arrays)
+
+    @property
+    def full(self) -> str:
+        """Why it accepts no more for now, "" if it does."""
+        return self._handover.full
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
         """Return a run that another dispatcher has started, or was about to. Raises OSError."""
@@ -453,6 +520,7 @@ class ClusterEngine:
             if self.home.jid(job, run) is Liveness.VOID:
                 known.was_given_up()
             self._runs[job, run] = known
+            self._family(job)[known] = None
         if jid is not None:
             known.identified(jid)
         return known
@@ -477,10 +545,10 @@ class ClusterEngine:
             times.append(self._clock())
         if not self._looking and self._wants_to_look():
             times.append(self._look_at_ns)
-        if self._may_submit() and self._queue:
-            missing = max(0.0, 1.0 - self._tokens)
-            at_ns = self._tokens_at_ns + int(missing / self._language.policy().per_second * 1e9)
-            times.append(max(at_ns, self._full_until_ns))
+        if self._runs:
+            times.append(self._notes_at_ns)
+        if self._may_submit():
+            times.append(self._handover.due_ns())
         return min((each for each in times if each is not None), default=None)
 
     def work(self) -> Collection[ClusterRun]:
@@ -490,6 +558,7 @@ class ClusterEngine:
                 self._answered.append(partial(take, done))
         while self._answered:  # an error with one does not lose the others: the next call goes on
             self._answered.popleft()()
+        self._read_notes()
         self._submit()
         self._send_cancels()
         if not self._looking and self._wants_to_look() and self._clock() >= self._look_at_ns:
@@ -501,22 +570,50 @@ class ClusterEngine:
 
     def forget(self, run: ClusterRun) -> None:
         """Drop a run that is over."""
-        self._runs.pop(run.key, None)
-        self._queue.pop(run.key, None)
+        if self._runs.get(run.key) is run:
+            del self._runs[run.key]
+            if not self._handover.withdraw(run.key):
+                self._handover.run_ended()
+        self._family(run.key[0]).pop(run, None)
+        for record in (layout.JID, layout.RC):
+            self._unseen.pop((run, record), None)
         if run.phase is _Phase.ABSENT or run.waits_again:
             self._ghosts_until_ns = self._clock() + _GHOSTS_NS
 
     def withdraw(self, run: ClusterRun) -> None:
         """Drop a run from the queue of submissions."""
-        if self._queue.pop(run.key, None) is not None:
+        if self._handover.withdraw(run.key):
             run.withdraw()
 
-    def order_cancel(self, run: ClusterRun, signal: str | None, *, only_waiting: bool) -> None:
+    def order_cancel(self, run: ClusterRun, signal: str | None, *, only_waiting: bool = False) -> None:
         """Order that a run is cancelled, or receives a signal."""
         assert run.id is not None
         # An id known only from a record may be any job's: that job is ended only if it also has the name of this one.
         name = "" if run.is_ours else run.key[0]
+        if name and self._language.is_element(run.id):
+            name = array_of(name)
         self._cancels.setdefault((signal, only_waiting, name), {})[run.id] = run
+
+    def order_signal(self, run: ClusterRun, signal: str) -> None:
+        """Order that the wrapper of a run receives a signal. Raises OSError if it is told by a record."""
+        if self._language.signals:
+            self.order_cancel(run, signal)
+        else:
+            self.home.add_to_record(*run.key, layout.SIGNALS, f"{signal}\n".encode())
+
+    def look_soon(self, after_ns: int) -> None:
+        """Look after *after_ns* at the latest, because there is news; further apart after many looks."""
+        now_ns, policy_ns = self._clock(), self._language.policy().poll_ns
+        last = self._looked_at_ns
+        is_much = len(last) == _LOOKS and now_ns - last[0] < _LOOKS_WITHIN_NS
+        spacing_ns = min(_WIDE_SPACING_NS if is_much else _SPACING_NS, policy_ns)
+        at_ns = max(now_ns + min(after_ns, policy_ns), (last[-1] if last else now_ns) + spacing_ns)
+        self._calm_ns, self._look_at_ns = QUICK_NS, min(self._look_at_ns, at_ns)
+
+    @property
+    def logs_ends(self) -> bool:
+        """Whether it writes to the log of a run how it has ended it."""
+        return self._language.logs_ends
 
     def now_ns(self) -> int:
         """Return the time of its clock."""
@@ -544,53 +641,93 @@ class ClusterEngine:
     # Submitting.
 
     def _may_submit(self) -> bool:
-        return self.cluster is not None and self._silent_since is None and not self._doubt and self._sending < _SENT
+        return self.cluster is not None and self._silent_since is None and not self._doubt
+
+    def _family(self, job: str) -> dict[ClusterRun, None]:
+        """Return the runs of the tasks that may be of the same array as *job*."""
+        return self._families.setdefault(array_of(job), {})
+
+    def _siblings(self, array: str) -> Siblings:
+        there = [run for run in self._families.get(array, ()) if run.is_open]
+        return Siblings(len(there), sum(run.waits is not None for run in there))
 
     def _submit(self) -> None:
         """Submit as many runs as allowed."""
-        per_second, now_ns = self._language.policy().per_second, self._clock()
-        elapsed_s = (now_ns - self._tokens_at_ns) / 1e9
-        self._tokens = min(per_second * _BURST_S, self._tokens + elapsed_s * per_second)
-        self._tokens_at_ns = now_ns
-        while self._queue and self._tokens >= 1 and now_ns >= self._full_until_ns and self._may_submit():
-            key = next(iter(self._queue))
-            run = self._queue.pop(key)
-            assert run.command is not None
-            self._tokens -= 1
+        while self._may_submit() and (portion := self._handover.take(self._sending)) is not None:
+            runs = [self._runs[key] for key in portion.keys]
+            try:
+                command = self._command(portion, runs[0])
+            except SpoolError as error:
+                for run in runs:
+                    run.submitted(error, 0)
+                    self._news[run.key] = run
+                continue
             self._sending += 1
-            run.phase = _Phase.SENT
-            self._order(run.command, partial(self._submitted, run))
+            for run in runs:
+                run.phase = _Phase.SENT
+                self._family(run.key[0])[run] = None
+            self._order(command, partial(self._submitted, portion, runs))
 
-    def _submitted(self, run: ClusterRun, done: CommandEnd) -> None:
+    def _command(self, portion: Portion, first: ClusterRun) -> Command:
+        if (spec := portion.launch.spec) is not None and spec.executor_options:
+            self._language.check_options(spec.executor_options)
+        if (array := portion.array) is None:
+            return self._language.submit(portion.launch, first.mark)
+        mark = f"spool:{self.home.identity()}:{array.name}:{array.run}:{array.first}"
+        return self._language.submit_array(portion.launch, mark, array)
+
+    def _submitted(self, portion: Portion, runs: Sequence[ClusterRun], done: CommandEnd) -> None:
         self._sending -= 1
         answer = self._language.submitted(done)
         if isinstance(answer, StartRefused):
-            self._is_full(run, str(answer))
+            self._is_full(portion, runs, str(answer))
             return
-        run.command, self.full = None, self.full if answer is None else ""
-        if answer is None:
+        if isinstance(answer, str):
+            self._handover.accepted(portion)
+            self.look_soon(QUICK_NS)
+        elif answer is None:
             self._doubt, self._look_at_ns = True, min(self._look_at_ns, self._clock())
-            log.warning("job %s run %d: %s has not answered: %s", *run.key, self.title, _line(done))
-        run.submitted(answer, self._looks + 1)
-        if self._runs.get(run.key) is run:
+            log.warning("job %s run %d: %s has not answered: %s", *runs[0].key, self.title, _line(done))
+        for at, run in enumerate(runs):
+            known = answer
+            if isinstance(answer, str) and portion.array is not None:
+                known = self._language.element(answer, portion.array.elements[at])
+            run.submitted(known, self._looks + 1)
+            if self._runs.get(run.key) is run:
+                self._news[run.key] = run
+
+    def _is_full(self, portion: Portion, runs: Sequence[ClusterRun], why: str) -> None:
+        """Submit runs later, in their place: the engine has too many jobs."""
+        was_full = bool(self.full)
+        wanted = [run for run in runs if self._runs.get(run.key) is run]
+        self._handover.refused(portion, [run.key for run in wanted], why)
+        if self.full and not was_full:
+            log.warning("%s", why)
+        for run in wanted:
+            run.phase = _Phase.QUEUED
+            self._family(run.key[0]).pop(run, None)
             self._news[run.key] = run
 
-    def _is_full(self, run: ClusterRun, why: str) -> None:
-        """Submit a run later, in its place, and no other before: the engine has too many jobs."""
-        if not self.full:
-            log.warning("%s", why)
-        self.full, self._full_until_ns = why, self._clock() + _AGAIN_NS
-        if self._runs.get(run.key) is run:
-            run.phase = _Phase.QUEUED
-            self._queue = {key: each for key, each in self._runs.items() if key in self._queue or each is run}
-            self._news[run.key] = run
+    # Notes.
+
+    def _read_notes(self) -> None:
+        """Read the notes of wrappers: which have begun, and which have ended."""
+        now_ns = self._clock()
+        if not self._runs or now_ns < self._notes_at_ns:
+            return
+        with suppress(OSError):  # the engine tells the same, later
+            for job, number, record in self.home.notes():
+                if (noted := self._runs.get((job, number))) is not None:
+                    self._noted_ns, self._unseen[noted, record] = now_ns, None
+        for run, record in list(self._unseen):
+            with suppress(OSError, InvalidRecord):  # such as a stale answer of a network file system
+                if run.told(record):
+                    del self._unseen[run, record]
+                    self._news[run.key] = run
+        pause_ns = (now_ns - self._noted_ns) // 20
+        self._notes_at_ns = now_ns + min(max(pause_ns, _NOTES_NS), _SELDOM_NOTES_NS)
 
     # Looking.
-
-    @property
-    def _interval_ns(self) -> int:
-        poll_ns = self._language.policy().poll_ns
-        return min(poll_ns, QUICK_NS) if len(self._runs) <= FEW else poll_ns
 
     def _wants_to_look(self) -> bool:
         if self._runs:
@@ -603,6 +740,7 @@ class ClusterEngine:
             self._order(self._language.identify(), self._identified)
             return
         self._looks += 1
+        self._looked_at_ns.append(self._clock())
         self._ask(self._looks, list(self._language.look()), [])
 
     def _ask(self, number: int, commands: list[Command], answers: list[CommandEnd]) -> None:
@@ -640,24 +778,25 @@ class ClusterEngine:
         if self._silent_since is not None:
             log.info("%s answers again", self.title)
         self._silent_since, self._pause_ns, self._doubt = None, 0, False
-        now_ns = self._clock()
-        self._look_at_ns = now_ns + self._interval_ns
-        by_mark: dict[str, list[Sighting]] = {}
+        now_ns, poll_ns, identity = self._clock(), self._language.policy().poll_ns, self.home.identity()
+        self._look_at_ns = now_ns + min(self._calm_ns, poll_ns)
+        self._calm_ns = min(2 * self._calm_ns, poll_ns)
+        by_key: dict[tuple[str, int], list[Sighting]] = {}
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
-            if (match := _MARK.fullmatch(each.mark)) is None:
+            if _MARK.match(each.mark) is None:
                 unmarked[each.id] = each
-            elif match[1] == self.home.identity():
-                by_mark.setdefault(each.mark, []).append(each)
+            elif (key := _key(each, identity)) is not None:
+                by_key.setdefault(key, []).append(each)
         for run in self._runs.values():
-            found = by_mark.pop(run.mark, [])
+            found = by_key.pop(run.key, [])
             if run.id in unmarked and not run.foreign:
                 found = [*found, unmarked[run.id]]
             expected = run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number
             if expected and run.observe(found, number, now_ns):
                 self._news[run.key] = run
         with suppress(OSError):  # unreadable records are read after the next look
-            self._end_ghosts(by_mark)
+            self._end_ghosts(by_key)
         lost = {run.lost_node for run in self._runs.values() if run.lost_node}
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
         if lost:
@@ -680,14 +819,13 @@ class ClusterEngine:
         self._pause_ns = min(max(2 * self._pause_ns, self._language.policy().poll_ns), _LONGEST_PAUSE_NS)
         self._look_at_ns = self._clock() + self._pause_ns
 
-    def _end_ghosts(self, by_mark: Mapping[str, Iterable[Sighting]]) -> None:
+    def _end_ghosts(self, by_key: Mapping[tuple[str, int], Iterable[Sighting]]) -> None:
         """Cancel jobs that must never begin: late arrivals of runs that were given up, and requeued jobs."""
         ghosts = []
-        for mark, found in by_mark.items():
-            _, _, job, run = mark.split(":")
+        for (job, run), found in by_key.items():
             living = [each for each in found if each.word is None]
             if living and layout.valid_name(job):
-                ghosts += [each.id for each in living if self._never_begins(job, int(run), each)]
+                ghosts += [each.id for each in living if self._never_begins(job, run, each)]
         if ghosts:
             log.warning("%s: cancelling %s, which can never begin", self.title, ", ".join(ghosts))
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
@@ -712,7 +850,7 @@ class ClusterEngine:
         self._cancels = {}
 
     def _cancelled(self, how: tuple[str | None, bool, str], told: Mapping[str, ClusterRun], done: CommandEnd) -> None:
-        self._look_at_ns = min(self._look_at_ns, self._clock() + SECOND_NS)
+        self.look_soon(_SPACING_NS)
         if self._language.is_silence(done):
             again = {each: run for each, run in told.items() if run.ending is None and run.key in self._runs}
             if again:
@@ -778,9 +916,15 @@ def _unblocked(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
-def _begins_with(comment: str, mark: str) -> bool:
-    """Whether a job has that mark: exactly, or with an addition."""
-    return comment.startswith(mark) and not comment[len(mark) :][:1].isdigit()
+def _key(seen: Sighting, identity: str) -> tuple[str, int] | None:
+    """Return the job and the run of a sighting by its mark, which may have an addition; None: of another spool."""
+    match = _MARK.match(seen.mark)
+    if match is None or match[1] != identity:
+        return None
+    name, run, first = match[2], int(match[3]), match[4]
+    if first is None:
+        return name, run
+    return None if seen.element is None else (f"{name}_{int(first) + seen.element}", run)
 
 
 def _line(done: CommandEnd) -> str:

@@ -80,6 +80,9 @@ class Language(ABC):
     """Whether :meth:`cancel` can signal the script of a job alone. If not, the wrapper reads the signals from a record
     of its metadir (`signals`), and only `signal = None` is asked for."""
 
+    logs_ends: ClassVar[bool] = False
+    """Whether :meth:`last_words` finds every end that the engine itself has caused."""
+
     @abstractmethod
     def policy(self) -> EnginePolicy:
         """Return the current policy."""
@@ -144,6 +147,14 @@ class Language(ABC):
     def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
         """Return the command that submits an array; *launch* is that of its first element, and stands for all."""
         raise NotImplementedError
+
+    def element(self, job_id: str, element: int) -> str:
+        """Return the id of one element of an array."""
+        return f"{job_id}_{element}"
+
+    def is_element(self, job_id: str) -> bool:
+        """Whether an id is that of an element of an array."""
+        return "_" in job_id
 
     def nodes(self, names: Collection[str]) -> Command:
         """Return the question which of these nodes are reachable."""

@@ -64,7 +64,8 @@ class LocalRun:
         self.pid = pid
         self.jid = jid
         self.exit_status: int | None = None
-        self.waits = self.halted = self.ending = self.refusal = None  # only engines give these
+        self.waits = self.halted = self.ending = self.refusal = self.engine_id = None  # only engines give these
+        self.blocked = False
         self.alive_at_ns: int | None = None
         self.was_lean = False  # its wrapper was never a copy of this process, so that its peak is the run's
         self._group = group

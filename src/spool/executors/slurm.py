@@ -6,11 +6,12 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.core.names import ENGINES
 from spool.executors.base import Launch
-from spool.executors.language import EnginePolicy, Language, Sighting
+from spool.executors.language import EngineArray, EnginePolicy, Language, Sighting
 from spool.executors.policies import policy_of
 from spool.formats import slurm
 from spool.formats.config import Config
@@ -25,12 +26,14 @@ class SlurmLanguage(Language):
     """The commands and answers of Slurm."""
 
     name = "slurm"
+    logs_ends = True
     title = ENGINES[name]
     surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
 
     def __init__(self, config: Callable[[], Config]) -> None:
         self._config = config
         self._sbatch: str | None = None  # its path at the last lookup of Slurm's programs
+        self._array_width: int | None = None
 
     def policy(self) -> EnginePolicy:
         """Return the policy from `[slurm]`."""
@@ -53,28 +56,47 @@ class SlurmLanguage(Language):
 
     def cluster(self, done: CommandEnd) -> str | None:
         """Return the cluster's name in it."""
+        self._array_width = slurm.array_width(done.out)
         return slurm.cluster_of(done.out) if done.status == 0 else None
 
     def submit(self, launch: Launch, mark: str) -> Command:
         """Return the submission of the wrapper as a batch script, in the environment that every job begins with."""
-        config = self._config().slurm
         assert launch.spec is not None
-        said = slurm.options(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=config)
+        log = slurm.file_pattern(f"{launch.metadir}/{layout.ENGINE_LOG}")
+        config = self._config().slurm
+        said = slurm.options(launch.job, launch.spec, mark=mark, directory=launch.metadir, log=log, config=config)
+        return self._submission(launch, (*said, launch.script))
+
+    def array_width(self) -> int | None:
+        """Return the largest power of ten within `MaxArraySize`."""
+        return self._array_width
+
+    def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
+        """Return the submission of a script that finds the wrapper of each element."""
+        assert launch.spec is not None
+        log = slurm.array_log(array.jobs, array.name, array.first, array.width, array.run)
+        config = self._config().slurm
+        said = slurm.options(array.name, launch.spec, mark=mark, directory=array.jobs, log=log, config=config)
+        script = slurm.array_script(array.jobs, array.name, array.first, array.run)
+        return self._submission(launch, (*said, slurm.array_option(array.elements, array.at_once)), script)
+
+    def _submission(self, launch: Launch, arguments: Sequence[str], script: str = "") -> Command:
+        """Return the call of sbatch; without a file among *arguments* it reads *script*."""
         environment = slurm.environment(launch.inherited())
         environment |= {key: os.environ[key] for key in slurm.NEEDED if key in os.environ}
         # Found like the other commands, by the PATH of this process: that of the job may lack it.
-        return Command(
-            (self._sbatch or shutil.which("sbatch") or "sbatch", *said, launch.script), environment, _WITHIN_S
-        )
+        program = self._sbatch or shutil.which("sbatch") or "sbatch"
+        return Command((program, *arguments), environment, _WITHIN_S, standard_input=script, ends_on=slurm.RETRIES)
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
         """Return the id, or the refusal in Slurm's words; a limit on the number of jobs is one for now."""
         if done.status == 0:
             return slurm.submitted_id(done.out)
+        if slurm.has_too_many(done.err):
+            words = f"Slurm takes no more jobs for now: {slurm.refusal(done.err)}"
+            return None if done.out.strip() else StartRefused(words)
         if self.is_silence(done):
             return None
-        if slurm.has_too_many(done.err):
-            return StartRefused(f"Slurm takes no more jobs for now: {slurm.refusal(done.err)}")
         return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
 
     def look(self) -> Sequence[Command]:
@@ -128,4 +150,15 @@ def _sighting(line: slurm.QueueLine) -> Sighting:
     """Return the meaning of a line of squeue. A job with an unknown state is alive."""
     begun = line.state not in slurm.WAITING and line.state not in slurm.ENDED
     halted, end = line.state in slurm.HALTED, slurm.ENDED.get(line.state)
-    return Sighting(line.id, line.comment, line.text, begun, end, line.node, halted)
+    element = line.id.partition("_")[2]
+    return Sighting(
+        line.id,
+        line.comment,
+        line.text,
+        begun,
+        end,
+        line.node,
+        halted,
+        blocked=slurm.is_blocked(line),
+        element=int(element) if element.isdecimal() else None,
+    )

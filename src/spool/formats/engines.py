@@ -30,7 +30,7 @@ _offered: set[str] = set()  # names that were found; they stay valid as long as 
 class EngineConfig(Struct, frozen=True):
     """The settings that every engine has."""
 
-    max_in_flight: int = 1000
+    max_in_flight: int = 2000
     max_pending: int = 20
     poll_ns: int = 30 * SECOND_NS
     submit_per_second: float = 10

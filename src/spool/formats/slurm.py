@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
@@ -89,14 +90,13 @@ def word(text: str) -> str:
 # What jobs request.
 
 
-def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConfig) -> Iterator[str]:
-    """Yield the options of sbatch for the job *name*, whose records go to *metadir*.
+def options(name: str, spec: Spec, *, mark: str, directory: str, log: str, config: SlurmConfig) -> Iterator[str]:
+    """Yield the options of sbatch for the job *name*; its script begins in *directory*, and Slurm writes to *log*.
 
     Raises SpoolError for a request that Slurm cannot express.
     """
     yield from (f"--job-name={name}", f"--comment={mark}", "--parsable", "--no-requeue", "--open-mode=append")
-    yield from ("--propagate=NONE", "--input=/dev/null", "--export=ALL", f"--chdir={metadir}")
-    yield f"--output={metadir}/engine.log".replace("%", "%%")
+    yield from ("--propagate=NONE", "--input=/dev/null", "--export=ALL", f"--chdir={directory}", f"--output={log}")
     request = spec.request
     yield from ("--nodes=1", "--ntasks=1", f"--cpus-per-task={max(1, request.cpus)}")
     if request.memory_bytes is not None:
@@ -113,6 +113,58 @@ def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SlurmConf
             yield f"--{key}={value}"
     yield from config.options
     yield from spec.executor_options
+
+
+def file_pattern(path: str) -> str:
+    """Return *path* for an option that gives a meaning to `%`."""
+    return path.replace("%", "%%")
+
+
+# Arrays.
+
+
+def array_width(configuration: str) -> int | None:
+    """Return the largest power of ten within `MaxArraySize` of `scontrol show config`; None: too small for arrays."""
+    match = re.search(r"^MaxArraySize\s*=\s*([0-9]{1,9})\s*$", configuration, re.MULTILINE | re.ASCII)
+    digits = len(match[1]) - 1 if match else 0
+    return 10**digits if digits and match and int(match[1]) >= 10**digits else None
+
+
+def array_option(elements: Sequence[int], at_once: int | None) -> str:
+    """Return `--array` for *elements*, which ascend: `--array=0-3,7%2`."""
+    limit = f"%{at_once}" if at_once is not None else ""
+    return f"--array={_ranges(elements)}{limit}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as Slurm lists them, `0-3,7`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def array_log(jobs: str, name: str, first: int, width: int, run: int) -> str:
+    """Return the pattern for `engine.log` of the task `first + element`: its index has as many zeros as needed."""
+    index = f"{first // width}%{len(str(width)) - 1}a" if first else "%a"
+    return f"{file_pattern(jobs)}/{name}_{index}/{run}/engine.log"
+
+
+_ARRAY_SCRIPT = """\
+#!/bin/sh
+# An element of this array is a task of an array of spool: it turns into the wrapper of its run.
+SPOOL_ENGINE_ID=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+export SPOOL_ENGINE_ID
+exec /bin/sh {jobs}/{name}_$(({first} + SLURM_ARRAY_TASK_ID))/{run}/run.sh
+"""
+
+
+def array_script(jobs: str, name: str, first: int, run: int) -> str:
+    """Return the script of an array: it finds the wrapper of each task."""
+    return _ARRAY_SCRIPT.format(jobs=shlex.quote(jobs), name=name, first=first, run=run)
 
 
 def minutes(time_limit_ns: int) -> int:
@@ -180,6 +232,23 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
+_FOR_ROOM = frozenset(["", "None", "(null)", "Priority", "Resources", "Cleaning", "Prolog"])
+
+
+def is_blocked(line: QueueLine) -> bool:
+    """Whether a job waits for something other than room: a node, a limit, a licence, or a user."""
+    return line.state in WAITING and line.state != "CONFIGURING" and line.reason not in _FOR_ROOM
+
+
+def compressed(ids: Sequence[str]) -> list[str]:
+    """Return *ids* with the elements of each array as one, `7_[0-3,9]`."""
+    arrays: dict[str, list[int]] = {}
+    for each in ids:
+        job, _, element = each.partition("_")
+        arrays.setdefault(job, []).extend([int(element)] if element.isdecimal() else [])
+    return [f"{job}_[{_ranges(sorted(set(elements)))}]" if elements else job for job, elements in arrays.items()]
+
+
 WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
@@ -236,7 +305,7 @@ _UNREACHABLE = re.compile(
     r"zero bytes were transmitted|communication connection failure|message (?:send|receive) failure|"
     r"unexpected message received|insane message length|protocol (?:authentication error|version)|"
     r"authentication credential|munge encode failed|transport endpoint|no route to host|network is unreachable|"
-    r"broken pipe|temporarily un|no answer from|not responding|unable to (?:resolve|establish)|"
+    r"broken pipe|temporarily unavailable|no answer from|not responding|unable to (?:resolve|establish)|"
     r"fatal: .*(?:configuration|plugin|auth|munge|credential)",
     re.IGNORECASE,
 )
@@ -264,7 +333,10 @@ def refusal(err: str) -> str:
     return one_line("; ".join(dict.fromkeys(filter(None, said)))) or "sbatch failed and did not say why"
 
 
-_TOO_MANY = re.compile(r"\b(?:Assoc|QOS)\w*Submit\w*Limit\b")  # as QOSMaxSubmitJobPerUserLimit
+RETRIES = "temporarily unable to accept job"
+"""What sbatch says when it waits, for up to two minutes, for the end of one of all jobs of the cluster."""
+
+_TOO_MANY = re.compile(rf"\b(?:Assoc|QOS)\w*Submit\w*Limit\b|{RETRIES}")  # as QOSMaxSubmitJobPerUserLimit
 
 
 def has_too_many(err: str) -> bool:
@@ -308,7 +380,7 @@ def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: 
     how: Iterable[str] = ("--batch", f"--signal={signal}") if signal is not None else ()
     which: Iterable[str] = ("--state=PENDING",) if only_waiting else ()
     called: Iterable[str] = (f"--name={name}",) if name else ()
-    return ("scancel", *how, *which, *called, *ids)
+    return ("scancel", *how, *which, *called, *compressed(ids))
 
 
 def attach(job_id: str) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ spool_environment() { spool_exec "$@"; }
 
 spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
 spool_watcher='' spool_seen=0 spool_count=0
+spool_home=$spool_metadir
 spool_phase='' spool_before='' spool_done='' spool_tries=0 spool_id='' spool_own='' spool_groups=/sys/fs/cgroup
 spool_newline='
 '
@@ -57,6 +58,16 @@ spool_in_the_way() {
 # spool_astray: true if a link stands for the directory of this run, or of its job: what lies there is another's.
 spool_astray() {
     [ -h "$spool_metadir" ] || [ -h "${spool_metadir%/*}" ]
+}
+
+# spool_note RECORD: leave a note that a record is there. On a cluster no event tells of it, and a look at the records of
+# all runs would take too long.
+spool_note() {
+    if [ -z "$spool_engine" ]; then return; fi
+    spool_job_home=${spool_home%/*}
+    spool_file=${spool_job_home%/*}/.notes/${spool_job_home##*/}.${spool_home##*/}.$1
+    if [ ! -d "${spool_file%/*}" ] || [ -h "${spool_file%/*}" ] || [ -h "$spool_file" ] || [ -e "$spool_file" ]; then return; fi
+    : > "$spool_file"
 }
 
 # spool_fail CODE WHY: the run ends with CODE, and the record `error` says why; and the log, unless it was stopped.
@@ -119,8 +130,10 @@ spool_identify() {
     spool_identity="$$ $spool_ticks $spool_boot $spool_pid_namespace $spool_host"
     if [ -n "$spool_engine" ]; then
         eval "spool_host=\${$spool_node_in:-unknown} spool_id=\${$spool_id_in:-unknown}"
+        # An element of an array has an id of its own, by which the engine lists it.
         # shellcheck disable=SC2154  # eval sets it
-        spool_identity="$$ $spool_ticks $spool_boot $spool_pid_namespace $spool_host $spool_engine:$spool_id"
+        spool_identity="$$ $spool_ticks $spool_boot $spool_pid_namespace $spool_host $spool_engine:${SPOOL_ENGINE_ID:-$spool_id}"
+        unset SPOOL_ENGINE_ID
     fi
 }
 
@@ -524,6 +537,7 @@ spool_finish() {
             command eval 'mv -f -- "$spool_metadir/rc" "$spool_metadir/rc.aside"'
         fi
     done
+    spool_note rc
     # A viewer that copies the outputs to the terminal has the other ends of 6 and 7. It is told of the end, and says
     # when it has shown the last of them; the terminal goes with this process.
     if [ -n "$spool_terminal" ]; then
@@ -571,6 +585,7 @@ broken)
     ;;
 esac
 
+spool_note jid
 if [ -n "$spool_cgroup" ]; then
     printf '%s\n' "$$" > "$spool_cgroup" # if this fails, memory is watched by polling
 fi

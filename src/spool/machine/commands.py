@@ -27,6 +27,7 @@ AT_ONCE = 4
 """How many commands that may be delayed run at once; urgent ones do not wait for these."""
 
 _PATIENCE_NS = 30 * SECOND_NS  # waiting time for the helper, beyond the time limit of the command
+_GLANCE_S = 0.25  # between two looks at what a command has written
 _LAST_WORDS_S = 1.0
 
 
@@ -37,6 +38,8 @@ class Command(Struct, frozen=True):
     environment: Mapping[str, str] | None = None
     within_s: float = 60.0
     urgent: bool = False
+    standard_input: str = ""
+    ends_on: str = ""  # a text on its standard error at which it is ended: it would only try again for long
 
 
 class CommandEnd(Struct, frozen=True):
@@ -100,6 +103,8 @@ class CommandRunner:
             "environment": None if command.environment is None else dict(command.environment),
             "within_s": command.within_s,
             "urgent": command.urgent,
+            "input": command.standard_input,
+            "ends_on": command.ends_on,
         }
         line = json.dumps(said, separators=(",", ":")).encode() + b"\n"
         # Each command before it in the helper may take all of its time.
@@ -177,7 +182,7 @@ def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None
         process = subprocess.Popen(
             arguments,  # type: ignore[call-overload]
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if order["input"] else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a signal to the helper's group does not reach the command
@@ -188,7 +193,7 @@ def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None
         return
     status: int | None = None
     try:
-        out, err = process.communicate(timeout=within_s)
+        out, err = _outputs(process, str(order["input"]).encode(), float(within_s), str(order["ends_on"]).encode())  # type: ignore[arg-type]
         status = process.returncode
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
@@ -200,6 +205,26 @@ def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None
         err += f"ended after {within_s} s without an answer".encode()
     words = {"out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
     say({"number": order["number"], "status": status, **words})
+
+
+def _outputs(process: subprocess.Popen[bytes], text: bytes, within_s: float, ends_on: bytes) -> tuple[bytes, bytes]:
+    """Return what a process that reads *text* has written; it is ended once that holds *ends_on*.
+
+    Raises TimeoutExpired.
+    """
+    left: bytes | None = text or None
+    until = time.monotonic() + within_s
+    while True:
+        remains_s = until - time.monotonic()
+        try:
+            return process.communicate(left, timeout=min(remains_s, _GLANCE_S) if ends_on else remains_s)
+        except subprocess.TimeoutExpired as error:
+            left = None
+            if ends_on and ends_on in (error.stderr or b""):
+                process.terminate()
+                ends_on = b""
+            elif time.monotonic() >= until:
+                raise
 
 
 def main() -> None:

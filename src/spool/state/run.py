@@ -392,6 +392,7 @@ class ActiveRun(Struct, eq=False):
             stopping=self.stop is not None or self.is_outlived,
             elsewhere=self.elsewhere,
             submitted=self.submitted is not None,
+            blocked=self.handle is not None and self.submitted is not None and self.handle.blocked,
             suspension=self.suspension,
             stop_at_ns=self.stop.at_ns if self.stop is not None else outlived_at_ns,
             arrived_at_ns=self.wait.arrived_at_ns,

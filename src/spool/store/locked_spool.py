@@ -22,6 +22,7 @@ from spool.store.disk import (
     is_name_of,
     of_the_spool,
     open_directory,
+    open_log,
     same_file,
     status_of,
 )
@@ -352,6 +353,38 @@ class LockedSpool(Spool):
         """Write a record that nothing depends on; skipped if the metadir was removed."""
         with contextlib.suppress(FileNotFoundError):
             self.disk.put(self.own_record(name, run, record), data)
+
+    def add_to_record(self, name: str, run: int, record: str, data: bytes) -> None:
+        """Append to a record of a run."""
+        fd = open_log(self.own_record(name, run, record))
+        try:
+            self.disk.append(fd, data)
+        finally:
+            os.close(fd)
+
+    def notes(self) -> list[tuple[str, int, str]]:
+        """Remove the notes of wrappers on other machines and return them: a job, its run, and a record that it has.
+
+        They are hints, and any of them may be missing or false.
+        """
+        folder, found = self.layout.at(layout.NOTES), []
+        try:
+            at = open_directory(folder)
+        except FileNotFoundError:
+            self.disk.mkdir(folder)
+            at = open_directory(folder)
+        try:
+            os.fchmod(at, 0o700)  # a network file system looks at a directory again after a change from here
+            for filename in os.listdir(at):
+                name, run, record = (*filename.rsplit(".", 2), "", "")[:3]
+                if layout.valid_name(name) and run.isascii() and run.isdecimal() and len(run) < 10:
+                    found.append((name, int(run), record))
+                if not filename.startswith("."):  # as network file systems name what is removed and still open
+                    with contextlib.suppress(OSError):  # such as of a directory
+                        self.disk.discard(filename, at)
+        finally:
+            os.close(at)
+        return found
 
     def archive(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, replacing an older record.
