@@ -139,9 +139,10 @@ def _of_all(engine: str, command: str) -> tuple[Key, ...]:
     return (
         Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1),
         Key("max_pending", "count",
-            f"How many jobs and arrays may wait in {engine} for room at once. One that waits for something else, such as "
-            "a drained node, a limit or a licence, does not count.", least=1),
-        Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.", least=SHORTEST_NS),
+            f"How many jobs and arrays may wait in {engine} for room at once. One that waits for something else, such "
+            "as a drained node, a limit or a licence, does not count.", least=1),
+        Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
+            least=SHORTEST_NS),
         Key("submit_per_second", "number",
             "How many jobs a second are handed over on average; more in a short burst.", least=0.1, most=1000),
         Key("options", f"options of {engine}", f"More options of {command} for every job.", default=()),

@@ -133,11 +133,11 @@ def test_a_killed_dispatcher_and_its_helper_lose_nothing(engine_site: Site) -> N
 
 
 def test_nothing_follows_from_the_silence_of_an_engine(served_site: Site) -> None:
-    """While it does not answer, nothing is concluded or submitted; afterwards everything goes on."""
+    """While it does not answer, no failure is concluded and nothing is submitted; afterwards everything goes on."""
     site, spool = served_site, served_site.spool
     if site.silence is None or site.speak is None:
         pytest.skip("the engine cannot be silenced here")
-    spool.drop("x", "echo up; until [ -e go ]; do sleep 0.05; done")
+    spool.drop("x", "echo up; until [ -e go ]; do sleep 0.05; done; exit 3")
     spool.says("x", "up")
     site.silence()
     spool.until(lambda: "does not answer" in spool.said(), "the silence")
@@ -149,7 +149,7 @@ def test_nothing_follows_from_the_silence_of_an_engine(served_site: Site) -> Non
     assert (spool.places("x"), spool.places("y")) == (["running"], ["queued"])
     site.speak()
     spool.wait_done("x", "y")
-    assert (spool.outcome("x"), spool.runs("x")) == ("finished", [1])
+    assert (spool.outcome("x"), spool.runs("x")) == ("failed", [1])
 
 
 def test_a_job_that_waits_there_is_cancelled_before_it_begins(served_site: Site) -> None:
