@@ -9,6 +9,7 @@ stands for a server that does not run, and a file `full` keeps jobs waiting.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -161,10 +162,8 @@ def cancelled(server: Path, arguments: argparse.Namespace) -> object:
         job = server / str(int(part))
         if job.is_dir():
             set_state(job, "canceled")
-            try:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 os.killpg(int((job / "group").read_text()), signal.SIGKILL)
-            except (ProcessLookupError, FileNotFoundError):
-                pass
     return {}
 
 
