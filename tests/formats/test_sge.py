@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ MARK = "spool:0a1b:a.B_c-1:7"
 LINE = "main.q:vm:root:root:{name}:{id}:sge:0:1795644762:{began}:1795644781:{failed}:{code}:2:0.01:0.00:4632.0"
 
 
-def options(config: SgeConfig = SgeConfig(), **keys: Any) -> list[str]:
+def options(config: SgeConfig, **keys: Any) -> list[str]:
     """Return the options for a job that requests *keys*."""
     spec = a_spec(request=a_request(**keys))
     return [*sge.options("x", spec, mark=MARK, metadir="/spool/jobs/x/7", config=config)]
@@ -26,7 +27,7 @@ def options(config: SgeConfig = SgeConfig(), **keys: Any) -> list[str]:
 
 def after(words: list[str], option: str) -> list[str]:
     """Return the values of an option."""
-    return [value for name, value in zip(words, words[1:], strict=False) if name == option]
+    return [value for name, value in pairwise(words) if name == option]
 
 
 def test_a_mark_is_the_name_of_a_job_and_comes_back() -> None:
@@ -153,8 +154,8 @@ def test_an_answer_that_is_cut_off_is_none() -> None:
 
 
 def test_a_job_that_was_submitted_with_a_warning_is_submitted() -> None:
-    """Qsub says then that it could not run the job, exits with 1, and prints no id on a line of its own."""
-    err = 'Unable to run job: warning: root\'s job is not allowed to run in any queue\nYour job 12 ("x") has been submitted\n'
+    """Then qsub says that it could not run the job, exits with 1, and prints no id on a line of its own."""
+    err = 'Unable to run job: warning: root is not allowed to run in any queue\nYour job 12 ("x") has been submitted\n'
     assert sge.submitted_id("", f"{err}Exiting.\n") == "12"
     assert sge.submitted_id("12\n", "") == "12"
     assert sge.submitted_id("", "Unable to run job: error: no suitable queues\nExiting.\n") is None
@@ -162,9 +163,7 @@ def test_a_job_that_was_submitted_with_a_warning_is_submitted() -> None:
 
 def test_silence_is_told_from_refusals() -> None:
     """In the words of 8.1.9."""
-    silent = (
-        "error: commlib error: got select error (Connection refused)\nunable to send message to qmaster using port 1"
-    )
+    silent = "error: commlib error: got select error (Connection refused)\nunable to send message to qmaster on port 1"
     assert sge.is_silence(1, silent)
     assert sge.is_silence(None, "")
     assert not sge.is_silence(1, 'Unable to run job: Job was rejected because job requests unknown queue "x"\nExiting.')

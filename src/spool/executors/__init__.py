@@ -235,7 +235,12 @@ class Executors:
 
     def due_ns(self) -> int | None:
         """Return when an engine has work of its own to do, on the monotonic clock."""
-        return min((due for engine in self.engines.values() if (due := engine.due_ns()) is not None), default=None)
+        times: list[int] = []
+        for name, engine in self.engines.items():
+            with self._confined(name):
+                if (due_ns := engine.due_ns()) is not None:
+                    times.append(due_ns)
+        return min(times, default=None)
 
     def descriptors(self) -> frozenset[int]:
         """Return the engines' descriptors, which are readable when :meth:`work` has something to do."""
