@@ -163,7 +163,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _living(job: sge.QueueJob, account: sge.Account | None) -> Sighting:
+def _living(job: sge.QueueJob, account: sge.AccountLine | None) -> Sighting:
     """Return the meaning of a job that qstat lists; *account* is of an earlier start of it."""
     state, stuck = job.state, sge.is_stuck(job.state)
     said = f"{state} ({account.text})" if stuck and account is not None else state
@@ -180,6 +180,6 @@ def _living(job: sge.QueueJob, account: sge.Account | None) -> Sighting:
     )
 
 
-def _ended(account: sge.Account) -> Sighting:
+def _ended(account: sge.AccountLine) -> Sighting:
     word = sge.meaning(account)
     return Sighting(account.id, sge.mark_of(account.name), account.text, account.began, word, account.node)

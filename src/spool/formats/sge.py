@@ -29,7 +29,7 @@ _MOST_WORDS = 200
 _OURS = frozenset(
     (
         *("N", "o", "e", "i", "j", "wd", "cwd", "S", "V", "v", "r", "t", "tc", "hold_jid", "hold_jid_ad", "terse"),
-        *("sync", "b", "C", "clear", "shell", "h", "a", "now", "w", "verify", "pe", "ckpt", "c", "@", "help"),
+        *("sync", "b", "C", "clear", "shell", "h", "a", "now", "verify", "pe", "ckpt", "c", "@", "help"),
         *("masterq", "dc", "ac", "sc", "inherit", "pty"),
     )
 )
@@ -81,7 +81,7 @@ def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SgeConfig
     Raises SpoolError for a request that Grid Engine cannot be told.
     """
     # Without a prefix, no line of the script is taken for an option.
-    yield from ("-terse", "-N", name_of(mark), "-C", "", "-S", "/bin/sh", "-b", "n", "-r", "n", "-V", "-w", "e")
+    yield from ("-terse", "-N", name_of(mark), "-C", "", "-S", "/bin/sh", "-b", "n", "-r", "n", "-V")
     yield from ("-wd", metadir, "-i", "/dev/null", "-j", "y", "-o", f"{metadir}/engine.log".replace("$", "\\$"))
     cpus = max(1, spec.request.cpus)
     if cpus > 1:
@@ -140,7 +140,7 @@ class QueueJob(Struct, frozen=True):
     node: str
 
 
-class Account(Struct, frozen=True):
+class AccountLine(Struct, frozen=True):
     """One line of the accounting file: a job that has ended, or was put back."""
 
     id: str
@@ -177,7 +177,7 @@ def _queue_job(job: object) -> QueueJob:
     return QueueJob(get("JB_job_number"), get("JB_name") or "", _printable(get("state") or ""), _printable(node))
 
 
-def accounts(text: str) -> dict[str, Account]:
+def accounts(text: str) -> dict[str, AccountLine]:
     """Return the last line about each job in the end of the accounting file; its first line may be cut off."""
     found = {}
     for line in text.split("\n")[:-1]:
@@ -185,13 +185,13 @@ def accounts(text: str) -> dict[str, Account]:
         if len(fields) > 12 and all(fields[at].isascii() and fields[at].isdecimal() for at in (5, 9, 11, 12)):
             id_, began, failed, code = fields[5], fields[9], fields[11], fields[12]
             if len(failed) < 4 and len(code) < 4:
-                found[id_] = Account(
+                found[id_] = AccountLine(
                     id_, fields[4], _printable(fields[1]), began.strip("0") != "", int(failed), int(code)
                 )
     return found
 
 
-def meaning(account: Account) -> EngineWord:
+def meaning(account: AccountLine) -> EngineWord:
     """Return how Grid Engine has ended a job."""
     if account.failed == 0:
         return EngineWord.COMPLETED if account.code == 0 else EngineWord.FAILED

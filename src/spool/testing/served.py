@@ -38,7 +38,9 @@ def wait_for(condition: Callable[[], T], timeout: float = PATIENCE_S, what: str 
         if value:
             return value
         if left <= 0:
-            raise AssertionError(f"waited {timeout} s in vain for {what or getattr(condition, '__name__', condition)}")
+            raise AssertionError(
+                f"waited {timeout} s, and there was not {what or getattr(condition, '__name__', condition)}"
+            )
         time.sleep(pause)
         left -= pause
         pause = min(pause * 1.5, 0.05)
