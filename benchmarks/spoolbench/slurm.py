@@ -113,7 +113,7 @@ def _cluster(*, own: bool) -> Iterator[None]:
 
     if (reason := cluster.unavailable()) is not None:
         raise MissingError(reason)
-    made = cluster.Cluster("benchmark")
+    made = cluster.Cluster()
     os.environ.update(made.variables)
     try:
         yield

@@ -2,6 +2,9 @@
 
 Debian's packages are enough: `slurm-wlm` and `munge`. Each slurmd calls itself a node of its own; its GPUs are device
 files like /dev/null. Everything lies in one temporary directory, whose path no test's environment holds.
+
+A configuration is that of a cluster of real machines. What must differ where all of them are one is put in its place
+when the cluster starts: names, ports, paths, users, and hardware that is not there.
 """
 
 from __future__ import annotations
@@ -24,36 +27,18 @@ CPUS_OF_A_NODE = 8
 GPUS_OF_A_NODE = 2
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
 
-_CONFIGURATION = """\
-ClusterName={cluster}
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller_port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={directory}/munge/socket
-CredType=cred/munge
-StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool/%n
-SlurmctldPidFile={directory}/slurmctld.pid
-SlurmdPidFile={directory}/slurmd.%n.pid
-SlurmctldLogFile={directory}/log/slurmctld.log
-SlurmdLogFile={directory}/log/slurmd.%n.log
+CONFIGURATION = f"""\
+ClusterName=test
 SlurmctldTimeout=10
 SlurmdTimeout=10
-MailProg=/bin/true
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=100
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0
-MinJobAge={min_job_age}
 KillWait=2
 InactiveLimit=0
-AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
@@ -61,13 +46,17 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 Licenses=solver:1
 ReturnToService=2
-SlurmdParameters=config_overrides
 GresTypes=gpu
-{nodes}PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP PreemptMode=OFF
+NodeName={",".join(NODES)} CPUs={CPUS_OF_A_NODE} RealMemory=4000 Gres=gpu:fake:{GPUS_OF_A_NODE}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PreemptMode=OFF
 PartitionName=small Nodes=n1 MaxTime=5 State=UP PreemptMode=OFF
 PartitionName=low Nodes=n1 PriorityTier=1 State=UP
 PartitionName=high Nodes=n1 PriorityTier=10 State=UP PreemptMode=OFF
 """
+GPUS = "".join(
+    f"NodeName={node} Name=gpu Type=fake File={','.join(f'/dev/nvidia{index}' for index in range(GPUS_OF_A_NODE))}\n"
+    for node in NODES
+)
 
 
 def unavailable() -> str | None:
@@ -84,9 +73,13 @@ def _program(name: str) -> str | None:
 class Cluster:
     """A running Slurm. `variables` is what a program's environment needs for Slurm's commands to find it."""
 
-    def __init__(self, name: str = "test", *, min_job_age: int = 300) -> None:
-        """Start it and wait until every node is idle. *min_job_age*: how many seconds Slurm knows a job that ended."""
-        self.name = name
+    def __init__(self, configuration: str = CONFIGURATION, gpus: str = GPUS, *, min_job_age: int = 300) -> None:
+        """Start it and wait until every node is idle. *min_job_age*: how many seconds Slurm knows a job that ended.
+
+        *configuration* and *gpus* are the slurm.conf and gres.conf of a cluster of the machines `NODES`.
+        """
+        self.name = _value(configuration, "ClusterName")
+        self._ports = iter(_free_ports(len(NODES) + 1))
         self._min_job_age = min_job_age
         self._killed: set[str] = set()
         self.directory = Path(tempfile.mkdtemp(prefix="spool-slurm-", dir="/tmp"))
@@ -103,7 +96,7 @@ class Cluster:
             env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **self.variables},
         )
         try:
-            self._configure()
+            self._configure(configuration, gpus)
             self._start_munge()
             self.start_controller()
             for node in NODES:
@@ -113,31 +106,52 @@ class Cluster:
             self.close()
             raise
 
-    def _configure(self) -> None:
-        host = socket.gethostname().split(".")[0]
-        ports = _free_ports(len(NODES) + 1)
-        nodes = "".join(
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_OF_A_NODE} "
-            f"RealMemory=4000 Gres=gpu:fake:{GPUS_OF_A_NODE} State=UNKNOWN\n"
-            for node, port in zip(NODES, ports[1:], strict=True)
+    def _configure(self, configuration: str, gpus: str) -> None:
+        for key, value in self._own_values().items():
+            line = f"{key}={value}"
+            configuration, times = re.subn(f"^{key}=.*$", line, configuration, flags=re.MULTILINE)
+            if not times:
+                configuration = f"{line}\n{configuration}"
+        configuration = re.sub("^NodeName=.*$", self._nodes, configuration, flags=re.MULTILINE)
+        (self.directory / "slurm.conf").write_text(configuration)
+        gpus = re.sub("^NodeName=(.*?) .*$", self._devices, gpus, flags=re.MULTILINE)
+        (self.directory / "gres.conf").write_text(gpus)
+
+    def _own_values(self) -> dict[str, str]:
+        """Return the keys whose values differ on this machine from those of any cluster."""
+        at = str(self.directory)
+        return {
+            "SlurmctldHost": f"{_host()}(127.0.0.1)",
+            "SlurmctldPort": str(next(self._ports)),
+            "SlurmUser": "root",
+            "AuthInfo": f"socket={at}/munge/socket",
+            "StateSaveLocation": f"{at}/state",
+            "SlurmdSpoolDir": f"{at}/spool/%n",
+            "SlurmctldPidFile": f"{at}/slurmctld.pid",
+            "SlurmdPidFile": f"{at}/slurmd.%n.pid",
+            "SlurmctldLogFile": f"{at}/log/slurmctld.log",
+            "SlurmdLogFile": f"{at}/log/slurmd.%n.log",
+            "MailProg": "/bin/true",
+            "SlurmdParameters": "config_overrides",  # the nodes have more than this machine
+            "TaskPlugin": "task/none",  # likewise: no processor can be bound that is not there
+            "MinJobAge": str(self._min_job_age),
+        }
+
+    def _nodes(self, line: re.Match[str]) -> str:
+        """Return *line* for each node in it, on this machine."""
+        names, *rest = line[0].partition("=")[2].split()
+        kept = " ".join(word for word in rest if not word.startswith("NodeAddr="))
+        return "\n".join(
+            f"NodeName={node} NodeHostname={_host()} NodeAddr=127.0.0.1 Port={next(self._ports)} {kept}"
+            for node in names.split(",")
         )
-        text = _CONFIGURATION.format(
-            cluster=self.name,
-            host=host,
-            controller_port=ports[0],
-            directory=self.directory,
-            min_job_age=self._min_job_age,
-            nodes=nodes,
-            names=",".join(NODES),
-        )
-        (self.directory / "slurm.conf").write_text(text)
-        gres = []
-        for node in NODES:
-            files = [self.directory / "dev" / f"{node}-gpu{index}" for index in range(GPUS_OF_A_NODE)]
-            for file in files:
-                os.mknod(file, 0o666 | 0o020000, os.makedev(1, 3))  # a character device, as /dev/null is
-            gres.append(f"NodeName={node} Name=gpu Type=fake File={','.join(map(str, files))}\n")
-        (self.directory / "gres.conf").write_text("".join(gres))
+
+    def _devices(self, line: re.Match[str]) -> str:
+        """Return *line* with device files of its own for each node, and make them: characters, as /dev/null is."""
+        text = line[0].replace("/dev/", f"{self.directory}/dev/{line[1]}-")
+        for file in _value(text, "File").split(","):
+            os.mknod(file, 0o666 | 0o020000, os.makedev(1, 3))
+        return text
 
     def _start_munge(self) -> None:
         munge = self.directory / "munge"
@@ -253,6 +267,17 @@ def path_with(directory: Path, program: str, text: str) -> str:
     path.write_text(f"#!/bin/sh\nreal={shutil.which(program)}\n{text}\n")
     path.chmod(0o755)
     return f"{directory}{os.pathsep}{os.environ['PATH']}"
+
+
+def _value(text: str, key: str) -> str:
+    """Return the value of *key* in a configuration."""
+    found = re.search(rf"\b{key}=(\S+)", text)
+    assert found is not None, key
+    return found[1]
+
+
+def _host() -> str:
+    return socket.gethostname().split(".")[0]
 
 
 def _free_ports(number: int) -> list[int]:
