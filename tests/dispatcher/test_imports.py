@@ -29,6 +29,7 @@ ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.tmux_pane", "sh
 ON_DEMAND += (
     "spool.executors.engine",
     "spool.executors.handover",
+    "spool.executors.policies",
     "spool.executors.language",
     "spool.machine.commands",
 )

@@ -75,10 +75,15 @@ def generic(settings: Mapping[str, object]) -> EngineConfig:
 
 
 def offered() -> list[str]:
-    """Return the names of the engines that installed packages offer, whether they can be loaded or not."""
-    from importlib.metadata import entry_points  # imported here, because it is slow to import
+    """Return the names of the engines that installed packages offer, whether they can be loaded or not.
 
-    return sorted({entry.name for entry in entry_points(group=GROUP)} - {*EXECUTORS})
+    None, if the packages cannot be searched now.
+    """
+    try:
+        metadata = import_module("importlib.metadata")  # on this call, because it is slow to import
+        return sorted({entry.name for entry in metadata.entry_points(group=GROUP)} - {*EXECUTORS})
+    except (ImportError, OSError, ValueError):
+        return []
 
 
 def executor(name: str) -> str:
