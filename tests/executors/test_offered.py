@@ -80,7 +80,10 @@ def test_without_packages_the_built_in_names_are_all() -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("import nowhere_to_be_found\n", "cannot load the executor mine: the Python package nowhere_to_be_found"),
+        (
+            "import nowhere_to_be_found\n",
+            "the executor mine: mine_engine:Mine: the Python package nowhere_to_be_found",
+        ),
         ("raise RuntimeError('oh')\n", "mine_engine:Mine: RuntimeError: oh"),
         ("import sys\nsys.exit(3)\n", "mine_engine:Mine: SystemExit: 3"),
         ("Other = 3\n", "mine_engine:Mine: AttributeError"),
@@ -121,6 +124,17 @@ def test_one_that_breaks_later_is_confined(served: Served, packages: Path, metho
     said = served.said()
     assert "the engine mine is broken: ZeroDivisionError" in said or "ZeroDivisionError" in said
     served.stderr.write_text("")
+
+
+@pytest.mark.parametrize(("name", "words"), [("sge", "no qsub, qstat, qdel, qconf, qhost"), ("hq", "no hq in PATH")])
+def test_missing_programs_of_an_engine_are_named(served: Served, name: str, words: str) -> None:
+    """Its jobs wait with that reason, and doctor says it."""
+    served.environment["PATH"] = "/nonexistent"
+    (served.root / "config.toml").write_text(f'autostart = false\nexecutor = "{name}"\ndisk_floor = "0M"\n')
+    served.start()
+    served.drop("x", "true", executor=None)
+    served.wait_reason("x", words)
+    assert words in served.spool("doctor").stdout
 
 
 def test_its_settings_are_checked_as_far_as_all_engines_have_them() -> None:

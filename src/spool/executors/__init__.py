@@ -36,6 +36,10 @@ NAMES = tuple(_WHERE)
 """The names of the built-in executors."""
 
 
+class UnusableEngineError(SpoolError, ImportError):
+    """An installed package offers an engine that cannot be loaded."""
+
+
 def by_name(
     name: str,
     local: LocalProcesses | None = None,
@@ -45,7 +49,7 @@ def by_name(
     """Return a new executor of that name; its module is imported on this call. Raises InvalidValue for other names.
 
     *local* manages processes that it starts on this machine; *home* is the spool of runs that it starts elsewhere.
-    An engine that an installed package offers is loaded from there: ImportError tells what is wrong with it.
+    An engine that an installed package offers is loaded from there. Raises UnusableEngineError if that fails.
     """
     if name in LOCAL_EXECUTORS:
         module, of_class = _WHERE[name]
@@ -63,23 +67,24 @@ def by_name(
 
 
 def _offered(name: str, config: Callable[[], Config]) -> Any:
-    """Return the language of an engine that an installed package offers. Raises ImportError, and InvalidValue."""
+    """Return the language of an engine that an installed package offers. Raises UnusableEngineError, and InvalidValue."""
     metadata = import_module("importlib.metadata")  # on this call, because few spools need it
     found = [*metadata.entry_points(group=engines.GROUP, name=name)]
     if not found:
         remedy = f"use one of {', '.join((*NAMES, *engines.offered()))}"
         raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
+    where = found[0].value
     try:
         language = found[0].load()(lambda: config().engines.get(name, {}))
-    except ImportError:
-        raise
+    except (ImportError, OSError) as error:
+        raise UnusableEngineError(f"{where}: {_why_not_imported(error)}") from error
     except (Exception, SystemExit) as error:
-        raise ImportError(f"{found[0].value}: {type(error).__name__}: {error}") from error
+        raise UnusableEngineError(f"{where}: {type(error).__name__}: {error}") from error
     if not _speaks(language):
-        raise ImportError(f"{found[0].value} gives no spool.executors.language.Language")
+        raise UnusableEngineError(f"{where} gives no spool.executors.language.Language")
     for called in (language.name, language.surroundings.engine):
         if called != name:
-            raise ImportError(f"{found[0].value} calls itself {called!r}, and its entry point {name!r}")
+            raise UnusableEngineError(f"{where} calls itself {called!r}, and its entry point {name!r}")
     return language
 
 
