@@ -29,6 +29,21 @@ def test_a_job_asks_for_what_its_file_says(served_site: Site, server: Path) -> N
     assert served_site.spool.log("x") == "3\n"
 
 
+def test_options_are_checked_by_the_engine_that_gets_the_job(engine_site: Site) -> None:
+    """If the file names it, the file is wrong; if it is the default, the job is held when it is handed over."""
+    spool = engine_site.spool
+    config = spool.root / "config.toml"
+    config.write_text(f'executor = "hq"\n{config.read_text()}')
+    spool.start()
+    spool.drop("named", "true", executor_options=["--array=1-3"])
+    spool.until((spool.root / "queued" / "named.toml.error").exists, "the error")
+    words = "'--array=1-3' sets what spool sets itself for HyperQueue"
+    assert words in (spool.root / "queued" / "named.toml.error").read_text()
+    spool.drop("default", "true", executor=None, executor_options=["--array=1-3"])
+    spool.wait_place("default", "held")
+    assert words in (spool.root / "held" / "default.toml.reason").read_text()
+
+
 def test_a_gpu_type_is_the_resource_that_the_configuration_names() -> None:
     """Another type is refused, with words that say what to write; so is a share of a GPU."""
     config = HqConfig(gpu_types={"A100": "gpus/a100"})

@@ -67,7 +67,10 @@ def by_name(
 
 
 def _offered(name: str, config: Callable[[], Config]) -> Any:
-    """Return the language of an engine that an installed package offers. Raises UnusableEngineError, and InvalidValue."""
+    """Return the language of an engine that an installed package offers.
+
+    Raises UnusableEngineError, and InvalidValue if no package offers one of that name.
+    """
     metadata = import_module("importlib.metadata")  # on this call, because few spools need it
     found = [*metadata.entry_points(group=engines.GROUP, name=name)]
     if not found:
