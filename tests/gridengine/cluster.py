@@ -179,16 +179,22 @@ class GridEngine:
     # The daemons.
 
     def start_master(self) -> None:
-        """Start sge_qmaster and wait until it answers."""
+        """Start sge_qmaster and wait until it answers; its queue takes jobs."""
         self._start("sge_qmaster")
         wait_for(lambda: self.command("qconf", "-sh", check=False).returncode == 0, what="the master")
+        self.command("qmod", "-e", QUEUE, check=False)
 
     def start_execd(self) -> None:
         """Start sge_execd."""
         self._start("sge_execd")
 
     def kill_master(self) -> None:
-        """Kill sge_qmaster at once, as a crash does."""
+        """Kill sge_qmaster at once, as a crash does, when no job is on its way to a host.
+
+        Those that were would stay in the state `t`: it believes that the host has them.
+        """
+        self.command("qmod", "-d", QUEUE)
+        wait_for(lambda: "t" not in self._states(), what="no job on its way")
         self._ask("kill", "sge_qmaster", str(int(signal.SIGKILL)))
         self._killed.add("sge_qmaster")
 
@@ -214,11 +220,14 @@ class GridEngine:
 
     def state(self, job: str) -> str:
         """Return the state of a job that lives, "" for another."""
-        for line in self.command("qstat", "-u", "*").stdout.splitlines():
-            words = line.split()
-            if words and words[0] == job:
-                return words[4]
-        return ""
+        return self._all_states().get(job, "")
+
+    def _states(self) -> set[str]:
+        return set(self._all_states().values())
+
+    def _all_states(self) -> dict[str, str]:
+        lines = map(str.split, self.command("qstat", "-u", "*").stdout.splitlines())
+        return {words[0]: words[4] for words in lines if len(words) > 4}
 
     def _reports(self) -> bool:
         lines = self.command("qhost", check=False).stdout.splitlines()
