@@ -376,6 +376,32 @@ def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_
     assert f"executor: {why}" in spool("why", "t").out
 
 
+@pytest.mark.parametrize("way", ["configured", "stated"])
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [("--gpu-idle=30m", "gpu_idle"), ("--keep-session", "keep_session"), ("--resource=x", "resources")],
+)
+def test_a_key_that_has_no_effect_in_slurm_is_refused_for_a_job_there(
+    spool: Command, spool_root: Path, tmp_path: Path, way: str, option: str, key: str
+) -> None:
+    """A job that names Slurm is not submitted; one that is configured to go there is told of, and does not start."""
+    if way == "stated":
+        refused = spool("submit", "--name", "t", "--slurm", option, "--", "true")
+        assert refused.code != 0
+        assert option.partition("=")[0] in refused.err
+        assert "Slurm" in refused.err
+        assert not list((spool_root / "queued").iterdir())
+        return
+    (spool_root / "config.toml").write_text('autostart = false\nexecutor = "slurm"\n[resources]\nx = 1\n')
+    submitted = spool("submit", "--name", "t", option, "--", "true")
+    assert submitted.code == 0
+    assert f"cannot start: its {key} " in submitted.err
+    assert f"executor: its {key} " in spool("why", "t").out
+    path = tmp_path / "t.toml"
+    path.write_bytes((spool_root / "queued" / "t.toml").read_bytes())
+    assert f"cannot start: its {key} " in spool("check", str(path)).err
+
+
 QUICK_OPTIONS = st.lists(
     st.sampled_from(
         [

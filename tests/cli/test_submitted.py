@@ -82,6 +82,26 @@ def test_a_job_that_waits_in_slurm_is_submitted_with_slurms_reason(
     assert said.splitlines()[-1].endswith("in Slurm")
 
 
+FULL = "Slurm takes no more jobs for now: QOSMaxSubmitJobPerUserLimit"
+
+
+@pytest.mark.parametrize("reason", [FULL, "it is still to be handed over"])
+def test_why_does_not_claim_that_slurm_has_what_it_has_not_taken(
+    spool: Command, spool_root: Path, metadir: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """A job that waits to be handed over, or that Slurm takes later, is not there yet, with that reason."""
+    (metadir / "engine").unlink()
+    left_behind(spool_root, state="submitted", reason=reason)
+    alone = spool("why", "far").out.splitlines()
+    assert reason in alone[0]
+    assert alone[1:] == ["not in Slurm yet, as far as spool knows; `spool dispatch` goes on with it"]
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    os.utime(spool_root / "state.json")
+    served = spool("why", "far").out.splitlines()
+    assert served == [f"far: {reason}", "not in Slurm yet, as far as spool knows"]
+    assert json.loads(spool("why", "--json", "far").out)["engine_id"] is None
+
+
 @pytest.mark.usefixtures("served")
 def test_a_job_that_has_begun_in_slurm_runs_whatever_was_said_before(spool: Command, metadir: Path) -> None:
     """The record of its wrapper is newer than what a dispatcher has written, and says where it runs."""
@@ -125,7 +145,7 @@ def test_without_a_dispatcher_a_job_in_slurm_says_when_it_was_seen_last(
     (metadir / "engine").unlink()
     (metadir / "jid").unlink()
     (spool_root / "state.json").unlink()
-    assert told() == ("submitted", "handed to Slurm; no dispatcher is running")
+    assert told() == ("submitted", "on its way to Slurm; no dispatcher is running")
 
 
 def test_a_job_in_slurm_that_was_told_to_stop_is_stopping(spool: Command, metadir: Path) -> None:
@@ -197,4 +217,4 @@ def test_a_job_that_slurm_has_not_confirmed_is_not_in_slurm(spool: Command, meta
     """`info` and `why` say that it is on its way, as long as no id of it is known."""
     (metadir / "engine").unlink()
     assert spool("info").out.splitlines()[-1].endswith("on its way to Slurm")
-    assert "on its way to Slurm" in spool("why", "far").out
+    assert "not in Slurm yet" in spool("why", "far").out

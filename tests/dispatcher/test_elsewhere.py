@@ -12,23 +12,29 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
 from spool import executors
 from spool.cli.why import sentences
 from spool.core import layout
+from spool.core.eventnames import EventName
+from spool.core.events import headline
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
 from spool.core.phases import ACTIVE
+from spool.core.units import show_size
 from spool.dispatcher import launcher, limits, recovery
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
 from spool.executors.local import LocalProcesses
-from spool.formats.history import render_result
+from spool.formats.events import facts, variables
+from spool.formats.history import parse_result, render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
+from spool.query.accounting import RunEfficiency, compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, JobRow, list_jobs
@@ -37,7 +43,7 @@ from spool.state import submission
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.engine import FakeEngine, FakeRun
+from spool.testing.engine import HOST, FakeEngine, FakeRun
 
 THERE = 'executor = "slurm"'  # a name that job files may say, and that no engine has yet
 
@@ -123,6 +129,50 @@ def test_its_executor_says_how_a_run_goes_on_and_ends(session: Session) -> None:
     (result,) = history(session.world.root)
     assert (result.exit_code, result.cpu_time_ns, result.peak_memory_bytes) == (3, 7_000_000, 1 << 20)
     assert not now(session).state.runs.elsewhere["slurm"]
+
+
+def test_the_node_of_a_run_is_in_every_view_and_record(session: Session) -> None:
+    """Every view has it while the run goes on, with and without a dispatcher, and then its result and the history."""
+    session.users.submit("near", "true")
+    run, live = running(session)
+    spool = Spool(str(session.world.root))
+
+    def nodes() -> dict[str, str | None]:
+        return {row.name: row.node for row in list_jobs(spool).rows}
+
+    assert live.node == HOST
+    session.settle()
+    assert nodes() == {"x": HOST, "near": None}
+    assert job_details(spool, "x").runs[0].record.node == HOST
+    session.end()
+    assert nodes() == {"x": HOST, "near": None}
+    session.turns(1)
+    run.end(0)
+    session.settle()
+    (result,) = history(session.world.root)
+    assert result.node == HOST
+    assert result.host not in (None, HOST)
+    assert parse_result(spool.record("x", 1, layout.RESULT) or b"") == result
+    assert job_details(spool, "x").runs[0].record.node == HOST
+    assert nodes() == {"x": HOST, "near": None}
+
+
+@pytest.mark.parametrize(("measured", "recorded"), [(None, 324599808), (1 << 20, 324599808), (1 << 30, 1 << 30)])
+def test_the_memory_for_which_its_engine_ended_a_run_is_its_peak(
+    session: Session, measured: int | None, recorded: int
+) -> None:
+    """The engine's words have it where nothing larger was measured, and the advice is to ask for more than that."""
+    run, _ = running(session, "x", 'memory = "50M"')
+    run.used = Usage(peak_memory_bytes=measured)
+    run.said = EngineEnd(EngineWord.OUT_OF_MEMORY, "Slurm wrote 'exceeded memory limit (324599808 > 52428800)'")
+    run.end(137)
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.peak_memory_bytes) == (State.OUT_OF_MEMORY, recorded)
+    found = compare(Spool(str(session.world.root)), "x")
+    assert isinstance(found, RunEfficiency)
+    assert (found.compared.advice.memory_bytes or 0) >= 2 * recorded
+    assert f"needs more than {show_size(recorded)}" in found.compared.advice.notes[0]
 
 
 def test_a_run_that_is_gone_without_an_exit_code_is_lost(session: Session) -> None:
@@ -274,7 +324,7 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     row = listed(session)
-    unsaid = "handed to Slurm"  # the dispatcher has not written state.json yet
+    unsaid = "on its way to Slurm"  # the dispatcher has not written state.json yet
     assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, unsaid, None)
     (details,) = job_details(Spool(str(session.world.root)), "x").runs
     assert (details.state, details.record.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
@@ -722,3 +772,59 @@ def test_a_file_that_would_suspend_a_run_elsewhere_is_seen_by_the_next_dispatche
     session.settle()
     assert not Path(session.users.layout.suspend_file("x")).exists()
     assert not now(session).state.live["x", 1].suspended
+
+
+# --- events ---------------------------------------------------------------------------------------------------
+
+
+def heard(session: Session) -> list[tuple[str, str | None]]:
+    """Return the events of job x, each with the id of its job there."""
+    return [(event.name.value, event.engine_id) for event in events(session.world) if event.job == "x"]
+
+
+@pytest.mark.parametrize("killed", ["never", "before", "after"])
+def test_that_its_engine_has_accepted_a_run_is_told_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """The event comes when its id is known, between those of its claim and of its begin, by whichever dispatcher."""
+    nobody_reads(monkeypatch)
+    want_everything(session.world)
+    run, live = handed_over(session)
+    assert heard(session) == [("queued", None), ("submitting", None), ("submitted", None)]
+    if killed == "before":
+        session.end()
+    run.engine_id = "4711"
+    if killed != "before":
+        now(session).supervisor.suspect(live)
+    session.turns(3)
+    if killed == "after":
+        session.end()
+        session.turns(3)
+    run.begin()
+    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    session.turns(3)
+    run.end(0)
+    session.settle()
+    known = [("handed_over", "4711"), ("started", "4711"), ("finished", None)]
+    assert heard(session) == [("queued", None), ("submitting", None), ("submitted", None), *known]
+    (event,) = (each for each in events(session.world) if each.name is EventName.HANDED_OVER)
+    assert (event.id, event.executor, event.reason) == ("x:1:handed_over", "slurm", "Slurm has it as job 4711")
+    assert headline(event) == "x was handed over: Slurm has it as job 4711"
+    assert (facts(event)["executor"], facts(event)["engine_id"]) == ("slurm", "4711")
+    assert variables(event)["SPOOL_ENGINE_ID"] == "4711"
+    (before,) = (each for each in events(session.world) if each.name is EventName.SUBMITTED)
+    assert headline(before) == "x is on its way to Slurm"
+
+
+def test_a_run_that_its_engine_refuses_is_not_said_to_be_handed_over(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was never accepted has no such event."""
+    nobody_reads(monkeypatch)
+    want_everything(session.world)
+    run, live = handed_over(session)
+    run.absent, run.refusal = True, "Slurm refuses it: no such partition"
+    now(session).supervisor.suspect(live)
+    session.settle()
+    assert "handed_over" not in [name for name, _ in heard(session)]
+    assert live.engine_id is None

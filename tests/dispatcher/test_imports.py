@@ -26,13 +26,9 @@ NEVER_CALLED = {
     ("spool.machine.nvml", "__init__"): "a process of its own asks NVML",
 }
 ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.tmux_pane", "shlex", "spool.executors.slurm")
-ON_DEMAND += (
-    "spool.executors.engine",
-    "spool.executors.handover",
-    "spool.executors.policies",
-    "spool.executors.language",
-    "spool.machine.commands",
-)
+ON_DEMAND += ("spool.executors.engine", "spool.executors.handover", "spool.executors.cluster_run")
+ON_DEMAND += ("spool.executors.language", "spool.machine.commands")
+ON_DEMAND += ("spool.executors.policies",)
 RECORDER = """
 import os, sys
 if "dispatch" in open("/proc/self/cmdline").read().split("\\0"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import EngineWord, Liveness
-from spool.core.model import SECOND_NS, Jid, Request, Spec
+from spool.core.model import SECOND_NS, ArrayTask, Jid, Request, Spec
 from spool.executors import Launch
-from spool.executors import engine as cluster
-from spool.executors.engine import ClusterEngine, ClusterRun
+from spool.executors.cluster_run import GRACE_NS, LOG_GRACE_NS, ClusterRun
+from spool.executors.engine import ClusterEngine
 from spool.executors.slurm import SlurmLanguage
 from spool.formats.config import Config, SlurmConfig
 from spool.formats.run_records import VOID_JID, parse_jid
@@ -137,7 +138,7 @@ class Bench:
         """Have the engine ask about all jobs, and answer with those lines."""
         self.work(100)
         if any(self.commands.ordered[number - 1][0] == "scontrol" for number in self.commands.open):
-            self.commands.answer("scontrol", out="ClusterName = lab\n")
+            self.commands.answer("scontrol", out="ClusterName = lab\nMaxArraySize = 1001\n")
             self.work()
         self.commands.answer("squeue", status, "".join(f"{line}\n" for line in (TITLES, *lines)), err)
         return self.work()
@@ -349,7 +350,7 @@ def test_an_exit_code_may_be_late(bench: Bench, state: str | None) -> None:
     bench.folder.put_record("a", 1, layout.RC, b"0\n")
     assert run.liveness() is Liveness.GONE
     bench.folder.path("a", 1, layout.RC).unlink()
-    bench.now_ns += cluster.GRACE_NS
+    bench.now_ns += GRACE_NS
     assert run.liveness() is Liveness.GONE
 
 
@@ -385,7 +386,7 @@ def test_a_run_on_a_node_that_is_lost_is_over_when_the_node_is_back(bench: Bench
         bench.look(line("7", "NODE_FAIL", node="n1"))
         bench.commands.answer("sinfo", out=f"n1\t{state}\nn2\tidle\n")
         bench.work()
-        bench.now_ns += 10 * cluster.GRACE_NS
+        bench.now_ns += 10 * GRACE_NS
         assert run.liveness() is Liveness.ALIVE
     bench.config = Config(other_hosts_gone=("n1",))
     assert run.liveness() is Liveness.GONE
@@ -394,7 +395,7 @@ def test_a_run_on_a_node_that_is_lost_is_over_when_the_node_is_back(bench: Bench
     bench.commands.answer("sinfo", out="n1\tidle\n")
     assert bench.work() == {"a"}
     assert run.liveness() is Liveness.ALIVE
-    bench.now_ns += cluster.GRACE_NS
+    bench.now_ns += GRACE_NS
     assert run.liveness() is Liveness.GONE
 
 
@@ -693,7 +694,7 @@ def test_an_answer_without_its_titles_is_silence(bench: Bench, out: str) -> None
     for _ in range(4):
         bench.work(100)
         if any(bench.commands.ordered[number - 1][0] == "scontrol" for number in bench.commands.open):
-            bench.commands.answer("scontrol", out="ClusterName = lab\n")
+            bench.commands.answer("scontrol", out="ClusterName = lab\nMaxArraySize = 1001\n")
             bench.work()
         bench.commands.answer("squeue", out=out)
         bench.work()
@@ -808,7 +809,7 @@ def test_what_is_wrong_with_the_cluster_holds_no_job(bench: Bench, status: int, 
 
 
 def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: Bench) -> None:
-    """A user may have 100 jobs in Slurm: the next ones wait, in their order, with Slurm's words, and are tried later."""
+    """A user may have 100 jobs in Slurm: the next wait, in their order, with Slurm's words, and are tried again."""
     full = (
         "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
         "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
@@ -849,7 +850,7 @@ def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(ben
     assert run.id == "7"
     assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
     bench.look(line("7", "RUNNING"), line("8", "FAILED", "NonZeroExitCode"))
-    bench.now_ns += 10 * cluster.GRACE_NS
+    bench.now_ns += 10 * GRACE_NS
     assert run.liveness() is Liveness.ALIVE
     bench.engine.terminate({run: False})
     bench.work()
@@ -966,10 +967,10 @@ def test_a_job_that_is_remembered_again_has_its_whole_grace_at_its_end(bench: Be
     for _ in range(3):
         bench.look()
     bench.look(line("7", "RUNNING"))
-    bench.now_ns += 10 * cluster.GRACE_NS
+    bench.now_ns += 10 * GRACE_NS
     bench.look(line("7", "COMPLETED"))
     assert run.liveness() is Liveness.ALIVE
-    bench.now_ns += cluster.GRACE_NS
+    bench.now_ns += GRACE_NS
     assert run.liveness() is Liveness.GONE
 
 
@@ -1052,3 +1053,288 @@ def test_slurm_s_programs_are_looked_for_once(bench: Bench, monkeypatch: pytest.
     bench.start("c")
     bench.work()
     assert [command.arguments[0] for command in bench.commands.open.values()][-1] == "/opt/two/sbatch"
+
+
+# Arrays.
+
+
+def _array(bench: Bench, *indices: int, name: str = "sweep") -> list[ClusterRun]:
+    """Submit tasks, and have Slurm accept them as job 7."""
+    runs = [
+        bench.start(f"{name}_{index}", Spec("true", task=ArrayTask(name, index, None), request=Request(cpus=2)))
+        for index in indices
+    ]
+    bench.work(0.2)
+    return runs
+
+
+def element(index: int, state: str, reason: str = "None", mark: str = "") -> str:
+    """Return a line of squeue about an element of job 7."""
+    return line(f"7_{index}", state, reason, mark=mark or f"spool:{ID}:sweep:1:0")
+
+
+def test_an_array_is_one_submission_and_each_task_has_an_id_of_its_own(bench: Bench) -> None:
+    """The name, the mark and the log's pattern serve all elements."""
+    runs = _array(bench, 0, 1, 5)
+    (words,) = bench.commands.asked("sbatch")
+    assert {"--job-name=sweep", f"--comment=spool:{ID}:sweep:1:0", "--array=0-1,5", "--cpus-per-task=2"} <= set(words)
+    assert f"--output={bench.folder.root}/jobs/sweep_%a/1/engine.log" in words
+    bench.commands.answer("sbatch", out="7\n")
+    assert bench.work() == {"sweep_0", "sweep_1", "sweep_5"}
+    assert [run.id for run in runs] == ["7_0", "7_1", "7_5"]
+    assert bench.folder.record("sweep_5", 1, layout.ENGINE) == b"slurm lab 7_5\n"
+
+
+def test_tasks_beyond_the_largest_array_have_an_offset(bench: Bench) -> None:
+    """The element is the index less the offset, and the pattern of the log adds the zeros."""
+    _array(bench, 1003, 1004)
+    (words,) = bench.commands.asked("sbatch")
+    assert {f"--comment=spool:{ID}:sweep:1:1000", "--array=3-4"} <= set(words)
+    assert f"--output={bench.folder.root}/jobs/sweep_1%3a/1/engine.log" in words
+
+
+def test_each_element_is_a_run_by_the_mark_of_its_array(bench: Bench) -> None:
+    """The answer to the submission was lost: every element is found again, and none is submitted twice."""
+    runs = _array(bench, 0, 1, 5)
+    bench.commands.answer("sbatch", None)
+    bench.work()
+    bench.look(element(0, "RUNNING"), element(1, "PENDING"), element(5, "COMPLETED"))
+    assert [run.id for run in runs] == ["7_0", "7_1", "7_5"]
+    assert [run.waits for run in runs] == [None, "Slurm: PENDING", "Slurm: COMPLETED"]
+    assert len(bench.commands.asked("sbatch")) == 1
+
+
+def test_an_array_that_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
+    """All of its tasks wait again."""
+    runs = _array(bench, 0, 1)
+    bench.commands.answer("sbatch", None)
+    bench.work()
+    bench.look()
+    bench.look()
+    assert [run.liveness() for run in runs] == [Liveness.ABSENT, Liveness.ABSENT]
+
+
+def test_a_refused_array_says_so_of_every_task(bench: Bench) -> None:
+    """The words are those of the one submission."""
+    runs = _array(bench, 0, 1)
+    bench.commands.answer("sbatch", 1, err="sbatch: error: Batch job submission failed: Invalid qos specification\n")
+    bench.work()
+    assert {run.refusal for run in runs} == {"Slurm refuses it: Invalid qos specification"}
+
+
+def test_elements_are_cancelled_together_and_by_the_name_of_their_array(bench: Bench) -> None:
+    """An id from a record alone may be any job's: its name is that of the array."""
+    bench.folder.put_record("sweep_3", 1, layout.ENGINE, b"slurm lab 7_3\n")
+    known = _array(bench, 0, 1, 2)
+    bench.commands.answer("sbatch", out="9\n")
+    bench.work()
+    bench.look(*[line(f"9_{at}", "RUNNING", mark=f"spool:{ID}:sweep:1:0") for at in range(3)])
+    read = bench.engine.adopt("sweep_3", 1, None)
+    for run in (*known, read):
+        bench.folder.put_record(*run.key, layout.JID, f"1 1 b - n1 slurm:{run.id}\n".encode())
+    bench.engine.terminate(dict.fromkeys([*known, read], True))
+    bench.work()
+    assert bench.commands.asked("scancel") == [("scancel", "9_[0-2]"), ("scancel", "--name=sweep", "7_[3]")]
+
+
+def test_a_withdrawn_task_leaves_the_others_of_its_array(bench: Bench) -> None:
+    """It was cancelled before the array was handed over."""
+    runs = [bench.start(f"sweep_{index}", Spec("true", task=ArrayTask("sweep", index))) for index in range(3)]
+    assert list(bench.engine.terminate({runs[1]: False})) == [runs[1]]
+    bench.work(2)
+    (words,) = bench.commands.asked("sbatch")
+    assert "--array=0,2" in words
+
+
+def test_an_array_of_another_offset_is_another_one(bench: Bench) -> None:
+    """Element 3 of one array and element 3 of another are different tasks."""
+    (run,) = _array(bench, 1003)
+    bench.commands.answer("sbatch", None)
+    bench.work()
+    bench.look(element(3, "RUNNING"))
+    assert run.id is None
+    bench.look(element(3, "RUNNING", mark=f"spool:{ID}:sweep:1:1000"))
+    assert run.id == "7_3"
+
+
+@pytest.mark.parametrize(
+    "mark", [f"spool:{ID}:sweep:1:0:9", f"spool:{ID}:sweep:1:", f"spool:{ID}:sweep:1:x", "spool:::"]
+)
+def test_a_mark_that_is_none_of_ours_is_passed_over(bench: Bench, mark: str) -> None:
+    """What looks like a mark and is not one concludes nothing."""
+    (run,) = _array(bench, 3)
+    bench.commands.answer("sbatch", None)
+    bench.work()
+    bench.look(element(3, "RUNNING", mark=mark))
+    assert run.liveness() is Liveness.ALIVE
+
+
+# What wrappers report.
+
+
+def _left(bench: Bench, name: str, code: int) -> None:
+    """Leave what a wrapper leaves at its end."""
+    bench.folder.put_record(name, 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record(name, 1, layout.RC, f"{code}\n".encode())
+    bench.folder.noted = [(name, 1, layout.JID), (name, 1, layout.RC)]
+
+
+def test_an_exit_code_of_0_ends_a_run_whatever_the_engine_says(bench: Bench) -> None:
+    """No answer to a look is needed."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    _left(bench, "a", 0)
+    assert bench.work(2) == {"a"}
+    assert run.liveness() is Liveness.GONE
+
+
+def test_another_exit_code_waits_for_the_engine_s_word_and_asks_for_it(bench: Bench) -> None:
+    """It may be due to a signal of the engine."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    for _ in range(20):
+        bench.work(100)
+        bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'RUNNING')}\n")
+        bench.work()
+    _left(bench, "a", 143)
+    assert bench.work(2) == {"a"}
+    assert run.liveness() is Liveness.ALIVE
+    bench.work(1)
+    bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'PREEMPTED')}\n")
+    bench.folder.put_record(
+        "a", 1, layout.ENGINE_LOG, b"slurmstepd: error: *** JOB 7 CANCELLED AT 1 DUE TO PREEMPTION\n"
+    )
+    bench.work()
+    assert run.liveness() is Liveness.GONE
+    assert run.ending is not None
+    assert run.ending.word is EngineWord.PREEMPTED
+
+
+def test_a_run_that_was_asked_to_end_is_over_with_its_exit_code(bench: Bench) -> None:
+    """The record of the stop says why, whatever the code is."""
+    run = bench.submitted()
+    bench.look(line("7", "RUNNING"))
+    bench.engine.terminate({run: False})
+    _left(bench, "a", 143)
+    bench.work(2)
+    assert list(bench.engine.terminate({run: False})) == [run]
+
+
+def test_a_note_may_come_before_its_record_can_be_seen(bench: Bench) -> None:
+    """A network file system shows the one later than the other."""
+    run = bench.submitted()
+    bench.folder.noted = [("a", 1, layout.RC)]
+    bench.work(2)
+    assert run.liveness() is Liveness.ALIVE
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    assert bench.work(2) == {"a"}
+    assert run.liveness() is Liveness.GONE
+
+
+@pytest.mark.parametrize("note", [("b", 1, "rc"), ("a", 2, "rc"), ("a", 1, "nonsense"), ("a", 1, "")])
+def test_a_false_note_means_nothing(bench: Bench, note: tuple[str, int, str]) -> None:
+    """Anything may have written it."""
+    run = bench.submitted()
+    bench.folder.noted = [note]
+    bench.work(2)
+    assert run.liveness() is Liveness.ALIVE
+
+
+def test_an_exit_code_without_a_note_waits_for_a_look(bench: Bench) -> None:
+    """A job may write to its metadir; what lives is not called ended by that."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    bench.look(line("7", "RUNNING"))
+    assert run.liveness() is Liveness.ALIVE
+
+
+def test_without_news_the_engine_is_asked_twice_a_minute(bench: Bench) -> None:
+    """However many runs it has; the first looks after news come sooner."""
+    bench.submitted()
+    times = []
+    for _ in range(600):
+        before = len(bench.commands.asked("squeue"))
+        bench.work(1)
+        if len(bench.commands.asked("squeue")) > before:
+            times.append(bench.now_ns // SECOND_NS)
+            bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'RUNNING')}\n")
+            bench.work()
+    gaps = [after - before for before, after in pairwise(times)]
+    assert max(gaps) <= 31
+    assert gaps[0] <= 3
+    assert set(gaps[5:]) <= {30, 31}
+
+
+def test_steady_news_do_not_flood_the_engine_with_questions(bench: Bench) -> None:
+    """A submission each second for ten minutes makes at most a dozen looks a minute."""
+    for number in range(600):
+        bench.start(f"j{number}")
+        bench.work(1)
+        bench.commands.answer("sbatch", out=f"{number + 10}\n")
+        bench.work()
+        if any(bench.commands.ordered[each - 1][0] == "squeue" for each in bench.commands.open):
+            bench.commands.answer(
+                "squeue",
+                out="\n".join([TITLES, *(line(str(n + 10), "RUNNING", name=f"j{n}") for n in range(number + 1)), ""]),
+            )
+            bench.work()
+    assert len(bench.commands.asked("squeue")) <= 12 * 10 + 6
+
+
+# The engine's mistakes.
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL"])
+def test_an_end_that_slurm_has_not_written_to_the_log_is_what_the_exit_code_says(bench: Bench, state: str) -> None:
+    """A controller that crashed calls a job cancelled that has ended by itself."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"5\n")
+    bench.look(line("7", state))
+    assert run.liveness() is Liveness.ALIVE  # its last words may not be seen yet
+    bench.now_ns += LOG_GRACE_NS
+    assert run.liveness() is Liveness.GONE
+    assert run.ending is not None
+    assert run.ending.word is EngineWord.FAILED
+
+
+def test_an_end_that_slurm_has_written_to_the_log_is_believed_at_once(bench: Bench) -> None:
+    """The exit code is that of a command that was told to end."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.folder.put_record("a", 1, layout.RC, b"5\n")
+    bench.folder.put_record("a", 1, layout.ENGINE_LOG, b"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT now ***\n")
+    bench.look(line("7", "CANCELLED"))
+    assert run.liveness() is Liveness.GONE
+    assert run.ending is not None
+    assert run.ending.word is EngineWord.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("reason", "blocked"),
+    [
+        *(("Resources", False), ("Priority", False), ("None", False), ("JobHeldUser", True), ("Licenses", True)),
+        *(("ReqNodeNotAvail, UnavailableNodes:n1", True), ("QOSMaxJobsPerUserLimit", True), ("BeginTime", True)),
+    ],
+)
+def test_what_waits_for_something_other_than_room_is_blocked(bench: Bench, reason: str, blocked: bool) -> None:
+    """Others may be handed over in its place."""
+    run = bench.submitted()
+    bench.look(line("7", "PENDING", reason))
+    assert run.blocked is blocked
+    bench.look(line("7", "RUNNING"))
+    assert not run.blocked
+
+
+def test_a_cluster_that_has_no_room_for_a_job_s_record_is_full(bench: Bench) -> None:
+    """Sbatch would try again for two minutes; it is ended at once, and the job waits."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer(
+        "sbatch", -15, err="sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n"
+    )
+    assert bench.work() == {"a"}
+    assert (run.waits or "").startswith("Slurm takes no more jobs for now")
+    assert bench.engine.unavailable() is None

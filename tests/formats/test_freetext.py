@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spool.core.model import State, StopKind
-from spool.formats.freetext import MOST_BYTES, MOST_READ, one_line
+from spool.formats.freetext import MOST_BYTES, MOST_READ, one_line, peak_in
 from spool.formats.history import parse_result
 from spool.formats.run_records import parse_engine, parse_engine_end, parse_grant, parse_rc, parse_stop
 
@@ -98,3 +98,21 @@ def test_what_a_job_writes_into_its_grant_and_its_engine_is_bounded() -> None:
         assert said is not None
         assert said.isprintable()
         assert 0 < len(said.encode()) <= MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("words", "peak"),
+    [
+        ("slurmstepd: error: StepId=7.batch exceeded memory limit (324599808 > 52428800), being killed", 324599808),
+        ("over its memory limit: Slurm wrote 'Step 7.0 Exceeded memory limit (11 > 10), being killed'", 11),
+        ("exceeded memory limit (10 > 11)", None),
+        ("exceeded memory limit (x > y)", None),
+        (f"exceeded memory limit ({'9' * 40} > 1)", None),
+        ("Detected 1 oom_kill event in StepId=7.batch", None),
+        ("loss (2 > 1)", None),
+        ("", None),
+    ],
+)
+def test_the_memory_in_an_engines_words_is_a_peak(words: str, peak: int | None) -> None:
+    """What a run had when its engine ended it for that is known from the words, and from no others."""
+    assert peak_in(words) == peak

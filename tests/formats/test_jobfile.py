@@ -352,6 +352,8 @@ REFUSED = [
         'are for the command of an engine such as Slurm, and the job says executor = "tmux"',
     ),
     ('executor = "slurm"\nkeep_session = true', 'needs executor = "tmux"'),
+    ('executor = "slurm"\ngpus = 1\ngpu_idle = "30m"', "has no effect in Slurm, where spool does not see the GPUs"),
+    ('executor = "slurm"\nresources = { licence = 1 }', "are counted on this machine alone; name what Slurm counts in"),
     ('executor_options = "--constraint=ib"', "must be a list"),
     ('executor_options = ["--constraint", "ib"]', "'ib' is no option; write name and value as one"),
     ('executor_options = ["--comment=\\u001b[2J"]', "is no option"),
@@ -831,3 +833,24 @@ def test_a_plain_file_has_a_shape() -> None:
     assert shape(b'command = "sleep 1"\n') not in (None, shape(b'command = ["sleep", "1"]\n'))
     for text in (b'cpus = 1\ncommand = "a"\n', b'command = "a"\narray = "0-3"\n', b'command = "a"\n' + b"#" * 2000):
         assert shape(text) is None
+
+
+def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
+    """A job of an engine is not refused for what the configuration says of all jobs, and does not have it."""
+    defaults, _ = jobfile.defaults_of({"gpu_idle": "30m", "gpu_idle_action": "stop", "cpus": 2})
+    there = jobfile.parse(b'command = "x"\nexecutor = "slurm"\n', name="x", defaults=defaults)
+    assert (there.gpu_idle_ns, there.gpu_idle_action, there.request.cpus) == (None, "warn", 2)
+    assert "gpu_idle" not in jobfile.from_defaults(defaults, b'command = "x"\nexecutor = "slurm"\n')
+    with pytest.raises(InvalidJob, match="executor"):
+        jobfile.parse(b'command = "x"\nexecutor = ["slurm"]\n', name="x", defaults=defaults)
+    usual = jobfile.parse(b'command = "x"\n', name="x", defaults=defaults)
+    assert usual.gpu_idle_ns is not None
+    assert jobfile.why_not_elsewhere(usual, "slurm") is None
+    own = jobfile.parse(b'command = "x"\ngpu_idle = "20m"\n', name="x", defaults=defaults)
+    assert (jobfile.why_not_elsewhere(own, "slurm") or "").startswith("its gpu_idle has no effect in Slurm")
+
+
+@pytest.mark.parametrize("key", ['gpu_idle = "0s"', "keep_session = false", "resources = {}"])
+def test_a_key_that_says_nothing_is_no_problem_on_an_engine(key: str) -> None:
+    """No idle time, no session and no resource are what a job of an engine has."""
+    assert parsed(f'executor = "slurm"\n{key}').executor == "slurm"

@@ -292,6 +292,7 @@ _result = st.builds(
     grant=_grant,
     executor=st.none() | _text,
     host=st.none() | _text,
+    node=st.none() | _text,
 )
 
 

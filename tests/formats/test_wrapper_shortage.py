@@ -208,7 +208,8 @@ def _disturbed(run: Run, name: str, disturbance: str) -> Run:
     """Start a wrapper to which one call on the file *name* of its metadir fails; skip the test if that is forbidden."""
     if not _can_trace():
         pytest.skip("no strace on this machine, or nobody may be traced")
-    told = ["-e", f"inject={disturbance}", "-e", "signal=none", "-P", str(run.metadir / name)]
+    paths = [str(run.metadir / name), f"/proc/self/fd/8/{name}", name]  # as a shell names it, and the program
+    told = ["-e", f"inject={disturbance}", "-e", "signal=none", *(word for path in paths for word in ("-P", path))]
     return run.start("strace", "-f", "-qq", "-o", str(run.metadir / "trace"), *told)
 
 

@@ -55,6 +55,20 @@ def test_a_process_without_any_trace_of_the_run_is_not_its_wrapper(tmp_path: Pat
         assert not is_wrapper(pid, str(tmp_path), "a", 1)
 
 
+def test_a_wrapper_that_holds_its_metadir_is_known_wherever_that_was_moved_to(
+    tmp_path: Path, started: _Started
+) -> None:
+    """Its script and its marks name the place where the spool was, and its output may be elsewhere."""
+    root = os.path.realpath(tmp_path)
+    metadir = Path(root, "before", "jobs", "a", "1")
+    metadir.mkdir(parents=True)
+    pid = started("sh", "-c", 'exec 8< "$1"; echo; cat', "sh", str(metadir), run=f"{root}/before:a:1")
+    wait_for(lambda: os.path.exists(f"/proc/{pid}/fd/8"), what="what it holds")
+    Path(root, "before").rename(Path(root, "after"))
+    assert is_wrapper(pid, f"{root}/after", "a", 1)
+    assert not is_wrapper(pid, f"{root}/after", "a", 2)
+
+
 def test_a_wrapper_without_marks_is_known_by_its_script_its_output_or_its_child(
     tmp_path: Path, started: _Started
 ) -> None:

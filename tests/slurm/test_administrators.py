@@ -109,6 +109,8 @@ def test_how_slurm_ends_a_job_is_its_outcome(served: Served, slurm: Cluster) -> 
     assert {name: served.outcome(name) for name in expected} == expected
     assert not (served.root.parent / "begun").exists()
     assert "exceeded memory limit" in str((served.result("big") or {})["reason"])
+    assert (served.result("big") or {})["peak_memory_bytes"] > 50 << 20
+    assert "needs more than" in served.spool("seff", "big").stdout
     assert "TIMEOUT" in str((served.result("long") or {})["reason"])
     # No run counts as lost by itself: there may be none, by the configuration.
     assert [served.outcome("light", run) for run in served.runs("light")] == ["preempted", "finished"]

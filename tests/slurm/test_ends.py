@@ -44,6 +44,30 @@ def test_a_job_finishes_on_a_node(served: Served, slurm: Cluster) -> None:
     known = _in_slurm(slurm, "hello")
     assert (known["id"], known["node"]) == (engine[2], match.group(1))
     assert re.fullmatch(r"spool:\w+:hello:1", known["comment"])
+    assert result["node"] == match.group(1) != result["host"]
+    assert served.spool("ls", "--columns", "name,node").stdout.split() == ["NAME", "NODE", "hello", match.group(1)]
+
+
+def test_a_hook_hears_that_slurm_has_accepted_a_job_before_it_begins(unserved: Served, slurm: Cluster) -> None:
+    """The event has Slurm's job id while the job waits there, and comes once."""
+    told = unserved.root.parent / "told"
+    (unserved.root / "hooks").mkdir()
+    for event in ("handed_over", "started"):
+        hook = unserved.root / "hooks" / event
+        hook.write_text(f'#!/bin/sh\necho "$SPOOL_EVENT $SPOOL_JOB $SPOOL_ENGINE_ID" >> {told}\n')
+        hook.chmod(0o755)
+    _drain(slurm)
+    unserved.start()
+    unserved.drop("waits", "true")
+    unserved.until(told.exists, "the event")
+    job = _in_slurm(slurm, "waits")
+    assert job["state"] == "PENDING"
+    assert told.read_text() == f"handed_over waits {job['id']}\n"
+    for node in NODES:
+        slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+    unserved.wait_done("waits")
+    unserved.until(lambda: told.read_text().count("\n") == 2, "the next event")
+    assert told.read_text().splitlines()[1] == f"started waits {job['id']}"
 
 
 @pytest.mark.parametrize(

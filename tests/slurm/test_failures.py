@@ -378,3 +378,23 @@ def test_a_configuration_that_changes_applies_to_what_is_handed_over_next(served
     (served.root.parent / "go").touch()
     served.wait_done(*names)
     assert [served.outcome(name) for name in names] == ["cancelled", *["finished"] * 4]
+
+
+def test_a_spool_that_is_moved_while_its_jobs_run_runs_none_again(unserved: Served, slurm: Cluster) -> None:
+    """The exit code is in the directory wherever it was moved to: each job has ended as it did, in its one run."""
+    unserved.start()
+    for name, code in (("good", 0), ("bad", 3)):
+        unserved.drop(name, LEDGER.format(command=f"until [ -e go ]; do sleep 0.1; done; exit {code}"))
+    unserved.until(lambda: len(_ledger(unserved)) == 2, "both to run")
+    unserved.kill()
+    old, unserved.root = unserved.root, unserved.root.parent / "elsewhere"
+    old.rename(unserved.root)
+    unserved.environment["SPOOL_DIR"] = str(unserved.root)
+    (unserved.root.parent / "go").touch()
+    unserved.start()
+    unserved.wait_done("good", "bad")
+    results = [unserved.result(name) for name in ("good", "bad")]
+    assert [(each["outcome"], each["exit_code"]) for each in results if each] == [("finished", 0), ("failed", 3)]
+    assert [unserved.runs("good"), unserved.runs("bad")] == [[1], [1]]
+    assert sorted(_ledger(unserved)) == [["B", "bad", "1"], ["B", "good", "1"]]
+    assert not old.exists()

@@ -13,7 +13,7 @@ import sys
 from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, may_go, stem_of
 from spool.core import layout
-from spool.store.glance import machine_told
+from spool.store.glance import config_if, machine_told
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "exec
 """Keys that may request more than a machine has."""
 
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
+_NOT_ELSEWHERE = frozenset({"keep_session", "gpu_idle"})  # without effect on an engine, which may be configured
 _PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")
 
 
@@ -152,6 +153,7 @@ def _certainly_welcome(root: str, name: str | None, values: Mapping[str, list[st
     return (
         (name is None or _usable(name))
         and _certainly_fits(root, values)
+        and (_NOT_ELSEWHERE.isdisjoint(values) or config_if(root, b"executor") is None)
         and submitting.is_spool(root)
         and submitting.is_ours(root)
         and (name is None or submitting.where_taken(root, name) is None)

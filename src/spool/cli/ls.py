@@ -76,6 +76,7 @@ FIELDS = {
     "submitted": JobField(render.Column("SUBMITTED"), lambda one, now_ns: render.moment(one.row.submitted_at_ns)),
     "started": JobField(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
     "ended": JobField(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
+    "node": JobField(render.Column("NODE", cut="middle"), lambda one, now_ns: one.row.node or ""),
     "parameters": JobField(render.Column("PARAMETERS", cut="end", drop=1), _parameters),
 }
 COLUMNS = tuple(FIELDS)

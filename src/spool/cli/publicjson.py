@@ -50,7 +50,7 @@ PUBLIC = {
     "JobRow": """
         name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns
         started_at_ns ended_at_ns exit_code reason place progress suspended_ns suspended_at_ns array gpu_percent
-        parameters
+        parameters node
     """,
     "LaneBar": "first last busy run alone",
     "MachineStatus": """
@@ -79,7 +79,7 @@ PUBLIC = {
     "Reservation": "name user project start_at_ns end_at_ns gpu_count gpu_indices comment created_at_ns",
     "RunDetails": """
         run=record.run state reason attempt=record.attempt requeues=record.requeues metadir stdout stderr
-        executor=record.executor engine_id pid submitted_at_ns=record.submitted_at_ns
+        executor=record.executor engine_id node=record.node pid submitted_at_ns=record.submitted_at_ns
         started_at_ns=record.started_at_ns ended_at_ns=record.ended_at_ns exit_code=record.exit_code
         peak_memory_bytes=record.peak_memory_bytes cpu_time_ns=record.cpu_time_ns again=record.again
         again_at_ns=record.again_at_ns grant stop progress suspension gpu_use=record.gpu_use gpu_idle_ns

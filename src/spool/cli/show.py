@@ -156,6 +156,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         *_gpu_use(run),
         ("given", _given(run)),
         ("executor", ", job ".join(filter(None, (record.executor, run.engine_id)))),
+        ("node", record.node or ""),
         ("pid", str(run.pid) if run.pid is not None and record.ended_at_ns is None else ""),
         ("output", run.stdout),
         ("error output", run.stderr or ""),

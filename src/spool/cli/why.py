@@ -100,10 +100,10 @@ def _start(answer: Explanation) -> Iterator[str]:
 
 
 def _in_engine(answer: Explanation, engine: str) -> Iterator[str]:
-    if answer.dispatcher:
-        if answer.engine_id is None:
-            yield f"on its way to {engine}, which has not confirmed it yet"
-        else:
-            yield f"in {engine} as job {answer.engine_id}, which alone knows when it starts"
+    if answer.engine_id is None:
+        remedy = "" if answer.dispatcher else "; `spool dispatch` goes on with it"
+        yield f"not in {engine} yet, as far as spool knows{remedy}"
+    elif answer.dispatcher:
+        yield f"in {engine} as job {answer.engine_id}, which alone knows when it starts"
     else:
         yield f"{engine} alone knows when it starts; `spool dispatch` asks it again"

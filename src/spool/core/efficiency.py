@@ -141,8 +141,8 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if run.run_time_ns is None:
         notes.append("its run time is unknown")
     if run.state is State.OUT_OF_MEMORY:
-        memory, note = _twice(memory, grant.memory_bytes, show_size)
-        notes.append(f"it ran out of memory, and how much it needs is unknown: {note}")
+        memory, note = _more_memory(memory, grant.memory_bytes)
+        notes.append(note)
     elif memory is None and run.engine is not None:
         notes.append(f"its peak memory is unknown: only {engine_title(run.engine)} measures it")
     elif memory is None:
@@ -187,6 +187,14 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         else rounded_time(time_limit),
         notes=tuple(notes),
     )
+
+
+def _more_memory(used: int | None, given: int | None) -> tuple[int | None, str]:
+    """Return how much memory to ask for after a run that ran out of it, and a note."""
+    least = max(used or 0, given or 0)
+    needs = f"needs more than {show_size(least)}" if least else "how much it needs is unknown"
+    memory, note = _twice(used, given, show_size)
+    return memory, f"it ran out of memory, and {needs}: {note}"
 
 
 def _twice(used: int | None, given: int | None, show: Callable[[int], str]) -> tuple[int | None, str]:

@@ -14,6 +14,7 @@ class EventName(StrEnum):
     QUEUED = "queued"  # a new submission was found in queued/
     SUBMITTING = "submitting"  # about to start; a listener may veto it
     SUBMITTED = "submitted"  # its start is committed and the wrapper is launched
+    HANDED_OVER = "handed_over"  # its engine has accepted it; it may wait there
     STARTED = "started"  # the wrapper has reported
     POLLING = "polling"  # its progress was checked while it runs
     GPU_IDLE = "gpu_idle"  # it has left its GPUs idle for too long

@@ -14,6 +14,7 @@ from msgspec import Struct
 from spool.core.eventnames import EventName, concerns
 from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Grant, Notify, Request, Result
+from spool.core.names import engine_of, engine_title
 from spool.core.pools import in_words
 from spool.core.units import show_duration, show_size
 
@@ -37,6 +38,7 @@ class Event(Struct, frozen=True, kw_only=True):
     group: str | None = None
     tags: tuple[str, ...] = ()
     executor: str | None = None
+    engine_id: str | None = None  # of the run in its engine, such as Slurm's job id
     request: Request | None = None
     grant: Grant | None = None
     submitted_at_ns: int | None = None
@@ -103,6 +105,7 @@ _SAYS = {
     EventName.QUEUED: "is queued",
     EventName.SUBMITTING: "is about to start",
     EventName.SUBMITTED: "starts",
+    EventName.HANDED_OVER: "was handed over",
     EventName.STARTED: "has started",
     EventName.POLLING: "runs",
     EventName.GPU_IDLE: "leaves its GPUs idle",
@@ -138,6 +141,8 @@ def headline(event: Event) -> str:
     else:
         subject = f"the dispatcher of {event.spool_dir}"
     said = f"{subject} {_SAYS[event.name]}"
+    if event.name is EventName.SUBMITTED and (engine := engine_of(event.executor)) is not None:
+        said = f"{subject} is on its way to {engine_title(engine)}"  # which decides when it starts
     if event.name is EventName.CANCELLED and event.reason.startswith("cancelled "):
         return f"{subject} was {event.reason}"
     # "Finished" already means exit code 0.

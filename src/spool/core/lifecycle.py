@@ -300,8 +300,8 @@ def stop_words(stop: Stop) -> str:
 
 
 def handed_to(engine: str) -> str:
-    """Return the reason of a `submitted` run whose engine has not given one."""
-    return f"handed to {engine_title(engine)}"
+    """Return the reason of a `submitted` run whose engine has not given one; it may not have the run yet."""
+    return f"on its way to {engine_title(engine)}"
 
 
 def suspended_words(suspension: Suspension, by: str) -> str:

@@ -214,6 +214,9 @@ class JobDefaults(Struct, frozen=True):
     text: str = ""
 
 
+_NO_NODE = frozenset({"-", "unknown"})  # what a wrapper writes that its engine has not told the node
+
+
 class Jid(Struct, frozen=True):
     """The identity of a wrapper: a pid alone proves nothing."""
 
@@ -223,6 +226,11 @@ class Jid(Struct, frozen=True):
     pid_namespace: str  # "pid:[4026531836]"
     host: str
     engine: str | None = None  # of a run on a cluster: "slurm:4711", the engine and its id there
+
+    @property
+    def node(self) -> str | None:
+        """The node of a run on a cluster; None: unknown, or it runs here."""
+        return self.host if self.engine is not None and self.host not in _NO_NODE else None
 
 
 SOMEONE_WHO = "someone who can write to "
@@ -273,7 +281,8 @@ class Result(Struct, frozen=True):
     request: Request = Request()
     grant: Grant = Grant()
     executor: str | None = None
-    host: str | None = None
+    host: str | None = None  # of the dispatcher
+    node: str | None = None  # where it ran on a cluster
     suspended_ns: int = 0  # total time suspended between start and end
     gpu_use: tuple[GpuUse, ...] = ()  # of each GPU of the grant; () is unknown
     recorded_at_ns: int | None = None  # when the history line was written, if that was long after the end

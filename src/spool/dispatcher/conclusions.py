@@ -28,6 +28,7 @@ from spool.core.model import Jid, State, StopKind
 from spool.core.phases import Ended, TakenBack, Unstartable, Void
 from spool.dispatcher.timers import Clock
 from spool.executors import RunHandle
+from spool.formats.freetext import peak_in
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.run import ActiveRun
 from spool.store.disk import status_of
@@ -171,6 +172,8 @@ class Concluder:
         if proof.verdict is Verdict.VOID:
             failure = end.said if end is not None and end.word in _NOT_BY_CHANCE else ""
             return Void(self._end_of(live), failure or None, _failed_too_often(live, failure))
+        if proof.outcome is State.OUT_OF_MEMORY and end is not None and (peak := peak_in(end.said)) is not None:
+            live.used_memory(peak)  # what was measured may be a sample from before
         return self._ended(live, proof, evidence.rc, evidence.rc_at_ns)
 
     def was_recorded(self, live: ActiveRun) -> bool:

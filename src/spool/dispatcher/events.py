@@ -338,6 +338,7 @@ class EventRecorder:
             "attempt": live.attempts.attempt,
             "user": live.user,
             "executor": live.executor,
+            "engine_id": live.engine_id,
             "grant": live.grant,
             "submitted_at_ns": live.wait.arrived_at_ns,
             "started_at_ns": live.ran_from_ns,

@@ -276,6 +276,7 @@ class Finalizer:
             cpu_time_ns=live.usage.cpu_time_ns,
             grant=live.grant,
             executor=live.executor,
+            node=live.node,
             suspended_ns=live.suspension.total_ns(end.at_ns),
             gpu_use=live.gpu_watch.known if live.gpu_watch is not None else (),
         )

@@ -291,6 +291,13 @@ class Launcher:
             unregistered_until_ns=time.monotonic_ns() + SILENT_NS,
         )
 
+    def _at_once(self, spec: Spec) -> int | None:
+        """Return how many tasks of the array of *spec* may run at once now."""
+        if spec.task is None:
+            return None
+        array = self._state.arrays.get(spec.task.array)
+        return array.max_running if array is not None else spec.task.max_running
+
     def _launch(self, live: ActiveRun, group: RunGroup | None, now_ns: int) -> bool:
         """Start the wrapper of a run; return whether the machine refuses to."""
         if is_unstartable(live):
@@ -305,6 +312,7 @@ class Launcher:
             keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
             group=group,
             spec=live.spec,
+            at_once=self._at_once(live.spec),
         )
         try:
             handle = self._executors[live.executor].start(launch)

@@ -572,9 +572,11 @@ class Dispatcher:
         return bool(ended)
 
     def _hear_of_engines(self) -> None:
-        """Ask again the executors that have changed, and time the runs that have begun elsewhere."""
+        """Ask again the executors that have changed; report runs that were accepted elsewhere, and time those begun."""
         if self.executors.turned():
             self.launcher.ask_executors_again()
+        for live in self.supervisor.accepted():
+            self.monitor.handed_over(live)
         for live in self.supervisor.begun():
             self.limits.add(live)
         if self.supervisor.heard():

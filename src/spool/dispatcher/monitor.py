@@ -1,8 +1,8 @@
 """Events that are not caused by a step of the dispatcher.
 
-These are: wrappers have begun, runs go on, reservations begin and end, GPUs are used and free again, and a dispatcher
-is running. Lasting conditions are noted in the journal, so that the next dispatcher neither skips nor repeats their
-events.
+These are: engines have accepted runs, wrappers have begun, runs go on, reservations begin and end, GPUs are used and
+free again, and a dispatcher is running. Lasting conditions are noted in the journal, so that the next dispatcher
+neither skips nor repeats their events.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from spool.core.eventnames import EventName
 from spool.core.gpus import stranger
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Gpu, Jid, Machine, Running, Stop, StopKind
+from spool.core.names import engine_title
 from spool.core.phases import Ended
 from spool.core.reservations import is_active
 from spool.dispatcher.confinement import Thing
@@ -26,7 +27,7 @@ from spool.state.world import MachineMonitor
 
 _SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon to look for a jid again
 _POLL_NS = 60 * SECOND_NS
-_OF_RUNS = (EventName.STARTED, EventName.CANCELLING)  # noted conditions of a run
+_OF_RUNS = (EventName.HANDED_OVER, EventName.STARTED, EventName.CANCELLING)  # noted conditions of a run
 _OF_RESERVATIONS = frozenset({EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
 _OF_GPUS = frozenset({EventName.GPU_TAKEN, EventName.GPU_FREE})
 
@@ -143,6 +144,14 @@ class Monitor:
         if self._events.wants(EventName.STARTED, live.spec) and not self.has_told(EventName.STARTED, live):
             self.silent[live.key] = live
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS
+
+    def handed_over(self, live: ActiveRun) -> None:
+        """Report that the engine of a run has accepted it, if no earlier dispatcher has."""
+        name = EventName.HANDED_OVER
+        if self._events.wants(name, live.spec) and not self.has_told(name, live):
+            has_it = f"{engine_title(live.executor)} has it as job {live.engine_id}"
+            self._events.run(name, live, self._clock(), has_it)
+            self._note(_key(live, name))
 
     def stopping(self, live: ActiveRun, stop: Stop) -> None:
         """Report that a run is about to be cancelled, before that is on record."""

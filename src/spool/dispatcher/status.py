@@ -252,6 +252,7 @@ class StatusWriter:
             since_ns=live.wait.arrived_at_ns,
             started_at_ns=live.ran_from_ns,
             engine=live.elsewhere,
+            node=live.node,
             time_limit_ns=live.spec.time_limit_ns,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,

@@ -36,6 +36,7 @@ class Supervisor:
         self.suspects: set[tuple[str, int]] = set()  # runs whose end must be checked
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs whose end no event reports
         self._ended: list[ActiveRun] = []  # found, and not returned yet
+        self._accepted: list[ActiveRun] = []  # by their engines, and not returned yet
         self._begun: list[ActiveRun] = []  # elsewhere, and not returned yet
         self._news = False  # an engine has news of a run that waits there
         self._poll_at_ns = 0
@@ -92,6 +93,11 @@ class Supervisor:
             if live is not None and live.handle is not None:
                 live.handle.has_ended()
 
+    def accepted(self) -> list[ActiveRun]:
+        """Return the runs that their engines have accepted since the last call."""
+        accepted, self._accepted = self._accepted, []
+        return accepted
+
     def begun(self) -> list[ActiveRun]:
         """Return the runs that have begun elsewhere since the last call: their time limits count from then."""
         begun, self._begun = self._begun, []
@@ -143,6 +149,8 @@ class Supervisor:
             if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
                 live.seen_alive()
             if live.elsewhere is not None:
+                if live.accepted_as(handle.engine_id):
+                    self._accepted.append(live)
                 self._note_begin(live)
                 if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
                     self._changes.suspensions.add(live.name)

@@ -17,6 +17,7 @@ from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunH
 from spool.executors.local import LocalProcesses
 from spool.formats import engines
 from spool.formats.config import Config
+from spool.formats.jobfile import why_not_elsewhere
 from spool.machine.cgroups import RunGroups
 
 log = logging.getLogger(__name__)
@@ -144,10 +145,14 @@ class Executors:
         self._told = told
 
     def problem_of(self, spec: Spec) -> str | None:
-        """Return why a job cannot be started: its executor cannot start anything, or rejects one of its options."""
+        """Return why a job cannot be started: its executor cannot start anything, or rejects one of its keys."""
         if spec.executor_options and self.elsewhere(spec.executor) is None:
             executor = spec.executor or self._default()
             return f"its executor_options are for an engine such as Slurm, but its executor is {executor}"
+        if spec.keep_session or spec.gpu_idle_ns is not None or spec.request.resources:
+            engine = self.elsewhere(spec.executor)
+            if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:
+                return why
         return self.problem(spec.executor)
 
     def _problem(self, name: str) -> str | None:
@@ -227,6 +232,12 @@ class Executors:
             with suppress(SpoolError):  # the run is left alone then
                 engine = self[name].engine
         return engine.adopt(job, run, jid)
+
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Tell the engines how many tasks of an array may run at once from now on."""
+        for name, engine in self.engines.items():
+            with self._confined(name):
+                engine.limit_array(array, at_once)
 
     def work(self) -> list[RunHandle]:
         """Let every engine do its due work; return the runs with news."""

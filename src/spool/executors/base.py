@@ -38,6 +38,9 @@ class Launch(Struct, frozen=True):
     spec: Spec | None = None
     """The job file's content, for an engine that must know the needs of the run."""
 
+    at_once: int | None = None
+    """How many tasks of its array may run at once now, whatever the task's own file says."""
+
     def inherited(self) -> dict[str, str]:
         """Return the environment to start the wrapper with. The run's own additions are in the script.
 
@@ -127,6 +130,10 @@ class RunHandle(Protocol):
         """Whether the wrapper is a child of this process, so that SIGCHLD announces its end."""
 
     @property
+    def engine_id(self) -> str | None:
+        """The id of its job at its engine, which has accepted it; None: not yet, or it is on this machine."""
+
+    @property
     def waits(self) -> str | None:
         """Why it has not begun at its engine, in the engine's words; None if it has begun, or is on this machine."""
 
@@ -141,10 +148,6 @@ class RunHandle(Protocol):
     @property
     def blocked(self) -> bool:
         """Whether it waits at its engine for something other than room, so that others may start before it."""
-
-    @property
-    def engine_id(self) -> str | None:
-        """The id of its job in its engine, once known; None on this machine."""
 
     @property
     def refusal(self) -> str | None:
@@ -212,6 +215,9 @@ class Engine(Protocol):
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return a run that another dispatcher has started; *jid* is its wrapper's identity, if known."""
+
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Apply a new limit of running tasks to an array, if the engine keeps such limits itself."""
 
     def terminate(self, runs: Mapping[Any, bool]) -> Collection[RunHandle]:
         """Continue to end *runs*: ask each to end, once, and force those that are True; return those gone for good.

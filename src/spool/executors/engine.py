@@ -5,415 +5,48 @@ here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that it 
 submission was not answered. A job that is missing from two answers of the engine was never submitted. The commands run
 in a helper process, so nothing here waits.
 
-Wrappers report their begin and end by notes in the spool, so the engine is asked only about what they cannot tell. An
-exit code of 0 proves the end; any other one may be due to the engine, whose word decides.
+Wrappers report their begin and end by notes in the spool, so the engine is asked only about what they cannot tell.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.layout import Layout
-from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
+from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.core.units import whole_words
-from spool.executors.base import EngineEnd, Home, Launch, Usage
+from spool.executors.base import Home, Launch
+from spool.executors.cluster_run import GRACE_NS, MARK, ClusterRun, Phase, key_of
 from spool.executors.handover import HandOver, Portion, Siblings
 from spool.executors.language import Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
 from spool.formats.freetext import MOST_READ
-from spool.formats.run_records import parse_engine, parse_engine_end, parse_jid, parse_rc, render_engine
+from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 log = logging.getLogger(__name__)
 
-GRACE_NS = 120 * SECOND_NS
-"""An exit code may stay unseen this long after the end: caches of network file systems are up to a minute old."""
-
-LOG_GRACE_NS = 30 * SECOND_NS
-"""An engine that calls a run cut short has written so to the run's log; its words may stay unseen this long."""
-
 QUICK_NS = 2 * SECOND_NS
 """The first look follows this long after news; without further news, each next one after twice as long."""
 
-_LOOKS, _LOOKS_WITHIN_NS = 6, 60 * SECOND_NS  # after so many looks in that time, the next ones are further apart
+_LOOKS, _LOOKS_WITHIN_NS = 6, 60 * SECOND_NS  # after this number of looks in that time, the next are further apart
 _SPACING_NS, _WIDE_SPACING_NS = SECOND_NS, 5 * SECOND_NS
 _NOTES_NS, _SELDOM_NOTES_NS = SECOND_NS // 4, 2 * SECOND_NS  # the interval of looks for notes
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
 _MOST_WORDS = 200  # characters of a command's message
-_SURE = 2  # answers without a job before it counts as absent
 _IDS = 200  # of one cancel command
-_AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
-_PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
-_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)(?::([0-9]+))?(?![0-9:])", re.ASCII)
-_BY_SIGNALS = frozenset({EngineWord.CANCELLED, EngineWord.TIMEOUT, EngineWord.PREEMPTED, EngineWord.NODE_LOST})
-
-
-class _Phase(Enum):
-    QUEUED = "it is still to be handed over"
-    SENT = "it is being handed over"
-    UNSURE = "it is unknown whether it was handed over"
-    KNOWN = "the engine has it, or had it"
-    ABSENT = "the engine does not have it, and never had it"
-
-
-class ClusterRun:
-    """A run of a cluster, according to its engine and its records."""
-
-    exit_status: None = None
-    is_child = False
-    resists = ""
-    holds_memory = True
-
-    def __init__(self, engine: ClusterEngine, key: tuple[str, int], *, first_look: int = 0) -> None:
-        self.engine = engine
-        self.key = key
-        self.jid: Jid | None = None
-        self.id: str | None = None
-        self.is_ours = False  # the engine has confirmed it: by its answer to the submission, or by the mark
-        self.refusal: str | None = None
-        self.ending: EngineEnd | None = None
-        self.blocked = False  # it waits there for something other than room
-        self.phase = _Phase.UNSURE
-        self.first_look = first_look  # that can report it
-        self.foreign = ""  # the cluster that has it, if another one answers
-        self.halted: str | None = None
-        self.waits_again = False  # it has begun, and was requeued: the engine's job never begins
-        self.alive_at_ns: int | None = None  # when the engine last reported that it had begun and not ended
-        self._said = ""
-        self._begun = False
-        self._spoke = 0  # the first look that had it waiting though its wrapper had registered
-        self._node = ""
-        self._misses = 0  # looks in a row without it
-        self._ended_ns = 0  # when its end was first seen
-        self._forced = False
-        self._explained = False
-        self._exit: int | None = None  # its exit code, if its wrapper has reported that
-        self._settled = False  # its exit code was seen, which a wrapper writes last
-        self._stuck = ""  # the engine keeps it, and cannot start it: why
-        self._recorded = False
-        self._complained = False  # that its record cannot be written
-        self._written_end: EngineEnd | None = None  # in its record, because it had not begun
-        self._asked: tuple[str, int] = ("", 0)  # the kind of the last cancel, and its time
-
-    @property
-    def waits(self) -> str | None:
-        """Why it has not begun yet, in its engine's words."""
-        if self._begun or self.jid is not None:
-            return None
-        if self.phase is _Phase.KNOWN:
-            return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
-        if self.phase is _Phase.QUEUED and self.engine.full:
-            return self.engine.full
-        return str(self.phase.value)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it was handed over, or is just now, and has not ended as far as known."""
-        return self.phase not in (_Phase.QUEUED, _Phase.ABSENT) and self.ending is None and self._exit is None
-
-    @property
-    def engine_id(self) -> str | None:
-        """The id of its job in the engine, once known."""
-        return self.id
-
-    def identified(self, jid: Jid) -> None:
-        """Record the wrapper's identity, and so which of the engine's jobs it is: a submission may arrive twice."""
-        self.jid = jid
-        engine, _, known = (jid.engine or "").partition(":")
-        if engine == self.engine.name and known and known != "unknown" and known != self.id:
-            is_sent = self.phase is _Phase.SENT  # and begins before its submission is answered
-            self._becomes(known)
-            self.is_ours = is_sent
-
-    def liveness(self) -> Liveness:
-        """Return the state of the wrapper: alive until the engine says otherwise."""
-        if self.phase is _Phase.ABSENT:
-            return Liveness.ABSENT
-        if self._exit == 0 or (self._exit is not None and self._asked[0]):
-            return Liveness.GONE  # whatever the engine says of it
-        if self.phase is not _Phase.KNOWN or self.ending is None:
-            return Liveness.ALIVE
-        if self._settled:
-            return Liveness.GONE
-        found, ended = self.engine.records(self), self.id
-        if self._look_for_jid() and self.id != ended:
-            return Liveness.ALIVE  # the job that ended was the other one, which came too late
-        ending = self._explain(self.ending, found)
-        if ending is None:
-            return Liveness.ALIVE
-        if not self._forced:
-            if not self._is_settled(ending, found):
-                return Liveness.ALIVE
-            self._write_end(ending, found)
-        return Liveness.GONE
-
-    def watch(self) -> None:
-        """Return None: no descriptor shows its end, only the engine's answers do."""
-
-    def has_ended(self) -> None:
-        """Do nothing: only the engine reports the end."""
-
-    def left_behind(self) -> bool:
-        """Return False: the engine ends leftovers on a node."""
-        return False
-
-    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
-        """Let the wrapper pass a signal on to its command; return the number of runs that are signalled."""
-        if self.id is None or self.ending is not None or self.foreign:
-            return 0
-        if signal_name not in _PASSED_ON:
-            log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
-            return 0
-        self.engine.order_signal(self, signal_name)
-        return 1
-
-    def usage(self) -> Usage:
-        """Return nothing: only the engine's accounting knows, and not every cluster has one."""
-        return Usage()
-
-    def close(self) -> None:
-        """Release the run."""
-        self.engine.forget(self)
-
-    # For its engine.
-
-    @property
-    def mark(self) -> str:
-        """The mark that identifies its job in the engine."""
-        return f"spool:{self.engine.home.identity()}:{self.key[0]}:{self.key[1]}"
-
-    @property
-    def lost_node(self) -> str:
-        """The node that must come back before it is certain that nothing of the run is left; "" if none."""
-        return self._node if self.ending is not None and self.ending.word is EngineWord.NODE_LOST else ""
-
-    def told(self, record: str) -> bool:
-        """Read a record that its wrapper has reported; return whether it can be seen. Raises OSError."""
-        if record == layout.JID:
-            return self._look_for_jid()
-        if self._exit is None:
-            self._exit = parse_rc(self.engine.home.record(*self.key, layout.RC) or b"")
-            if self._exit:
-                self.engine.look_soon(_SPACING_NS)  # the engine may have ended it
-        return self._exit is not None
-
-    def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
-        """Process the engine's answer to its submission."""
-        self.first_look = next_look
-        if self.id is not None:
-            return  # its wrapper has registered first
-        if isinstance(answer, str):
-            self._becomes(answer)
-            self.is_ours = True
-        elif answer is not None:
-            self.phase, self.refusal = _Phase.ABSENT, str(answer)
-        else:
-            self.phase = _Phase.UNSURE
-
-    def withdraw(self) -> None:
-        """Record that it will not be submitted any more."""
-        self.phase = _Phase.ABSENT
-
-    def was_given_up(self) -> None:
-        """Record that an earlier dispatcher took its jid, so it never begins: because it had ended, or was absent."""
-        self.ending = self._written_end
-        if self.ending is None:
-            self.phase = _Phase.ABSENT
-
-    def remember(self) -> None:
-        """Read what an earlier dispatcher has recorded of it."""
-        data = self.engine.home.record(*self.key, layout.ENGINE) or b""
-        record, end = parse_engine(data), parse_engine_end(data)
-        if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
-            self._written_end = EngineEnd(*end) if end is not None else None
-            self.id, self.phase, self._recorded = record[2], _Phase.KNOWN, True
-            known = self.engine.cluster
-            self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
-
-    def observe(self, found: Sequence[Sighting], look: int, now_ns: int) -> bool:
-        """Process the sightings of it in one answer; return whether they are news."""
-        before = (self.phase, self._said, self._begun, self.blocked)
-        if len(found) > 1:
-            with suppress(OSError):  # the next answer has both again
-                self._look_for_jid()
-        seen = self._own(found)
-        if seen is None:
-            self._missed(now_ns)
-        else:
-            if seen.id != self.id:
-                log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
-                self._becomes(seen.id)
-            elif not self._recorded:
-                self._record()
-            self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
-            self.is_ours |= _key(seen, self.engine.home.identity()) == self.key
-            self._begun, self._node = self._begun or seen.begun, seen.node or self._node
-            self.blocked = seen.blocked and not self._begun and self.jid is None
-            self.halted = self.engine.title if seen.halted else ""
-            with suppress(OSError):  # the next answer repeats it
-                self._see_put_back(seen, look, news=seen.said != before_said)
-            if seen.stuck and not self._stuck:
-                self._stuck = f"{self.engine.title} cannot start it: {seen.said}"
-                self.engine.order_cancel(self, None)
-            if seen.word is not None:
-                self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
-            elif self.waits_again:
-                self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", now_ns)
-            else:
-                self.ending, self._ended_ns, self._settled = None, 0, False
-                self.alive_at_ns = time.time_ns() if seen.begun else None
-        return self.ending is not None or before != (self.phase, self._said, self._begun, self.blocked)
-
-    def _own(self, found: Sequence[Sighting]) -> Sighting | None:
-        """Return which of the jobs with its mark it is: by its wrapper's jid, else by the answer to its submission."""
-        living = [each for each in found if each.word is None]
-        if self.id is None:
-            return next(iter(living or found[-1:]), None)
-        same = [each for each in found if each.id == self.id]
-        return next(iter(same or (living if self.jid is None else ())), None)
-
-    def press(self, *, kill: bool, now_ns: int) -> bool:
-        """Continue to end it; return whether nothing of it is left."""
-        if self.phase is _Phase.QUEUED:
-            self.engine.withdraw(self)
-        if self.ending is not None and kill:
-            self._forced = True  # its exit code is no longer waited for
-        if self.liveness() is not Liveness.ALIVE:
-            return True
-        if self.ending is not None or self.foreign or self.engine.silent:
-            return False
-        # A suspended job does not receive TERM there, and only administrators continue it; a cancel does both.
-        kill = kill or bool(self.halted)
-        how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
-        if not self._was_asked(how, now_ns):
-            if self._look_for_jid() and how == "withdraw":
-                how = "ask"
-            if self.id is not None and not self._was_asked(how, now_ns):
-                self._asked = how, now_ns
-                if how == "ask":
-                    self.engine.order_signal(self, "TERM")
-                else:
-                    self.engine.order_cancel(self, None, only_waiting=how == "withdraw")
-        return False
-
-    def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
-        """Check whether it waits though its wrapper had registered before that look: a run begins only once."""
-        if seen.begun or seen.word is not None:
-            self._spoke = 0
-        elif not self._spoke and (self._begun or news) and self._look_for_jid() and seen.id == self.id:
-            self._spoke = look
-        self.waits_again = 0 < self._spoke < look
-
-    def _was_asked(self, how: str, now_ns: int) -> bool:
-        """Whether this was ordered, and need not be repeated yet; the wrapper is signalled once."""
-        asked, at_ns = self._asked
-        return asked == how and (how == "ask" or now_ns - at_ns < _AGAIN_NS)
-
-    def _look_for_jid(self) -> bool:
-        """Return whether the wrapper has registered. Raises OSError."""
-        if self.jid is None and isinstance(found := self.engine.home.jid(*self.key), Jid):
-            self.identified(found)
-        return self.jid is not None
-
-    def _becomes(self, job_id: str) -> None:
-        """Record which of the engine's jobs it is, also on disk for the next dispatcher."""
-        self.id, self.phase, self._recorded, self.is_ours = job_id, _Phase.KNOWN, False, False
-        self.ending, self._ended_ns, self._misses = None, 0, 0  # these facts are about another job
-        self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
-        self._record()
-
-    def _record(self) -> None:
-        """Write its id to its record; without that the next dispatcher finds it by its mark."""
-        try:
-            line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-")
-            self.engine.home.put_record(*self.key, layout.ENGINE, line)
-            self._recorded, self._complained = True, False
-        except OSError as error:  # the next look tries again
-            if not self._complained:
-                log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
-            self._complained = True
-
-    def _missed(self, now_ns: int) -> None:
-        self._misses += 1
-        if self._misses < _SURE or self.foreign:
-            return
-        if self.id is None:
-            self.phase = _Phase.ABSENT
-        elif self.ending is None:
-            self._ends(EngineWord.FORGOTTEN, f"{self.engine.title} does not know job {self.id} any more", now_ns)
-
-    def _ends(self, word: EngineWord, said: str, now_ns: int) -> None:
-        """Record that the engine reports its end, for the first time or again."""
-        if self._stuck and self.jid is None:
-            self.phase, self.refusal = _Phase.ABSENT, self._stuck
-            return
-        self._ended_ns = self._ended_ns or now_ns
-        if self.ending is None or word is not EngineWord.FORGOTTEN:
-            self.ending, self._explained = EngineEnd(word, said), False
-
-    def _explain(self, ending: EngineEnd, found: Collection[str]) -> EngineEnd | None:
-        """Return how the engine has ended it: by its log, if the engine's word is too vague, or may be mistaken.
-
-        An engine that was restarted may call a run cancelled that has ended by itself. If it has cut a run short, it
-        says so in the log of the run. None: not known yet. Raises OSError.
-        """
-        if self._explained:
-            return ending
-        if ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
-            known = self.engine.last_words(self)
-            if known is not None:
-                ending = self.ending = EngineEnd(known[0], f"{self.engine.title} wrote {known[1]!r}")
-            elif self._written_end is not None:
-                ending = self.ending = self._written_end
-        elif ending.word in _BY_SIGNALS and layout.RC in found and self._denies_its_end():
-            if self.engine.now_ns() < self._ended_ns + LOG_GRACE_NS:
-                return None
-            ending = self.ending = EngineEnd(EngineWord.FAILED, ending.said)
-        self._explained = True
-        return ending
-
-    def _denies_its_end(self) -> bool:
-        """Whether the engine has not written to the log of this run that it ended it, and was not asked to."""
-        asked = self._forced or self._asked[0]
-        return self.engine.logs_ends and not asked and self.engine.last_words(self) is None
-
-    def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
-        """Record how it ended before it began, if its job ends with that. Raises OSError.
-
-        Its jid is taken next, which only says that it never begins: a later dispatcher needs the reason.
-        """
-        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or layout.JID in found:
-            return
-        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id, (end.word, end.said))
-        self.engine.home.put_record(*self.key, layout.ENGINE, line)
-        self._written_end = end
-
-    def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
-        """Whether its records are certainly complete; *found* are their names. Raises OSError."""
-        code = layout.RC in found and self.engine.home.record(*self.key, layout.RC)
-        self._settled = bool(code) or layout.REFUSED in found
-        if self._settled:
-            return True
-        if self.jid is None and layout.JID not in found and end.word is not EngineWord.COMPLETED:
-            return True  # taking the jid settles whether that is so
-        if end.word is EngineWord.NODE_LOST:
-            return self.engine.is_back(self._node)
-        unexplained = end.word in (EngineWord.COMPLETED, EngineWord.FAILED, EngineWord.FORGOTTEN)
-        return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
 
 
 class ClusterEngine:
@@ -484,7 +117,7 @@ class ClusterEngine:
             self.home.identity()
         except OSError as error:
             raise StartRefused(f"the spool has no name for {self.title}: {error.strerror}") from error
-        run.phase = _Phase.QUEUED
+        run.phase = Phase.QUEUED
         self._handover.add(launch)
         self._runs[run.key] = run
         return run
@@ -510,6 +143,14 @@ class ClusterEngine:
     def full(self) -> str:
         """Why it accepts no more for now, "" if it does."""
         return self._handover.full
+
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Apply a new limit of running tasks to an array, for the tasks there and for those that follow."""
+        self._handover.limit(array, at_once)
+        ids = dict.fromkeys(run.id for run in self._families.get(array, ()) if run.is_open and run.id is not None)
+        for job in dict.fromkeys(map(self._language.array_of, ids)):
+            if job is not None and (command := self._language.limit_array(job, at_once)) is not None:
+                self._order(command, lambda done: None)
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
         """Return a run that another dispatcher has started, or was about to. Raises OSError."""
@@ -577,7 +218,7 @@ class ClusterEngine:
         self._family(run.key[0]).pop(run, None)
         for record in (layout.JID, layout.RC):
             self._unseen.pop((run, record), None)
-        if run.phase is _Phase.ABSENT or run.waits_again:
+        if run.phase is Phase.ABSENT or run.waits_again:
             self._ghosts_until_ns = self._clock() + _GHOSTS_NS
 
     def withdraw(self, run: ClusterRun) -> None:
@@ -590,7 +231,7 @@ class ClusterEngine:
         assert run.id is not None
         # An id known only from a record may be any job's: that job is ended only if it also has the name of this one.
         name = "" if run.is_ours else run.key[0]
-        if name and self._language.is_element(run.id):
+        if name and self._language.array_of(run.id) is not None:
             name = array_of(name)
         self._cancels.setdefault((signal, only_waiting, name), {})[run.id] = run
 
@@ -603,12 +244,15 @@ class ClusterEngine:
 
     def look_soon(self, after_ns: int) -> None:
         """Look after *after_ns* at the latest, because there is news; further apart after many looks."""
-        now_ns, policy_ns = self._clock(), self._language.policy().poll_ns
-        last = self._looked_at_ns
-        is_much = len(last) == _LOOKS and now_ns - last[0] < _LOOKS_WITHIN_NS
-        spacing_ns = min(_WIDE_SPACING_NS if is_much else _SPACING_NS, policy_ns)
-        at_ns = max(now_ns + min(after_ns, policy_ns), (last[-1] if last else now_ns) + spacing_ns)
+        now_ns, poll_ns = self._clock(), self._language.policy().poll_ns
+        last_ns = self._looked_at_ns[-1] if self._looked_at_ns else now_ns
+        at_ns = max(now_ns + min(after_ns, poll_ns), last_ns + self._spacing_ns(now_ns))
         self._calm_ns, self._look_at_ns = QUICK_NS, min(self._look_at_ns, at_ns)
+
+    def _spacing_ns(self, now_ns: int) -> int:
+        """Return the least interval of looks: it is wider after many of them."""
+        is_much = len(self._looked_at_ns) == _LOOKS and now_ns - self._looked_at_ns[0] < _LOOKS_WITHIN_NS
+        return min(_WIDE_SPACING_NS if is_much else _SPACING_NS, self._language.policy().poll_ns)
 
     @property
     def logs_ends(self) -> bool:
@@ -664,7 +308,7 @@ class ClusterEngine:
                 continue
             self._sending += 1
             for run in runs:
-                run.phase = _Phase.SENT
+                run.phase = Phase.SENT
                 self._family(run.key[0])[run] = None
             self._order(command, partial(self._submitted, portion, runs))
 
@@ -704,7 +348,7 @@ class ClusterEngine:
         if self.full and not was_full:
             log.warning("%s", why)
         for run in wanted:
-            run.phase = _Phase.QUEUED
+            run.phase = Phase.QUEUED
             self._family(run.key[0]).pop(run, None)
             self._news[run.key] = run
 
@@ -762,7 +406,7 @@ class ClusterEngine:
             self._is_silent(done)
             return
         for run in self._runs.values():
-            if run.phase is _Phase.KNOWN:
+            if run.phase is Phase.KNOWN:
                 run.remember()
             if run.foreign:
                 log.error("job %s run %d is of cluster %s, and %s answers", *run.key, run.foreign, self.cluster)
@@ -779,20 +423,20 @@ class ClusterEngine:
             log.info("%s answers again", self.title)
         self._silent_since, self._pause_ns, self._doubt = None, 0, False
         now_ns, poll_ns, identity = self._clock(), self._language.policy().poll_ns, self.home.identity()
-        self._look_at_ns = now_ns + min(self._calm_ns, poll_ns)
+        self._look_at_ns = now_ns + max(min(self._calm_ns, poll_ns), self._spacing_ns(now_ns))
         self._calm_ns = min(2 * self._calm_ns, poll_ns)
         by_key: dict[tuple[str, int], list[Sighting]] = {}
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
-            if _MARK.match(each.mark) is None:
+            if MARK.match(each.mark) is None:
                 unmarked[each.id] = each
-            elif (key := _key(each, identity)) is not None:
+            elif (key := key_of(each, identity)) is not None:
                 by_key.setdefault(key, []).append(each)
         for run in self._runs.values():
             found = by_key.pop(run.key, [])
             if run.id in unmarked and not run.foreign:
                 found = [*found, unmarked[run.id]]
-            expected = run.phase in (_Phase.UNSURE, _Phase.KNOWN) and run.first_look <= number
+            expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= number
             if expected and run.observe(found, number, now_ns):
                 self._news[run.key] = run
         with suppress(OSError):  # unreadable records are read after the next look
@@ -914,17 +558,6 @@ class ClusterExecutor:
 def _unblocked(path: str, flags: int) -> int:
     """Open a record without blocking: a job may have put a FIFO in its place."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
-
-
-def _key(seen: Sighting, identity: str) -> tuple[str, int] | None:
-    """Return the job and the run of a sighting by its mark, which may have an addition; None: of another spool."""
-    match = _MARK.match(seen.mark)
-    if match is None or match[1] != identity:
-        return None
-    name, run, first = match[2], int(match[3]), match[4]
-    if first is None:
-        return name, run
-    return None if seen.element is None else (f"{name}_{int(first) + seen.element}", run)
 
 
 def _line(done: CommandEnd) -> str:

@@ -21,7 +21,7 @@ _BURST_S = 10  # seconds' worth of submissions that may be sent at once
 _LINGER_NS, _LINGER_AT_MOST_NS = SECOND_NS // 10, SECOND_NS  # for more of an array: its tasks come in many passes
 _AGAIN_NS = 30 * SECOND_NS  # a full engine is asked again after this time, though nothing has ended there
 _FREED_NS = 5 * SECOND_NS  # an engine may count a job for this long after its end
-_FEW = 8  # more of an array follows once no more than one in so many of the runs allowed there waits
+_FEW = 8  # more of an array follows when no more of it waits there than one FEWth of the runs allowed
 
 Key = tuple[str, int]
 
@@ -158,6 +158,12 @@ class HandOver:
             for priority, groups in self._groups.items()
         }
 
+    def limit(self, array: str, at_once: int | None) -> None:
+        """Set how many tasks of an array may run at once, for those that are still here."""
+        for group in self._all():
+            if group.array == array:
+                group.at_once = at_once
+
     def run_ended(self) -> None:
         """Process the news that a run there has ended, so that there is room for another."""
         self._freed_ns = self._clock()
@@ -167,19 +173,18 @@ class HandOver:
     def _put(self, launch: Launch, serial: int) -> None:
         spec, now_ns = launch.spec, self._clock()
         name: object = (launch.job, launch.run)
-        array, at_once, priority = None, None, 0
+        array, priority = None, 0
         if spec is not None:
             priority, task = spec.priority, spec.task
             if task is not None and launch.job == f"{task.array}_{task.index}":
-                array, at_once = task.array, task.max_running
-                name = array, launch.run, at_once, spec.request, spec.time_limit_ns, spec.executor_options
-                name = (*name, spec.preemptible)
+                array, request = task.array, (spec.request, spec.time_limit_ns, spec.preemptible, spec.executor_options)
+                name = array, launch.run, request
         groups = self._groups.setdefault(priority, {})
         group = groups.get(name)
         if group is None:
-            group = groups[name] = _Group(array, at_once, now_ns, now_ns, serial)
+            group = groups[name] = _Group(array, launch.at_once, now_ns, now_ns, serial)
         group.launches[launch.job, launch.run] = launch
-        group.last_ns = now_ns
+        group.last_ns, group.at_once = now_ns, launch.at_once
 
     def _drop_empty(self, priority: int, name: object, group: _Group) -> None:
         if not group.launches:

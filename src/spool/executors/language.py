@@ -152,9 +152,14 @@ class Language(ABC):
         """Return the id of one element of an array."""
         return f"{job_id}_{element}"
 
-    def is_element(self, job_id: str) -> bool:
-        """Whether an id is that of an element of an array."""
-        return "_" in job_id
+    def array_of(self, job_id: str) -> str | None:
+        """Return the id of the array of an element; None: it is no element."""
+        array, is_element, _ = job_id.partition("_")
+        return array if is_element else None
+
+    def limit_array(self, array_id: str, at_once: int | None) -> Command | None:
+        """Return the command that changes how many elements of an array run at once; None: it has none."""
+        return None
 
     def nodes(self, names: Collection[str]) -> Command:
         """Return the question which of these nodes are reachable."""

@@ -386,6 +386,9 @@ class LocalProcesses:
         self._unheard.add(made)
         return made
 
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Do nothing: the planner keeps the limits."""
+
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
         """Return a run that another dispatcher has started."""
         self._census.ask_again()  # its processes were seen as unrelated ones

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
@@ -61,11 +61,13 @@ class SlurmLanguage(Language):
 
     def submit(self, launch: Launch, mark: str) -> Command:
         """Return the submission of the wrapper as a batch script, in the environment that every job begins with."""
-        assert launch.spec is not None
         log = slurm.file_pattern(f"{launch.metadir}/{layout.ENGINE_LOG}")
-        config = self._config().slurm
-        said = slurm.options(launch.job, launch.spec, mark=mark, directory=launch.metadir, log=log, config=config)
-        return self._submission(launch, (*said, launch.script))
+        said = slurm.submission(launch.job, mark, launch.metadir, log)
+        return self._submission(launch, (*said, *self._options(launch), launch.script))
+
+    def _options(self, launch: Launch) -> Iterator[str]:
+        assert launch.spec is not None
+        return slurm.options(launch.job, launch.spec, self._config().slurm)
 
     def array_width(self) -> int | None:
         """Return the largest power of ten within `MaxArraySize`."""
@@ -73,12 +75,15 @@ class SlurmLanguage(Language):
 
     def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
         """Return the submission of a script that finds the wrapper of each element."""
-        assert launch.spec is not None
         log = slurm.array_log(array.jobs, array.name, array.first, array.width, array.run)
-        config = self._config().slurm
-        said = slurm.options(array.name, launch.spec, mark=mark, directory=array.jobs, log=log, config=config)
+        said = slurm.submission(array.name, mark, array.jobs, log)
+        elements = slurm.array_option(array.elements, array.at_once)
         script = slurm.array_script(array.jobs, array.name, array.first, array.run)
-        return self._submission(launch, (*said, slurm.array_option(array.elements, array.at_once)), script)
+        return self._submission(launch, (*said, *self._options(launch), elements), script)
+
+    def limit_array(self, array_id: str, at_once: int | None) -> Command:
+        """Return the change of the limit after the `%` of `--array`; 0 is none."""
+        return _urgent("scontrol", "update", f"jobid={array_id}", f"arraytaskthrottle={at_once or 0}")
 
     def _submission(self, launch: Launch, arguments: Sequence[str], script: str = "") -> Command:
         """Return the call of sbatch; without a file among *arguments* it reads *script*."""

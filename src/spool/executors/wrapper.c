@@ -50,6 +50,7 @@ enum {
     ALREADY_STARTED = 17,
     NO_JID = 73,
     REFUSED = 75,
+    HELD = 8,          /* the descriptor of the metadir, by which a dispatcher knows the wrapper too */
     MOST_TRIES = 30    /* seconds for which something else may lie in the place of rc */
 };
 
@@ -127,37 +128,42 @@ typedef struct {
 
 #define BIT(number) (UINT64_C(1) << ((number) - 1))
 
-static long k_open(const char *path, int flags)
+/* What is opened, asked for and removed by a name alone is in the directory *in*. */
+static long k_open_in(int in, const char *path, int flags)
 {
     long fd;
     do /* what a server of files may answer to a process that was stopped and goes on */
-        fd = EITHER(open(path, flags | O_CLOEXEC, 0666), K(openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666, 0));
+        fd = EITHER(openat(in, path, flags | O_CLOEXEC, 0666), K(openat, in, path, flags | O_CLOEXEC, 0666, 0));
     while (fd == -EINTR);
     return fd;
 }
+static long k_open(const char *path, int flags) { return k_open_in(AT_FDCWD, path, flags); }
 static long k_read(long fd, void *to, size_t n) { return EITHER(read((int)fd, to, n), K(read, fd, to, n, 0, 0)); }
 static long k_write(long fd, const void *from, size_t n)
 {
     return EITHER(write((int)fd, from, n), K(write, fd, from, n, 0, 0));
 }
 static long k_close(long fd) { return EITHER(close((int)fd), K(close, fd, 0, 0, 0, 0)); }
-static long k_stat(const char *path, int flags, struct stat *to)
+static long k_stat_in(int in, const char *path, int flags, struct stat *to)
 {
-    return EITHER(fstatat(AT_FDCWD, path, to, flags), K(newfstatat, AT_FDCWD, path, to, flags, 0));
+    return EITHER(fstatat(in, path, to, flags), K(newfstatat, in, path, to, flags, 0));
 }
-static long k_access(const char *path, int mode)
+static long k_stat(const char *path, int flags, struct stat *to) { return k_stat_in(AT_FDCWD, path, flags, to); }
+static long k_access_in(int in, const char *path, int mode)
 {
-    return EITHER(access(path, mode), K(faccessat, AT_FDCWD, path, mode, 0, 0));
+    return EITHER(faccessat(in, path, mode, 0), K(faccessat, in, path, mode, 0, 0));
 }
+static long k_access(const char *path, int mode) { return k_access_in(AT_FDCWD, path, mode); }
 static long k_mkdir(const char *path) { return EITHER(mkdir(path, 0777), K(mkdirat, AT_FDCWD, path, 0777, 0, 0)); }
-static long k_unlink(const char *path) { return EITHER(unlink(path), K(unlinkat, AT_FDCWD, path, 0, 0, 0)); }
-static long k_rename(const char *from, const char *to)
+static long k_unlink_in(int in, const char *path) { return EITHER(unlinkat(in, path, 0), K(unlinkat, in, path, 0, 0, 0)); }
+static long k_rename_in(int in, const char *from, const char *to)
 {
-    return EITHER(rename(from, to), K(renameat, AT_FDCWD, from, AT_FDCWD, to, 0));
+    return EITHER(renameat(in, from, in, to), K(renameat, in, from, in, to, 0));
 }
 static long k_chdir(const char *path) { return EITHER(chdir(path), K(chdir, path, 0, 0, 0, 0)); }
 static long k_umask(int mask) { return EITHER(umask((mode_t)mask), K(umask, mask, 0, 0, 0, 0)); }
 static long k_dup(long fd, int to) { return EITHER(dup2((int)fd, to), K(dup3, fd, to, 0, 0, 0)); }
+static long k_dup_own(long fd, int to) { return EITHER(dup3((int)fd, to, O_CLOEXEC), K(dup3, fd, to, O_CLOEXEC, 0, 0)); }
 static long k_pipe(int ends[2]) { return EITHER(pipe2(ends, O_CLOEXEC), K(pipe2, ends, O_CLOEXEC, 0, 0, 0)); }
 static long k_flags(int fd) { return EITHER(fcntl(fd, F_GETFD), K(fcntl, fd, F_GETFD, 0, 0, 0)); }
 static long k_setsid(void) { return EITHER(setsid(), K(setsid, 0, 0, 0, 0, 0)); }
@@ -625,6 +631,7 @@ static int understand(const char *path, char **environment)
 
 /* --- records --------------------------------------------------------------------------------------------------- */
 
+static int place = AT_FDCWD; /* the metadir itself, which no move of the spool changes; else its path has to do */
 static char record_path[LONGEST + 64], *record_name;
 static char message[2 * MOST], *const said = message + 7; /* "spool: " and the line that is a record as well */
 
@@ -634,20 +641,23 @@ static const char *record(const char *name)
     return record_path;
 }
 
-static int exists(const char *name) { return k_access(record(name), F_OK) == 0; }
+static int exists(const char *name) { return k_access_in(place, record(name), F_OK) == 0; }
 
 /* Opening a FIFO could block forever, and a link leads elsewhere. */
 static int in_the_way(const char *name)
 {
     struct stat found;
-    return k_stat(record(name), AT_SYMLINK_NOFOLLOW, &found) == 0 && !S_ISREG(found.st_mode);
+    return k_stat_in(place, record(name), AT_SYMLINK_NOFOLLOW, &found) == 0 && !S_ISREG(found.st_mode);
 }
 
-/* Whether a link stands for the directory of this run, or of its job: what lies there is another's. */
+/* Whether a link stands for the directory of this run, or of its job: what lies there is another's. Nothing stands for a
+   directory that is held. */
 static int astray(void)
 {
     static char job[LONGEST + 64];
     struct stat found;
+    if (place != AT_FDCWD)
+        return 0;
     if (!*job) {
         char *end = add(job, metadir);
         while (end > job && *--end != '/')
@@ -664,16 +674,38 @@ static int is_directory(const char *path)
     return k_stat(path, 0, &found) == 0 && S_ISDIR(found.st_mode);
 }
 
+/* Whether the metadir was removed. One that is held is still there for this process, but empty, and for good. */
+static int gone(void)
+{
+    return place == AT_FDCWD ? !is_directory(metadir) : !exists("jid") && !exists("run.sh");
+}
+
+/* Hold the metadir, so that it is found wherever it is moved to. */
+static void open_records(void)
+{
+    record_name = add(add(record_path, metadir), "/");
+    const long fd = k_open(metadir, O_RDONLY | O_DIRECTORY);
+    if (fd < 0)
+        return;
+    const int held = (fd == HELD || k_dup_own(fd, HELD) == HELD) && !astray();
+    if (fd != HELD)
+        k_close(fd);
+    if (held) {
+        place = HELD;
+        record_name = record_path;
+    }
+}
+
 /* Write a record, and return whether it is there. */
 static int put(const char *name, const char *text)
 {
     if (astray())
         return 0;
-    long fd = k_open(record(name), O_WRONLY | O_CREAT | O_EXCL);
+    long fd = k_open_in(place, record(name), O_WRONLY | O_CREAT | O_EXCL);
     if (fd == -EEXIST) {
         if (in_the_way(name))
             return 0;
-        fd = k_open(record(name), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK);
+        fd = k_open_in(place, record(name), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK);
     }
     if (fd < 0)
         return 0;
@@ -893,12 +925,12 @@ static void take_jid(void)
     add(add(add(add(add(add(add(end, " "), boot), " "), pid_namespace), " "), host), "\n");
     if (own_mask >= 0)
         k_umask((int)k_umask(022) | 022);
-    long fd = k_open(record("jid"), O_WRONLY | O_CREAT | O_EXCL);
+    long fd = k_open_in(place, record("jid"), O_WRONLY | O_CREAT | O_EXCL);
     if (fd < 0)
         k_exit(exists("jid") ? ALREADY_STARTED : NO_JID);
     const int whole = write_all(fd, line, length(line));
     if (k_close(fd) < 0 || !whole) {
-        k_unlink(record("jid"));
+        k_unlink_in(place, record("jid"));
         k_exit(NO_JID);
     }
 }
@@ -1015,8 +1047,8 @@ static __attribute__((noinline)) _Noreturn void become_command(void)
     for (int i = 0; i < 3; i++)
         if (files_of_command[i] != i)
             k_dup(files_of_command[i], i);
-    for (int fd = 3; fd <= 7 && !served; fd++)
-        k_close(fd); /* as the script does with what it was given */
+    for (int fd = 3; fd < HELD && !served; fd++)
+        k_close(fd); /* as the script does with what it was given; what is held closes itself */
     k_mask(SIG_SETMASK, blocked_before);
     const long error = execute(words, variables);
     if (own_mask >= 0)
@@ -1123,7 +1155,7 @@ static _Noreturn void finish(int code)
     ended = 0; /* who sees the last status may send a signal: only what came before is over */
     if (code || in_the_way("status"))
         put("status", "failed\n");
-    else if (!astray() && (fd = k_open(record("status"), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK)) >= 0) {
+    else if (!astray() && (fd = k_open_in(place, record("status"), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK)) >= 0) {
         write_all(fd, "finished\n", 9); /* over "running": a file that is cut to nothing is synced when it is closed */
         k_close(fd);
     }
@@ -1131,15 +1163,16 @@ static _Noreturn void finish(int code)
     add(add_number(line, (unsigned long)code), "\n");
     for (int tries = 1; !put("rc", line); tries++) { /* the exit code must not be lost to a disk that is full */
         if (tries == 1 && !astray()) /* it may have had the last room */
-            k_unlink(record("usage"));
-        if (!is_directory(metadir) || ended || (exists("stop") && !astray()))
+            k_unlink_in(place, record("usage"));
+        if (gone() || ended || (exists("stop") && !astray()))
             break;
         hear(1);
         if (tries >= MOST_TRIES && !astray() && in_the_way("rc")) {
             char *const end = add(aside, record("rc.aside"));
-            if (is_directory(aside))
+            struct stat found;
+            if (k_stat_in(place, aside, 0, &found) == 0 && S_ISDIR(found.st_mode))
                 add(end, "/rc");
-            k_rename(record("rc"), aside);
+            k_rename_in(place, record("rc"), aside);
         }
     }
     k_exit(code);
@@ -1148,8 +1181,8 @@ static _Noreturn void finish(int code)
 /* Do what the script says. */
 static _Noreturn void wrap(void)
 {
-    record_name = add(add(record_path, metadir), "/");
     blocked_before = k_mask(SIG_BLOCK, heard);
+    open_records();
     take_jid();
     enter_limits();
     const int opened = open_files();
@@ -1212,7 +1245,7 @@ static _Noreturn void serve(long fd, Room arguments, Room marks)
 {
     static char request[MOST + 1], *environment[MOST / 2 + 1];
     served = 1;
-    for (int other = 3; other <= 7; other++)
+    for (int other = 3; other <= HELD; other++)
         if (other != fd)
             k_close(other); /* once for all runs, each of whose scripts does it */
     for (;;) {

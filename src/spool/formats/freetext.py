@@ -6,6 +6,8 @@ printed anywhere and stored a million times.
 
 from __future__ import annotations
 
+import re
+
 from spool.core.errors import shown
 
 MOST_BYTES = 1024
@@ -15,6 +17,7 @@ MOST_READ = 4096
 """The longest part of a one-line record that is read."""
 
 _CUT = "…"
+_PEAK = re.compile(r"exceeded memory limit \(([0-9]{1,18}) > ([0-9]{1,18})\)", re.IGNORECASE | re.ASCII)
 
 
 def one_line(text: bytes | str) -> str:
@@ -25,6 +28,18 @@ def one_line(text: bytes | str) -> str:
         if words := line.split():
             return _shortened(" ".join(words))
     return ""
+
+
+def peak_in(words: str) -> int | None:
+    """Return how many bytes a run had in memory when its engine ended it for that, in the engine's *words*; else None.
+
+    Slurm's are `exceeded memory limit (324599808 > 52428800), being killed`.
+    """
+    match = _PEAK.search(words)
+    if match is None:
+        return None
+    peak, limit = int(match[1]), int(match[2])
+    return peak if peak > limit else None
 
 
 def _shortened(line: str) -> str:

@@ -73,7 +73,7 @@ def render_result(result: Result) -> bytes:
         at_lines("again_at", result.again_at_ns),
         text_lines(("user", result.user), ("project", result.project), ("group", result.group)),
         f"tags = [{', '.join(map(toml.quote, result.tags))}]\n" if result.tags else "",
-        text_lines(("executor", result.executor), ("host", result.host)),
+        text_lines(("executor", result.executor), ("host", result.host), ("node", result.node)),
         f"\n[request]\ncpus = {request.cpus}\ngpus = {request.gpus}\n",
         number_lines(("memory_bytes", request.memory_bytes), ("gpu_memory_bytes", request.gpu_memory_bytes)),
         text_lines(("gpu_type", request.gpu_type)),
@@ -122,6 +122,7 @@ def parse_result(data: bytes) -> Result:
         grant=grant_of(grant) if isinstance(grant, dict) else NOTHING,
         executor=said(keys, "executor"),
         host=said(keys, "host"),
+        node=said(keys, "node"),
         suspended_ns=max(0, optional(keys, "suspended_ns", int) or 0),
         gpu_use=gpu_use_of(keys),
     )
@@ -206,6 +207,7 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     again_at: str | UnsetType = UNSET
     executor: str | UnsetType = UNSET
     host: str | UnsetType = UNSET
+    node: str | UnsetType = UNSET
     suspended_ms: int = 0  # between its start and its end
     gpu_use: tuple[GpuUseLine, ...] = ()  # one for each of `gpu_uuids`
 
@@ -258,6 +260,7 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
         again_at=_at(result.again_at_ns),
         executor=_text(result.executor),
         host=_text(result.host),
+        node=_text(result.node),
         suspended_ms=result.suspended_ns // NS_PER_MS,
         gpu_use=tuple(map(use_line, result.gpu_use)),
     )
@@ -375,6 +378,7 @@ def parse_history_line(data: bytes) -> Result:
         ),
         executor=_set(line.executor),
         host=_set(line.host),
+        node=_set(line.node),
         suspended_ns=max(0, line.suspended_ms) * NS_PER_MS,
         gpu_use=tuple(map(_use_of, line.gpu_use)),
     )

@@ -28,6 +28,7 @@ from spool.core.model import (
     Spec,
 )
 from spool.core.names import LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
+from spool.core.units import parse_duration
 from spool.formats import engines, keys, toml, values
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
@@ -89,7 +90,16 @@ def shape(data: bytes) -> bytes | None:
 
 def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the job file *document* completed by *defaults*; `env` is merged variable by variable."""
-    return {**defaults.keys, **document, **_variables(defaults.keys, document)}
+    keys = _applicable(defaults, document)
+    return {**keys, **document, **_variables(keys, document)}
+
+
+def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of *defaults* that mean something where the job *document* runs."""
+    executor = document.get("executor")
+    if not isinstance(executor, str) or executor not in ENGINES:
+        return defaults.keys
+    return {key: value for key, value in defaults.keys.items() if key not in ("gpu_idle", "gpu_idle_action")}
 
 
 def _variables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +113,7 @@ def from_defaults(defaults: JobDefaults, data: bytes) -> str:
         own = toml.read(data, "the job file")
     except InvalidFile:
         return ""
-    added = {key: value for key, value in defaults.keys.items() if key not in own}
+    added = {key: value for key, value in _applicable(defaults, own).items() if key not in own}
     if isinstance(env := defaults.keys.get("env"), dict) and isinstance(stated := own.get("env"), dict):
         added |= {"env": {key: value for key, value in env.items() if key not in stated}}
     return toml.write({key: value for key, value in added.items() if value != {}}).decode()
@@ -187,9 +197,16 @@ def _check_together(reading: Reading) -> None:
     executor = document.get("executor")
     if "executor_options" in found[""]:
         _check_options(executor, found[""]["executor_options"], problems)
-    if document.get("keep_session") is True and engine_of(executor) is not None:
-        why = f'needs executor = "tmux"; a job in {engine_title(str(executor))} has no session'
-        problems.add(("keep_session",), why)
+    if "executor" in found[""] and engine_of(executor) is not None:
+        set_here, asked = found[""], found.get("request", {})
+        stated = (
+            bool(set_here.get("keep_session")),
+            set_here.get("gpu_idle_ns") is not None,
+            bool(asked.get("resources")),
+        )
+        for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
+            if is_stated:
+                problems.add((key,), why.format(engine_title(str(executor))))
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
         problems.add(("depends_on",), 'is an empty table; set "all", "any", "ended", "failed" or "each"')
     if "notify" in document and "to" not in found["notify"]:
@@ -208,6 +225,36 @@ def _check_options(executor: str | None, options: tuple[str, ...], problems: Pro
         problems.add(("executor_options",), why)
     elif executor is not None:
         problems.value(("executor_options",), partial(engines.allowed, executor), options, None)
+
+
+_NOT_ELSEWHERE = {
+    "keep_session": 'needs executor = "tmux"; a job in {} has no session',
+    "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
+    "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
+}
+"""The keys that mean something on this machine only, with the remedy for a job of an engine."""
+
+
+def why_not_elsewhere(spec: Spec, engine: str) -> str | None:
+    """Return which key of a job has no effect on *engine*, and what to do; None if all have.
+
+    For a job whose file names no executor. What the configured defaults say of GPUs is for jobs on this machine.
+    """
+    idle_ns = spec.gpu_idle_ns
+    if idle_ns is not None and idle_ns == _default_idle_ns(spec.defaults_text):
+        idle_ns = None
+    stated = bool(spec.keep_session), idle_ns is not None, bool(spec.request.resources)
+    for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
+        if is_stated:
+            return f"its {key} {_NOT_ELSEWHERE[key].format(engine_title(engine))}"
+    return None
+
+
+@lru_cache(maxsize=16)
+def _default_idle_ns(defaults_text: str) -> int | None:
+    """Return the `gpu_idle` of the configured defaults; None without one."""
+    stated = recorded_defaults(defaults_text.encode(), 0).keys.get("gpu_idle")
+    return (parse_duration(stated) or None) if isinstance(stated, str) else None
 
 
 def _check_array(reading: Reading) -> None:

@@ -90,13 +90,17 @@ def word(text: str) -> str:
 # What jobs request.
 
 
-def options(name: str, spec: Spec, *, mark: str, directory: str, log: str, config: SlurmConfig) -> Iterator[str]:
-    """Yield the options of sbatch for the job *name*; its script begins in *directory*, and Slurm writes to *log*.
+def submission(name: str, mark: str, directory: str, log: str) -> Iterator[str]:
+    """Yield the options of sbatch for every job: its script begins in *directory*, and Slurm writes to *log*."""
+    yield from (f"--job-name={name}", f"--comment={mark}", "--parsable", "--no-requeue", "--open-mode=append")
+    yield from ("--propagate=NONE", "--input=/dev/null", "--export=ALL", f"--chdir={directory}", f"--output={log}")
+
+
+def options(name: str, spec: Spec, config: SlurmConfig) -> Iterator[str]:
+    """Yield the options of sbatch for the request of the job *name*.
 
     Raises SpoolError for a request that Slurm cannot express.
     """
-    yield from (f"--job-name={name}", f"--comment={mark}", "--parsable", "--no-requeue", "--open-mode=append")
-    yield from ("--propagate=NONE", "--input=/dev/null", "--export=ALL", f"--chdir={directory}", f"--output={log}")
     request = spec.request
     yield from ("--nodes=1", "--ntasks=1", f"--cpus-per-task={max(1, request.cpus)}")
     if request.memory_bytes is not None:

@@ -71,6 +71,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     suspended_ns: int = 0  # total of the past suspensions
     suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
     engine: str | None = None  # the engine of its run, on another machine
+    node: str | None = None  # the node where it runs there
     array: bool = False  # an array, whose tasks are jobs themselves
     beside: str = ""  # the states of the other jobs of this name, with a space between two; they wait for this one
 

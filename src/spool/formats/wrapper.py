@@ -4,6 +4,7 @@ The script opens the outputs of a run, so `outputs_of` reads its assignments to 
 
 The steps of the script, in order, and its records (docs/FORMAT.md has their grammar):
 
+* The metadir is opened as descriptor 8; the records are written through it, so that they follow a move of the spool.
 * `jid`, created exclusively. A second wrapper leaves with `ALREADY_STARTED` and runs nothing; one that can neither
   create it nor find it leaves with `NO_JID`.
 * `status`; then the outputs are opened and the workdir is entered. If that fails, or a program cannot be

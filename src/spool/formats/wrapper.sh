@@ -35,28 +35,37 @@ spool_environment() { spool_exec "$@"; }
 # --- assignments ---
 # --- end of assignments ---
 
+spool_records=$spool_metadir # where the records are, which no move of the spool changes: spool_open_records
 spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
 spool_watcher='' spool_seen=0 spool_count=0
-spool_home=$spool_metadir
 spool_phase='' spool_before='' spool_done='' spool_tries=0 spool_id='' spool_own='' spool_groups=/sys/fs/cgroup
 spool_newline='
 '
+
+# spool_open_records: hold the metadir itself as 8, so that it is found wherever it is moved to. Where that cannot be, its
+# path has to do. No command inherits it.
+spool_open_records() {
+    command exec 8< "$spool_metadir" || return
+    if [ -d /proc/self/fd/8/ ] && ! spool_astray; then spool_records=/proc/self/fd/8; fi
+}
 
 # spool_record NAME LINE: write one record of the metadir.
 spool_record() {
     ${spool_umask:+umask go-w}
     if spool_astray || spool_in_the_way "$1"; then return 1; fi
-    printf '%s\n' "$2" > "$spool_metadir/$1"
+    printf '%s\n' "$2" > "$spool_records/$1"
 }
 
 # spool_in_the_way NAME: true if what is where a record belongs is not a file: opening a FIFO would block forever.
 spool_in_the_way() {
-    if [ -h "$spool_metadir/$1" ]; then return 0; fi
-    [ -e "$spool_metadir/$1" ] && [ ! -f "$spool_metadir/$1" ]
+    if [ -h "$spool_records/$1" ]; then return 0; fi
+    [ -e "$spool_records/$1" ] && [ ! -f "$spool_records/$1" ]
 }
 
-# spool_astray: true if a link stands for the directory of this run, or of its job: what lies there is another's.
+# spool_astray: true if a link stands for the directory of this run, or of its job: what lies there is another's. Nothing
+# stands for a directory that is held.
 spool_astray() {
+    [ "$spool_records" = "$spool_metadir" ] || return
     [ -h "$spool_metadir" ] || [ -h "${spool_metadir%/*}" ]
 }
 
@@ -64,8 +73,8 @@ spool_astray() {
 # all runs would take too long.
 spool_note() {
     if [ -z "$spool_engine" ]; then return; fi
-    spool_job_home=${spool_home%/*}
-    spool_file=${spool_job_home%/*}/.notes/${spool_job_home##*/}.${spool_home##*/}.$1
+    spool_file=${spool_metadir%/*}
+    spool_file=$spool_records/../../.notes/${spool_file##*/}.${spool_metadir##*/}.$1
     if [ ! -d "${spool_file%/*}" ] || [ -h "${spool_file%/*}" ] || [ -h "$spool_file" ] || [ -e "$spool_file" ]; then return; fi
     : > "$spool_file"
 }
@@ -73,7 +82,7 @@ spool_note() {
 # spool_fail CODE WHY: the run ends with CODE, and the record `error` says why; and the log, unless it was stopped.
 spool_fail() {
     spool_code=$1
-    if [ ! -e "$spool_metadir/stop" ] && [ ! -e "$spool_metadir/signal" ]; then
+    if [ ! -e "$spool_records/stop" ] && [ ! -e "$spool_records/signal" ]; then
         spool_say "$2"
     fi
     spool_record error "$2"
@@ -143,9 +152,9 @@ spool_identify() {
 spool_watch_signals() {
     trap - EXIT HUP USR1 USR2
     trap 'kill "$!"; wait "$!"; exit 0' TERM
-    while kill -0 "$$" && [ ! -e "$spool_metadir/rc" ] && [ ! -e "$spool_metadir/refused" ]; do
+    while kill -0 "$$" && [ ! -e "$spool_records/rc" ] && [ ! -e "$spool_records/refused" ]; do
         spool_count=0
-        if [ -f "$spool_metadir/signals" ] && [ ! -h "$spool_metadir/signals" ]; then
+        if [ -f "$spool_records/signals" ] && [ ! -h "$spool_records/signals" ]; then
             while IFS= read -r spool_line; do
                 spool_count=$((spool_count + 1))
                 if [ "$spool_count" -le "$spool_seen" ]; then continue; fi
@@ -153,7 +162,7 @@ spool_watch_signals() {
                 case $spool_line in
                 HUP | INT | QUIT | TERM | USR1 | USR2) kill -s "$spool_line" "$$" ;;
                 esac
-            done < "$spool_metadir/signals"
+            done < "$spool_records/signals"
         fi
         sleep 1 &
         wait "$!"
@@ -232,14 +241,15 @@ spool_exec() {
         export LC_ALL=C
         trap 'spool_not_executed "$spool_env"' EXIT
         # shellcheck disable=SC2086  # to be split
-        exec "$spool_env" ${spool_reset:+"$spool_reset"} $spool_own "$@"
+        exec "$spool_env" ${spool_reset:+"$spool_reset"} $spool_own "$@" 8<&-
     fi
-    exec "$@"
+    exec "$@" 8<&-
 }
 
 # spool_not_executed PROGRAM: the end of a child that could not turn into a program which is known to be sound.
 spool_not_executed() {
     trap - EXIT
+    spool_records=$spool_metadir # as 8 is closed
     if [ -z "$spool_late" ]; then
         spool_record refused "cannot start the $spool_phase: the machine cannot execute $1"
     fi
@@ -251,7 +261,7 @@ spool_enter() {
     ${spool_umask:+umask "$spool_umask"}
     if [ -n "$spool_late" ]; then
         export SPOOL_EXIT_CODE="$spool_result"
-    elif [ -e "$spool_metadir/stop" ] || [ -e "$spool_metadir/signal" ]; then
+    elif [ -e "$spool_records/stop" ] || [ -e "$spool_records/signal" ]; then
         exit 143 # the run was stopped before this child could hear of it
     fi
     spool_environment "$@"
@@ -298,7 +308,7 @@ spool_run() {
         break
     done
     spool_child=''
-    if [ "$spool_code" -eq 75 ] && [ -z "$spool_late" ] && [ -e "$spool_metadir/refused" ]; then
+    if [ "$spool_code" -eq 75 ] && [ -z "$spool_late" ] && [ -e "$spool_records/refused" ]; then
         spool_go_back
     fi
 }
@@ -327,7 +337,7 @@ spool_into() {
 spool_before() {
     if [ "$spool_code" -ne 0 ]; then return; fi
     spool_run "$1" "$spool_shell" -c "$2"
-    if [ "$spool_code" -ne 0 ] && [ ! -e "$spool_metadir/error" ]; then
+    if [ "$spool_code" -ne 0 ] && [ ! -e "$spool_records/error" ]; then
         spool_fail "$spool_code" "cannot run the command: the $1 ended with exit code $spool_code"
     fi
 }
@@ -449,8 +459,8 @@ spool_usage() {
     if [ -n "$spool_engine" ]; then spool_groups_of_job; fi
     if [ -z "$spool_cpu" ]; then
         if spool_astray || spool_in_the_way usage; then return; fi
-        { times; } > "$spool_metadir/usage" || return
-        { read -r spool_line && read -r spool_user spool_system; } < "$spool_metadir/usage" || return
+        { times; } > "$spool_records/usage" || return
+        { read -r spool_line && read -r spool_user spool_system; } < "$spool_records/usage" || return
         spool_cpu=0
         spool_add_time "$spool_user" && spool_add_time "$spool_system" || spool_cpu=''
     fi
@@ -512,6 +522,15 @@ spool_file_number() {
     esac
 }
 
+# spool_gone: true if the metadir was removed. One that is held is still there for this process, but empty, and for good.
+spool_gone() {
+    if [ "$spool_records" = "$spool_metadir" ]; then
+        [ ! -d "$spool_metadir" ]
+    else
+        [ ! -e "$spool_records/jid" ] && [ ! -e "$spool_records/run.sh" ]
+    fi
+}
+
 # spool_finish: the last records, and the end.
 spool_finish() {
     # Who sees the last status may send a signal: only what came before it is over.
@@ -521,20 +540,20 @@ spool_finish() {
     else
         # Written over "running": a file that was cut to nothing is written to the disk as soon as it is
         # closed (ext4), which costs more than all the other records.
-        printf '%s\n' finished 1<> "$spool_metadir/status"
+        printf '%s\n' finished 1<> "$spool_records/status"
     fi
     if [ -n "$spool_announced" ]; then spool_usage; fi
     # The exit code must not be lost to a disk that is full for a while. Where no process can be had to wait with,
     # this goes on without a pause; `command` keeps the shell alive then.
     until spool_record rc "$spool_code"; do
-        if [ ! -d "$spool_metadir" ] || [ "$spool_ended" -ne 0 ]; then break; fi
-        if [ -e "$spool_metadir/stop" ] && ! spool_astray; then break; fi
-        if [ -s "$spool_metadir/usage" ] && ! spool_astray; then printf '' > "$spool_metadir/usage"; fi # it may have had the last room
+        if spool_gone || [ "$spool_ended" -ne 0 ]; then break; fi
+        if [ -e "$spool_records/stop" ] && ! spool_astray; then break; fi
+        if [ -s "$spool_records/usage" ] && ! spool_astray; then printf '' > "$spool_records/usage"; fi # it may have had the last room
         command eval 'sleep 1'
         spool_tries=$((spool_tries + 1))
         # If something else was put in its place, there was half a minute to take it away.
         if [ "$spool_tries" -ge 30 ] && ! spool_astray && spool_in_the_way rc; then
-            command eval 'mv -f -- "$spool_metadir/rc" "$spool_metadir/rc.aside"'
+            command eval 'mv -f -- "$spool_records/rc" "$spool_records/rc.aside"'
         fi
     done
     spool_note rc
@@ -566,21 +585,22 @@ trap 'spool_signal USR2 0' USR2
 # The wrapper that creates the jid has the run; a later one exits at once: 17, or 73 if none could create it.
 spool_identify || exit 73
 ${spool_umask:+umask go-w}
-if [ -e "$spool_metadir/jid" ]; then exit 17; fi
+spool_open_records
+if [ -e "$spool_records/jid" ]; then exit 17; fi
 set -C
 {
     spool_created=yes
     printf '%s\n' "$spool_identity" || spool_created=broken
-} > "$spool_metadir/jid"
+} > "$spool_records/jid"
 set +C
 case $spool_created in
 yes) ;;
 broken)
-    rm -f -- "$spool_metadir/jid"
+    rm -f -- "$spool_records/jid"
     exit 73
     ;;
 *)
-    if [ -e "$spool_metadir/jid" ]; then exit 17; fi
+    if [ -e "$spool_records/jid" ]; then exit 17; fi
     exit 73
     ;;
 esac

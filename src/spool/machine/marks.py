@@ -30,6 +30,7 @@ _HOOK_MARK = f"{HOOK_MARK}=".encode()
 _WAITED = b"spool_told"
 _COMPILED = b"spool-wrapper"  # whose marks are not shown where they are too long
 _OUTPUTS = (4, 5, 1, 2)  # of a wrapper, and of what it may have become
+_HELD = 8  # the descriptor by which a wrapper holds its metadir
 _SEEN_FOR_NS = 100_000_000  # how long a walk answers questions about one run after the other
 
 
@@ -83,7 +84,8 @@ def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC
     """Whether the process *pid* is, or may be, the wrapper of a run of the spool at that real path.
 
     A record can name any process; what counts is what the process itself shows. A wrapper has its script among its
-    arguments, the run's marks in its environment, its outputs in the metadir, or a child with the marks. One that an
+    arguments, the run's marks in its environment, the metadir or its outputs there open, or a child with the marks. The
+    first two name the place where the spool was when the run began; only the third follows a move. One that an
     earlier version started ahead of its run may have none of these, but shows that it waited for one. Raises OSError
     where the machine has too little left to tell.
     """
@@ -97,7 +99,7 @@ def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC
     spools = RealPaths({spool_dir: spool_dir})
     wanted = (spool_dir, job, str(run))
     mark = _mark_of(pid, spools, proc)
-    if mark == wanted or _has_output_in(pid, metadir, proc):
+    if mark == wanted or _holds(pid, metadir, proc):
         return True
     if mark is not None or not (_WAITED in arguments or os.path.basename(words[0]) == _COMPILED):
         return False
@@ -110,8 +112,11 @@ def _mark_of(pid: int, spools: RealPaths, proc: str) -> tuple[str, str, str] | N
     return mark_in(_read_of(pid, "environ", proc) or b"", spools)
 
 
-def _has_output_in(pid: int, directory: str, proc: str) -> bool:
-    """Whether one of a wrapper's output descriptors refers to a file in *directory*."""
+def _holds(pid: int, directory: str, proc: str) -> bool:
+    """Whether a wrapper holds *directory*, or one of its output descriptors refers to a file there."""
+    with contextlib.suppress(OSError):
+        if os.readlink(f"{proc}/{pid}/fd/{_HELD}") == directory:
+            return True
     for number in _OUTPUTS:
         with contextlib.suppress(OSError):
             if os.path.dirname(os.readlink(f"{proc}/{pid}/fd/{number}")) == directory:

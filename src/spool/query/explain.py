@@ -55,8 +55,8 @@ class Explanation(Struct, frozen=True):
     dispatcher: bool
     last_said: str  # the reason in `state.json`
     at_ns: int
-    engine: str | None = None  # the engine in which it waits, which alone decides its start
-    engine_id: str | None = None  # the job's id there, once known
+    engine: str | None = None  # the engine that it is for, which alone decides its start
+    engine_id: str | None = None  # the job's id there; None: as far as is known it is not there yet
     starts_after: tuple[str, ...] = ()  # waiting jobs that go first, and whose end lets it start
     if_finished: tuple[str, ...] = ()  # jobs that must finish first, because it depends on them
     later_than_at_ns: int | None = None  # it starts after this; nothing is planned beyond

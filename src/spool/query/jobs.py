@@ -52,8 +52,6 @@ _FITTING = {
     HELD: frozenset({State.HELD, State.INVALID, State.STOPPING}),
     RUNNING: frozenset({State.SUBMITTED, State.RUNNING, State.STOPPING}),
 }
-
-
 _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
@@ -475,6 +473,7 @@ class JobLister:
             suspended_ns=found.suspension.before_ns,
             suspended_at_ns=found.suspension.since_ns,
             array=array is not None,
+            node=files.so_far.node,
             **of_spec(spec) or {},
         )
 
@@ -568,10 +567,9 @@ class JobLister:
     def _complained(self, place: str) -> set[str]:
         if place not in self._complaints:
             tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
-            try:
+            listed: list[str] = []
+            with suppress(OSError):
                 listed = os.listdir(self._spool.layout.at(place))
-            except OSError:
-                listed = []
             self._complaints[place] = {file.removesuffix(tail) for file in listed if file.endswith(tail)}
         return self._complaints[place]
 
@@ -676,13 +674,11 @@ class JobRow(Struct):
     suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
     array: bool = False  # an array; its tasks are jobs themselves and counted instead
     gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
+    node: str | None = None  # of a run on a cluster: where it runs, or ran
     parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
 
     def time_ns(self, now_ns: int) -> int | None:
-        """Return how long the job has waited, has run, or ran; None if unknown.
-
-        Suspended time does not count as run time.
-        """
+        """Return how long the job has waited, has run, or ran, without suspensions; None if unknown."""
         if self.started_at_ns is not None:
             until_ns = self.ended_at_ns or self.suspended_at_ns or now_ns
             return max(0, until_ns - self.started_at_ns - self.suspended_ns)
@@ -747,6 +743,7 @@ def row_of_result(result: Result) -> JobRow:
         reason=result.reason if result.outcome is not State.FINISHED else "",
         suspended_ns=result.suspended_ns,
         gpu_percent=_average(each.mean_percent for each in result.gpu_use),
+        node=result.node,
     )
 
 
@@ -780,6 +777,7 @@ def row_of_view(name: str, state: State, view: JobView, place: str | None = None
     row.array = view.array
     row.suspended_ns = view.suspended_ns
     row.suspended_at_ns = view.suspended_at_ns
+    row.node = view.node
     row.gpu_percent = _average(each.percent for each in view.gpu_use) if view.gpu_use else None
     return row
 

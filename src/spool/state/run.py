@@ -72,6 +72,7 @@ class ActiveRun(Struct, eq=False):
     gpu_watch: GpuWatch | None = None  # its GPU use, once looked at
     origin: Adopted | None = None  # None: this dispatcher started it
     begun_at_ns: int | None = None  # when its wrapper registered, on another machine
+    engine_id: str | None = None  # of its job there, once its engine has accepted it
     told: str = ""  # the reason for its wait there, as last heard
     kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
@@ -162,6 +163,11 @@ class ActiveRun(Struct, eq=False):
         return None if self.executor in LOCAL_EXECUTORS else self.executor
 
     @property
+    def node(self) -> str | None:
+        """Return the node of its engine where it runs; None: unknown, or it is on this machine."""
+        return self.jid.node if self.elsewhere is not None and self.jid is not None else None
+
+    @property
     def submitted(self) -> str | None:
         """Return the reason for its wait at its engine; None if it has begun, or runs on this machine."""
         if self.elsewhere is None or self.begun_at_ns is not None:
@@ -250,6 +256,11 @@ class ActiveRun(Struct, eq=False):
         """Record the reason for its wait at its engine; return whether that is news."""
         before, self.told = self.told, self.submitted or ""
         return self.told != before
+
+    def accepted_as(self, engine_id: str | None) -> bool:
+        """Set the id of its job at its engine; return whether that has accepted it just now."""
+        before, self.engine_id = self.engine_id, engine_id or self.engine_id
+        return before is None and self.engine_id is not None
 
     def began_elsewhere(self, at_ns: int, boot_ns: int) -> None:
         """Set its begin on another machine, when its wrapper registered."""

@@ -134,6 +134,7 @@ class RunFiles(Struct, frozen=True):
             user=granted.user,
             grant=granted.grant,
             executor=granted.executor,
+            node=self.jid.node if isinstance(self.jid, Jid) and granted.executor not in LOCAL_EXECUTORS else None,
         )
 
 

@@ -33,10 +33,10 @@ class FakeRun(Struct, eq=False):
     asked: list[str] = field(default_factory=list)  # the signals sent to it
     used: Usage = field(default_factory=Usage)
     exit_status: None = None
+    engine_id: str | None = None  # once the engine has accepted it
     waits: str | None = None
     halted: str | None = None
     blocked: bool = False
-    engine_id: str | None = None
     alive_at_ns: int | None = None
     said: EngineEnd | None = None  # how the engine reports its end
     refusal: str | None = None
@@ -154,6 +154,9 @@ class FakeEngine:
     def work(self) -> tuple[FakeRun, ...]:
         """Do nothing: each run is asked."""
         return ()
+
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Do nothing: the planner keeps the limits."""
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> FakeRun:
         """Return the run of that name; one that is not in the table is gone."""

@@ -1,0 +1,87 @@
+"""A spool that is moved to another place of its file system while its jobs run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from served import Served, alive
+from support import wait_for
+
+EXECUTORS = ("process", "sh", "tmux")
+
+WORK = "echo begun >> {here}/ledger; until [ -e {here}/go ]; do sleep 0.02; done; exit {code}"
+
+
+def _begin(served: Served, **codes: int) -> None:
+    """Have a job for each exit code run."""
+    (served.root / "config.toml").write_text("cpus = 4\nautostart = false\n")
+    served.start()
+    for name, code in codes.items():
+        keys = {"stdout": str(served.root.parent / "out")} if code else {}
+        served.drop(name, WORK.format(here=served.root.parent, code=code), **keys)
+        served.pid(name)
+        served.until(lambda name=name: served.record(name, "status") == "running\n", "its command")  # type: ignore[misc]
+
+
+def _leave(served: Served) -> None:
+    served.stop()
+
+
+def _crash(served: Served) -> None:
+    served.kill()
+
+
+def _stay(served: Served) -> None:
+    """Leave the dispatcher where it is: it finds that its spool is gone."""
+
+
+@pytest.mark.parametrize("first", [_leave, _crash, _stay])
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_a_spool_that_is_moved_runs_no_job_again(served: Served, first: Callable[[Served], None], ends: str) -> None:
+    """Jobs that end before or after the next dispatcher begins have ended with their exit code, in one run each."""
+    _begin(served, good=0, bad=3)
+    first(served)
+    here = served.root.parent
+    old, served.root = served.root, here / "elsewhere"
+    old.rename(served.root)
+    served.environment["SPOOL_DIR"] = str(served.root)
+    if served.process is not None:
+        assert served.process.wait(60) != 0
+        served.process = None
+    rcs = [served.root / "jobs" / name / "1" / "rc" for name in ("good", "bad")]
+    if ends == "before":
+        (here / "go").touch()
+        wait_for(lambda: all(rc.exists() for rc in rcs), what="their ends")
+    served.start()
+    (here / "go").touch()
+    served.wait_done("good", "bad")
+    results = [served.result(name) for name in ("good", "bad")]
+    assert [(each["outcome"], each["exit_code"]) for each in results if each] == [("finished", 0), ("failed", 3)]
+    assert [served.runs("good"), served.runs("bad")] == [[1], [1]]
+    assert (here / "ledger").read_text() == "begun\n" * 2
+    assert not os.path.lexists(old)
+
+
+@pytest.mark.parametrize("stdout", [None, "out"])
+def test_a_job_is_cancelled_after_a_move(served: Served, stdout: str | None) -> None:
+    """The next dispatcher knows the processes of a run that began at the old place, wherever its output goes."""
+    here = served.root.parent
+    served.start()
+    served.drop("long", "sleep 1000 & echo $!; wait", **({"stdout": str(here / stdout)} if stdout else {}))
+    pid = served.pid("long")
+    served.until(lambda: served.record("long", "status") == "running\n", "its command")
+    served.kill()
+    served.root = served.root.rename(here / "elsewhere")
+    output = here / stdout if stdout else served.root / "jobs" / "long" / "1" / "log"
+    child = int(wait_for(lambda: output.read_text(), what="its output"))
+    served.environment["SPOOL_DIR"] = str(served.root)
+    served.start()
+    assert alive(pid)
+    assert served.places("long") == ["running"]
+    assert served.spool("cancel", "long").returncode == 0
+    served.wait_done("long")
+    assert (served.outcome("long"), served.runs("long")) == ("cancelled", [1])
+    assert not alive(child)
