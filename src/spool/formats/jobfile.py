@@ -97,7 +97,7 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
     executor = document.get("executor")
-    if not isinstance(executor, str) or executor not in ENGINES:
+    if not isinstance(executor, str) or engine_of(executor) is None:
         return defaults.keys
     return {key: value for key, value in defaults.keys.items() if key not in ("gpu_idle", "gpu_idle_action")}
 
