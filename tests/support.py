@@ -5,47 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
-from spool.core import layout
+from spool.testing.served import PATIENCE_S, make_spool, wait_for
 
-PATIENCE_S = 120.0
-"""How long anything may take that a test waits for: no claim about speed, it only ends a test that would never end.
+__all__ = ["PATIENCE_S", "make_spool", "wait_for"]
 
-So it is long enough for a machine with twenty processes to a processor. `pytest --timeout` is longer still.
-"""
-T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def wait_for(condition: Callable[[], T], timeout: float = PATIENCE_S, what: str = "") -> T:
-    """Return the first true value of *condition*, asked again and again; fail after pauses of *timeout* seconds in all.
-
-    Only the pauses count, as long as they were meant to be: a machine that stood still for half a minute is no reason
-    to fail.
-    """
-    pause, left = 0.001, timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        if left <= 0:
-            raise AssertionError(f"waited {timeout} s in vain for {what or getattr(condition, '__name__', condition)}")
-        time.sleep(pause)
-        left -= pause
-        pause = min(pause * 1.5, 0.05)
-
-
-def make_spool(root: Path) -> Path:
-    """Make an empty spool at *root* by hand, as docs/FORMAT.md describes it, and return its path."""
-    root.mkdir(mode=0o700, parents=True)
-    for name in layout.DIRECTORIES:
-        (root / name).mkdir(mode=0o700)
-    return root
 
 
 def processes() -> set[int]:

@@ -119,6 +119,7 @@ ABROAD = {
     ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
+    ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
     ("query/tabular.py", "pandas"): "for programs that have it: a list of jobs as its table",
     ("python/waiting.py", "tqdm"): "for programs that have it: its bar instead of a line",
     ("machine/gpus.py", "msgspec"): "`python -m spool.machine.gpus` shows what is seen as JSON",

@@ -370,7 +370,7 @@ def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_
 ) -> None:
     """They are told of when it is submitted, and it starts nowhere without them."""
     submitted = spool("submit", "--name", "t", "--executor-option=--constraint=ib", "--", "true")
-    why = "its executor_options are for Slurm, but its executor is process"
+    why = "its executor_options are for an engine such as Slurm, but its executor is process"
     assert submitted.code == 0
     assert why in submitted.err
     assert f"executor: {why}" in spool("why", "t").out

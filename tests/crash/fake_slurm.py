@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from spool.core.model import SECOND_NS
 from spool.executors import Home
 from spool.executors.engine import ClusterEngine, ClusterExecutor
-from spool.executors.local import LocalProcesses
+from spool.executors.language import Language
 from spool.executors.slurm import SlurmLanguage
-from spool.formats.config import Config
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 
@@ -25,8 +23,11 @@ class Job:
     forgotten: bool = False
 
 
-class _Language(SlurmLanguage):
+class FakeLanguage(SlurmLanguage):
+    """Slurm's language, whose programs are always there."""
+
     def missing(self) -> str | None:
+        """Miss none."""
         return None
 
 
@@ -35,15 +36,13 @@ class FakeSlurm(ClusterExecutor):
 
     jobs: ClassVar[list[Job]] = []
 
-    def __init__(
-        self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
-    ) -> None:
-        super().__init__(_Language(config), home, CommandRunner())
+    def __init__(self, language: Language, home: Home | None) -> None:
+        super().__init__(language, home, CommandRunner())
         self._now_ns = 1000 * SECOND_NS
         self._orders: list[Command] = []
         self._given = 0
         commands: Any = self
-        self.engine = ClusterEngine(_Language(config), home, commands, lambda: self._now_ns)
+        self.engine = ClusterEngine(language, home, commands, lambda: self._now_ns)
 
     # What its engine takes for the helper that runs commands.
 

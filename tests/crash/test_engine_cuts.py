@@ -12,12 +12,14 @@ from crash.fake_slurm import FakeSlurm
 from crash.world import Session, World, ends_of, world_at
 from spool import executors
 from spool.core.layout import DONE
+from spool.executors import engine
 from spool.testing.faults import FaultyDisk
 
 
 @pytest.fixture(autouse=True)
 def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(executors._WHERE, "slurm", (fake_slurm.__name__, "FakeSlurm"))
+    monkeypatch.setitem(executors._WHERE, "slurm", (fake_slurm.__name__, "FakeLanguage"))
+    monkeypatch.setattr(engine, "ClusterExecutor", FakeSlurm)
 
 
 def _play(world: World, disk: FaultyDisk, *, forgotten: bool) -> Session:

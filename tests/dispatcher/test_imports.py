@@ -28,6 +28,7 @@ NEVER_CALLED = {
 ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.tmux_pane", "shlex", "spool.executors.slurm")
 ON_DEMAND += ("spool.executors.engine", "spool.executors.handover", "spool.executors.cluster_run")
 ON_DEMAND += ("spool.executors.language", "spool.machine.commands")
+ON_DEMAND += ("spool.executors.policies",)
 RECORDER = """
 import os, sys
 if "dispatch" in open("/proc/self/cmdline").read().split("\\0"):

@@ -349,7 +349,7 @@ REFUSED = [
     ('executor = "slum"', 'did you mean "slurm"?'),
     (
         'executor = "tmux"\nexecutor_options = ["--constraint=ib"]',
-        'are for executor = "slurm", and the job says "tmux"',
+        'are for the command of an engine such as Slurm, and the job says executor = "tmux"',
     ),
     ('executor = "slurm"\nkeep_session = true', 'needs executor = "tmux"'),
     ('executor = "slurm"\ngpus = 1\ngpu_idle = "30m"', "has no effect in Slurm, where spool does not see the GPUs"),
@@ -753,7 +753,7 @@ def test_defaults_of_a_run_are_read_again() -> None:
 )
 def test_no_option_for_slurm_sets_what_spool_sets_itself(option: str) -> None:
     """However it is spelled: short, in a bundle, cut short as Slurm allows, with its value or without."""
-    (problem,) = problems(f'command = "x"\nexecutor_options = [{toml.quote(option)}]')
+    (problem,) = problems(f'command = "x"\nexecutor = "slurm"\nexecutor_options = [{toml.quote(option)}]')
     assert problem.endswith("sets what spool sets itself")
 
 
@@ -786,7 +786,7 @@ def test_no_option_for_slurm_sets_what_spool_sets_itself(option: str) -> None:
 )
 def test_every_other_option_of_slurm_is_passed_on(option: str) -> None:
     """Which ones there are is for Slurm to know."""
-    assert parsed(f"executor_options = [{toml.quote(option)}]").executor_options == (option,)
+    assert parsed(f'executor = "slurm"\nexecutor_options = [{toml.quote(option)}]').executor_options == (option,)
 
 
 _WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)

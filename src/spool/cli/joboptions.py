@@ -199,7 +199,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "ends": lambda given: [_count([name]) for name in _names(given)],
     "events": _names,
     "labels": _names,
-    "options of Slurm": list,
+    "options of an engine": list,
     "variables": _variables,
 }
 """The readers of kinds whose options may be repeated; of other options the last one counts."""

@@ -11,11 +11,11 @@ _GLOB = frozenset("*?[")
 LOCAL_EXECUTORS = ("process", "tmux")
 """The executors whose runs are on this machine, and use its resources."""
 
-ENGINES = {"slurm": "Slurm"}
-"""The executors whose runs are on another machine, with the usual name of each."""
+ENGINES = {"slurm": "Slurm", "sge": "Grid Engine", "hq": "HyperQueue"}
+"""The built-in executors whose runs are on another machine, with the usual name of each."""
 
 EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
-"""The executors that a job file and the configuration may name; `spool.executors` has those that exist."""
+"""The built-in executors; installed packages offer others by entry points (`spool.formats.engines`)."""
 
 EXPORTED = (
     "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",

@@ -23,14 +23,14 @@ from msgspec.structs import replace
 from spool.client.autostart import UNIT, unit_for
 from spool.client.submit import make_spool
 from spool.core import layout
-from spool.core.errors import InvalidConfig, SpoolError
+from spool.core.errors import InvalidConfig
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration, show_size
-from spool.executors import by_name, compiled
+from spool.executors import Executors, compiled
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.state import parse_state
@@ -519,10 +519,7 @@ def _inotify_instances_used() -> int:
 
 def _executor(subject: Subject) -> Findings:
     name = subject.config.executor
-    try:
-        problem = by_name(name).unavailable()
-    except SpoolError as error:
-        problem = str(error)
+    problem = Executors(lambda: name, config=lambda: subject.config).problem(name)
     if problem is not None:
         yield _fail(f"{name}: {problem}", "install it, or set another `executor` in config.toml")
     else:

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
+from typing import Any
 
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.model import Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
+from spool.formats import engines
 from spool.formats.config import Config
 from spool.formats.jobfile import why_not_elsewhere
 from spool.machine.cgroups import RunGroups
+
+log = logging.getLogger(__name__)
 
 __all__ = ["NAMES", "Engine", "EngineEnd", "Executor", "Executors", "Home", "Launch", "RunHandle", "Usage", "by_name"]
 
 _WHERE = {
     "process": ("spool.executors.process", "ProcessExecutor"),
     "tmux": ("spool.executors.tmux", "TmuxExecutor"),
-    "slurm": ("spool.executors.slurm", "SlurmExecutor"),
+    "slurm": ("spool.executors.slurm", "SlurmLanguage"),
+    "sge": ("spool.executors.sge", "SgeLanguage"),
+    "hq": ("spool.executors.hq", "HqLanguage"),
 }
+"""The module and the class of each built-in executor: the executor itself, or the language of an engine."""
 
 NAMES = tuple(_WHERE)
-"""The names of all executors that a job file or the configuration may use."""
+"""The names of the built-in executors."""
+
+
+class UnusableEngineError(SpoolError, ImportError):
+    """An installed package offers an engine that cannot be loaded."""
 
 
 def by_name(
@@ -38,14 +50,50 @@ def by_name(
     """Return a new executor of that name; its module is imported on this call. Raises InvalidValue for other names.
 
     *local* manages processes that it starts on this machine; *home* is the spool of runs that it starts elsewhere.
+    An engine that an installed package offers is loaded from there. Raises UnusableEngineError if that fails.
     """
-    if name not in _WHERE:
-        remedy = f"use one of {', '.join(NAMES)}"
-        raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
-    module, of_class = _WHERE[name]
-    of_its_own = (config,) if name in LOCAL_EXECUTORS else (config, home)
-    made: Executor = getattr(import_module(module), of_class)(local, *of_its_own)
+    if name in LOCAL_EXECUTORS:
+        module, of_class = _WHERE[name]
+        local_one: Executor = getattr(import_module(module), of_class)(local, config)
+        return local_one
+    if name in _WHERE:
+        module, of_class = _WHERE[name]
+        language = getattr(import_module(module), of_class)(config)
+        if not _speaks(language):  # an engine of its own
+            return language  # type: ignore[no-any-return]
+    else:
+        language = _offered(name, config)
+    made: Executor = import_module("spool.executors.engine").ClusterExecutor(language, home)
     return made
+
+
+def _offered(name: str, config: Callable[[], Config]) -> Any:
+    """Return the language of an engine that an installed package offers.
+
+    Raises UnusableEngineError, and InvalidValue if no package offers one of that name.
+    """
+    metadata = import_module("importlib.metadata")  # on this call, because few spools need it
+    found = [*metadata.entry_points(group=engines.GROUP, name=name)]
+    if not found:
+        remedy = f"use one of {', '.join((*NAMES, *engines.offered()))}"
+        raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
+    where = found[0].value
+    try:
+        language = found[0].load()(lambda: config().engines.get(name, {}))
+    except (ImportError, OSError) as error:
+        raise UnusableEngineError(f"{where}: {_why_not_imported(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UnusableEngineError(f"{where}: {type(error).__name__}: {error}") from error
+    if not _speaks(language):
+        raise UnusableEngineError(f"{where} gives no spool.executors.language.Language")
+    for called in (language.name, language.surroundings.engine):
+        if called != name:
+            raise UnusableEngineError(f"{where} calls itself {called!r}, and its entry point {name!r}")
+    return language
+
+
+def _speaks(language: object) -> bool:
+    return isinstance(language, import_module("spool.executors.language").Language)
 
 
 class Executors:
@@ -71,6 +119,7 @@ class Executors:
         self._told: Mapping[str, str] = {}
         self.unloaded: dict[str, str] = {}  # executors that could not be imported, and why: `ask_again` tries again
         self._silent: list[Engine] = []
+        self._broken: dict[str, str] = {}  # engines of packages, with their last error
 
     def __getitem__(self, name: str) -> Executor:
         if name not in self._made:
@@ -98,7 +147,8 @@ class Executors:
     def problem_of(self, spec: Spec) -> str | None:
         """Return why a job cannot be started: its executor cannot start anything, or rejects one of its keys."""
         if spec.executor_options and self.elsewhere(spec.executor) is None:
-            return f"its executor_options are for Slurm, but its executor is {spec.executor or self._default()}"
+            executor = spec.executor or self._default()
+            return f"its executor_options are for an engine such as Slurm, but its executor is {executor}"
         if spec.keep_session or spec.gpu_idle_ns is not None or spec.request.resources:
             engine = self.elsewhere(spec.executor)
             if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:
@@ -112,7 +162,24 @@ class Executors:
             return f"this version of spool has no executor {name!r}"
         except SpoolError as error:
             return str(error)
-        return executor.unavailable() or self._told.get(name)
+        self._broken.pop(name, None)
+        problem = None
+        with self._confined(name):
+            problem = executor.unavailable()
+        return self._broken.get(name) or problem or self._told.get(name)
+
+    @contextmanager
+    def _confined(self, name: str) -> Iterator[None]:
+        """Keep an error in the engine of a package, which is not ours, to the jobs of that engine."""
+        try:
+            yield
+        except Exception as error:
+            if name in NAMES:
+                raise
+            said = f"the engine {name} is broken: {type(error).__name__}: {error}"
+            if self._broken.get(name) != said:
+                log.exception("%s", said)
+            self._broken[name] = said
 
     def _load(self, name: str) -> Executor:
         """Return an executor, created on first use. Raises InvalidValue, and SpoolError if it cannot be imported now.
@@ -138,8 +205,12 @@ class Executors:
 
     def machines(self) -> dict[str, Machine]:
         """Return the resources of other machines, as far as their executors have been asked."""
-        there = {name: engine.machine() for name, engine in self.engines.items()}
-        return {name: machine for name, machine in there.items() if machine is not None}
+        there: dict[str, Machine] = {}
+        for name, engine in self.engines.items():
+            with self._confined(name):
+                if (machine := engine.machine()) is not None:
+                    there[name] = machine
+        return there
 
     def ask_again(self) -> bool:
         """Clear the cached answers, so that the executors are asked again; return whether an answer has changed."""
@@ -164,12 +235,17 @@ class Executors:
 
     def limit_array(self, array: str, at_once: int | None) -> None:
         """Tell the engines how many tasks of an array may run at once from now on."""
-        for engine in self.engines.values():
-            engine.limit_array(array, at_once)
+        for name, engine in self.engines.items():
+            with self._confined(name):
+                engine.limit_array(array, at_once)
 
     def work(self) -> list[RunHandle]:
         """Let every engine do its due work; return the runs with news."""
-        return [run for engine in self.engines.values() for run in engine.work()]
+        news: list[RunHandle] = []
+        for name, engine in self.engines.items():
+            with self._confined(name):
+                news += engine.work()
+        return news
 
     def turned(self) -> bool:
         """Whether an engine has stopped answering, or answers again, since the last call."""
@@ -178,7 +254,12 @@ class Executors:
 
     def due_ns(self) -> int | None:
         """Return when an engine has work of its own to do, on the monotonic clock."""
-        return min((due for engine in self.engines.values() if (due := engine.due_ns()) is not None), default=None)
+        times: list[int] = []
+        for name, engine in self.engines.items():
+            with self._confined(name):
+                if (due_ns := engine.due_ns()) is not None:
+                    times.append(due_ns)
+        return min(times, default=None)
 
     def descriptors(self) -> frozenset[int]:
         """Return the engines' descriptors, which are readable when :meth:`work` has something to do."""

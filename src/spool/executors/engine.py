@@ -314,6 +314,8 @@ class ClusterEngine:
             self._order(command, partial(self._submitted, portion, runs))
 
     def _command(self, portion: Portion, first: ClusterRun) -> Command:
+        if (spec := portion.launch.spec) is not None and spec.executor_options:
+            self._language.check_options(spec.executor_options)
         if (array := portion.array) is None:
             return self._language.submit(portion.launch, first.mark)
         mark = f"spool:{self.home.identity()}:{array.name}:{array.run}:{array.first}"

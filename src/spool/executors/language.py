@@ -135,6 +135,10 @@ class Language(ABC):
 
     # Optional.
 
+    def check_options(self, options: Sequence[str]) -> None:
+        """Check the `executor_options` of a job. Raises InvalidValue for one that spool sets itself."""
+        return
+
     def environment(self, variables: Mapping[str, str]) -> Mapping[str, str]:
         """Return the environment of its commands, made from the dispatcher's."""
         return variables

@@ -10,10 +10,9 @@ from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.core.names import ENGINES
-from spool.executors.base import Home, Launch
-from spool.executors.engine import ClusterExecutor
+from spool.executors.base import Launch
 from spool.executors.language import EngineArray, EnginePolicy, Language, Sighting
-from spool.executors.local import LocalProcesses
+from spool.executors.policies import policy_of
 from spool.formats import slurm
 from spool.formats.config import Config
 from spool.formats.wrapper import EngineSurroundings
@@ -38,8 +37,11 @@ class SlurmLanguage(Language):
 
     def policy(self) -> EnginePolicy:
         """Return the policy from `[slurm]`."""
-        config = self._config().slurm
-        return EnginePolicy(config.poll_ns, config.submit_per_second, config.max_in_flight, config.max_pending)
+        return policy_of(self._config().slurm)
+
+    def check_options(self, options: Sequence[str]) -> None:
+        """Refuse options of sbatch that spool sets itself."""
+        slurm.allowed(tuple(options))
 
     def missing(self) -> str | None:
         """Return which of Slurm's programs are missing."""
@@ -165,13 +167,3 @@ def _sighting(line: slurm.QueueLine) -> Sighting:
         blocked=slurm.is_blocked(line),
         element=int(element) if element.isdecimal() else None,
     )
-
-
-class SlurmExecutor(ClusterExecutor):
-    """Hands wrappers over to Slurm."""
-
-    def __init__(
-        self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
-    ) -> None:
-        """Call Slurm as *config* says. Without a *home*, no run can be submitted or adopted."""
-        super().__init__(SlurmLanguage(config), home)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
@@ -20,7 +21,8 @@ from spool.core.events import NotifyRule
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
-from spool.formats import jobfile, slurm, toml
+from spool.formats import engines, jobfile, slurm, toml
+from spool.formats.engines import HqConfig, SgeConfig
 from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
@@ -132,6 +134,21 @@ _RULE = KeyTable(
         most=MOST_LOG_LINES),
 )
 
+def _of_all(engine: str, command: str) -> tuple[Key, ...]:
+    """Return the keys that the table of every engine has."""
+    return (
+        Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1),
+        Key("max_pending", "count",
+            f"How many jobs and arrays may wait in {engine} for room at once. One that waits for something else, such "
+            "as a drained node, a limit or a licence, does not count.", least=1),
+        Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
+            least=SHORTEST_NS),
+        Key("submit_per_second", "number",
+            "How many jobs a second are handed over on average; more in a short burst.", least=0.1, most=1000),
+        Key("options", f"options of {engine}", f"More options of {command} for every job.", default=()),
+    )
+
+
 _SLURM = KeyTable(
     "SlurmTable",
     'How jobs with executor = "slurm" are handed to Slurm.',
@@ -140,16 +157,44 @@ _SLURM = KeyTable(
     Key("qos", "word of Slurm", "The quality of service."),
     Key("preemptible_qos", "word of Slurm",
         "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`."),
-    Key("max_in_flight", "count", "How many jobs may be in Slurm at once, waiting there or running.", least=1),
-    Key("max_pending", "count", "How many jobs and arrays may wait in Slurm for room at once. One that waits for "
-        "something else, such as a drained node, a limit or a licence, does not count.", least=1),
-    Key("poll", "duration", "The longest time between two questions to Slurm about all jobs.", least=SHORTEST_NS),
-    Key("submit_per_second", "number", "How many jobs a second are handed over on average; more in a short burst.",
-        least=0.1, most=1000),
     Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
         'shards as GiB ("shard").', words=("refuse", "shard")),
-    Key("options", "options of Slurm", "More options of sbatch for every job, such as `--constraint=ib`.", default=()),
+    *_of_all("Slurm", "sbatch"),
+)
+
+_SGE = KeyTable(
+    "SgeTable",
+    'How jobs with executor = "sge" are handed to Grid Engine.',
+    Key("queue", "word of an engine", "The queue. If absent, any that fits; likewise for the project."),
+    Key("project", "word of an engine", "The project that pays."),
+    Key("pe", "word of an engine",
+        "The parallel environment of jobs with more than one CPU, all on one host. Without it they are held."),
+    Key("memory", "word of an engine", "The resource that stands for `memory`, such as `mem_free` or `h_vmem`."),
+    Key("memory_per_slot", "flag",
+        "Whether Grid Engine multiplies that by the number of CPUs, as it does for consumables such as `h_vmem`."),
+    Key("gpus", "word of an engine", "The resource that stands for `gpus`. Without it, jobs with GPUs are held."),
+    Key("gpu_types", "words of an engine",
+        'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.', default={}),
+    *_of_all("Grid Engine", "qsub"),
+)
+
+_HQ = KeyTable(
+    "HqTable",
+    'How jobs with executor = "hq" are handed to HyperQueue.',
+    Key("server_dir", "path of a directory",
+        "The directory of its server, absolute. Default: that of HyperQueue's commands, in the home directory."),
+    Key("memory", "word of an engine", "The resource that stands for `memory`, in MiB."),
+    Key("gpus", "word of an engine", "The resource that stands for `gpus`."),
+    Key("gpu_types", "words of an engine",
+        'Which resource stands for the GPU types of job files: `A100 = "gpus/a100"`.', default={}),
+    *_of_all("HyperQueue", "hq submit"),
+)
+
+_ENGINE = KeyTable(
+    "EngineTable",
+    "The settings that every engine has.",
+    *_of_all("the engine", "its command"),
 )
 
 _PREEMPTION = KeyTable(
@@ -183,7 +228,8 @@ CONFIG = KeyTable(
         "indices = [0, 1] }`.", many="named", default={}),
     Key("max_running", "count", "Maximum number of jobs that run at once in the whole spool.", least=1,
         field="policy.max_running"),
-    Key("executor", "word", "What runs jobs that do not set `executor`.", words=EXECUTORS),
+    Key("executor", "executor", "What runs jobs that do not set `executor`: one of these, or an engine that an "
+        "installed package offers.", words=EXECUTORS),
     Key("keep_session", "flag",
         "Whether to keep tmux sessions open after jobs end, for jobs that do not set `keep_session`."),
     Key("wrapper", "word",
@@ -258,6 +304,12 @@ CONFIG = KeyTable(
         "started with.", default={}),
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
     Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
+    Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),
+    Key("hq", _HQ, "How to hand jobs to HyperQueue.", default={}),
+    Key("engines", "settings of engines",
+        "One table per engine that an installed package offers: `[engines.NAME]`. `max_in_flight`, `max_pending`, "
+        "`poll`, `submit_per_second` and `options` mean the same as for Slurm; the engine defines the other keys.",
+        default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
@@ -342,6 +394,9 @@ class Config(Capacity, frozen=True):
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    sge: SgeConfig = field(default_factory=SgeConfig)
+    hq: HqConfig = field(default_factory=HqConfig)
+    engines: dict[str, dict[str, Any]] = field(default_factory=dict)  # of installed packages, as written
     gc: GcConfig = GcConfig()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
@@ -366,6 +421,8 @@ def parse(data: bytes) -> Config:
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
     config["slurm"] = SlurmConfig(**found["slurm"])
+    config["sge"] = SgeConfig(**found["sge"])
+    config["hq"] = HqConfig(**found["hq"])
     config["gc"] = GcConfig(**found["gc"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
     return Config(**config, advice=advice)
@@ -457,6 +514,29 @@ def _defaults(stated: dict[str, Any], path: Path, reading: Reading) -> JobDefaul
     return defaults
 
 
+def _settings_of_engines(stated: dict[str, dict[str, Any]], path: Path, reading: Reading) -> dict[str, dict[str, Any]]:
+    """Return the tables of engines as written. The keys that every engine has are checked, the others are its own."""
+    known = {key.name for key in _ENGINE.keys}
+    for name, table in stated.items():
+        reading.problems.value((*path, name), engines.engine_name, name, "")
+        shared = {key: value for key, value in table.items() if key in known}
+        if shared:
+            reading.problems.take(_engine_format().read(toml.write(shared), WHAT).problems, (*path, name))
+    return stated
+
+
+@cache
+def _engine_format() -> Format:
+    """Return the reader of the keys that every engine has."""
+    return Format(_ENGINE, {**KINDS, **_KINDS}, InvalidConfig, engines.EngineConfig())
+
+
+def _directory(path: str) -> str:
+    if not trimmed(path).startswith("/"):
+        raise InvalidValue(f"{toml.show(path)} must be an absolute path")
+    return path
+
+
 def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
     for pattern in words(listed):
         if _EXPORT.fullmatch(pattern) is None:
@@ -545,6 +625,16 @@ _KINDS: Kinds = {
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "metrics file": lambda key: Kind(Text, _metrics),
     "word of Slurm": lambda key: Kind(Text, slurm.word),
+    "word of an engine": lambda key: Kind(Text, engines.word),
+    "words of an engine": lambda key: Kind(
+        dict[str, str], lambda stated: {t: engines.word(g) for t, g in stated.items()}
+    ),
+    "path of a directory": lambda key: Kind(Text, _directory),
+    "options of Slurm": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "slurm")),
+    "options of Grid Engine": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "sge")),
+    "options of HyperQueue": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "hq")),
+    "options of the engine": lambda key: Kind(tuple[str, ...], engines.plausible),
+    "settings of engines": lambda key: Kind(dict[str, dict[str, Any]], read=_settings_of_engines),
     "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),
     "page file": lambda key: Kind(Text, _page),
     "anything": lambda key: Kind(Duration),

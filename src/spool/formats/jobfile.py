@@ -27,9 +27,9 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import ENGINES, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_title
+from spool.core.names import LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
 from spool.core.units import parse_duration
-from spool.formats import keys, toml, values
+from spool.formats import engines, keys, toml, values
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
@@ -97,7 +97,7 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
     executor = document.get("executor")
-    if not isinstance(executor, str) or executor not in ENGINES:
+    if not isinstance(executor, str) or engine_of(executor) is None:
         return defaults.keys
     return {key: value for key, value in defaults.keys.items() if key not in ("gpu_idle", "gpu_idle_action")}
 
@@ -195,9 +195,9 @@ def _check_together(reading: Reading) -> None:
     if "script" in document and isinstance(document.get("command"), str):
         problems.add(("command",), 'is a list beside "script": a name for the script, and its arguments')
     executor = document.get("executor")
-    if "executor_options" in document and executor in LOCAL_EXECUTORS:
-        problems.add(("executor_options",), f'are for executor = "slurm", and the job says "{executor}"')
-    if isinstance(executor, str) and executor in ENGINES:
+    if "executor_options" in found[""]:
+        _check_options(executor, found[""]["executor_options"], problems)
+    if "executor" in found[""] and engine_of(executor) is not None:
         set_here, asked = found[""], found.get("request", {})
         stated = (
             bool(set_here.get("keep_session")),
@@ -206,7 +206,7 @@ def _check_together(reading: Reading) -> None:
         )
         for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
             if is_stated:
-                problems.add((key,), why.format(engine_title(executor)))
+                problems.add((key,), why.format(engine_title(str(executor))))
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
         problems.add(("depends_on",), 'is an empty table; set "all", "any", "ended", "failed" or "each"')
     if "notify" in document and "to" not in found["notify"]:
@@ -216,6 +216,15 @@ def _check_together(reading: Reading) -> None:
     elif "max_running" in document:
         why = 'needs "array", "matrix" or "rows"; to limit several jobs together use "group"'
         problems.add(("max_running",), why)
+
+
+def _check_options(executor: str | None, options: tuple[str, ...], problems: Problems) -> None:
+    """Add what is wrong with options for an engine, as far as the file tells which engine."""
+    if executor in LOCAL_EXECUTORS:
+        why = f'are for the command of an engine such as Slurm, and the job says executor = "{executor}"'
+        problems.add(("executor_options",), why)
+    elif executor is not None:
+        problems.value(("executor_options",), partial(engines.allowed, executor), options, None)
 
 
 _NOT_ELSEWHERE = {

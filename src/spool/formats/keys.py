@@ -280,16 +280,20 @@ _OUTPUT = (
 _RUNNING = (
     Key("prolog", "script", "Shell code to run before the command.", option="--prolog SHELL-TEXT"),
     Key("epilog", "script", "Shell code to run after the command.", option="--epilog SHELL-TEXT"),
-    Key("executor", "word", "What runs the job. Default: from the configuration.", words=EXECUTORS,
-        option=f"--executor {'|'.join(EXECUTORS)}",
+    Key("executor", "executor",
+        "What runs the job: one of these, or an engine that an installed package offers. Default: from the "
+        "configuration.", words=EXECUTORS,
+        help="What runs the job, here or elsewhere. Default: from the configuration.",
+        option="--executor NAME",
         shortcuts=(
             ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens: the same as --executor tmux."),
             ("--slurm", "slurm", "Hand it to Slurm: the same as --executor slurm."),
         )),
-    Key("executor_options", "options of Slurm",
-        "More options for sbatch, with the executor slurm: `--constraint=ib`. Options that spool sets are refused.",
+    Key("executor_options", "options of an engine",
+        "More options for the command that submits the job to its engine, such as `--constraint=ib` for sbatch. "
+        "Options that spool sets are refused.",
         default=(), examples=[["--constraint=ib"]], option="--executor-option OPTION", also="--executor-options",
-        help="One more option for sbatch, such as --constraint=ib, with the executor slurm. May be repeated."),
+        help="One more option for sbatch, qsub or the like, such as --constraint=ib. May be repeated."),
     Key("keep_session", "flag",
         "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
         option="--keep-session --no-keep-session"),

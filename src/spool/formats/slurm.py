@@ -18,6 +18,7 @@ from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import whole_words
+from spool.formats.engines import EngineConfig
 from spool.formats.freetext import one_line
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
@@ -26,20 +27,15 @@ _MOST_WORDS = 200  # characters of Slurm's words about a job
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
 
 
-class SlurmConfig(Struct, frozen=True):
+class SlurmConfig(EngineConfig, frozen=True):
     """The table `[slurm]` of the configuration: how jobs are handed to Slurm."""
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     preemptible_qos: str | None = None
-    max_in_flight: int = 2000
-    max_pending: int = 20
-    poll_ns: int = 30 * SECOND_NS
-    submit_per_second: float = 10
     gpus: Mapping[str, str] = field(default_factory=dict)  # GPU type in job files -> Slurm's name
     gpu_memory: str = "refuse"  # or "shard"
-    options: tuple[str, ...] = ()
 
 
 # What users write.

@@ -319,7 +319,7 @@ class Format:
         hint = self._hint(key)
         extra: dict[str, Any] = {"type": "string"} if hint is Any else {}
         if key.words:
-            extra["enum"] = list(key.words)
+            extra["enum" if key.kind == "word" else "examples"] = list(key.words)
         if key.examples:
             extra["examples"] = list(key.examples)
         hint = Annotated[hint, Meta(description=key.about, extra_json_schema=extra or None)]

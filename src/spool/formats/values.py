@@ -21,6 +21,7 @@ from spool.core.eventnames import JOB_WORDS
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
+from spool.formats import engines
 from spool.formats.keys import MAX_INDEX, Key
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, closest
@@ -185,12 +186,6 @@ def command(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     for part in value:
         argument(part)
     return value
-
-
-def _options_of_slurm(options: tuple[str, ...]) -> tuple[str, ...]:
-    from spool.formats import slurm  # imported here, because few jobs have options
-
-    return slurm.allowed(options)
 
 
 def program(value: str) -> str:
@@ -420,7 +415,8 @@ KINDS: Kinds = {
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
     "size": lambda key: _amount(Size, parse_size, format_size, key),
     "duration": lambda key: _amount(Duration, parse_duration, format_duration, key),
-    "options of Slurm": lambda key: Kind(tuple[str, ...], _options_of_slurm),
+    "executor": lambda key: Kind(str, engines.executor),
+    "options of an engine": lambda key: Kind(tuple[str, ...], engines.plausible),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None, written=format_duration),
 }
 """The kinds of values shared by several files."""

@@ -19,6 +19,7 @@ The steps of the script, in order, and its records (docs/FORMAT.md has their gra
   those four that the wrapper was sent.
 * In a terminal of its own, INT and QUIT are not passed on, because the terminal's keys send them to the child as
   well; and after a HUP with which the terminal has gone the wrapper ends at once, without `rc`.
+* On an engine that cannot signal it, the wrapper reads the record `signals`, a name a line, and signals itself.
 * `status`, then `usage`: the resource use of the command and the texts around it, as far as it is known here.
 * `rc` as the last thing: the command's exit code, 128+n for signal n. While the disk is
   full the wrapper tries again every second, until it succeeds, is signalled or the metadir is gone.
@@ -80,6 +81,7 @@ class EngineSurroundings(Struct, frozen=True):
     engine: str
     node_variable: str
     id_variable: str
+    watches: bool = False  # whether the wrapper reads signals from a record, because the engine cannot send them
 
 
 class Surroundings(Struct, frozen=True):
@@ -209,6 +211,8 @@ def _hole(a: Assignments) -> str:
     if around.engine is not None:
         values |= {"engine": around.engine.engine, "node_in": around.engine.node_variable}
         values["id_in"] = around.engine.id_variable
+        if around.engine.watches:
+            values["watch"] = "yes"
     if ~a.umask & 0o022:
         values["umask"] = f"{a.umask:04o}"
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}

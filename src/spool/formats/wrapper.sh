@@ -15,6 +15,7 @@ spool_metadir='' # the directory of this run, absolute, as are all paths here
 spool_boot='' spool_pid_namespace='' spool_host='' # of the dispatcher, for the jid
 spool_engine='' # of a run on a cluster: its engine, and the variables that say which node this is and which id it has
 spool_node_in='' spool_id_in=''
+spool_watch='' # yes: that engine cannot signal this script, which reads the signals from the record `signals`
 spool_workdir='/'
 spool_stdin='/dev/null' # empty: as this script has it
 spool_stdout=''         # appended to; empty: as this script has it
@@ -36,6 +37,7 @@ spool_environment() { spool_exec "$@"; }
 
 spool_records=$spool_metadir # where the records are, which no move of the spool changes: spool_open_records
 spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
+spool_watcher='' spool_seen=0 spool_count=0
 spool_phase='' spool_before='' spool_done='' spool_tries=0 spool_id='' spool_own='' spool_groups=/sys/fs/cgroup
 spool_newline='
 '
@@ -141,6 +143,42 @@ spool_identify() {
         # shellcheck disable=SC2154  # eval sets it
         spool_identity="$$ $spool_ticks $spool_boot $spool_pid_namespace $spool_host $spool_engine:${SPOOL_ENGINE_ID:-$spool_id}"
         unset SPOOL_ENGINE_ID
+    fi
+}
+
+# spool_watch_signals: pass each new line of the record `signals` on to the wrapper, until that ends. This is a child
+# of it. A line without an end is still being written. The pause is a child too, and must not stay behind. A TERM that
+# comes before there is a trap for it may be lost: the last record of the wrapper says the same.
+spool_watch_signals() {
+    trap - EXIT HUP USR1 USR2
+    trap 'kill "$!"; wait "$!"; exit 0' TERM
+    while kill -0 "$$" && [ ! -e "$spool_records/rc" ] && [ ! -e "$spool_records/refused" ]; do
+        spool_count=0
+        if [ -f "$spool_records/signals" ] && [ ! -h "$spool_records/signals" ]; then
+            while IFS= read -r spool_line; do
+                spool_count=$((spool_count + 1))
+                if [ "$spool_count" -le "$spool_seen" ]; then continue; fi
+                spool_seen=$spool_count
+                case $spool_line in
+                HUP | INT | QUIT | TERM | USR1 | USR2) kill -s "$spool_line" "$$" ;;
+                esac
+            done < "$spool_records/signals"
+        fi
+        sleep 1 &
+        wait "$!"
+    done
+}
+
+# spool_stop_watching: end that child, and its pause.
+spool_stop_watching() {
+    if [ -n "$spool_watcher" ]; then
+        kill -s TERM "$spool_watcher"
+        spool_interrupted=yes
+        while [ -n "$spool_interrupted" ]; do # a trap that ran has cut the wait short
+            spool_interrupted=''
+            wait "$spool_watcher"
+        done
+        spool_watcher=''
     fi
 }
 
@@ -404,6 +442,7 @@ spool_go_back() {
     spool_record status queued
     spool_code=75
     if [ -n "$spool_announced" ] && [ -n "$spool_epilog" ]; then spool_within spool_after epilog "$spool_epilog"; fi
+    spool_stop_watching
     exit 75
 }
 
@@ -524,6 +563,11 @@ spool_finish() {
         exec 6>&-
         read -r spool_line <&7
     fi
+    spool_stop_watching
+    # Grid Engine starts a job again after 99, and keeps it in an error state after 100. The record has the code.
+    case $spool_engine$spool_code in
+    sge99 | sge100) spool_code=1 ;;
+    esac
     trap - EXIT
     exit "$spool_code"
 }
@@ -568,6 +612,10 @@ fi
 trap spool_leave EXIT
 # shellcheck disable=SC3045  # every shell that may run this has the soft limit
 if [ -n "$spool_files" ]; then ulimit -S -n "$spool_files"; fi
+if [ -n "$spool_watch" ]; then
+    spool_watch_signals < /dev/null > /dev/null 5>&- &
+    spool_watcher=$!
+fi
 spool_within spool_phases "$@"
 if [ -z "$spool_opened" ]; then
     spool_not_opened "$spool_stdout" stdout || spool_not_opened "$spool_stderr" stderr ||

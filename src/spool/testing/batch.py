@@ -7,15 +7,13 @@ there stops its answers, and a file `full` keeps submitted jobs waiting.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
-from spool.executors import Home, Launch
-from spool.executors.engine import ClusterExecutor
+from spool.executors import Launch
 from spool.executors.language import EnginePolicy, Language, Sighting
-from spool.executors.local import LocalProcesses
-from spool.formats.config import Config
+from spool.executors.policies import policy_of
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
@@ -77,9 +75,13 @@ class BatchLanguage(Language):
     title = "the batch system"
     surroundings = EngineSurroundings("batch", "BATCH_NODE", "BATCH_ID")
 
+    def __init__(self, settings: Callable[[], Mapping[str, object]] = dict) -> None:
+        """Use *settings*, which gives its table in the configuration, as it is now."""
+        self._settings = settings
+
     def policy(self) -> EnginePolicy:
-        """Return a policy of frequent looks and unlimited submissions."""
-        return EnginePolicy(poll_ns=100_000_000, per_second=1000, most=200)
+        """Return a policy of frequent looks and unlimited submissions, unless the settings say otherwise."""
+        return policy_of({"poll": "100ms", "submit_per_second": 1000, "max_in_flight": 200, **self._settings()})
 
     def missing(self) -> str | None:
         """Return that its directory is unknown."""
@@ -133,10 +135,8 @@ class BatchLanguage(Language):
         return Command(("/bin/sh", "-c", _BATCH, "batch", *words), environment, urgent=environment is None)
 
 
-class BatchExecutor(ClusterExecutor):
-    """Submits wrappers to the batch system."""
+class DeafBatchLanguage(BatchLanguage):
+    """A batch system that cannot signal the script of a job: its wrapper reads the signals from a record."""
 
-    def __init__(
-        self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: Home | None = None
-    ) -> None:
-        super().__init__(BatchLanguage(), home)
+    surroundings = EngineSurroundings("batch", "BATCH_NODE", "BATCH_ID", watches=True)
+    signals = False
