@@ -63,9 +63,9 @@ spool_in_the_way() {
 }
 
 # spool_astray: true if a link stands for the directory of this run, or of its job: what lies there is another's. Nothing
-# stands for a directory that is held.
+# stands for a directory that is held. A trap may call this, where `return` alone has the status from before the trap.
 spool_astray() {
-    [ "$spool_records" = "$spool_metadir" ] || return
+    [ "$spool_records" = "$spool_metadir" ] || return 1
     [ -h "$spool_metadir" ] || [ -h "${spool_metadir%/*}" ]
 }
 
