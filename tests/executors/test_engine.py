@@ -1210,13 +1210,17 @@ def test_another_exit_code_waits_for_the_engine_s_word_and_asks_for_it(bench: Be
     assert run.ending.word is EngineWord.PREEMPTED
 
 
-def test_a_run_that_was_asked_to_end_is_over_with_its_exit_code(bench: Bench) -> None:
-    """The record of the stop says why, whatever the code is."""
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_run_that_was_asked_to_end_is_over_when_the_engine_says_so(bench: Bench, code: int) -> None:
+    """What it has started may still be ended there; the engine is asked soon."""
     run = bench.submitted()
     bench.look(line("7", "RUNNING"))
     bench.engine.terminate({run: False})
-    _left(bench, "a", 143)
+    _left(bench, "a", code)
     bench.work(2)
+    assert not bench.engine.terminate({run: False})
+    bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'COMPLETED')}\n")
+    bench.work()
     assert list(bench.engine.terminate({run: False})) == [run]
 
 

@@ -167,8 +167,8 @@ class ClusterRun:
         """Return the state of the wrapper: alive until the engine says otherwise."""
         if self.phase is Phase.ABSENT:
             return Liveness.ABSENT
-        if self._exit == 0 or (self._exit is not None and self._asked[0]):
-            return Liveness.GONE  # whatever the engine says of it
+        if self._exit == 0 and not self._asked[0]:
+            return Liveness.GONE  # whatever the engine says of it; one that was stopped is over when the engine says so
         if self.phase is not Phase.KNOWN or self.ending is None:
             return Liveness.ALIVE
         if self._settled:
@@ -231,7 +231,7 @@ class ClusterRun:
             return self._look_for_jid()
         if self._exit is None:
             self._exit = parse_rc(self.engine.home.record(*self.key, layout.RC) or b"")
-            if self._exit:
+            if self._exit or self._asked[0]:
                 self.engine.look_soon(SECOND_NS)  # the engine may have ended it
         return self._exit is not None
 
