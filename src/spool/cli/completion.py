@@ -290,6 +290,12 @@ def _panels(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[st
     return PANELS
 
 
+def _topics(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
+    from spool.cli import manpages
+
+    return manpages.topics()
+
+
 def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.core.model import State
 
@@ -321,6 +327,7 @@ def _variables(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str
 _KEYS = sorted({option.key for option in OPTIONS})
 
 _ARGUMENTS: Mapping[str, _Words | str] = {
+    "topic": _topics,
     "signal_name": _signals,
     "directory": "dir",
     "files": "file",
