@@ -16,7 +16,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
 
-from spool.cli.group import Verb
+from spool.cli.group import VERBS, Verb
 from spool.cli.joboptions import OPTIONS
 from spool.client.submit import default_root
 from spool.core import layout
@@ -291,9 +291,9 @@ def _panels(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[st
 
 
 def _topics(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.cli import manpages
+    from spool.formats.schema import KINDS
 
-    return manpages.topics()
+    return dict.fromkeys(["spool", *VERBS, *KINDS])
 
 
 def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
