@@ -155,7 +155,6 @@ MANY_PARAMETERS: dict[str, str] = {
 SMALL_MODULES: dict[str, str] = {
     "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "client/machine_service.py": "what root installs, apart from what users do with their own service managers",
-    "formats/schema.py": "a program of its own: `python -m spool.formats.schema` prints what is made of the tables",
     "python/worker.py": "a program of its own, which each call of a Python function starts",
     "testing/batch.py": "an executor that only the tests name; that it is short is its point",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",

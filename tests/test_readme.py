@@ -82,7 +82,8 @@ def calls(text: str) -> list[list[str]]:
     text = text.replace("\\\n", " ")
     fenced = re.findall(r"^```sh.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in fenced for line in re.findall(r"^spool .*", block, re.MULTILINE)]
-    lines += re.findall(r"^    (spool .*)", text, re.MULTILINE)
+    printed = re.compile(r"^```text\n.*?^```", re.MULTILINE | re.DOTALL)  # a help has remarks behind its examples
+    lines += re.findall(r"^    (spool .*)", printed.sub("", text), re.MULTILINE)
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL).replace(r"\|", "|")
     # A verb alone (`spool wait`) is the verb and no call, and "…" leaves something out.
     lines += [code for code in re.findall(r"`(spool\s+[a-z-][^`]*?\s[^`…]+)`", prose) if code not in NO_CALLS]

@@ -30,6 +30,12 @@ def test_the_pages_of_the_checkout_are_up_to_date() -> None:
     assert stale == [], "run: python -m spool.cli.manpages --write"
 
 
+def test_the_generated_pages_of_the_documentation_are_up_to_date() -> None:
+    """The commands and the keys of the site are those of the program: the same run writes them."""
+    for name, text in manpages.references().items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, "run: python -m spool.cli.manpages --write"
+
+
 def test_every_verb_and_kind_of_file_has_its_page() -> None:
     """And the page of the program names them all."""
     assert {f"man1/spool-{verb}.1" for verb in group.VERBS} < PAGES.keys()

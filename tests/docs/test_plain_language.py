@@ -22,7 +22,9 @@ from support import ROOT
 SCANNED = (
     "README.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "benchmarks",
     "contrib",
     "docs",

@@ -238,7 +238,7 @@ def figure_for(path: str, size: tuple[float, float] = (10, 9)) -> Any:
         from matplotlib import rcParams
         from matplotlib.figure import Figure
     except ImportError:
-        remedy = "`pip install 'spool-scheduler[plot]'`, or `pip install matplotlib` where spool is installed"
+        remedy = "`pip install 'spool-scheduler[plot]'`, or `pipx inject spool-scheduler matplotlib`"
         raise SpoolError(cannot("plot", path, "matplotlib is not installed", remedy=remedy)) from None
     rcParams["svg.fonttype"] = "none"  # text stays text, which can be searched and read out
     rcParams["text.parse_math"] = False  # a name with $ is not a formula

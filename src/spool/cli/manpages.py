@@ -1,7 +1,8 @@
-"""The manual pages, generated from the help of the verbs and the tables of keys.
+"""The manual pages and the pages of reference, generated from the help of the verbs and the tables of keys.
 
-`python -m spool.cli.manpages --write` writes them to docs/man of the current checkout, where the wheel takes them from.
-Run it after a change of a help text or of a key. `python -m spool.cli.manpages submit` prints one.
+`python -m spool.cli.manpages --write` writes the manual pages to docs/man of the current checkout, where the wheel
+takes them from, and the pages docs/COMMANDS.md and docs/KEYS.md of the site. Run it after a change of a help text or of
+a key. `python -m spool.cli.manpages submit` prints one; users have `spool man submit`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ start = 2026-01-31T09:00:00+01:00
 duration = "4h"''',
 }
 
+_WIDTH = 100  # cells of a line in a generated page
+
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its path below docs/man."""
@@ -84,6 +87,58 @@ def pages() -> dict[str, str]:
     for kind in _FILES:
         found[f"man5/spool-{kind}.5"] = _file(kind)
     return found
+
+
+def page(topic: str, section: str = "") -> str | None:
+    """Return the page of a topic, such as `submit`, `spool-submit` or `job`, of any section or this one; else None."""
+    name = topic.removeprefix("spool-")
+    for path, text in pages().items():
+        folder, _, file = path.partition("/")
+        if folder.endswith(section) and file.removeprefix("spool-").rpartition(".")[0] == name:
+            return text
+    return None
+
+
+def topics() -> list[str]:
+    """Return the topics that have a page."""
+    return ["spool", *VERBS, *(kind for kind in _FILES if kind not in VERBS)]
+
+
+def references() -> dict[str, str]:
+    """Return the text of each generated page of the documentation by its path below docs."""
+    return {"COMMANDS.md": _commands(), "KEYS.md": _keys()}
+
+
+def _commands() -> str:
+    lines = [
+        "# Commands",
+        "",
+        "What `spool COMMAND --help` prints. The manual pages say the same: `spool man COMMAND`.",
+    ]
+    lines += ["", "| command | |", "|---|---|"]
+    lines += [f"| [{verb}](#spool-{verb}) | {about} |" for _, verbs in SECTIONS for verb, about in verbs.items()]
+    parent = _of_program()
+    for verb in VERBS:
+        command = group.spool.get_command(parent, verb)
+        assert command is not None
+        ctx = _of_help(command, verb, parent)
+        parts = list(command.commands.items()) if isinstance(command, click.Group) else []
+        helps = [command.get_help(ctx), *(part.get_help(_of_help(part, name, ctx)) for name, part in parts)]
+        lines += ["", f"## spool {verb}", "", "```text", "\n\n\n".join(helps), "```"]
+    return _text(lines)
+
+
+def _of_help(command: click.Command, name: str, parent: click.Context) -> click.Context:
+    settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
+    return click.Context(command, info_name=name, parent=parent, **settings)
+
+
+def _keys() -> str:
+    lines = ["# Keys", "", "The keys of each kind of file. [FORMAT.md](FORMAT.md) says what they mean together."]
+    for kind, about in _FILES.items():
+        lines += ["", f"## {_PLACES[kind].partition(',')[0].partition(' in ')[0]}: {about}", ""]
+        lines += [f"Manual page: `spool man 5 {kind}`.", "", schema.table(kind).rstrip()]
+    return _text(lines)
 
 
 def _program() -> str:
@@ -211,7 +266,7 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def write(checkout: str) -> None:
-    """Write all pages to a *checkout* of the project, and remove those of removed verbs."""
+    """Write all pages to a *checkout* of the project, and remove the manual pages of removed verbs."""
     made = pages()
     for folder in ("man1", "man5"):
         where = os.path.join(checkout, "docs", "man", folder)
@@ -222,6 +277,9 @@ def write(checkout: str) -> None:
     for path, text in made.items():
         with open(os.path.join(checkout, "docs", "man", path), "w", encoding="utf-8") as file:
             file.write(text)
+    for name, text in references().items():
+        with open(os.path.join(checkout, "docs", name), "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -229,12 +287,11 @@ def run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--write"]:
         write(".")
         return 0
-    name = arguments[0] if len(arguments) == 1 else ""
-    named = [path for path in pages() if re.fullmatch(rf"man\d/(spool-)?{re.escape(name)}\.\d", path)]
-    if not named:
+    text = page(arguments[0]) if len(arguments) == 1 else None
+    if text is None:
         sys.stderr.write("usage: python -m spool.cli.manpages PAGE | --write\n")
         return 2
-    sys.stdout.write(pages()[named[0]])
+    sys.stdout.write(text)
     return 0
 
 
