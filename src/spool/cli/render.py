@@ -311,6 +311,17 @@ def prose(line: str, indent: str = "  ") -> None:
         say(f"{indent}{each}")
 
 
+def headline(before: str, answer: str, style: str) -> None:
+    """Print *before* and, on a terminal in bold and in the colours of *style*, the *answer*, wrapped at words."""
+    width = terminal_width()
+    if width is None:
+        say(f"{before}: {answer}" if before else answer)
+        return
+    coloured = painter()
+    for line in wrapped(shown(f"{before}: {answer}" if before else answer), width):
+        say(drawn=coloured(f"bold {style}".strip(), line))
+
+
 def beside(line: str, taken: int) -> list[str]:
     """Return a sentence in lines that fit beside the first *taken* cells of a terminal; elsewhere in one."""
     width = terminal_width()
