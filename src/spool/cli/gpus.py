@@ -55,7 +55,7 @@ def command(root: str, as_json: bool) -> int:
     if found.gpus:
         render.table(_COLUMNS, [_row(each) for each in found.gpus], [_STYLES[each.state] for each in found.gpus])
     elif found.problem is None:
-        tell("no GPUs: NVML is missing or reports none")
+        tell(f"no GPUs: {found.none_because}")
     for each in found.gpus:
         if each.why_not is not None and each.state not in _IN_USE:
             render.prose(f"GPU {each.gpu.index} is unavailable: {each.why_not}")

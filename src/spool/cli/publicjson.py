@@ -34,7 +34,7 @@ PUBLIC = {
     "ForeignProcess": "pid name memory_bytes user job",
     "GpuHolder": "job=run.name run=run.run user=run.user granted_bytes=run.grant.gpu_memory_bytes taken_bytes",
     "GpuLease": "user granted_bytes taken_bytes",
-    "GpuList": "gpus problem reserved at_ns",
+    "GpuList": "gpus problem reserved at_ns none_because",
     "GpuStatus": """
         index=gpu.index uuid=gpu.uuid name=gpu.name memory_total_bytes=gpu.memory_total_bytes
         memory_free_bytes=gpu.memory_free_bytes utilisation_percent=gpu.utilisation_percent
@@ -56,7 +56,7 @@ PUBLIC = {
     "MachineStatus": """
         spool paused dispatcher cpus cpus_granted memory_bytes memory_granted_bytes memory_available_bytes
         disk_free_bytes disk_floor_bytes gpus gpu_problem resources max_running runs states ended problems at_ns
-        next_dispatcher shared
+        next_dispatcher shared no_gpus_because
     """,
     "MachineUse": """
         arbiter since_at_ns cpus cpus_granted memory_bytes memory_granted_bytes gpus gpus_granted gpu_problem
