@@ -57,7 +57,7 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     now_ns = time.time_ns()
     row = found.row
     head = f"{row.state}{f': {row.reason}' if row.reason else ''}"
-    render.headline(f"job {found.name}", head, render.style_of(row.state))
+    render.headline(f"job {found.name}", head, render.style_of_row(row))
     _print_runs(found, now_ns)
     lines = [
         ("user", row.user or ""),
