@@ -131,7 +131,10 @@ def test_every_command_says_of_the_gpus_what_the_dispatcher_says(
             9: "GPU 9: NVML no longer lists it",
         }
         assert by_index(asked(spool, "info")) == by_index(asked(spool, "gpus"))
-        reason = "gpus: needs 1 alone, 0 idle; GPU 0 is used by pid 4711 (gone, 12 GiB) outside spool; GPU 9: NVML"
+        reason = (
+            "gpus: needs 1 unshared GPU; none is idle; "
+            "GPU 0 is used by pid 4711 (gone, 12 GiB) outside spool; GPU 9: NVML"
+        )
         assert asked(spool, "plan")["waits"][0]["reason"].startswith(reason)
         assert reason in spool("why", "waits").out
         assert "GPU 9 (GPU-9): NVML no longer lists it" in spool("doctor").out

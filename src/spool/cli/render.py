@@ -79,7 +79,7 @@ def style_of(state: State) -> str:
 
 
 def style_of_row(row: JobRow) -> str:
-    """Return how a line about that job is drawn: one that never fits waits in vain, and is no normal waiter."""
+    """Return how a line about that job is drawn: one that never fits stands out among those that wait."""
     if row.state is State.QUEUED and row.reason.startswith("never fits"):
         return "yellow"
     return style_of(row.state)

@@ -48,10 +48,10 @@ MEANINGS = {
     "reserved": "There is room, but it is reserved for others. The job starts by itself after that.",
     "left": "There is room, but it is kept for a job that goes first. " + _ITS_TURN,
     "disk": "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves.",
-    "executor": "Where it is to run cannot be used now. Once that is mended, it starts by itself.",
+    "executor": "Where it is to run cannot be used now. Once that is fixed, it starts by itself.",
     "hook": "A hook or plugin decides when it starts. It is asked again by itself.",
     "submitted": "",
-    "invalid": "Its file has an error. Mend it with `spool edit {name}`.",
+    "invalid": "Its file has an error. Fix it with `spool edit {name}`.",
 }
 """What each code of a reason means, in at most two sentences; "" where the reason itself says it."""
 

@@ -30,7 +30,7 @@ class GpuState(StrEnum):
     """Who has a GPU."""
 
     IDLE = "idle"
-    ALONE = "alone"  # one run
+    EXCLUSIVE = "exclusive"  # one run
     SHARED = "shared"  # runs that were granted a part of its memory
     LEASED = "leased"  # other users have it, or a part of it, by a lease
     FOREIGN = "foreign"  # processes outside the spool
@@ -230,7 +230,7 @@ def _state(card: GpuSlot, leases: Sequence[GpuLease]) -> GpuState:
     if card.gpu.problem is not None:
         return GpuState.PROBLEM
     if card.alone or card.shares:
-        return GpuState.ALONE if card.alone else GpuState.SHARED
+        return GpuState.EXCLUSIVE if card.alone else GpuState.SHARED
     if leases:
         return GpuState.LEASED
     return GpuState.UNUSED if not card.given else GpuState.FOREIGN if card.gpu.foreign else GpuState.IDLE
