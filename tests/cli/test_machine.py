@@ -160,10 +160,10 @@ def test_runs_that_hold_gpus_are_named(tmp_path: Path, fake_nvml: FakeNvml) -> N
         fake_nvml.gpu(f"GPU-{index}", bus=index + 1)
     served = Served(tmp_path / "spool", dict(fake_nvml.variables))
     (served.root / "config.toml").write_text('cpus = 8\nmemory_reserve = "0%"\n')
-    served.drop("alone", "sleep 300", gpus=1, time_limit="1h", memory="64M")
+    served.drop("exclusive", "sleep 300", gpus=1, time_limit="1h", memory="64M")
     served.start()
     try:
-        served.pid("alone")
+        served.pid("exclusive")
         served.drop("first", "sleep 300", gpus=1, gpu_memory="8G")
         served.drop("second", "sleep 300", gpus=1, gpu_memory="8G")
         served.pid("first")
@@ -172,11 +172,11 @@ def test_runs_that_hold_gpus_are_named(tmp_path: Path, fake_nvml: FakeNvml) -> N
         holders = {
             index: {(one["job"], one["granted_bytes"]) for one in gpu["holders"]} for index, gpu in found.items()
         }
-        assert holders == {0: {("alone", None)}, 1: {("first", 8 * GIB), ("second", 8 * GIB)}, 2: set()}
-        assert [found[index]["state"] for index in range(3)] == ["alone", "shared", "idle"]
+        assert holders == {0: {("exclusive", None)}, 1: {("first", 8 * GIB), ("second", 8 * GIB)}, 2: set()}
+        assert [found[index]["state"] for index in range(3)] == ["exclusive", "shared", "idle"]
         info = json.loads(served.spool("info", "--json").stdout)
         assert (info["cpus"], info["cpus_granted"], info["memory_granted_bytes"]) == (8, 3, 64 << 20)
-        assert [run["job"] for run in info["runs"]] == ["alone", "first", "second"]
+        assert [run["job"] for run in info["runs"]] == ["exclusive", "first", "second"]
         assert info["states"] == {"running": 3}
         assert served.process is not None
         assert info["dispatcher"]["pid"] == served.process.pid

@@ -21,6 +21,7 @@ _ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the
 
 _HELPLESS = frozenset({"never_fits", "invalid"})  # no forecast: the job starts only after a change
 
+_OF_ROOM = frozenset({"memory", "cpus", "resources", "gpus", "left"})  # of no interest for what never fits
 _ROOM = "Jobs that run hold what it asks for. It starts by itself once enough of them have ended."
 _ITS_TURN = "It starts by itself once one of them has ended."
 _FREE = "It starts by itself once these are free."
@@ -94,7 +95,8 @@ def sentences(answer: Explanation) -> Iterator[str]:
         return
     if not answer.reasons:
         yield f"{answer.name}: {_ON_SHARED if answer.start_is_earliest else _NEXT}"
-    for at, reason in enumerate(answer.reasons):
+    never = any(reason.code == "never_fits" for reason in answer.reasons)
+    for at, reason in enumerate(each for each in answer.reasons if not never or each.code not in _OF_ROOM):
         head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
         yield f"{head} {reason.text}"
     if answer.reasons and (meaning := _meaning(answer)):
