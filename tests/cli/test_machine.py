@@ -181,7 +181,7 @@ def test_runs_that_hold_gpus_are_named(tmp_path: Path, fake_nvml: FakeNvml) -> N
         assert served.process is not None
         assert info["dispatcher"]["pid"] == served.process.pid
         assert info["dispatcher"]["since_at"] <= info["dispatcher"]["heartbeat_at"]
-        assert "alone 0; shared 1; idle 2" in served.spool("info").stdout
+        assert "exclusive 0; shared 1; idle 2" in served.spool("info").stdout
     finally:
         for name in served.root.glob("running/*"):
             name.unlink()
