@@ -11,7 +11,7 @@ _told: set[str] = set()  # an event may be told twice; its id is the same then
 
 @hookimpl
 def spool_submitting(event: Event) -> str | None:
-    """Say no to GPUs without a project. The job is held then, with these words as the reason."""
+    """Veto GPUs without a project. The job is held then, with these words as the reason."""
     if event.request is not None and event.request.gpus and event.project is None:
         return 'jobs with GPUs need a project: project = "..."'
     return None

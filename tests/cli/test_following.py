@@ -242,12 +242,14 @@ def test_log_shows_the_newest_run_or_the_one_asked_for(spool: Command, spool_roo
     assert spool("log", "nosuch").code == 3
 
 
-def wrapped(root: Path, name: str, old: str, stdout: str | None = None) -> Path:
+def wrapped(root: Path, name: str, old: str, stdout: str | None = None, stderr: str | None = None) -> Path:
     """Write an ended run whose wrapper was made for the metadir *old*."""
     metadir = ended(root, name, 1, State.FINISHED, code=0)
     surroundings = Surroundings("-", "host")
     (metadir / "run.sh").write_bytes(
-        render_wrapper(Assignments(metadir=old, command="true", surroundings=surroundings, stdout=stdout))
+        render_wrapper(
+            Assignments(metadir=old, command="true", surroundings=surroundings, stdout=stdout, stderr=stderr)
+        )
     )
     put_job(root, name, place="done")
     return metadir
@@ -367,3 +369,17 @@ def test_a_submission_starts_a_dispatcher_if_none_lives(spool_root: Path) -> Non
     state = wait_for(lambda: parse_state((spool_root / "state.json").read_bytes()))
     os.kill(state.pid, signal.SIGTERM)
     wait_for(lambda: not root.dispatcher_lives())
+
+
+def test_log_says_that_there_is_an_error_output(spool: Command, spool_root: Path) -> None:
+    """One line on stderr says where it is, after the output; none if that file is empty, or is what was asked for."""
+    metadir = wrapped(spool_root, "a", str(spool_root / "jobs" / "a" / "1"), stderr=str(spool_root / "err"))
+    (metadir / "log").write_text("out\n")
+    assert spool("log", "a").err == ""
+    (spool_root / "err").write_text("oops\n")
+    said = spool("log", "a")
+    assert said.out == "out\n"
+    assert said.err == f"spool: its error output is in {spool_root}/err; `spool log --stderr a` shows it"
+    assert said.err in spool("log", "-f", "a").err
+    for option in ("--stderr", "--path"):
+        assert spool("log", option, "a").err == ""

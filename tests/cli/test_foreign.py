@@ -287,3 +287,20 @@ def test_verbs_of_other_tools_are_answered(spool: Command) -> None:
         ("at", "--start-after"),
     ):
         assert f"did you mean `spool {answer}" in spool(verb).err.replace("submit --start", "--start")
+
+
+def test_a_submission_tells_in_full_what_is_lost_and_counts_the_rest(spool: Command, tmp_path: Path) -> None:
+    """A script of twenty lines is one line on stderr; -v, a dry run and `import` tell of each."""
+    script = tmp_path / "job.sh"
+    lines = "#SBATCH -J a -c 2 -N 1\n#SBATCH -p gpu --mem 1G\n#SBATCH --nice=5\n"
+    script.write_text(f"#!/bin/sh\n{lines}true\n")
+    said = spool("submit", "--hold", script)
+    assert said.err.splitlines() == [
+        f"spool: {script}: line 4: #SBATCH --nice=5 is ignored: "
+        "give --priority 0-255: higher is first, 10 is the default",
+        f"spool: {script}: 5 more notes on lines for another scheduler: -v",
+    ]
+    for words in (["submit", "--hold", "--replace", "-v"], ["submit", "--dry-run"], ["import"]):
+        told = spool(*words, script).err
+        assert "becomes --cpus 2" in told
+        assert "more note" not in told

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
+from spool.cli.why import MEANINGS
 from spool.client import gc
 from spool.core.model import Grant, Result, State
+from spool.core.reasons import CODES
 from spool.formats import run_records
 from spool.formats.history import render_history, render_result
 from spool.formats.state import JobView, StateView, render_state
@@ -230,6 +232,70 @@ def test_show_tells_everything_of_a_job(spool: Command, spool_root: Path) -> Non
     assert spool("show", "a", "--run", 2).code == 3
 
 
+def test_show_begins_with_the_state_and_ends_with_the_file(spool: Command, spool_root: Path) -> None:
+    """State and reason, the run, its last ten lines if it failed, the job; a long file never hides them."""
+    ended(spool_root, "a", State.FAILED, time.time_ns(), code=3)
+    (spool_root / "jobs" / "a" / "1" / "log").write_text("".join(f"line {at}\n" for at in range(20)))
+    first, *rest = spool("show", "a").out.splitlines()
+    assert first == "job a: failed: exit code 3"
+    assert rest.index("run 1:") < rest.index("  line 10") < rest.index("  line 19") < rest.index("the file:")
+    assert "  line 9" not in rest
+    assert rest[-1] == '  command = "true"'
+    ended(spool_root, "b", State.FINISHED, time.time_ns(), code=0)
+    (spool_root / "jobs" / "b" / "1" / "log").write_text("quiet\n")
+    assert "quiet" not in spool("show", "b").out
+    assert asked(spool, "show", "a")["last_lines"][-1] == "line 19"
+
+
+def test_why_of_a_failed_job_is_its_end_and_its_last_lines(spool: Command, spool_root: Path) -> None:
+    """The outcome and the exit code, then what it wrote last; its error output if that is in a file of its own."""
+    ended(spool_root, "a", State.FAILED, time.time_ns(), code=1)
+    metadir = spool_root / "jobs" / "a" / "1"
+    (metadir / "log").write_bytes(b"epoch 1\r\n 5%|#  |\r 9%|## |\rKeyError: \x1b[31m'lr'\n\n")
+    said = spool("why", "a")
+    assert said.out.splitlines() == [
+        "a: failed: exit code 1", "", "the last lines of its output:", "  epoch 1", "  KeyError: \\u001b[31m'lr'",
+    ]  # fmt: skip
+    found = asked(spool, "why", "a")
+    assert (found["outcome"], found["reasons"]) == ("failed", [{"code": "failed", "text": "exit code 1"}])
+    (metadir / "log").unlink()
+    os.mkfifo(metadir / "log")
+    assert spool("why", "a").out == "a: failed: exit code 1\n"
+
+
+def test_why_says_what_the_reason_means_before_the_numbers(spool: Command, spool_root: Path) -> None:
+    """Each code of a reason has at most two sentences for a newcomer."""
+    assert set(MEANINGS) == {*CODES, "hook", "submitted", "invalid"}
+    assert all(text.count(". ") <= 1 for text in MEANINGS.values())
+    put_job(spool_root, "a", place="held")
+    assert spool("why", "a").out.splitlines()[1] == "A held job does not start. `spool release a` lets it."
+
+
+def test_why_foretells_nothing_of_a_job_that_never_fits(spool: Command, spool_root: Path) -> None:
+    """It says what is too much and what to do; its place in the queue and its run time would only distract."""
+    put_job(spool_root, "first", 'command = "true"\ncpus = 0\n')
+    put_job(spool_root, "a", 'command = "true"\ncpus = 100000\n')
+    said = spool("why", "a").out
+    assert said.startswith("a: never fits: needs 100000 CPUs")
+    assert "`spool edit a`" in said
+    for noise in ("expected", "order:", "ahead", "could start", "cpus:"):
+        assert noise not in said
+
+
+def test_the_answer_of_why_is_bold_on_a_terminal(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The eye finds the reason first; the rest is plain."""
+    put_job(spool_root, "a", place="held")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    first, *rest = spool("why", "a").out.splitlines()
+    assert first.startswith("\x1b[1m")
+    assert not any("\x1b" in line for line in rest)
+
+
 def test_show_says_what_is_wrong_with_a_file(spool: Command, spool_root: Path) -> None:
     """The text of the .error file is part of what there is to know."""
     put_job(spool_root, "a", "comand = 1\n")
@@ -287,13 +353,15 @@ def test_what_is_no_job_is_in_no_list(spool: Command, spool_root: Path) -> None:
 
 
 def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -> None:
-    """Where nothing is in the way, that is the answer; of a job that runs or has ended, it is an error."""
+    """Where nothing is in the way, that is the answer; of a job that runs it is an error, of one that ended its end."""
     put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
     put_job(spool_root, "h", place="held")
     assert "nothing blocks it" in spool("why", "a").out
     assert "held" in spool("why", "h").out
     put_job(spool_root, "d", place="done")
-    assert spool("why", "d").code == 1
+    assert spool("why", "d").out == "d: cancelled: moved to done/ before it ran\n"
+    running(spool_root, "r")
+    assert spool("why", "r").code == 1
     assert spool("why", "nosuch").code == 3
 
 

@@ -18,6 +18,7 @@ from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.core.model import ForeignProcess, Gpu
 from spool.formats.state import GpuView, MachineView, StateView, render_state
+from spool.machine.cards import unlisted_cards
 from spool.store.locked_spool import LockedSpool
 
 UNKNOWN = 999
@@ -130,7 +131,10 @@ def test_every_command_says_of_the_gpus_what_the_dispatcher_says(
             9: "GPU 9: NVML no longer lists it",
         }
         assert by_index(asked(spool, "info")) == by_index(asked(spool, "gpus"))
-        reason = "gpus: needs 1 alone, 0 idle; GPU 0 is used by pid 4711 (gone, 12 GiB) outside spool; GPU 9: NVML"
+        reason = (
+            "gpus: needs 1 unshared GPU; none is idle; "
+            "GPU 0 is used by pid 4711 (gone, 12 GiB) outside spool; GPU 9: NVML"
+        )
         assert asked(spool, "plan")["waits"][0]["reason"].startswith(reason)
         assert reason in spool("why", "waits").out
         assert "GPU 9 (GPU-9): NVML no longer lists it" in spool("doctor").out
@@ -156,10 +160,10 @@ def test_runs_that_hold_gpus_are_named(tmp_path: Path, fake_nvml: FakeNvml) -> N
         fake_nvml.gpu(f"GPU-{index}", bus=index + 1)
     served = Served(tmp_path / "spool", dict(fake_nvml.variables))
     (served.root / "config.toml").write_text('cpus = 8\nmemory_reserve = "0%"\n')
-    served.drop("alone", "sleep 300", gpus=1, time_limit="1h", memory="64M")
+    served.drop("exclusive", "sleep 300", gpus=1, time_limit="1h", memory="64M")
     served.start()
     try:
-        served.pid("alone")
+        served.pid("exclusive")
         served.drop("first", "sleep 300", gpus=1, gpu_memory="8G")
         served.drop("second", "sleep 300", gpus=1, gpu_memory="8G")
         served.pid("first")
@@ -168,16 +172,16 @@ def test_runs_that_hold_gpus_are_named(tmp_path: Path, fake_nvml: FakeNvml) -> N
         holders = {
             index: {(one["job"], one["granted_bytes"]) for one in gpu["holders"]} for index, gpu in found.items()
         }
-        assert holders == {0: {("alone", None)}, 1: {("first", 8 * GIB), ("second", 8 * GIB)}, 2: set()}
-        assert [found[index]["state"] for index in range(3)] == ["alone", "shared", "idle"]
+        assert holders == {0: {("exclusive", None)}, 1: {("first", 8 * GIB), ("second", 8 * GIB)}, 2: set()}
+        assert [found[index]["state"] for index in range(3)] == ["exclusive", "shared", "idle"]
         info = json.loads(served.spool("info", "--json").stdout)
         assert (info["cpus"], info["cpus_granted"], info["memory_granted_bytes"]) == (8, 3, 64 << 20)
-        assert [run["job"] for run in info["runs"]] == ["alone", "first", "second"]
+        assert [run["job"] for run in info["runs"]] == ["exclusive", "first", "second"]
         assert info["states"] == {"running": 3}
         assert served.process is not None
         assert info["dispatcher"]["pid"] == served.process.pid
         assert info["dispatcher"]["since_at"] <= info["dispatcher"]["heartbeat_at"]
-        assert "alone 0; shared 1; idle 2" in served.spool("info").stdout
+        assert "exclusive 0; shared 1; idle 2" in served.spool("info").stdout
     finally:
         for name in served.root.glob("running/*"):
             name.unlink()
@@ -280,14 +284,50 @@ def test_a_paused_spool_and_an_empty_one_have_a_plan_too(spool: Command, spool_r
     assert asked(spool, "plan")["waits"][0]["code"] == "paused"
 
 
-@pytest.mark.parametrize("verb", ["gpus", "info", "plan", "reserve list", "simulate --history"])
-def test_without_a_spool_each_says_so(spool: Command, spool_root: Path, verb: str) -> None:
-    """A look makes no spool."""
+@pytest.mark.parametrize("verb", ["gpus", "info", "plan", "ls", "stats", "reserve list", "gpus --json"])
+def test_before_there_is_a_spool_each_look_says_what_there_is(spool: Command, spool_root: Path, verb: str) -> None:
+    """A look makes no spool, and says that a submission does; what a machine has can be seen without one."""
     shutil.rmtree(spool_root)
     said = spool(*verb.split())
-    assert said.code == 5
-    assert "no spool there" in said.err
+    assert said.code == 0
+    assert f"no spool in {spool_root} yet; `spool submit` makes one" in said.err
     assert not spool_root.exists()
+    (spool_root / "something").mkdir(parents=True)
+    said = spool(*verb.split())
+    assert (said.code, "no spool there" in said.err) == (5, True)
+
+
+def test_what_needs_a_spool_says_so(spool: Command, spool_root: Path) -> None:
+    """A simulation of the history has none to read."""
+    shutil.rmtree(spool_root)
+    said = spool("simulate", "--history")
+    assert (said.code, "no spool there" in said.err) == (5, True)
+
+
+def test_a_machine_without_cards_is_told_from_one_without_a_driver(tmp_path: Path) -> None:
+    """NVIDIA display controllers on the PCI bus that NVML does not list lack a driver; their audio does not count."""
+    assert unlisted_cards(str(tmp_path / "none")) == ""
+    for number, (vendor, kind) in enumerate([("0x10de", "0x040300"), ("0x1002", "0x030000"), ("0x10de", "")]):
+        (device := tmp_path / str(number)).mkdir()
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    assert unlisted_cards(str(tmp_path)) == ""
+    (tmp_path / "2" / "class").write_text("0x030200\n")
+    assert unlisted_cards(str(tmp_path)).startswith("1 NVIDIA card is on the PCI bus, but the driver's library")
+
+
+def test_each_look_at_the_gpus_says_why_there_are_none(spool: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpus`, `info` and `doctor`: no card, or no driver for the cards that there are."""
+    for module in ("spool.query.machine", "spool.doctor.checks"):
+        monkeypatch.setattr(f"{module}.unlisted_cards", lambda: "")
+    for verb in ("gpus", "info", "doctor"):
+        said = spool(verb)
+        assert "this machine has no NVIDIA card" in said.out + said.err
+    for module in ("spool.query.machine", "spool.doctor.checks"):
+        monkeypatch.setattr(f"{module}.unlisted_cards", lambda: "2 cards, no driver")
+    for verb in ("gpus", "info", "doctor"):
+        said = spool(verb)
+        assert "2 cards, no driver" in said.out + said.err
 
 
 @pytest.mark.parametrize("verb", ["gpus", "info", "plan", "reserve", "reserve create", "reserve list", "simulate"])

@@ -19,8 +19,9 @@ from rich.cells import cell_len
 
 from calling import Command, asked, put_job, start
 from spool.core.model import SECOND_NS as S
-from spool.core.model import Grant, Result, State
-from spool.formats.history import render_history
+from spool.core.model import Grant, Machine, Result, State
+from spool.formats.history import read_ended_runs, render_history
+from spool.query.timeline import Frame, last_day
 from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for
 
@@ -343,3 +344,28 @@ def test_a_run_that_goes_on_is_in_the_picture(spool: Command, spool_root: Path, 
     assert "1 run, 1 still running" in said.out
     assert spool("cancel", "sleeper").code == 0
     wait_for(lambda: opened.result("sleeper", 1))  # its file is gone at once, its processes later
+
+
+@pytest.mark.parametrize(("height", "panels"), [(24, 3), (14, 1), (60, 5)])
+def test_a_picture_is_no_higher_than_the_terminal(
+    spool: Command, history: Path, monkeypatch: pytest.MonkeyPatch, height: int, panels: int
+) -> None:
+    """The GPUs come first and stay; panels without room are named, and drawn if they are asked for."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", str(height))
+    lines = spool("plot", *PERIOD).out.splitlines()
+    assert len(lines) < height
+    assert sum(bool(re.match("(GPUs|CPUs|waits|memory): |in use", line)) for line in lines) == panels
+    assert lines[-1].startswith("not drawn: `spool plot --show ") == (panels < 5)
+    assert "median" in spool("plot", *PERIOD, "--show", "waits").out
+
+
+def test_the_last_day_begins_with_its_first_run() -> None:
+    """In its first hour a spool's page shows that hour, and no empty day before it; ten minutes at the least."""
+    now = T0 + 24 * 3600 * S
+    machine = Machine(cpus=2, memory_bytes=GIB)
+    for hours, shown in ((1, 1.0 + 60 / 3600), (0.01, 1 / 6), (30, 24)):
+        runs, _ = read_ended_runs(render_history(ended("a", 24 - hours, 23.999)))
+        found = last_day(runs, (), machine, Frame(60, 4), now)
+        assert (found.until_at_ns - found.since_at_ns) / (3600 * S) == pytest.approx(shown)

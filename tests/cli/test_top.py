@@ -24,7 +24,7 @@ from spool.formats.machine_status import UserShare
 from spool.formats.state import GpuView, MachineView, StateView, render_state
 from spool.query.jobs import JobRow
 from spool.store.locked_spool import LockedSpool
-from spool.store.spool import Spool
+from spool.store.spool import Service, Spool
 from support import PATIENCE_S, wait_for
 
 from .test_looking import ended, running
@@ -632,3 +632,51 @@ def test_the_other_users_of_a_shared_machine_have_a_line_each(spool: Command, sp
         drive(spool_root, steps, size=(100, 40))
     finally:
         lock.release()
+
+
+def with_gpus(root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Have the view of a dispatcher that watches so many GPUs."""
+    gpus = tuple(
+        GpuView(
+            uuid=f"GPU-{at}", index=at, name="H100", utilisation_percent=87,
+            memory_total_bytes=80 * GIB, memory_free_bytes=20 * GIB,
+        )
+        for at in range(number)
+    )  # fmt: skip
+    now = time.time_ns()
+    machine = MachineView(
+        cpus=8, cpus_free=8, memory_bytes=64 * GIB, memory_free_bytes=64 * GIB, gpus=gpus, gpus_at_ns=now
+    )
+    (root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=now, pid=1, machine=machine)))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+
+
+@pytest.mark.parametrize("number", [4, 8])
+def test_gpus_come_before_empty_lines(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """At 80 by 24 four GPUs are seen, and eight if the list would leave lines empty."""
+    put_job(spool_root, "later")
+    with_gpus(spool_root, monkeypatch, number)
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees(*(f"GPU {at} " for at in range(number)), "later", "Quit")
+        assert "more GPU" not in screen.text
+
+    drive(spool_root, steps)
+
+
+def test_nothing_is_cut_at_forty_columns(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts have their own line, sentences take several, GPUs have no bars, and the keys are the main ones."""
+    put_job(spool_root, "later", 'command = "true"\ncpus = 100000\n')
+    put_job(spool_root, "parked", place="held")
+    with_gpus(spool_root, monkeypatch, 2)
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("dispatching", "1 queued · 1 held", "GPU 1 60G/80G", " 87 %", "? help", "q quit", "later")
+        await screen.on("later")
+        await screen.until(lambda: "never fits: needs 100000 CPUs" in " ".join(screen.text.split()), "the answer")
+        head = [line for line in screen.lines if "/pytest-" not in line]
+        assert not any("…" in line for line in head), screen.text
+
+    drive(spool_root, steps, (40, 24))

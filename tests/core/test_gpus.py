@@ -37,8 +37,9 @@ def test_a_job_alone_gets_idle_gpus_only():
     found = plan(job("j", gpus=2), job("k", gpus=1, waited=-1), on=box, running=runs)
     assert given(found) == {"j": (2, 3)}
     assert why(found, "k") == (
-        "gpus: needs 1 alone, 0 idle; GPU 0 is own's alone; GPU 1 is shared by sharing; GPU 2 is j's alone; "
-        "GPU 3 is j's alone"
+        "gpus: needs 1 unshared GPU; none is idle; "
+        "GPU 0 is in exclusive use by own; GPU 1 is shared by sharing; GPU 2 is in exclusive use by j; "
+        "GPU 3 is in exclusive use by j"
     )
 
 
@@ -50,7 +51,8 @@ def test_the_words_for_gpus_in_use():
     runs = [run("a", on=(0,), gpu_memory_bytes=GIB), run("b", on=(0,), gpu_memory_bytes=GIB), run("c", on=(1, 2))]
     found = plan(job("j", gpus=2), on=box, running=runs)
     assert why(found, "j") == (
-        "gpus: needs 2 alone, 1 idle; GPU 0 is shared by a, b; GPU 1 is c's alone; GPU 2 is c's alone; "
+        "gpus: needs 2 unshared GPUs; 1 is idle; "
+        "GPU 0 is shared by a, b; GPU 1 is in exclusive use by c; GPU 2 is in exclusive use by c; "
         "GPU 3 is used by pid 4711 (python, 642 MiB) outside spool"
     )
 
@@ -67,7 +69,7 @@ def test_shares_add_up_to_no_more_than_the_card():
     box = machine(cpus=64, gpus=1)
     found = plan(*(share(f"j{n}", 30) for n in range(3)), on=box)
     assert started(found) == ["j0", "j1"]
-    assert why(found, "j2") == "gpus: needs 1 with 30 GiB each, 0 with that much free; GPU 0 has 20 GiB left"
+    assert why(found, "j2") == "gpus: needs 1 GPU with 30 GiB free; none has that much; GPU 0 has 20 GiB left"
     assert started(plan(share("k", 80), on=box)) == ["k"]
 
 
@@ -101,7 +103,7 @@ def test_what_others_hold_is_not_expected_back():
 def test_a_gpu_that_somebody_has_alone_is_not_shared():
     """No share of a GPU that a run has to itself."""
     found = plan(share("s", 1), on=machine(gpus=1), running=[run("own", on=(0,))])
-    assert why(found, "s") == "gpus: needs 1 with 1 GiB each, 0 with that much free; GPU 0 is own's alone"
+    assert why(found, "s") == "gpus: needs 1 GPU with 1 GiB free; none has that much; GPU 0 is in exclusive use by own"
 
 
 def test_only_what_is_really_free_is_shared():
@@ -147,7 +149,9 @@ def test_unknown_is_not_free():
 def test_a_gpu_with_a_problem_is_not_given():
     """Nothing new starts on a GPU that is not well, and why is said."""
     sick = with_gpu(0, of=1, problem="fell off the bus")
-    assert why(plan(job("j", gpus=1), on=sick), "j") == "gpus: needs 1 alone, 0 idle; GPU 0: fell off the bus"
+    assert (
+        why(plan(job("j", gpus=1), on=sick), "j") == "gpus: needs 1 unshared GPU; none is idle; GPU 0: fell off the bus"
+    )
     assert started(plan(share("j", 1), on=sick)) == []
 
 
@@ -216,7 +220,8 @@ def test_idle_instances_beside_busy_gpus_are_explained():
     """A job that waits for whole GPUs, while instances lie idle, is told why it cannot have these."""
     found = plan(job("j", gpus=2), on=machine(gpus=(*gpus(2), *mig(3))), running=[run("r", on=(0,))])
     assert why(found, "j") == (
-        "gpus: needs 2 alone, 1 idle; GPU 0 is r's alone; 3 MIG instances do not count: CUDA can use only one at a "
+        "gpus: needs 2 unshared GPUs; 1 is idle; "
+        "GPU 0 is in exclusive use by r; 3 MIG instances do not count: CUDA can use only one at a "
         "time, so a job with several GPUs needs whole ones"
     )
 
@@ -225,7 +230,8 @@ def test_somebody_who_cannot_be_seen_is_named_by_what_is_in_use():
     """Pid 0 is nobody's pid: the reason tells the memory instead."""
     box = with_gpu(0, of=1, foreign=(ForeignProcess(0, "unknown", 12 * GIB),))
     assert why(plan(job("j", gpus=1), on=box), "j") == (
-        "gpus: needs 1 alone, 0 idle; GPU 0 is used by a process that cannot be seen (12 GiB) outside spool"
+        "gpus: needs 1 unshared GPU; none is idle; "
+        "GPU 0 is used by a process that cannot be seen (12 GiB) outside spool"
     )
 
 
@@ -233,7 +239,8 @@ def test_a_job_that_uses_a_gpu_which_it_was_not_given_is_named():
     """Its process keeps the GPU from being given alone, as a stranger's does, and the reason says whose it is."""
     box = with_gpu(0, of=1, foreign=(ForeignProcess(4711, "python", GIB, "bob", "greedy"),))
     assert why(plan(job("j", gpus=1), on=box), "j") == (
-        "gpus: needs 1 alone, 0 idle; GPU 0 is used by pid 4711 (python, 1 GiB) of greedy, which was not given it"
+        "gpus: needs 1 unshared GPU; none is idle; "
+        "GPU 0 is used by pid 4711 (python, 1 GiB) of greedy, which was not given it"
     )
 
 

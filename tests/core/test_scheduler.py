@@ -58,7 +58,7 @@ def test_gpus_alone():
     """With 6 of 8 GPUs taken a job of 4 waits, and one of 2 gets the two idle ones."""
     taken = run("r", on=(0, 1, 2, 3, 4, 5))
     found = plan(job("four", gpus=4), on=machine(gpus=gpus(8)), running=[taken])
-    assert why(found, "four").startswith("gpus: needs 4 alone, 2 idle; GPU 0 is r's alone;")
+    assert why(found, "four").startswith("gpus: needs 4 unshared GPUs; 2 are idle; GPU 0 is in exclusive use by r;")
     found = plan(job("two", gpus=2), on=machine(gpus=gpus(8)), running=[taken])
     assert found.starts[0].grant.gpu_indices == (6, 7)
     assert found.starts[0].grant.gpu_uuids == ("GPU-6", "GPU-7")

@@ -84,6 +84,12 @@ PHRASES: dict[str, str] = {
     r"\bis at an end\b|\bcomes to an end\b": "ends",
     r"\bgiven leave\b|\bgive leave\b": "allow",
     r"\bmay well be that\b": "may be",
+    r"\bno crash (?:loses|starts)\b": "a crash never loses …",
+    r"\bsay(?:s|ing)? no to\b|\bcan say no\b|\bhas said no\b": "veto",
+    r"\bhow they are proved\b|\bproved gone\b": "how spool establishes them; known to be gone",
+    r"\btakes? what (?:it|they) likes?\b": "uses without limit",
+    r"\bhow far (?:jobs|they) say\b": "progress",
+    r"\bneeds \S+ alone\b|\bis \S+'s alone\b": "unshared, in exclusive use by",
 }
 # What is read by developers: docstrings and comments of the source that name the subject and the noun of the field. A
 # path is added here once it passes.

@@ -191,7 +191,7 @@ def test_the_arbiter_says_which_gpus(machine: Machine, fake_nvml: FakeNvml) -> N
     assert bob.says("other", "GPU").strip() == _uuid(2)
     assert tomllib.loads(bob.record("other", "grant.toml") or "")["gpu_indices"] == [2]
     bob.drop("late", ["true"], gpus=1, cpus=0)
-    bob.wait_reason("late", "machine: gpus: needs 1 alone, 0 idle")
+    bob.wait_reason("late", "machine: gpus: needs 1 unshared GPU; none is idle")
     alina.spool("cancel", "one")
     assert bob.wait_done("late")
     assert tomllib.loads(bob.record("late", "grant.toml") or "")["gpu_uuids"] == [_uuid(1)]

@@ -31,6 +31,8 @@ from sharing import BOB, gpu_share, join, mine, shares
 from spool.core.model import SECOND_NS, ForeignProcess, State
 from spool.formats.machine_status import UserShare
 from spool.formats.state import JobView, MachineView, PoolView, SharedView, StateView
+from spool.page.content import ContentReader
+from spool.page.document import render
 from spool.store.ownership import this_user
 
 NOW_NS = time.time_ns()
@@ -266,3 +268,27 @@ def test_the_page_of_a_machine_that_is_not_shared_has_no_such_table(spool_root: 
     join(spool_root, shares(BOB))
     lay(spool_root, busy_view(NOW_NS))
     assert "Shared machine" not in the_page(spool_root).text
+
+
+def test_a_failed_run_opens_its_last_lines_on_a_page_of_the_owner_alone(spool_root: Path) -> None:
+    """A click shows ten lines, escaped and cut; a page that others can read has no output."""
+    lay(spool_root, a_view(NOW_NS), [an_end(NOW_NS, "bad", hours_ago=1, outcome=State.FAILED, reason="exit code 1")])
+    metadir = spool_root / "jobs" / "bad" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "log").write_text(
+        "".join(f"line {at}\n" for at in range(20)) + EVIL + "x" * 500 + "\n", errors="replace"
+    )
+    reader = ContentReader(str(spool_root))
+    page = Page(render(reader.read(NOW_NS, served=True, with_output=True), 3, 60).decode())
+    assert "line 11 line 12" in page.text
+    assert "line 10" not in page.text
+    assert "x" * 201 not in page.text
+    assert (len(page.all("details")), len(page.all("img"))) == (1, 0)
+    assert "line 19" not in the_page(spool_root).text
+
+
+def test_a_job_that_never_fits_is_marked(spool_root: Path) -> None:
+    """Its reason has another colour than that of a job which waits for room."""
+    jobs = {"big": a_waiting_job(NOW_NS, "never fits: needs 9 GPUs"), "small": a_waiting_job(NOW_NS, "gpus: 1 in use")}
+    page = the_page(lay(spool_root, a_view(NOW_NS, jobs=jobs)))
+    assert [cell["class"] for cell in page.all("td") if "why" in cell.get("class", "")].count("why never") == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pages import a_view, a_waiting_job, an_end, busy_view, lay
+from spool.core.model import State
 from spool.doctor.checks import OF_THE_MACHINE, examine
 from spool.formats import config
 from spool.formats.config import Config
@@ -55,6 +56,17 @@ def test_the_key_makes_it_a_listener(spool_root: Path) -> None:
     assert "page" in find_subscriptions(str(spool_root), IN_SPOOL, for_jobs=False).kinds
     assert "page" in KINDS
     assert isinstance(by_kind("page", str(spool_root), lambda: IN_SPOOL), PageWriter)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_only_a_page_in_the_spool_has_output(spool_root: Path, tmp_path: Path, inside: bool) -> None:
+    """A page elsewhere is for everybody, and what a job wrote is its owner's."""
+    lay(spool_root, a_view(NOW_NS), [an_end(NOW_NS, "bad", hours_ago=1, outcome=State.FAILED)])
+    (spool_root / "jobs" / "bad" / "1").mkdir(parents=True)
+    (spool_root / "jobs" / "bad" / "1" / "log").write_text("password=secret\n")
+    path = spool_root / "status.html" if inside else tmp_path / "page.html"
+    PageWriter(str(spool_root), lambda: Config(status_page=str(path))).tick()
+    assert ("password=secret" in path.read_text()) == inside
 
 
 @pytest.mark.usefixtures("hasty")

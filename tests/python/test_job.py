@@ -44,8 +44,7 @@ def test_a_job_that_has_run_has_its_end_its_output_and_its_runs(served: Served) 
         assert same.tasks() == ()
     with pytest.raises(spool.NoSuchJob):
         job.output(2)
-    with pytest.raises(spool.SpoolError, match="it has ended"):
-        job.why()
+    assert (job.why().outcome, [each.text for each in job.why().reasons]) == ("failed", ["exit code 3"])
 
 
 def test_a_job_that_runs_again_has_not_ended(served: Served, tmp_path: Path) -> None:

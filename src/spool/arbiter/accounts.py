@@ -128,7 +128,7 @@ class Allowances:
 
 
 class Connection:
-    """A dispatcher that speaks. It is cut off if it says nonsense, or does not listen."""
+    """A connected dispatcher. It is disconnected if it sends invalid messages, or does not read the answers."""
 
     def __init__(self, sock: socket.socket, account: Account, allowance: Allowance) -> None:
         self.sock = sock
@@ -179,9 +179,9 @@ class Connection:
             del self.replies[:count]
 
     def send_away(self, reason: str) -> None:
-        """Say why it is not served, and close it. What it has said is not looked at.
+        """Send the reason why it is not served, and close the connection. Its messages are ignored.
 
-        It must be taken in all the same: else the kernel tells the peer of a reset before it gives it the reason.
+        They must be read all the same: else the kernel reports a reset to the peer before it delivers the reason.
         """
         self.replies = [protocol.Refused(reason)]
         try:

@@ -255,7 +255,7 @@ class Arbiter:
                 self._away[holder] = time.monotonic_ns()
 
     def _hear_last_words(self, connection: Connection, holder: Holder | None) -> bool:
-        """Let a connection say no more, and take in which leases were begun; return whether that is known of all."""
+        """Stop serving a connection, and record which leases were begun; return whether that is known of all."""
         with contextlib.suppress(OSError):
             connection.sock.shutdown(socket.SHUT_RD)
         for _ in range(_LAST_WORDS):

@@ -16,7 +16,7 @@ from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.model import State
 from spool.core.names import is_pattern, natural, why_not_name
-from spool.store.disk import remedy_for
+from spool.store.disk import is_yet_to_be_made, remedy_for
 
 if TYPE_CHECKING:
     from spool.store.spool import Spool  # imported when needed: a submission does not need it
@@ -56,9 +56,15 @@ def own(root: str) -> Spool:
 
 
 def viewed(root: str) -> Spool:
-    """Return the spool at *root* for a command that lists: unreadable files are left out, with a warning on stderr."""
+    """Return the spool at *root* for a command that lists: unreadable files are left out, with a warning on stderr.
+
+    Before there is a spool it is empty, and stderr says so. Raises SpoolUnusable if something else is there.
+    """
     from spool.store.tolerant import TolerantSpool
 
+    if is_yet_to_be_made(root):
+        tell(f"no spool in {root} yet; `spool submit` makes one")
+        return TolerantSpool(root)
     spool = TolerantSpool.open(root)
     assert isinstance(spool, TolerantSpool)
 

@@ -14,6 +14,12 @@ from spool.cli.telling import tell
 from spool.client.demonstration import DemoEvent, Demonstration, went_well
 from spool.core.model import SECOND_NS, Result, State
 
+_NEXT = (
+    ("spool submit -- sleep 30", "your first job; the spool and the dispatcher are made for you"),
+    ("spool ls", "the jobs; `spool why`, `spool log` and `spool cancel` take a name"),
+    ("spool submit --help", "CPUs, memory, GPUs, time limits, arrays, dependencies"),
+)
+
 
 @click.command(cls=Verb)
 @click.option("--keep", is_flag=True, help="Keep the spool and its results, and print where they are.")
@@ -43,6 +49,8 @@ def command(keep: bool, quiet: bool) -> int:
         _picture(demonstration, names, results)
         if not quiet:
             _outputs(demonstration, names)
+            render.say()
+            render.pairs(_NEXT)
         return 0 if went_well(results) else 1
     finally:
         demonstration.end()

@@ -45,6 +45,11 @@ class Converted(Struct, frozen=True):
     lost: NoEquivalent | None = None
 
     @property
+    def is_note(self) -> bool:
+        """Whether nothing is lost: it has an equivalent, is not needed, or chooses among parts that a spool lacks."""
+        return self.lost is None or self.directive.option in _PARTS
+
+    @property
     def key(self) -> str | None:
         """The key of the job file without which the job would compute something else, if it has one of these."""
         option = self.directive.option
@@ -57,6 +62,7 @@ class Converted(Struct, frozen=True):
         return f"line {one.line}: {one} {f'becomes {shlex.join(self.words)}' if self.words else 'is not needed here'}"
 
 
+_PARTS = frozenset(("-p", "--partition", "-q", "--qos"))
 _KEYS = {
     "-G -g --gpus --gpus-per-node --gpus-per-task --gres": "gpus",
     "-a --array -J": "array",

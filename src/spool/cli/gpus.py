@@ -24,10 +24,10 @@ _COLUMNS = (
     render.Column("UUID", drop=6),
 )
 # STATE and WHO say why these are unavailable.
-_IN_USE = frozenset({GpuState.ALONE, GpuState.SHARED, GpuState.LEASED, GpuState.FOREIGN})
+_IN_USE = frozenset({GpuState.EXCLUSIVE, GpuState.SHARED, GpuState.LEASED, GpuState.FOREIGN})
 _STYLES = {
-    GpuState.IDLE: "green", GpuState.ALONE: "", GpuState.SHARED: "", GpuState.LEASED: "", GpuState.FOREIGN: "yellow",
-    GpuState.UNUSED: "dim", GpuState.PROBLEM: "red",
+    GpuState.IDLE: "green", GpuState.EXCLUSIVE: "", GpuState.SHARED: "", GpuState.LEASED: "",
+    GpuState.FOREIGN: "yellow", GpuState.UNUSED: "dim", GpuState.PROBLEM: "red",
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def command(root: str, as_json: bool) -> int:
     """Show each GPU: its memory, who uses it, what else runs on it, and why it is unavailable.
 
     The values come from the dispatcher if it watches the GPUs, so that you see what it bases decisions on; otherwise
-    from NVML. STATE is idle, alone (one run has it), shared (runs that set gpu_memory), leased (another user of a
+    from NVML. STATE is idle, exclusive (one run has it), shared (runs that set gpu_memory), leased (another user of a
     shared machine has it, or a part), foreign (processes outside spool are on it), unused (excluded by gpu.use) or
     problem. BUSY is the share of recent time in which it computed, MEM BUSY in which it read or wrote its memory; empty
     if NVML does not report them.
@@ -55,10 +55,11 @@ def command(root: str, as_json: bool) -> int:
     if found.gpus:
         render.table(_COLUMNS, [_row(each) for each in found.gpus], [_STYLES[each.state] for each in found.gpus])
     elif found.problem is None:
-        tell("no GPUs: NVML is missing or reports none")
+        tell(f"no GPUs: {found.none_because}")
     for each in found.gpus:
         if each.why_not is not None and each.state not in _IN_USE:
-            render.prose(f"GPU {each.gpu.index} is unavailable: {each.why_not}")
+            name = f"GPU {each.gpu.index}"
+            render.prose(f"{name} is unavailable: {each.why_not.removeprefix(f'{name}: ')}")
     for line in found.reserved:
         render.prose(f"reserved: {line}")
     if found.problem is not None:

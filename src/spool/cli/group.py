@@ -25,7 +25,7 @@ SECTIONS = (
             "ls": "List jobs that are waiting, running or recently ended.",
             "top": "Watch and manage jobs and GPUs on a live screen.",
             "show": "Show everything about a job.",
-            "why": "Explain why a job is not running yet.",
+            "why": "Explain why a job is not running yet, or how it ended.",
             "log": "Show or follow a job's output.",
             "attach": "Attach to the terminal of a running job.",
             "wait": "Wait for jobs to end, and exit with their code.",

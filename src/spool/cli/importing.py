@@ -36,7 +36,7 @@ def command(root: str, no_capture: bool, ignore_directives: bool, files: tuple[s
             raise UsageError(cannot("import", path, "not a file" if os.path.exists(path) else "no such file"))
         name = job_name(stem_of([path]))
         capture = False if no_capture else None
-        asked = Asked(name=name, loose=[path], capture=capture, ignore_directives=ignore_directives)
+        asked = Asked(name=name, loose=[path], capture=capture, ignore_directives=ignore_directives, verbose=True)
         draft = draft_of(asked, root)
         head = "\n" * (number > 0) + f"# {draft.name}.toml, made of {os.path.basename(path)!a}\n"
         render.say_text(

@@ -194,7 +194,7 @@ def _gpus(found: MachineStatus) -> str:
     if found.gpu_problem is not None:
         return f"unknown: {found.gpu_problem}"
     if not found.gpus:
-        return "none"
+        return f"none: {found.no_gpus_because}"
     states: dict[str, list[str]] = {}
     for each in found.gpus:
         states.setdefault(each.state, []).append(str(each.gpu.index))

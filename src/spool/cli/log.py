@@ -55,7 +55,22 @@ def command(
             raise _no_output(name, why, f"`spool show {name}` says more")
         for data in read_output(spool, name, its_run, stream, lines=lines):
             sys.stdout.buffer.write(data)
+    if not (errors or only_path):
+        _tell_of_errors(spool, name, run)
     return 0
+
+
+def _tell_of_errors(spool: Spool, name: str, run: int | None) -> None:
+    """Say where the error output is, if there is some in a separate file."""
+    run = spool.latest_run(name) if run is None else run
+    path = outputs(spool, name, run).stderr if run is not None else None
+    try:
+        there = path is not None and os.path.getsize(path) > 0
+    except OSError:
+        return
+    if there:
+        sys.stdout.flush()
+        tell(f"its error output is in {path}; `spool log --stderr {name}` shows it")
 
 
 def _run_of(spool: Spool, name: str, run: int | None) -> int:

@@ -107,15 +107,39 @@ def _highest_memory(found: Timeline) -> int:
 
 
 class TerminalPicture:
-    """Draws a timeline with characters, in lines of *width* cells, or of the smallest useful width."""
+    """Draws a timeline with characters, in lines of *width* cells, or of the smallest useful width.
 
-    def __init__(self, width: int) -> None:
+    *height*: the most lines of the picture, as far as one panel has that few; None: any number.
+    """
+
+    def __init__(self, width: int, height: int | None = None) -> None:
+        self.cpu_rows = TERMINAL_CPU_ROWS if height is None else min(max(height // 4, 2), TERMINAL_CPU_ROWS)
+        self._most = height
+        self._curve_rows = _HEIGHT
         self.columns = max(width, _NARROWEST) - _MARGIN
         self._blocks = render.has_colours() and charts.can_draw()
         self._paint = render.painter()
 
     def lines(self, found: Timeline, panels: Sequence[str]) -> list[str]:
-        """Return the panels that are not empty, each with its heading, and the legend above."""
+        """Return the panels that are not empty, each with its heading, and the legend above.
+
+        Of a picture that is too high, the curves get lower, and then the last panels are named instead of drawn.
+        """
+        wanted = [panel for panel in panels if panel != "gpus" or found.gpus]
+        if self._most is None:
+            return self._drawn(found, wanted)
+        for self._curve_rows in (_HEIGHT, 1):
+            lines = self._drawn(found, wanted)
+            if len(lines) <= self._most:
+                return lines
+        kept = len(wanted)
+        while kept > 1 and len(lines) > self._most:
+            kept -= 1
+            rest = ",".join(wanted[kept:])
+            lines = [*self._drawn(found, wanted[:kept]), *self._wrapped(f"not drawn: `spool plot --show {rest}`")]
+        return lines
+
+    def _drawn(self, found: Timeline, panels: Sequence[str]) -> list[str]:
         parts = {
             "gpus": lambda: self._chart(found, found.gpu_rows, gpu_words(found)),
             "cpus": lambda: self._chart(found, found.cpu_rows, cpu_words(found)),
@@ -125,8 +149,7 @@ class TerminalPicture:
         }
         lines = self._heading(found)
         for panel in panels:
-            if panel != "gpus" or found.gpus:
-                lines += ["", *parts[panel]()]
+            lines += ["", *parts[panel]()]
         return lines
 
     def _heading(self, found: Timeline) -> list[str]:
@@ -202,8 +225,8 @@ class TerminalPicture:
         return [*lines, self._axis(found)]
 
     def _curve(self, name: str, values: Sequence[float], highest: float) -> list[str]:
-        rows = charts.area(values, highest, _HEIGHT)
-        labels = [name, *[""] * (_HEIGHT - 1)]
+        rows = charts.area(values, highest, self._curve_rows)
+        labels = [name, *[""] * (self._curve_rows - 1)]
         return [_labelled(label, row) for label, row in zip(labels, rows, strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 
 import click
@@ -10,7 +11,7 @@ import click
 from spool.cli import publicjson, render
 from spool.cli.common import json_option, moment_of, viewed
 from spool.cli.group import Verb
-from spool.cli.pictures import FILE_SIZE, PANELS, TERMINAL_CPU_ROWS, FilePicture, TerminalPicture
+from spool.cli.pictures import FILE_SIZE, PANELS, FilePicture, TerminalPicture
 from spool.cli.telling import tell
 from spool.core.accounting import By, RunFilter
 from spool.core.errors import UsageError
@@ -20,6 +21,8 @@ from spool.query.timeline import GROUPINGS, Frame, Timeline, timeline
 
 JSON_SIZE = (240, 64)
 """The columns and the CPU rows of the JSON values, whatever the terminal is."""
+
+_PROMPT = 2  # lines of the terminal that a picture leaves to the command and the prompt after it
 
 
 def _panels(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -67,7 +70,8 @@ def command(
 
     The picture has a row for each GPU and each CPU with its runs, and shows how much was in use, how long runs waited
     before they started, and how much memory they requested and used. CPU rows do not stand for particular CPUs. Without
-    --since it shows the last day, from its first run on.
+    --since it shows the last day, from its first run on. On a terminal it is as high as that, and names the panels that
+    have no room; --show draws them.
 
       spool plot
       spool plot --since 7d --by project -o week.svg
@@ -79,9 +83,11 @@ def command(
     if dark and output is None:
         raise UsageError("cannot plot runs: --dark is for files; also give --output FILE")
     file = FilePicture(output, dark=dark) if output is not None else None
-    screen = TerminalPicture(render.terminal_width() or shutil.get_terminal_size((80, 24)).columns)
+    terminal = shutil.get_terminal_size((80, 24))
+    fits = sys.stdout.isatty() and len(panels) == len(PANELS)
+    screen = TerminalPicture(terminal.columns, terminal.lines - _PROMPT if fits else None)
     wanted = RunFilter(moment_of("--since", since, now_ns), moment_of("--until", until, now_ns), user, project, tag)
-    size = FILE_SIZE if file is not None else JSON_SIZE if as_json else (screen.columns, TERMINAL_CPU_ROWS)
+    size = FILE_SIZE if file is not None else JSON_SIZE if as_json else (screen.columns, screen.cpu_rows)
     found = timeline(viewed(root), wanted, Frame(*size, By(by) if by is not None else None), now_ns)
     if as_json:
         values = publicjson.plain(found)

@@ -24,7 +24,7 @@ PUBLIC = {
     "Explanation": """
         name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score standing
         behind behind_score ahead dispatcher last_said at_ns engine engine_id starts_after if_finished
-        later_than_at_ns start_unknown start_is_earliest room_of room_is_made preempted_for
+        later_than_at_ns start_unknown start_is_earliest room_of room_is_made preempted_for outcome last_lines
     """,
     "Figures": """
         jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
@@ -34,7 +34,7 @@ PUBLIC = {
     "ForeignProcess": "pid name memory_bytes user job",
     "GpuHolder": "job=run.name run=run.run user=run.user granted_bytes=run.grant.gpu_memory_bytes taken_bytes",
     "GpuLease": "user granted_bytes taken_bytes",
-    "GpuList": "gpus problem reserved at_ns",
+    "GpuList": "gpus problem reserved at_ns none_because",
     "GpuStatus": """
         index=gpu.index uuid=gpu.uuid name=gpu.name memory_total_bytes=gpu.memory_total_bytes
         memory_free_bytes=gpu.memory_free_bytes utilisation_percent=gpu.utilisation_percent
@@ -45,7 +45,7 @@ PUBLIC = {
     "Grant": "cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere",
     "JobDetails": """
         name row places path file defaults problem runs dispatcher others expected_run_ns expected tasks
-        task_counts failed_tasks
+        task_counts failed_tasks last_lines
     """,
     "JobRow": """
         name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns
@@ -56,7 +56,7 @@ PUBLIC = {
     "MachineStatus": """
         spool paused dispatcher cpus cpus_granted memory_bytes memory_granted_bytes memory_available_bytes
         disk_free_bytes disk_floor_bytes gpus gpu_problem resources max_running runs states ended problems at_ns
-        next_dispatcher shared
+        next_dispatcher shared no_gpus_because
     """,
     "MachineUse": """
         arbiter since_at_ns cpus cpus_granted memory_bytes memory_granted_bytes gpus gpus_granted gpu_problem

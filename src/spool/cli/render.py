@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Literal, TextIO, assert_never
+from typing import TYPE_CHECKING, Any, Literal, TextIO, assert_never
 
 from msgspec import Struct
 
 from spool.core.errors import shown
 from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_size
+
+if TYPE_CHECKING:
+    from spool.query.jobs import JobRow  # `submit` needs no list
 
 GAP = "  "
 """The separator of two columns."""
@@ -73,6 +76,13 @@ def look_of(state: State) -> tuple[str, str]:
 def style_of(state: State) -> str:
     """Return how a line about a job in that state is drawn."""
     return look_of(state)[0]
+
+
+def style_of_row(row: JobRow) -> str:
+    """Return how a line about that job is drawn: one that never fits stands out among those that wait."""
+    if row.state is State.QUEUED and row.reason.startswith("never fits"):
+        return "yellow"
+    return style_of(row.state)
 
 
 def colour_of(word: str) -> str:
@@ -309,6 +319,17 @@ def prose(line: str, indent: str = "  ") -> None:
     say(first)
     for each in wrapped(" ".join(more), max(width - len(indent), _NARROW)) if more else ():
         say(f"{indent}{each}")
+
+
+def headline(before: str, answer: str, style: str) -> None:
+    """Print *before* and, on a terminal in bold and in the colours of *style*, the *answer*, wrapped at words."""
+    width = terminal_width()
+    if width is None:
+        say(f"{before}: {answer}" if before else answer)
+        return
+    coloured = painter()
+    for line in wrapped(shown(f"{before}: {answer}" if before else answer), width):
+        say(drawn=coloured(f"bold {style}".strip(), line))
 
 
 def beside(line: str, taken: int) -> list[str]:

@@ -20,6 +20,7 @@ from spool.cli import fastsubmit, joboptions
 from spool.cli.telling import tell
 from spool.client.draft import stem_of
 from spool.core.errors import UsageError, cannot
+from spool.core.reasons import count_of
 from spool.formats.toml import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -49,11 +50,15 @@ def is_job_file(words: Sequence[str]) -> bool:
 
 
 class Said(Struct, frozen=True):
-    """The command line's statements about a script. `keys` are the job file keys that it sets."""
+    """The command line's statements about a script. `keys` are the job file keys that it sets.
+
+    `verbose`: whether each line for another scheduler is reported, not only those that are lost.
+    """
 
     capture: bool | None = None
     ignore_directives: bool = False
     keys: frozenset[str] = frozenset()
+    verbose: bool = False
 
 
 def read(words: Sequence[str], said: Said) -> Script:
@@ -208,6 +213,7 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     values: joboptions.Values = {}
     stated = said.keys | own.keys()
     errors: list[str] = []
+    notes = 0
     for one in foreign.convert(found):
         if one.lost is not None and one.lost.matters and one.key not in stated:
             errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
@@ -216,7 +222,10 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
         if keys and keys.keys() <= stated - {"env"}:
             continue
         if one.lost is None or one.key not in stated:
-            tell(f"{what}: {one}")
+            if said.verbose or not one.is_note:
+                tell(f"{what}: {one}")
+            else:
+                notes += 1
         for key, texts in keys.items():
             values.setdefault(key, []).extend(texts)
     if errors:
@@ -227,6 +236,8 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
         values.setdefault("env", []).extend(f"{name}={{index}}" for name in foreign.indices_used(text))
     for number, name, here in foreign.strangers(text):
         tell(f"{what}: line {number}: {name} does not exist in a spool job{f'; use {here}' if here else ''}")
+    if notes:
+        tell(f"{what}: {count_of(notes, 'more note')} on lines for another scheduler: -v")
     return {**values, **own, **_both(values, own)}
 
 

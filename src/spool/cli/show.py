@@ -37,8 +37,9 @@ _PARAMETERS = 3  # the column is left out if no line has any
 def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     """Show everything about a job.
 
-    Shows where the job is, its state and the reason; its file, and what `[defaults]` in the configuration add; each run
-    with its outcome, times, grant and output path; for an array its tasks, and which of them failed.
+    The state and its reason come first, then the newest run with its times, grant and output path, and the last lines
+    of the output if it failed; then the job, the tasks of an array, the file, and what `[defaults]` in the
+    configuration add to it.
 
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
@@ -47,19 +48,18 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     if as_json:
         render.as_json({"version": 1, **publicjson.plain(found)})
     else:
-        _print(found)
-        _print_tasks(folded(spool, found.tasks))
+        _print(found, folded(spool, found.tasks))
     return 0
 
 
-def _print(found: JobDetails) -> None:
+def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
+    """Print the state, the runs, the job and last its file, which may be long."""
     now_ns = time.time_ns()
     row = found.row
-    lines = [("job", found.name), ("state", row.state.value)]
-    if row.reason:
-        lines.append(("reason", row.reason))
-    lines += [
-        ("file", found.path or "(gone)"),
+    head = f"{row.state}{f': {row.reason}' if row.reason else ''}"
+    render.headline(f"job {found.name}", head, render.style_of_row(row))
+    _print_runs(found, now_ns)
+    lines = [
         ("user", row.user or ""),
         ("project", row.project or ""),
         ("tags", ", ".join(row.tags)),
@@ -70,8 +70,11 @@ def _print(found: JobDetails) -> None:
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
         ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.task_counts.items())),
         ("failed tasks", ", ".join(found.failed_tasks)),
+        ("file", found.path or "(gone)"),
     ]
+    render.say()
     render.pairs((key, value) for key, value in lines if value)
+    _print_tasks(tasks)
     if found.problem:
         _say_indented("problems in the file", found.problem)
     if found.file is not None:
@@ -85,15 +88,24 @@ def _print(found: JobDetails) -> None:
             render.prose(f"  {other.row.reason}")
         if other.file is not None:
             _say_indented("its file", other.file)
+
+
+def _print_runs(found: JobDetails, now_ns: int) -> None:
+    """Print the newest run in full, the last lines of its output if it failed, and a line for each earlier run."""
     if not found.runs:
         return
     *earlier, newest = found.runs
-    for run in earlier:
-        render.say()
-        render.prose(f"run {run.record.run}: {_summary(run)}")
     render.say()
     render.say(f"run {newest.record.run}:")
-    render.pairs((f"  {key}", value) for key, value in _of_run(newest, now_ns) if value)
+    same = newest.state is found.row.state and newest.reason == found.row.reason
+    lines = _of_run(newest, now_ns)[2 * same :]  # the headline has said it
+    render.pairs((f"  {key}", value) for key, value in lines if value)
+    if found.last_lines:
+        _say_indented("the last lines of its output", "\n".join(found.last_lines))
+    if earlier:
+        render.say()
+    for run in reversed(earlier):
+        render.prose(f"run {run.record.run}: {_summary(run)}")
 
 
 def _print_tasks(tasks: Sequence[ListedJob]) -> None:
@@ -141,10 +153,10 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         again += f" not before {render.moment(record.again_at_ns)}"
     return [
         ("state", run.state.value if run.state is not None else "void"),
-        ("progress", run.progress),
         ("reason", run.reason),
+        ("progress", run.progress),
         ("attempt", str(record.attempt) if record.attempt > 1 or record.again else ""),
-        ("requeued", f"{record.requeues} times" if record.requeues else ""),
+        ("requeued", count_of(record.requeues, "time") if record.requeues else ""),
         ("stop", f"{run.stop.kind} by {run.stop.by}: {run.stop.reason}".rstrip(": ") if run.stop is not None else ""),
         ("exit code", exit_words(record.exit_code).removeprefix("exit code ") if record.exit_code is not None else ""),
         ("started", render.moment(record.started_at_ns, now_ns)),

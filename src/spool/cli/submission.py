@@ -28,7 +28,7 @@ class Asked(Struct, frozen=True):
     """The requests of the command line. `plain` are the words after `--`, `loose` those given without `--`.
 
     `capture`: whether to capture a script, None if not given; `ignore_directives`: whether to skip lines for other
-    schedulers.
+    schedulers; `verbose`: whether to report each of these lines.
     """
 
     values: joboptions.Values = field(default_factory=dict)
@@ -39,6 +39,7 @@ class Asked(Struct, frozen=True):
     loose: Sequence[str] = ()
     capture: bool | None = None
     ignore_directives: bool = False
+    verbose: bool = False
 
 
 def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
@@ -100,7 +101,7 @@ def _what_to_run(asked: Asked) -> scripts.Script:
     if asked.loose:
         stated = {"name": asked.name is not None, "export": bool(asked.export)}
         keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
-        return scripts.read(asked.loose, scripts.Said(asked.capture, asked.ignore_directives, keys))
+        return scripts.read(asked.loose, scripts.Said(asked.capture, asked.ignore_directives, keys, asked.verbose))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
 
 

@@ -36,6 +36,12 @@ shell_command_option = click.option(
     metavar="TEXT",
     help="The command as a string for the shell: -c 'sort a | uniq'.",
 )
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Report every line for another scheduler, not only those without an equivalent.",
+)
 replace_option = click.option(
     "--replace", is_flag=True, help="Replace a waiting or held job of that name; queue behind a running one."
 )
@@ -62,6 +68,7 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
         loose=() if dashes else words,
         capture=ctx.params["capture"],
         ignore_directives=ctx.params["ignore_directives"],
+        verbose=ctx.params["verbose"] or ctx.params.get("dry_run", False),
     )
 
 
@@ -73,6 +80,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
             is_flag=True,
             help="Ignore the script's directives for other schedulers, such as #SBATCH.",
         ),
+        verbose_option,
         click.option(
             "--capture/--no-capture",
             cls=SpelledOption,

@@ -1,4 +1,4 @@
-"""`spool why`: why a job is not running yet."""
+"""`spool why`: why a job is not running yet, or how it ended."""
 
 from __future__ import annotations
 
@@ -19,16 +19,55 @@ _NEXT = "nothing blocks it; it starts in the dispatcher's next pass"
 _ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease"
 
 
+_HELPLESS = frozenset({"never_fits", "invalid"})  # no forecast: the job starts only after a change
+
+_OF_ROOM = frozenset({"memory", "cpus", "resources", "gpus", "left"})  # of no interest for what never fits
+_ROOM = "Jobs that run hold what it asks for. It starts by itself once enough of them have ended."
+_ITS_TURN = "It starts by itself once one of them has ended."
+_FREE = "It starts by itself once these are free."
+MEANINGS = {
+    "held": "A held job does not start. `spool release {name}` lets it.",
+    "paused": "The whole spool is paused, and no job starts. `spool resume` lets them start again.",
+    "scheduling_timeout": "It has waited for longer than it was ready to wait. The dispatcher ends it.",
+    "refused": "Its last start was refused. The dispatcher tries again by itself.",
+    "machine": "Spools of several users share this machine. The job starts when the arbiter grants it its share.",
+    "begins": "It was submitted for a later time. It starts by itself then, if there is room.",
+    "retry": "Its last run failed, and the next waits for a while. It starts by itself.",
+    "running": "Jobs of one name run one after the other. It starts by itself after that run.",
+    "dependency": "It depends on other jobs. It can start once they have ended as it asks.",
+    "group": "Its group runs a limited number of jobs at once. " + _ITS_TURN,
+    "array": "Its array runs a limited number of tasks at once. " + _ITS_TURN,
+    "quota": "Its user or project has all that the configuration allows at once. " + _ITS_TURN,
+    "max_running": "The spool runs a limited number of jobs at once. " + _ITS_TURN,
+    "max_in_flight": "The spool hands a limited number of jobs over at once. " + _ITS_TURN,
+    "max_pending": "The spool lets a limited number of jobs wait there at once. It is handed over by itself.",
+    "never_fits": "It asks for more than there is, so it never starts. `spool edit {name}` changes its request.",
+    "memory": _ROOM,
+    "cpus": _ROOM,
+    "resources": _ROOM,
+    "gpus": "No GPU that it may have is free. " + _FREE,
+    "reserved": "There is room, but it is reserved for others. The job starts by itself after that.",
+    "left": "There is room, but it is kept for a job that goes first. " + _ITS_TURN,
+    "disk": "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves.",
+    "executor": "Where it is to run cannot be used now. Once that is fixed, it starts by itself.",
+    "hook": "A hook or plugin decides when it starts. It is asked again by itself.",
+    "submitted": "",
+    "invalid": "Its file has an error. Fix it with `spool edit {name}`.",
+}
+"""What each code of a reason means, in at most two sentences; "" where the reason itself says it."""
+
+
 @click.command(cls=Verb)
 @name_argument
 @json_option
 @click.pass_obj
 def command(root: str, name: str, as_json: bool) -> int:
-    """Explain why a job is not running yet.
+    """Explain why a job is not running yet, or how it ended.
 
-    Prints every reason in the order in which the rules apply; the first is the one that `spool ls` shows. Then it
-    prints which jobs must end first, and when the job could start if each job ends when it is expected to; `spool plan`
-    gives the same time. The scheduler itself answers, from a fresh look at the files.
+    Prints every reason in the order in which the rules apply; the first is the one that `spool ls` shows, and the
+    next line says what it means. Then it prints which jobs must end first, and when the job could start if each job
+    ends when it is expected to; `spool plan` gives the same time. The scheduler itself answers, from a fresh look at
+    the files. For a job that has ended it prints the outcome, and of one that failed the last lines of its output.
 
     By hand: state.json has the dispatcher's last answer
     """
@@ -37,18 +76,31 @@ def command(root: str, name: str, as_json: bool) -> int:
     if as_json:
         render.as_json({"version": 1, **publicjson.plain(answer)})
     else:
-        for line in sentences(answer):
+        first, *rest = sentences(answer)
+        render.headline("", first, "")
+        for line in rest:
             render.prose(line)
+        if answer.last_lines:
+            render.say()
+            render.say("the last lines of its output:")
+            for line in answer.last_lines:
+                render.say(f"  {line.expandtabs()}")
     return 0
 
 
 def sentences(answer: Explanation) -> Iterator[str]:
-    """Yield the sentences and lists that explain why a job waits."""
+    """Yield the sentences and lists that explain why a job waits, or how it ended; first the answer."""
+    if answer.outcome is not None:
+        yield _ended(answer)
+        return
     if not answer.reasons:
         yield f"{answer.name}: {_ON_SHARED if answer.start_is_earliest else _NEXT}"
-    for at, reason in enumerate(answer.reasons):
+    never = any(reason.code == "never_fits" for reason in answer.reasons)
+    for at, reason in enumerate(each for each in answer.reasons if not never or each.code not in _OF_ROOM):
         head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
         yield f"{head} {reason.text}"
+    if answer.reasons and (meaning := _meaning(answer)):
+        yield meaning
     if answer.room_of is not None:
         how = "is being stopped for it" if answer.room_is_made else "will be stopped for it"
         yield f"preemption: {answer.room_of}, which is preemptible, {how}"
@@ -66,10 +118,35 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"could start: not before `spool release {answer.name}`"
     elif any(reason.code == "hook" for reason in answer.reasons):
         yield "could start: not before the hook allows it"
-    if answer.reasons:
+    helpless = any(reason.code in _HELPLESS for reason in answer.reasons)
+    if answer.reasons and not helpless:
         yield from _start(answer)
-    if answer.expected:
+    if answer.expected and not helpless:
         yield f"expected run time: {answer.expected}"
+    if not helpless:
+        yield from _order(answer)
+    if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text.removeprefix("held: ")):
+        yield f"the dispatcher last reported: {answer.last_said}"
+    if not answer.dispatcher and answer.engine is None:
+        yield "no dispatcher is running: `spool dispatch` starts one"
+
+
+def _ended(answer: Explanation) -> str:
+    reason = answer.reasons[0].text if answer.reasons else ""
+    if answer.outcome is not None and reason.startswith(answer.outcome):  # "cancelled by alice"
+        return f"{answer.name}: {reason}"
+    return f"{answer.name}: {answer.outcome}{f': {reason}' if reason else ''}"
+
+
+def _meaning(answer: Explanation) -> str:
+    """Return for a newcomer what the first reason means and what ends the wait; "" for one that says it itself."""
+    codes = [reason.code for reason in answer.reasons]
+    code = next((code for code in codes if code in _HELPLESS), codes[0])
+    return MEANINGS[code].format(name=answer.name)
+
+
+def _order(answer: Explanation) -> Iterator[str]:
+    """Yield where the job stands in the queue."""
     if answer.standing and answer.place == "queued":
         behind = ""
         if answer.behind is not None:
@@ -77,10 +154,6 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"order: {answer.standing}{behind}"
     if answer.ahead and answer.place == "queued":
         yield f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}"
-    if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text.removeprefix("held: ")):
-        yield f"the dispatcher last reported: {answer.last_said}"
-    if not answer.dispatcher and answer.engine is None:
-        yield "no dispatcher is running: `spool dispatch` starts one"
 
 
 def _start(answer: Explanation) -> Iterator[str]:

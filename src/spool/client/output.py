@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from enum import Enum
 
@@ -15,7 +16,11 @@ from spool.formats.history import parse_history_line
 from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.spool import Spool
 
+MOST_LINES = 10
+"""The lines of a failed run that are shown with its end."""
+
 _BLOCK = 1 << 16
+_LOOKED_AT = 1 << 14  # bytes at the end of a file in which last lines are looked for
 _FARTHEST = 1 << 26  # how far back to look for the last lines: data without line breaks is not text
 
 
@@ -103,6 +108,36 @@ class Tail:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
         except OSError:
             return False
+
+
+def last_lines(path: str | None, most: int) -> tuple[str, ...]:
+    """Return the last *most* lines of an output file, of its last `_LOOKED_AT` bytes; () if there is no such file.
+
+    A line that was redrawn, as a progress bar is, counts as it was drawn last.
+    """
+    if path is None:
+        return ()
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ()
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return ()
+        data = os.pread(fd, _LOOKED_AT, max(0, status.st_size - _LOOKED_AT))
+    except OSError:
+        return ()
+    finally:
+        os.close(fd)
+    lines = data.decode("utf-8", "replace").replace("\r\n", "\n").rstrip().split("\n")
+    return tuple(line.rstrip("\r").rpartition("\r")[2] for line in lines[-most:]) if data.strip() else ()
+
+
+def last_words_of(spool: Spool, name: str, run: int, most: int = MOST_LINES) -> tuple[str, ...]:
+    """Return the last lines that a run wrote: to its error output if that is separate, and not empty, or to its log."""
+    where = outputs(spool, name, run)
+    return last_lines(where.stderr, most) or last_lines(where.stdout, most)
 
 
 def outputs(spool: Spool, name: str, run: int) -> Outputs:

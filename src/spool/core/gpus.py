@@ -187,18 +187,18 @@ class GpuSlots:
 
     def full(self, request: Request) -> str:
         """Return in words why too few GPUs have room for *request*."""
-        wanted = str(request.gpus)
-        if request.gpu_type is not None and request.gpu_type != ANY_TYPE:
-            wanted += f" of type {request.gpu_type}"
+        kind = "" if request.gpu_type in (None, ANY_TYPE) else f" of type {request.gpu_type}"
+        wanted = f"{request.gpus}{kind}"
         if self.problem is not None:
             return f"needs {wanted}, and what is free is unknown: {self.problem}"
         need = request.gpu_memory_bytes
         found = len(self.open_to(request))
-        head = (
-            f"needs {wanted} alone, {found} idle"
-            if need is None
-            else (f"needs {wanted} with {show_size(need)} each, {found} with that much free")
-        )
+        if need is None:
+            there = f"{found or 'none'} {'is' if found < 2 else 'are'} idle"
+            head = f"needs {count_of(request.gpus, 'unshared GPU')}{kind}; {there}"
+        else:
+            there = f"{found or 'none'} {'has' if found < 2 else 'have'} that much"
+            head = f"needs {count_of(request.gpus, 'GPU')}{kind} with {show_size(need)} free; {there}"
         closed = [why_closed(card, need) for card in self.suitable(request) if not card.has_room(request)]
         rest = [f"and {len(closed) - 8} more"] if len(closed) > 8 else []
         return "; ".join(filter(None, [head, *closed[:8], *rest, self._instances(request)]))
@@ -275,7 +275,7 @@ def why_closed(card: GpuSlot, need: int | None) -> str:
     if gpu.problem is not None:
         return f"{label}: {gpu.problem}"
     if card.alone:
-        return f"{label} is {some_of(card.alone)}'s alone"
+        return f"{label} is in exclusive use by {some_of(card.alone)}"
     if need is not None:
         free = card.free_bytes
         if free is None:

@@ -448,7 +448,7 @@ NOT_SUSPENDED = Suspension()
 
 
 class Running(Struct, frozen=True):
-    """A run that is alive or not proved gone, and so holds its grant."""
+    """A run that is alive or not known to be gone, and so holds its grant."""
 
     name: str
     run: int

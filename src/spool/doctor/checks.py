@@ -40,13 +40,14 @@ from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
 from spool.listeners.notifications import expanded, who_else_reads
 from spool.machine import shared
+from spool.machine.cards import NO_CARD, unlisted_cards
 from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query import shared as sharing
 from spool.query.last_view import STALE_NS
 from spool.query.snapshot import machine_now
-from spool.store.disk import Disk, owner_of, remedy_for, status_of
+from spool.store.disk import Disk, is_yet_to_be_made, owner_of, remedy_for, status_of
 from spool.store.glance import read_config
 from spool.store.ownership import name_of, this_user, unknown_in, why_replaceable
 from spool.store.spool import Service
@@ -137,7 +138,9 @@ def _directories(subject: Subject) -> Findings:
     root = subject.root
     there = _there(root)
     missing = [name for name in layout.DIRECTORIES if name not in there]
-    if not missing:
+    if is_yet_to_be_made(root) and not subject.fix:
+        yield _good(f"no spool in {root} yet; `spool submit` makes one")
+    elif not missing:
         yield _good(f"the spool is in {root}")
     elif subject.fix:
         make_spool(root)
@@ -563,7 +566,12 @@ def _gpus(subject: Subject) -> Findings:
         yield _fail(machine.gpu_problem, "check whether nvidia-smi works")
         return
     names = sorted({gpu.name for gpu in machine.gpus})
-    yield _good(f"{len(machine.gpus)}: {', '.join(names)}" if names else "none")
+    if names:
+        yield _good(f"{len(machine.gpus)}: {', '.join(names)}")
+    elif why := unlisted_cards():
+        yield _warn(f"none: {why}", "install or repair the driver; nvidia-smi says more")
+    else:
+        yield _good(f"none: {NO_CARD}")
     for gpu in machine.gpus:
         if gpu.problem is not None:
             yield _warn(f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "no job starts on it")
@@ -683,10 +691,19 @@ OF_THE_MACHINE = (
 )
 
 
+_BEFORE_A_SPOOL = ("clock", "wrapper", "systemd", "GPUs")
+
+
 def examine(root: str, *, fix: bool = False, checks: Sequence[Check] | None = None) -> Findings:
-    """Check the spool at *root* and, if it exists, the machine; with *fix*, make safe fixes."""
+    """Check the spool at *root* and the machine, as far as that needs no spool if there is none yet.
+
+    With *fix*, make safe fixes.
+    """
     if checks is None:
-        checks = (*OF_THE_SPOOL, *(OF_THE_MACHINE if os.path.isdir(root) else ()))
+        machine: Sequence[Check] = OF_THE_MACHINE if os.path.isdir(root) else ()
+        if is_yet_to_be_made(root):
+            machine = [check for check in OF_THE_MACHINE if check.name in _BEFORE_A_SPOOL]
+        checks = (*OF_THE_SPOOL, *machine)
     subject = Subject(root, fix=fix)
     for check in checks:
         if all(os.path.isdir(f"{root}/{needed}") for needed in check.needs):

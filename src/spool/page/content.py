@@ -15,6 +15,7 @@ from itertools import islice
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from spool.client.output import last_words_of
 from spool.core import layout
 from spool.core.accounting import By, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
@@ -22,6 +23,7 @@ from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Grant, Machine, Result,
 from spool.core.names import natural
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
+from spool.query.details import FAILURES
 from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
 from spool.query.progress import progress_of
 from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
@@ -124,6 +126,7 @@ class PageContent(Struct, frozen=True):
     day: Day
     shared: MachineSharing | None = None  # None: the machine is this spool's alone
     leases: Mapping[str, tuple[GpuLease, ...]] = field(default_factory=dict)  # of others, by the UUID of the GPU
+    outputs: Mapping[tuple[str, int | None], tuple[str, ...]] = field(default_factory=dict)  # last lines of failed runs
 
     @property
     def active(self) -> int:
@@ -147,6 +150,7 @@ class ContentReader:
         self._damaged = ""
         self._gpus: tuple[GpuView, ...] = ()  # seen last
         self._day = Day()
+        self._outputs: dict[tuple[str, int | None], tuple[str, ...]] = {}
         self._day_due_ns = 0
         self._day_problem = ""
         self.aside_ns = 0  # processor time of the last look for work that has its own pace
@@ -155,8 +159,11 @@ class ContentReader:
         """Whether the dispatcher has written a newer view than the one that was read."""
         return self._identity() != self._seen
 
-    def read(self, now_ns: int, *, served: bool) -> PageContent:
-        """Return the content at *now_ns*. Read errors are part of it."""
+    def read(self, now_ns: int, *, served: bool, with_output: bool = False) -> PageContent:
+        """Return the content at *now_ns*. Read errors are part of it.
+
+        *with_output*: also the last lines of failed runs, for a page that only the owner can read.
+        """
         self._spool = TolerantSpool(self._root)
         self._read_view()
         view = self._view
@@ -194,7 +201,18 @@ class ContentReader:
             day=self._day,
             shared=shared,
             leases=leases,
+            outputs=self._last_lines() if with_output else {},
         )
+
+    def _last_lines(self) -> Mapping[tuple[str, int | None], tuple[str, ...]]:
+        """Return the last lines of the failed runs among those that ended last; each is read once."""
+        failed = [(job.row.name, job.row.run) for job in self._day.last if job.count == 1 and job.row.state in FAILURES]
+        self._outputs = {
+            (name, run): self._outputs.get((name, run)) or last_words_of(self._spool, name, run)
+            for name, run in failed
+            if run is not None
+        }
+        return {run: lines for run, lines in self._outputs.items() if lines}
 
     def _shared(self, now_ns: int) -> MachineSharing | None:
         """Return the other users' part, if the dispatcher's view says that the machine is shared."""

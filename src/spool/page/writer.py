@@ -78,9 +78,10 @@ class PageWriter(Listener):
     def _write(self, path: str, *, served: bool = True) -> None:
         begun_ns = time.thread_time_ns()
         fresh_s = max(_FRESH_S, 4 * self._pause_s)
-        text = render(self._content.read(time.time_ns(), served=served), EVERY_S, fresh_s)
+        ours = path.startswith(f"{self._root}/")
+        text = render(self._content.read(time.time_ns(), served=served, with_output=ours), EVERY_S, fresh_s)
         try:
-            if path.startswith(f"{self._root}/"):
+            if ours:
                 self._disk.put(path, text)
             else:
                 self._disk.put_beside(path, text, _EVERYBODYS)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.client.output import outputs
+from spool.client.output import last_words_of, outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
@@ -24,6 +24,9 @@ from spool.state.past import past_of
 from spool.store.config import Settings
 from spool.store.reading import is_too_long
 from spool.store.spool import RunFiles, Spool
+
+FAILURES = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.LOST})
+"""The outcomes that the output of a run may explain."""
 
 _GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOPPING})
 
@@ -83,6 +86,7 @@ class JobDetails(Struct, frozen=True):
     tasks: tuple[JobRow, ...] = ()  # of an expanded array
     task_counts: dict[str, int] = field(default_factory=dict)  # number of its tasks in each state
     failed_tasks: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()  # of the output of the newest shown run, if it failed
 
 
 def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
@@ -128,7 +132,15 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         tasks=tasks.rows,
         task_counts=tasks.counts(),
         failed_tasks=tasks.failed(),
+        last_lines=_last_lines(spool, name, shown),
     )
+
+
+def _last_lines(spool: Spool, name: str, runs: Sequence[RunDetails]) -> tuple[str, ...]:
+    """Return the last lines of the newest of *runs* if it failed; the tasks of an array have outputs of their own."""
+    if not runs or runs[-1].state not in FAILURES or spool.array(name, runs[-1].record.run) is not None:
+        return ()
+    return last_words_of(spool, name, runs[-1].record.run)
 
 
 def _as_listed(run: RunDetails, rows: Sequence[JobRow]) -> RunDetails:

@@ -17,6 +17,7 @@ from spool.core.model import Grant, State, Waiting
 from spool.core.preemption import preempt
 from spool.core.priority import OrderFactors
 from spool.core.scheduler import Ending
+from spool.query.details import job_details
 from spool.query.jobs import JobLister
 from spool.query.shared import MachineSharing
 from spool.query.snapshot import Snapshot, snapshot
@@ -35,7 +36,7 @@ class PendingReason(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """Why a job waits. Without reasons it starts in the dispatcher's next pass."""
+    """Why a job waits, or how it ended. A waiting one without reasons starts in the dispatcher's next pass."""
 
     name: str
     place: str
@@ -65,10 +66,12 @@ class Explanation(Struct, frozen=True):
     room_of: str | None = None  # the preemptible job whose run is stopped for it
     room_is_made: bool = False  # that run is being stopped; else the dispatcher is about to stop it
     preempted_for: str | None = None  # the job that its last run was stopped for
+    outcome: str | None = None  # how it ended; the reason says why, if there is one
+    last_lines: tuple[str, ...] = ()  # of the output of a job that failed
 
 
 def why(spool: Spool, name: str) -> Explanation:
-    """Return why job *name* does not run. Raises NoSuchJob, or SpoolError if it runs or has ended."""
+    """Return why job *name* does not run. Raises NoSuchJob, or SpoolError if it runs."""
     places = spool.places(name)
     if QUEUED not in places and HELD not in places and (submitted := _elsewhere(spool, name, places)) is not None:
         return submitted
@@ -150,17 +153,16 @@ def _place(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting | None) -
 
 
 def _elsewhere(spool: Spool, name: str, places: Collection[str]) -> Explanation | None:
-    """Return why a job waits that has no file in `queued/` or `held/`: on its engine, or, None, as a task of an array.
+    """Return why a job waits on its engine or how it has ended; None for a task that its array has not issued yet.
 
-    Raises NoSuchJob, or SpoolError if it runs or has ended.
+    Raises NoSuchJob, or SpoolError if it runs.
     """
     if RUNNING in places or spool.is_stopping(name):
         if (submitted := _submitted(spool, name)) is not None:
             return submitted
         raise SpoolError(cannot("say", f"why job {name} waits", _what_it_does(spool, name)))
     if DONE in places or spool.runs(name):
-        remedy = f"`spool show {name}` says how"
-        raise SpoolError(cannot("say", f"why job {name} waits", "it has ended", remedy=remedy))
+        return _ended(spool, name)
     if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
         raise spool.no_such_job("find", f"job {name}", name)
     return None
@@ -198,11 +200,32 @@ def _submitted(spool: Spool, name: str) -> Explanation | None:
     if row is None or row.state is not State.SUBMITTED or row.run is None:
         return None
     grant, known = spool.grant(name, row.run), spool.engine(name, row.run)
+    return replace(
+        _without_a_plan(lister, name, RUNNING, (PendingReason("submitted", row.reason),)),
+        last_said=row.reason,
+        engine=grant.executor if grant is not None else None,
+        engine_id=known[2] if known is not None else None,
+    )
+
+
+def _ended(spool: Spool, name: str) -> Explanation:
+    """Return how a job ended, and the last lines of its output if it failed. Raises NoSuchJob."""
+    found = job_details(spool, name)
+    row, lister = found.row, JobLister(spool)
+    last = found.runs[-1] if found.runs else None
+    outcome = row.state if row.state.ended or last is None or last.state is None else last.state
+    reasons = (PendingReason(outcome, row.reason),) if row.reason else ()
+    ended = _without_a_plan(lister, name, DONE, reasons)
+    return replace(ended, outcome=outcome.value, last_lines=found.last_lines)
+
+
+def _without_a_plan(lister: JobLister, name: str, place: str, reasons: tuple[PendingReason, ...]) -> Explanation:
+    """Return the explanation of a job that no plan of this spool has."""
     return Explanation(
         name=name,
-        place=RUNNING,
+        place=place,
         beside=(),
-        reasons=(PendingReason("submitted", row.reason),),
+        reasons=reasons,
         start_at_ns=None,
         must_end=(),
         start_is_guess=False,
@@ -215,10 +238,8 @@ def _submitted(spool: Spool, name: str) -> Explanation | None:
         behind_why="",
         ahead=0,
         dispatcher=lister.dispatcher,
-        last_said=row.reason,
+        last_said="",
         at_ns=lister.at_ns,
-        engine=grant.executor if grant is not None else None,
-        engine_id=known[2] if known is not None else None,
     )
 
 

@@ -19,6 +19,7 @@ from spool.core.reasons import show_instant, some_of
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
 from spool.formats.history import parse_history_line
+from spool.machine.cards import NO_CARD, unlisted_cards
 from spool.query.jobs import RECENT_NS, JobLister, counts
 from spool.query.shared import GpuLease, MachineSharing, MachineUse, leases_on, problems_of, without_users
 from spool.query.snapshot import Snapshot, snapshot
@@ -29,7 +30,7 @@ class GpuState(StrEnum):
     """Who has a GPU."""
 
     IDLE = "idle"
-    ALONE = "alone"  # one run
+    EXCLUSIVE = "exclusive"  # one run
     SHARED = "shared"  # runs that were granted a part of its memory
     LEASED = "leased"  # other users have it, or a part of it, by a lease
     FOREIGN = "foreign"  # processes outside the spool
@@ -65,6 +66,7 @@ class GpuList(Struct, frozen=True):
     problem: str | None
     reserved: tuple[str, ...]
     at_ns: int
+    none_because: str = ""  # why there are none; "" if there are some, or if that is unknown
 
 
 class RunHere(Struct, frozen=True):
@@ -117,6 +119,7 @@ class MachineStatus(Struct, frozen=True):
     at_ns: int
     next_dispatcher: str = ""  # without a dispatcher: how the next one starts
     shared: MachineSharing | None = None  # None: the machine is this spool's alone
+    no_gpus_because: str = ""  # as in `GpuList`
 
     @property
     def _use(self) -> MachineUse | None:
@@ -179,6 +182,7 @@ def _gpus(seen: Snapshot) -> GpuList:
         problem=machine.gpu_problem,
         reserved=tuple(f"{each.gpu_count} {_kept(each, seen)}" for each in near if each.gpu_count),
         at_ns=now_ns,
+        none_because="" if machine.gpus or machine.gpu_problem else unlisted_cards() or NO_CARD,
     )
 
 
@@ -226,7 +230,7 @@ def _state(card: GpuSlot, leases: Sequence[GpuLease]) -> GpuState:
     if card.gpu.problem is not None:
         return GpuState.PROBLEM
     if card.alone or card.shares:
-        return GpuState.ALONE if card.alone else GpuState.SHARED
+        return GpuState.EXCLUSIVE if card.alone else GpuState.SHARED
     if leases:
         return GpuState.LEASED
     return GpuState.UNUSED if not card.given else GpuState.FOREIGN if card.gpu.foreign else GpuState.IDLE
@@ -279,6 +283,7 @@ def machine_status(spool: Spool) -> MachineStatus:
         at_ns=seen.now_ns,
         next_dispatcher="" if lister.dispatcher else outlook(spool.root),
         shared=seen.shared,
+        no_gpus_because=found.none_because,
     )
 
 

@@ -162,7 +162,7 @@ class _Look:
                 self._table.add_array(array)
 
     def runs(self) -> None:
-        """Add every run that is not proved gone; an unreadable one as the journal has it."""
+        """Add every run that is not known to be gone; an unreadable one as the journal has it."""
         prober = MachineProber(frozenset(self._settings.config.other_hosts_gone))
         names = {*self._spool.names(RUNNING), *(name for name, _ in self._memory.open)}
         for name in names - self._table.arrays.keys():

@@ -42,6 +42,7 @@ _MOST_GROUPS = 7  # more colours cannot be told apart
 _SHADES = 8  # of bars that are partly in use
 _TRACKS = 4  # the most rows for a shared GPU
 _PATIENCE_NS = 3 * SECOND_NS
+_SHORTEST_NS = 600 * SECOND_NS  # of a period that ends now
 
 
 class TimelineRun(Struct, frozen=True):
@@ -178,12 +179,14 @@ def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None =
 def last_day(
     ended: Iterable[RunAccount], going_on: Iterable[TimelineRun], machine: Machine, frame: Frame, now_ns: int
 ) -> Timeline:
-    """Return the timeline of the last day from runs that are known already; reads nothing."""
+    """Return the timeline of the last day, from its first run on, from runs that are known already; reads nothing."""
     seen, since_ns = _Seen(now_ns), now_ns - RECENT_NS
     runs = list(seen.ended(ended, RunFilter()))
     runs = _within(
         [*runs, *(run for run in going_on if not seen.has_ended(run.job, run.account.run))], since_ns, now_ns
     )
+    if runs:
+        since_ns = max(since_ns, min(now_ns - _SHORTEST_NS, *map(_ready, runs)))
     return _drawn(runs, _Axis(since_ns, now_ns, frame.columns), frame, seen, machine)
 
 

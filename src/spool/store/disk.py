@@ -512,6 +512,16 @@ def read_file(
         os.close(fd)
 
 
+def is_yet_to_be_made(root: str) -> bool:
+    """Whether there is nothing at *root*, or an empty directory, so that the first submission makes a spool there."""
+    try:
+        return not os.listdir(root)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def remedy_for(error: OSError) -> str:
     """Return what the user can do about an error of the file system."""
     return _REMEDIES.get(error.errno or 0, _IN_THE_WAY if error.errno in _KINDS else "check that file")

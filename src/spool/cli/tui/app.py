@@ -23,7 +23,7 @@ from spool.cli import control, group, ls, render
 from spool.cli.attach import attach_command
 from spool.cli.edit import change_keys
 from spool.cli.tui import header
-from spool.cli.tui.background import PaneSubject, Repeater, SubjectReader, in_thread, quietly
+from spool.cli.tui.background import WAITING, PaneSubject, Repeater, SubjectReader, in_thread, quietly
 from spool.cli.tui.widgets import Choices, Help, ListColumn, Prompt, Question, RowList, TextPane
 from spool.client import autostart
 from spool.client.requests import Change, Requests, told
@@ -41,9 +41,14 @@ _REST = 4  # a pause lasts at least this many times the look, to spare a large s
 _LONGEST_S = 5.0
 _FEW = 1000  # jobs: with fewer, the reasons of a job are computed as soon as the cursor is on it
 _LOW = 16  # lines: a lower terminal shows nothing below the list until requested
-_GPU_LINES = 4
+_GPU_LINES = 4  # even if the list below needs the room
+_HIGH = 22  # lines: a higher terminal has all of these
+_PART_BELOW = 0.35  # of the lines, for the output of a job
+_SPACIOUS = 28  # lines: a lower terminal has fewer for the output while there are GPUs
+_FEW_LINES = 6
 _USER_LINES = 4  # of the other users of a shared machine
 _VIEWS = ("queue", "history", "gpus")
+_NARROW_KEYS = " ? help  c cancel  / filter  q quit"
 _THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
 _COLUMNS = {
     "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "busy", "user", "time", "progress", "reason"),
@@ -123,6 +128,11 @@ class Top(App[int]):
     #below { height: 35%; min-height: 4; }
     #facts { height: 1; background: $panel; text-style: bold; }
     #pane { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
+    .few-lines #below { height: 6; }
+    .narrow #facts { height: auto; max-height: 3; }
+    .narrow Footer { display: none; }
+    #keys { display: none; height: 1; background: $panel; }
+    .narrow #keys { display: block; }
     .low #below { display: none; }
     .enlarged RowList { display: none; }
     .enlarged #below { display: block; height: 1fr; }
@@ -191,7 +201,7 @@ class Top(App[int]):
             view: RowList(
                 [_column(name) for name in names],
                 lambda row: (row.name, row.place),
-                lambda row: render.style_of(row.state),
+                render.style_of_row,
                 id=view,
             )
             for view, names in _COLUMNS.items()
@@ -213,6 +223,7 @@ class Top(App[int]):
             yield self._facts_line
             yield self._pane
         yield self._filter
+        yield Static(_NARROW_KEYS, id="keys", markup=False)
         footer = Footer(show_command_palette=False)
         footer.compact = True
         yield footer
@@ -301,7 +312,11 @@ class Top(App[int]):
     def subject_read(self, message: SubjectRead) -> None:
         """Show the lines about a job, unless the cursor has moved on."""
         if self._is_open and self._subject is not None and message.subject.key == self._subject.key:
-            self._pane.show_lines(message.lines, anew=message.anew)
+            lines, waits = message.lines, message.subject.row.state in WAITING
+            if waits:  # sentences, and no output
+                room = max(self.size.width - 4, 1)
+                lines = [part for line in lines for part in render.wrapped(line, room)]
+            self._pane.show_lines(lines, anew=message.anew, from_top=waits)
 
     @on(Done)
     def done(self, message: Done) -> None:
@@ -346,12 +361,25 @@ class Top(App[int]):
         seen, width = self._seen, self.size.width
         users = max(0, min(_USER_LINES, (self.size.height - _LOW) // 4))
         self._header.update(header.header(seen, self._root, self._problem, width, users))
-        most = min(_GPU_LINES, (self.size.height - 14) // 4)
+        most = self._most_gpu_lines()
         gpus = self._gpu_lines
         gpus.display = seen is not None and bool(seen.gpus) and most > 0 and self._view != "gpus"
         if seen is not None and gpus.display:
             gpus.update(header.gpu_lines(seen.gpus, width, most))
+        self._base.set_class(
+            bool(gpus.display) and self.size.height < _SPACIOUS and width >= header.NARROW, "few-lines"
+        )
         self._draw_views()
+
+    def _most_gpu_lines(self) -> int:
+        """Return how many lines there are for the GPUs: a few, and those that the list would leave empty."""
+        height, seen = self.size.height, self._seen
+        least = _GPU_LINES if height >= _HIGH else (height - 14) // 4
+        if seen is None or height < _LOW:
+            return least
+        below = _FEW_LINES if height < _SPACIOUS else int(height * _PART_BELOW)
+        used = self._header.size.height + 3 + below + len(seen.active)
+        return max(least, height - used)
 
     def _draw_views(self) -> None:
         seen = self._seen
@@ -387,7 +415,8 @@ class Top(App[int]):
         text = f" {header.facts(row, time.time_ns())}" if row is not None else ""
         if text != self._facts:
             self._facts = text
-            self._facts_line.update(Text(text, no_wrap=True, overflow="ellipsis"))
+            narrow = self.size.width < header.NARROW
+            self._facts_line.update(Text(text, no_wrap=not narrow, overflow="ellipsis"))
 
     @on(RowList.Moved)
     def moved(self) -> None:
@@ -408,6 +437,7 @@ class Top(App[int]):
     def resized(self) -> None:
         """Hide parts that do not fit."""
         self._base.set_class(self.size.height < _LOW, "low")
+        self._base.set_class(self.size.width < header.NARROW, "narrow")
         self._draw_header()
 
     # --- keys ----------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ _LINES = 1000  # lines kept of an output
 _LONGEST = 2000  # characters of a line
 _TAB = 8
 _AGAIN_S = 10.0  # the reason for a wait changes without the job's row
-_WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
+WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")  # as ECMA-48 has them
 
 
@@ -98,7 +98,7 @@ class PaneSubject(Struct, frozen=True):
     def key(self) -> tuple[object, ...]:
         """A value that changes when something else must be read."""
         row = self.row
-        return row.name, row.place, row.run, row.state, self.fully, row.reason if row.state in _WAITING else ""
+        return row.name, row.place, row.run, row.state, self.fully, row.reason if row.state in WAITING else ""
 
 
 class SubjectReader:
@@ -134,7 +134,7 @@ class SubjectReader:
 
     def _lines(self) -> list[str]:
         row = self.subject.row
-        if row.run is None or row.state in _WAITING:
+        if row.run is None or row.state in WAITING:
             now = time.monotonic()
             if self._shown is None or now - self._asked_at >= _AGAIN_S:
                 self._asked_at = now

@@ -21,7 +21,11 @@ from spool.query.shared import in_words
 _PERCENT = re.compile(r"(\d{1,3})(?:[.,]\d+)? ?%")
 _PROGRESS_BAR = 24  # cells
 _LEAST_BAR, _MOST_BAR = 4, 24  # cells
-_PROBLEMS = 2  # lines
+_PROBLEMS = 2
+_NARROW_LINES = 3  # of a problem
+NARROW = 60
+"""The cells below which bars are left out and texts take several lines."""
+_LEAST_WIDTH = 32  # cells that the machine in words takes
 _LONGEST_USER = 32  # cells
 
 
@@ -43,25 +47,44 @@ def header(seen: Overview | None, root: str, problem: str, width: int, users: in
 
     On a shared machine they have its other users too, in up to *users* lines.
     """
-    lines = [_title(seen, root, width)]
-    if seen is not None and seen.machine is not None and width >= 2 * _MOST_BAR:
+    lines = list(_title(seen, root, width))
+    if seen is not None and seen.machine is not None and width >= _LEAST_WIDTH:
         lines.append(_machine(seen, width))
     if seen is not None and seen.shared is not None and seen.shared.use is not None:
         lines += _users(seen.shared.use.others, width, users)
     found = [problem] if problem else list(_problems(seen)) if seen is not None else []
-    lines += [Text(f" ! {render.short(shown(line), width - 4)}", style="bold yellow") for line in found[:_PROBLEMS]]
-    return Text("\n").join(lines)
+    room = max(width - 4, 1)
+    for line in found[:_PROBLEMS]:
+        parts = render.wrapped(shown(line), room)[:_NARROW_LINES] if width < NARROW else [shown(line)]
+        for at, part in enumerate(parts):
+            lines.append(Text(f" {' ' if at else '!'} {render.short(part, room)}", style="bold yellow"))
+    return _stacked(lines)
 
 
-def _title(seen: Overview | None, root: str, width: int) -> Text:
+def _stacked(lines: Sequence[Text]) -> Text:
+    """Return the lines as one text that is not wrapped again."""
+    text = Text("\n").join(lines)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _title(seen: Overview | None, root: str, width: int) -> Iterator[Text]:
+    """Yield the line with the spool, the counts and the service; a narrow screen has the counts on their own."""
     home = os.path.expanduser("~")
     where = f"~{root[len(home) :]}" if root.startswith(f"{home}/") else root
     counts = _counts(seen) if seen is not None else "looking …"
     word, style = _service(seen) if seen is not None else ("", "")
+    if width < NARROW:
+        room = max(width - len(word) - 4, 8)
+        name = Text(f" {render.short(shown(where), room, middle=True)}", style="bold")
+        yield Text.assemble(name, " " * max(2, width - name.cell_len - len(word) - 1), (word, style))
+        for part in render.wrapped(counts, max(width - 2, 8)):
+            yield Text(f" {part}")
+        return
     room = width - len(counts) - len(word) - 8
     left = Text.assemble((f" {render.short(shown(where), max(room, 8), middle=True)}", "bold"), f"  {counts}")
     gap = max(2, width - left.cell_len - len(word) - 1)
-    return Text.assemble(left, " " * gap, (word, style), no_wrap=True, overflow="ellipsis")
+    yield Text.assemble(left, " " * gap, (word, style))
 
 
 def _counts(seen: Overview) -> str:
@@ -113,8 +136,9 @@ def _machine(seen: Overview, width: int) -> Text:
     line = Text(" ", no_wrap=True, overflow="ellipsis")
     for name, part, whole, text in parts:
         line.append(f"{name} ", style="bold")
-        line.append(bar(part / whole if whole else 0, room), style="cyan")
-        line.append(f" {text}  ")
+        if width >= NARROW:
+            line.append(f"{bar(part / whole if whole else 0, room)} ", style="cyan")
+        line.append(f"{text}  ")
     return line
 
 
@@ -145,16 +169,18 @@ def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
         room, gpu = max(_LEAST_BAR, min(12, width // 8)), seen.gpu
         line = Text(f" GPU {gpu.index} ", style="bold", no_wrap=True, overflow="ellipsis")
         part, words = memory(gpu)
-        line.append(bar(part, room), style="magenta")
-        line.append(f" {words:<9} ", style="not bold")
-        line.append(bar((gpu.utilisation_percent or 0) / 100, room), style="green")
-        line.append(f" {use(gpu):>5}  ", style="not bold")
+        if width >= NARROW:
+            line.append(f"{bar(part, room)} ", style="magenta")
+        line.append(f"{words:<9} ", style="not bold")
+        if width >= NARROW:
+            line.append(f"{bar((gpu.utilisation_percent or 0) / 100, room)} ", style="green")
+        line.append(f"{use(gpu):>5}  ", style="not bold")
         line.append(shown(", ".join(seen.jobs) or seen.remark or "idle"), style="not bold")
         line.truncate(max(width - 1, 1), overflow="ellipsis")
         lines.append(line)
     if len(gpus) > len(lines):
-        lines.append(Text(f" {len(gpus) - len(lines)} more GPUs: press 3"))
-    return Text("\n").join(lines)
+        lines.append(Text(f" {count_of(len(gpus) - len(lines), 'more GPU')}: press 3"))
+    return _stacked(lines)
 
 
 def memory(gpu: Gpu) -> tuple[float, str]:

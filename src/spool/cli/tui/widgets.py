@@ -234,9 +234,11 @@ class TextPane(ScrollView, can_focus=True):
         super().__init__(id=id)
         self._lines: Sequence[str] = ()
 
-    def show_lines(self, lines: Sequence[str], *, anew: bool) -> None:
-        """Show other lines; *anew*: of another text, from their end on."""
-        at_end = anew or self.is_vertical_scroll_end
+    def show_lines(self, lines: Sequence[str], *, anew: bool, from_top: bool = False) -> None:
+        """Show other lines; *anew*: of another text, from their end on, or *from_top*."""
+        at_end = (anew or self.is_vertical_scroll_end) and not from_top
+        if anew and from_top:
+            self.scroll_to(x=0, y=0, animate=False, force=True, immediate=True)
         self._lines = lines
         self.virtual_size = Size(max(map(cell_len, lines), default=0), len(lines))
         if at_end:

@@ -1,0 +1,34 @@
+"""NVIDIA cards on the PCI bus, to tell a machine without a card from one without a driver."""
+
+from __future__ import annotations
+
+import os
+
+PCI = "/sys/bus/pci/devices"
+NO_CARD = "this machine has no NVIDIA card"
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"  # the class of display controllers: a card's audio and USB are devices of their own
+
+
+def unlisted_cards(pci: str = PCI) -> str:
+    """Return what is wrong on a machine without GPUs in NVML that has cards on its bus; "" if it has none."""
+    cards = 0
+    try:
+        devices = os.listdir(pci)
+    except OSError:
+        return ""
+    for device in devices:
+        if _read(f"{pci}/{device}/vendor") == _NVIDIA and _read(f"{pci}/{device}/class").startswith(_DISPLAY):
+            cards += 1
+    if not cards:
+        return ""
+    they = "1 NVIDIA card is" if cards == 1 else f"{cards} NVIDIA cards are"
+    return f"{they} on the PCI bus, but the driver's library, libnvidia-ml.so.1, is missing or lists none"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
