@@ -160,9 +160,10 @@ def dependencies(text: str, *, numbers: bool = False) -> list[str]:
     any_of_them = "?" in text
     for clause in re.split("[,?]", text):
         kind, *names = clause.split(":")
+        if clause == "singleton":  # jobs of one name run one at a time
+            continue
         if kind not in _KINDS:
-            hint = "here, jobs of one name run one at a time" if kind == "singleton" else "give --depends-on NAME"
-            raise NoEquivalent(f"{kind!r} has no equivalent; {hint}", matters=True)
+            raise NoEquivalent(f"{kind!r} has no equivalent; give --depends-on NAME", matters=True)
         if not names or not all(names):
             raise NoEquivalent(f"{clause!r} names no job", matters=True)
         if not numbers and (of_others := [name for name in names if re.fullmatch(r"[0-9_+]+", name)]):
@@ -231,7 +232,8 @@ def _one(what: str) -> Converter:
 _NO_PARTS = _nothing("a spool has no partitions; use --group and --priority instead")
 _NO_MAIL = _nothing("give --notify ADDRESS (docs/NOTIFICATIONS.md)")
 _NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
-_PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--mem-per-cpu", "--mem-per-gpu", "--gpus-per-task")
+_PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-cpu",
+           "--mem-per-gpu", "--gpus-per-task")  # fmt: skip
 
 # Spellings and the value's converter; a flag has no value. Options in `_PIECES` are combined at the end.
 _SBATCH: Mapping[str, Converter] = {
@@ -449,14 +451,18 @@ def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -
             return
         if one.value is not None and one.value.isdecimal():
             numbers[name] = int(one.value)
-    tasks = numbers.get("--ntasks", numbers.get("--ntasks-per-node", 1))
+    gpus = next((int(count) for count in _gpus_of(found) if count.isdecimal()), 1)
+    tasks = numbers.get("--ntasks", numbers.get("--ntasks-per-node", numbers.get("--ntasks-per-gpu", 0) * gpus)) or 1
+    if "--gpus-per-task" in pieces:
+        per_task = _times(pieces["--gpus-per-task"], tasks, _gpus)
+        gpus = int(per_task.words[1]) if per_task.words else gpus
+        yield per_task
     cpus = tasks * numbers.get("--cpus-per-task", 1)
-    for name in ("--ntasks", "--ntasks-per-node", "--cpus-per-task"):
+    if "--cpus-per-task" not in pieces:
+        cpus = gpus * numbers["--cpus-per-gpu"] if "--cpus-per-gpu" in numbers else cpus
+    for name in ("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-task", "--cpus-per-gpu"):
         if name in pieces:
             yield Converted(pieces[name], ("--cpus", str(cpus)))
-    if "--gpus-per-task" in pieces:
-        yield _times(pieces["--gpus-per-task"], tasks, _gpus)
-    gpus = next((int(count) for count in _gpus_of(found) if count.isdecimal()), 1)
     for name, count in (("--mem-per-cpu", cpus), ("--mem-per-gpu", gpus)):
         if name in pieces:
             yield _times(pieces[name], count, _megabytes("--memory"))

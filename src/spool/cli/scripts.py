@@ -33,6 +33,10 @@ _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "per
 _OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB
 
 
+STDIN = ("-",)
+"""The words for a script on stdin."""
+
+
 class Script(Struct, frozen=True):
     """What a script yields: a command, the captured text, options from its own lines, and a name for the job."""
 
@@ -62,8 +66,8 @@ def read(words: Sequence[str], said: Said) -> Script:
     Raises UsageError.
     """
     first, *rest = words
-    if first == "-":
-        return _of_stdin(rest, said)
+    if first in (*STDIN, "/dev/stdin"):
+        return _of_stdin(rest, said, named=words is not STDIN)
     try:
         status = os.stat(first)
     except OSError:
@@ -93,9 +97,16 @@ def read(words: Sequence[str], said: Said) -> Script:
     return Script([path, *rest], text, values, stem, _module_path(text, path))
 
 
-def _of_stdin(rest: Sequence[str], said: Said) -> Script:
-    """Return the script on stdin: a text for the shell, or captured if its `#!` line names another program."""
-    data = sys.stdin.buffer.read()
+def _of_stdin(rest: Sequence[str], said: Said, *, named: bool) -> Script:
+    """Return the script on stdin: a text for the shell, or captured if its `#!` line names another program.
+
+    Unless stdin was *named*, anything may be there, so it needs a `#!` line.
+    """
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if not named and not data.startswith(b"#!"):
+        remedy = "write it after `--`, as in `spool submit -- sleep 5`"
+        why = "no command, and no script on stdin that begins with `#!`"
+        raise UsageError(f"cannot submit a job: {why}; {remedy}")
     if not data.strip():
         raise UsageError("cannot submit the script on stdin: it is empty")
     values = _directives(data, "stdin", said)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.cli import joboptions, scripts
-from spool.cli.fastsubmit import command_of
+from spool.cli.fastsubmit import OF_A_JOB, command_of
 from spool.cli.render import progress
 from spool.cli.telling import ensure_dispatcher, tell
 from spool.client import submit as submitting
@@ -59,7 +60,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     name = own_name if asked.name is None else asked.name
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
-    values = {**own, **asked.values}
+    values = _without_singleton({**own, **asked.values}, root)
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
     try:
@@ -81,7 +82,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     if name is None:
         name = fresh_name(root, what.stem or stem_of(what.command))
     if name.isdecimal():  # sbatch -n 4
-        tell(f"warning: {name} is the job's name now; for CPUs write --cpus {name}")
+        tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
     draft = Draft(checked_name(name), keys, held=held)
     try:
         draft.check(root)
@@ -97,11 +98,40 @@ def _what_to_run(asked: Asked) -> scripts.Script:
         return scripts.Script(asked.shell_command)
     if asked.plain:
         return scripts.Script(command_of(asked.plain))
-    if asked.loose:
+    words = asked.loose or (scripts.STDIN if _has_script_on_stdin() else ())
+    if words:
         stated = {"name": asked.name is not None, "export": bool(asked.export)}
         keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
-        return scripts.read(asked.loose, scripts.Said(asked.capture, asked.ignore_directives, keys))
+        _tell_late_options(words)
+        return scripts.read(words, scripts.Said(asked.capture, asked.ignore_directives, keys))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
+
+
+def _has_script_on_stdin() -> bool:
+    """Whether stdin is a file or a pipe, as in `spool submit <<EOF`, and not a terminal or /dev/null."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+
+
+def _tell_late_options(words: Sequence[str]) -> None:
+    """Report options of spool that come after the script, and are its arguments, as in sbatch."""
+    flags = (word.partition("=")[0] for word in words[1:] if word.startswith("--"))
+    late = [flag for flag in dict.fromkeys(flags) if flag in joboptions.FLAGS or flag in OF_A_JOB]
+    if late:
+        its = f"{late[0]} is an argument" if len(late) == 1 else f"{', '.join(late)} are arguments"
+        tell(f"{its} of {words[0]}, as in sbatch; write spool's options before {words[0]}")
+
+
+def _without_singleton(values: joboptions.Values, root: str) -> joboptions.Values:
+    """Return *values* without sbatch's `--dependency=singleton`, unless a job has that name."""
+    needed = values.get("depends_on", [])
+    if "singleton" not in needed or submitting.ever_used(root, "singleton"):
+        return values
+    tell("--dependency=singleton is not needed here: jobs of one name run one at a time")
+    return {**values, "depends_on": [text for text in needed if text != "singleton"]}
 
 
 def _job_file(asked: Asked, root: str) -> Draft:

@@ -122,6 +122,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
     "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file, do not submit it."
 )
 @script_options
+@click.option("--parsable", is_flag=True, hidden=True)  # sbatch: print nothing but the job, as always here
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
 def command(
@@ -148,6 +149,7 @@ def command(
       spool submit -c 'sort words | uniq -c > counts'
       spool submit job.sh x y     a copy of the script; x and y are arguments,
                                   and its `#SPOOL --gpus 1` lines are options
+      spool submit < job.sh       a script on stdin, also as `spool submit <<EOF`
       spool submit -f train.toml  a job file, copied byte for byte
       spool submit --export NONE -- make  with the PATH of a login, not this one
 
