@@ -125,7 +125,8 @@ def test_what_changes_results_and_is_lost_is_an_error(
 def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) -> None:
     """Partitions, mail, nice, what nobody knows and what the script itself uses: each has a line with what to do."""
     lines = (
-        "#SBATCH -p gpu --nice=5\n#SBATCH --mail-type=END --foo=1 word\nsrun --gpus 1 x $SLURM_JOB_ID\n#SBATCH --late"
+        "#SBATCH -p gpu --nice=5\n#SBATCH --mail-type=END --foo=1 word\n"
+        "srun --gpus 1 x $SLURM_RESTART_COUNT\n#SBATCH --late"
     )
     found, told = converted(spool, tmp_path, lines)
     assert found == {}
@@ -136,7 +137,7 @@ def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) 
         "line 3: #SBATCH --foo=1 is ignored: unknown option",
         "line 3: #SBATCH word is ignored",
         "line 4: srun does not exist in a spool job; use the command alone",
-        "line 4: $SLURM_JOB_ID does not exist in a spool job; use $SPOOL_JOB",
+        "line 4: $SLURM_RESTART_COUNT does not exist in a spool job; use $SPOOL_ATTEMPT",
         "line 5: this line comes after the first command and is ignored: #SBATCH --late",
     ):
         assert part in told, part

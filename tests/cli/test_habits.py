@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -44,7 +45,7 @@ def test_parsable_changes_nothing(spool: Command, spool_root: Path) -> None:
 
 
 def test_a_script_on_stdin_needs_no_word(spool: Command, spool_root: Path, tmp_path: Path) -> None:
-    """`spool submit <<EOF` submits the script, with its lines; a text without `#!` is refused, as are a terminal's words."""
+    """`spool submit <<EOF` submits the script, with its lines; a text without `#!` is refused."""
     (spool_root / "config.toml").write_text("autostart = false\n")
     done = piped("#!/bin/bash\n#SBATCH -J here -c 2\necho hi\n")
     assert (done.returncode, done.stdout) == (0, "here\n")
@@ -101,3 +102,122 @@ def test_the_name_is_no_number_of_tasks(spool: Command, spool_root: Path) -> Non
     said = spool("submit", "-n", "4", "--", "true")
     assert (said.code, said.out) == (0, "4\n")
     assert "-n is the name, so this job is called 4; for CPUs write --cpus 4" in said.err
+
+
+READ = {
+    "SLURM_JOB_NAME": "$SPOOL_JOB",
+    "SLURM_CPUS_PER_TASK": "$SPOOL_CPUS",
+    "SLURM_CPUS_ON_NODE": "$SPOOL_CPUS",
+    "SLURM_MEM_PER_NODE": "$SPOOL_MEMORY_MB",
+    "SLURM_GPUS_ON_NODE": "$SPOOL_GPUS",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "1",
+    "SLURM_JOB_NODELIST": socket.gethostname(),
+}
+
+
+def surrounded(spool: Command, text: str, *words: str) -> tuple[dict[str, Any], str]:
+    """Return the `env` of a job with this script, without what the caller passes on, and what was told."""
+    Path("job.sh").write_text(text)
+    said = spool("submit", "--dry-run", "--export", "NONE", "-n", "train", *words, "job.sh")
+    assert said.code == 0, said.err
+    return tomllib.loads(said.out).get("env", {}), said.err
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_variable_of_slurm_is_there_if_the_script_reads_it(spool: Command, name: str) -> None:
+    """It stands in `env`, as what is constant or as a reference to what the run is granted; no other is there."""
+    for text in (f"echo ${name}", f"echo ${{{name}:-4}}", f"python -c 'os.environ[\"{name}\"]'"):
+        assert surrounded(spool, f"#!/bin/bash\n#SBATCH -t 10\n{text}\n")[0] == {name: READ[name]}
+    assert surrounded(spool, f"#!/bin/bash\n# reads ${name}\necho x{name} {name}x\n")[0] == {}
+    assert surrounded(spool, f"#!/bin/bash\necho ${name}\n", "-e", f"{name}=own")[0] == {name: "own"}
+    assert surrounded(spool, f"#!/bin/bash\necho ${name}\n", "--executor", "slurm")[0] == {}
+
+
+def test_an_id_of_slurm_is_a_number_of_its_own(spool: Command) -> None:
+    """Each submission has another, and it stays as it is when the job runs again; so do the directory and the host."""
+    text = "#!/bin/bash\necho $SLURM_JOB_ID $SLURM_JOBID $SLURM_SUBMIT_DIR $SLURM_ARRAY_TASK_ID\n"
+    (one, _), (two, _) = surrounded(spool, text), surrounded(spool, text)
+    assert one["SLURM_JOB_ID"] == one["SLURM_JOBID"] != two["SLURM_JOB_ID"]
+    assert one["SLURM_JOB_ID"].isdecimal()
+    assert one["SLURM_SUBMIT_DIR"] == os.getcwd()
+    assert "SLURM_ARRAY_TASK_ID" not in one
+
+
+def test_the_variables_of_an_array_are_those_of_slurm(spool: Command) -> None:
+    """The index, its range, the id of the whole, and an id of each task; the name is that of the array."""
+    names = "JOB_NAME ARRAY_TASK_ID ARRAY_TASK_COUNT ARRAY_TASK_MIN ARRAY_TASK_MAX ARRAY_JOB_ID JOB_ID"
+    text = "#!/bin/bash\n#SBATCH -a 2-8:2%1\necho " + " ".join(f"$SLURM_{name}" for name in names.split()) + "\n"
+    env, _ = surrounded(spool, text)
+    whole = env.pop("SLURM_ARRAY_JOB_ID")
+    assert env == {
+        "SLURM_JOB_NAME": "train",
+        "SLURM_ARRAY_TASK_ID": "{index}",
+        "SLURM_ARRAY_TASK_COUNT": "4",
+        "SLURM_ARRAY_TASK_MIN": "2",
+        "SLURM_ARRAY_TASK_MAX": "8",
+        "SLURM_JOB_ID": f"{whole}{{index}}",
+    }
+
+
+def test_tasks_are_counted_as_in_slurm(spool: Command) -> None:
+    """`mpirun -n $SLURM_NTASKS` starts as many as were asked for, each with its CPUs; a line says what launchers do."""
+    env, told = surrounded(
+        spool, "#!/bin/bash\n#SBATCH -n 4 -c 2\nmpirun -n $SLURM_NTASKS x --threads $SLURM_CPUS_PER_TASK\n"
+    )
+    assert env == {"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}
+    assert told.count("line 3: $SLURM_NTASKS is 4 here; launchers such as PyTorch Lightning take") == 1
+
+
+def test_several_tasks_of_srun_are_told(spool: Command) -> None:
+    """It fails in the job, so the submission says so, with what does it here; one task is not worth a word."""
+    for lines, count in (("#SBATCH -n 4\nsrun ./x", 4), ("srun -n 2 ./x", 2), ("time srun --ntasks=3 -c 2 ./x", 3)):
+        told = surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
+        assert f"srun would start {count} tasks, but a job of spool is one task" in told
+    for lines in ("#SBATCH -n 4\nsrun -n 1 ./x", "echo srun -n 4"):
+        assert "would start" not in surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
+
+
+@pytest.mark.parametrize("function", ["module", "ml"])
+def test_shell_functions_go_along_if_the_script_calls_them(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """`module load` works as for the caller; one line says if it cannot, unless the script sets it up itself."""
+    Path("job.sh").write_text(f"#!/bin/bash\n{function} load cuda\n")
+    monkeypatch.setenv("MODULEPATH", "/modules")
+    said = spool("submit", "-n", "a", "job.sh")
+    assert f"line 2: `{function}` needs a shell function that the job does not have" in said.err
+    monkeypatch.setenv(f"BASH_FUNC_{function}%%", "() {  echo '{index}' $1\n}")
+    said = spool("submit", "-n", "b", "job.sh")
+    assert (said.code, said.err) == (0, "")
+    env = queued(spool_root, "b")["env"]
+    assert env[f"BASH_FUNC_{function}%%"] == "() {  echo '{index}' $1\n}"
+    assert env["MODULEPATH"] == "/modules"
+    assert "needs a shell function" in spool("submit", "-n", "c", "--export", "NONE", "job.sh").err
+    Path("job.sh").write_text(f"#!/bin/sh\n{function} load cuda\n")
+    assert "needs a shell function" in spool("submit", "-n", "d", "job.sh").err
+    for first in ("#!/bin/bash -l", "#!/bin/bash\nsource /etc/profile.d/modules.sh", "#!/bin/sh\n. /opt/lmod/init/sh"):
+        Path("job.sh").write_text(f"{first}\n{function} load cuda\n")
+        assert spool("submit", "--dry-run", "--export", "NONE", "job.sh").err == ""
+
+
+def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:
+    """Without one, a line says what to write; `eval "$(conda shell.bash hook)"` makes one."""
+    told = surrounded(spool, "#!/bin/bash\nconda activate torch\n")[1]
+    assert "line 2: `conda activate` needs a shell function" in told
+    assert "begin it with `#!/bin/bash -l`" in told
+    for setting_up in ('eval "$(conda shell.bash hook)"', "source ~/miniconda3/etc/profile.d/conda.sh"):
+        assert surrounded(spool, f"#!/bin/bash\n{setting_up}\nconda activate torch\n")[1] == ""
+
+
+def test_functions_are_passed_on_by_name_and_with_all(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by sbatch: `--export ALL`, and `BASH_FUNC_name%%`."""
+    monkeypatch.setenv("BASH_FUNC_hello%%", "() {  echo hi\n}")
+    for number, words in enumerate(("ALL", "BASH_FUNC_hello%%", "BASH_FUNC_*")):
+        said = spool("submit", "-n", f"a{number}", "--export", words, "--", "true")
+        assert (said.code, said.err) == (0, "")
+        assert queued(spool_root, f"a{number}")["env"]["BASH_FUNC_hello%%"] == "() {  echo hi\n}"

@@ -360,34 +360,6 @@ _SYSTEMS: Mapping[str, tuple[Mapping[str, Converter], Mapping[str, Converter]]] 
 _LINE = re.compile(r"(#SBATCH|# GFLOW|#PBS)(?:[ \t]+(.*))?")
 
 
-_INDICES = ("SLURM_ARRAY_TASK_ID", "GFLOW_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
-_HERE = {"SLURM_CPUS_PER_TASK": "SPOOL_CPUS", "SLURM_JOB_NAME": "SPOOL_JOB", "SLURM_JOB_ID": "SPOOL_JOB",
-         "SLURM_JOBID": "SPOOL_JOB", "SLURM_GPUS": "SPOOL_GPUS", "PBS_JOBID": "SPOOL_JOB", "PBS_JOBNAME": "SPOOL_JOB",
-         "NCPUS": "SPOOL_CPUS", "SLURM_RESTART_COUNT": "SPOOL_ATTEMPT", "SLURM_SUBMIT_DIR": "PWD",
-         "PBS_O_WORKDIR": "PWD"}  # fmt: skip
-
-
-def indices_used(text: str) -> list[str]:
-    """Return the variables in which a script looks for its array index."""
-    return [name for name in _INDICES if re.search(rf"\b{name}\b", text)]
-
-
-def strangers(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the variables in a script that only another scheduler sets: the line, the name, and the replacement."""
-    seen = set(_INDICES)
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("#"):
-            continue
-        for name in re.findall(r"\b(?:SLURM|PBS|SBATCH)_[A-Z_]+\b", line):
-            if name not in seen:
-                seen.add(name)
-                yield number, f"${name}", f"${_HERE[name]}" if name in _HERE else ""
-        program = re.match(r"\s*(srun|sbatch|scontrol)\s", line)
-        if program and program[1] not in seen:
-            seen.add(program[1])
-            yield number, program[1], "the command alone" if program[1] == "srun" else ""
-
-
 def _found(table: Mapping[str, Converter], option: str) -> Converter | None:
     return next((converter for names, converter in table.items() if option in names.split()), None)
 
@@ -466,6 +438,17 @@ def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -
     for name, count in (("--mem-per-cpu", cpus), ("--mem-per-gpu", gpus)):
         if name in pieces:
             yield _times(pieces[name], count, _megabytes("--memory"))
+
+
+def tasks_of(found: Sequence[Directive]) -> tuple[int, int | None]:
+    """Return how many tasks the `#SBATCH` lines ask for, and how many CPUs for each, None if they do not say so."""
+    numbers = {one.option: int(one.value or 0) for one in found if one.system == "#SBATCH" and _is_number(one.value)}
+    tasks = numbers.get("--ntasks", numbers.get("-n", numbers.get("--ntasks-per-node", 1)))
+    return tasks or 1, numbers.get("--cpus-per-task", numbers.get("-c"))
+
+
+def _is_number(text: str | None) -> bool:
+    return text is not None and re.fullmatch("[0-9]{1,9}", text) is not None
 
 
 def _gpus_of(found: Sequence[Directive]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from spool.cli import joboptions, scripts
 from spool.cli.fastsubmit import OF_A_JOB, command_of
 from spool.cli.render import progress
+from spool.cli.surroundings import ScriptNeeds
 from spool.cli.telling import ensure_dispatcher, tell
 from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, next_name, stem_of
@@ -22,7 +23,7 @@ from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, 
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.formats.toml import MAX_BYTES
-from spool.store.glance import defaults_of
+from spool.store.glance import config_if, defaults_of
 
 
 class Asked(Struct, frozen=True):
@@ -63,8 +64,13 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     values = _without_singleton({**own, **asked.values}, root)
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
+    if name is None:
+        name = fresh_name(root, what.stem or stem_of(what.command))
     try:
-        keys = job_keys(what.command, joboptions.keys_of(values), exported)
+        given = joboptions.keys_of(values)
+        if what.source is not None and not _is_for_slurm(root, given):
+            _surround(what.source, name, given, exported, freely=not (asked.export or export))
+        keys = job_keys(what.command, given, exported)
     except FileNotFoundError:
         why = "the current directory no longer exists; give --workdir an absolute path"
         raise UsageError(f"cannot submit a job: {why}") from None
@@ -79,8 +85,6 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         assert isinstance(env, dict)
         before = env.get("PYTHONPATH")
         env["PYTHONPATH"] = f"{what.module_path}:{before}" if before else what.module_path
-    if name is None:
-        name = fresh_name(root, what.stem or stem_of(what.command))
     if name.isdecimal():  # sbatch -n 4
         tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
     draft = Draft(checked_name(name), keys, held=held)
@@ -105,6 +109,25 @@ def _what_to_run(asked: Asked) -> scripts.Script:
         _tell_late_options(words)
         return scripts.read(words, scripts.Said(asked.capture, asked.ignore_directives, keys))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
+
+
+def _is_for_slurm(root: str, given: Mapping[str, object]) -> bool:
+    """Whether the job will be one of Slurm, which gives it the variables itself."""
+    config = config_if(root, b"executor")
+    return given.get("executor", config.executor if config is not None else None) == "slurm"
+
+
+def _surround(
+    source: scripts.ScriptText, name: str, given: dict[str, object], exported: Exports, *, freely: bool
+) -> None:
+    """Add what a script for another scheduler looks for in its job."""
+    found = ScriptNeeds(source.text, name, source.tasks, given)
+    found.find(exported, freely=freely)
+    for why in found.told:
+        tell(f"{source.what}: {why}")
+    own = given.get("env", {})
+    if found.env and isinstance(own, dict):
+        given["env"] = {**found.env, **own}
 
 
 def _has_script_on_stdin() -> bool:

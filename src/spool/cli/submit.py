@@ -122,7 +122,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
     "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file, do not submit it."
 )
 @script_options
-@click.option("--parsable", is_flag=True, hidden=True)  # sbatch: print nothing but the job, as always here
+@click.option("--parsable", is_flag=True, hidden=True)  # sbatch: print only the job, as always here
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
 def command(
