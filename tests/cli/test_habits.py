@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from calling import Command, put_job
+from spool.core.model import Grant, Request, Result, State
+from spool.formats.history import render_history, render_result
 from support import ROOT
 
 
@@ -221,3 +224,121 @@ def test_functions_are_passed_on_by_name_and_with_all(
         said = spool("submit", "-n", f"a{number}", "--export", words, "--", "true")
         assert (said.code, said.err) == (0, "")
         assert queued(spool_root, f"a{number}")["env"]["BASH_FUNC_hello%%"] == "() {  echo hi\n}"
+
+
+def test_lines_are_the_tasks_of_an_array(spool: Command, spool_root: Path) -> None:
+    """`--lines` makes one array; blank lines and comments are skipped, and each line is the parameter of its task."""
+    Path("cmds.txt").write_text("# sweep\ntrain --lr 0.1 > a.log\n\n  train --lr {index} | tee 'b c'  \r\n   # no\n")
+    said = spool("submit", "--lines", "cmds.txt", "--cpus", "2", "--max-running", "1")
+    assert (said.code, said.err) == (0, "")
+    keys = queued(spool_root, said.out.strip())
+    assert said.out.startswith("cmds-")
+    assert (keys["command"], keys["cpus"], keys["max_running"]) == ("{line}", 2, 1)
+    assert keys["rows"] == [{"line": "train --lr 0.1 > a.log"}, {"line": "train --lr {index} | tee 'b c'"}]
+    done = piped("true\nfalse\n", "--lines", "-", "--name", "both")
+    assert (done.returncode, done.stdout) == (0, "both\n")
+    assert queued(spool_root, "both")["rows"] == [{"line": "true"}, {"line": "false"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "why"),
+    [
+        (None, (), "No such file"),
+        (b"# only\n\n", (), "no line has a command"),
+        (b"a \xff\n", (), "not UTF-8"),
+        (b"true\n", ("--", "true"), "with another command"),
+        (b"true\n", ("--matrix", "a=1,2"), "--matrix or --param-file"),
+        (b"true\n", ("-f", "x.toml"), "cannot combine a job file with options"),
+    ],
+)
+def test_lines_that_are_none_are_told(
+    spool: Command, spool_root: Path, text: bytes | None, words: tuple[str, ...], why: str
+) -> None:
+    """Nothing is submitted of a file without commands, or beside another command."""
+    if text is not None:
+        Path("cmds.txt").write_bytes(text)
+    said = spool("submit", "--lines", "cmds.txt", *words)
+    assert (said.code, why in said.err) == (2, True), said.err
+    assert os.listdir(spool_root / "queued") == []
+
+
+def test_options_one_letter_short_are_answered(spool: Command) -> None:
+    """`--gpu` means `--gpus`, and `--all` is no tag."""
+    for word in ("--gpu", "--cpu"):
+        assert spool("submit", word, "1", "--", "true").err.startswith(
+            f"spool: unknown option {word}; did you mean {word}s?"
+        )
+    assert "'*' means all of them" in spool("hold", "--all").err
+    assert "or give --all" in spool("cancel").err
+
+
+def test_cancel_all_takes_all(spool: Command, spool_root: Path) -> None:
+    """Waiting and held jobs end, jobs in done/ stay; nothing else can be selected beside it."""
+    put_job(spool_root, "a")
+    put_job(spool_root, "b", place="held")
+    put_job(spool_root, "c", place="done")
+    assert spool("cancel", "--all", "a").code == 2
+    assert spool("cancel", "--all", "--tag", "x").code == 2
+    said = spool("cancel", "--all", "--dry-run")
+    assert (said.code, len(said.out.splitlines())) == (0, 2)
+    assert spool("cancel", "--all").code == 0
+    assert sorted(os.listdir(spool_root / "done")) == ["a.toml", "b.toml", "c.toml"]
+    assert "nothing to do" in spool("cancel", "--all").out
+
+
+def failed(root: Path, name: str, ago_s: int) -> None:
+    """Make a job that failed that long ago."""
+    put_job(root, name, place="done")
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    at = time.time_ns() - ago_s * 10**9
+    end = Result(name, 1, 1, State.FAILED, "exit code 3", at, at, at, 3, request=Request(), grant=Grant(1))
+    (metadir / "result.toml").write_bytes(render_result(end))
+    with (root / "history.jsonl").open("ab") as history:
+        history.write(render_history(end))
+
+
+def test_requeue_takes_what_failed_since(spool: Command, spool_root: Path) -> None:
+    """`--since 1h` leaves out what failed before; it needs --failed."""
+    failed(spool_root, "old", 86400)
+    failed(spool_root, "new", 60)
+    failed(spool_root, "newer", 10)
+    assert spool("requeue", "--since", "1h").code == 2
+    assert spool("requeue", "--failed", "--since", "soon").code == 2
+    assert spool("requeue", "--failed", "--since", "1h").code == 0
+    assert sorted(os.listdir(spool_root / "queued")) == ["new.toml", "newer.toml"]
+
+
+def test_more_than_what_failed_last_is_asked_for(spool: Command, spool_root: Path) -> None:
+    """In a pipe it is refused with the jobs and the options; what is named, or one job, needs no question."""
+    failed(spool_root, "a", 60)
+    failed(spool_root, "b", 86400)
+    said = spool("requeue", "--failed")
+    assert (said.code, os.listdir(spool_root / "queued")) == (2, [])
+    for part in ("2 failed jobs", "a, b", "--since 1h", "--yes"):
+        assert part in said.err
+    assert spool("requeue", "--failed", "--dry-run").code == 0
+    assert spool("requeue", "--failed", "b*").code == 0
+    assert spool("requeue", "--failed").code == 0
+    assert sorted(os.listdir(spool_root / "queued")) == ["a.toml", "b.toml"]
+
+
+@pytest.mark.parametrize(("words", "answer", "code"), [((), "n", 1), ((), "y", 0), (("--yes",), "", 0)])
+def test_a_terminal_is_asked(spool: Command, spool_root: Path, words: tuple[str, ...], answer: str, code: int) -> None:
+    """`y` takes them all, anything else none; --yes is no question."""
+    failed(spool_root, "a", 60)
+    failed(spool_root, "b", 86400)
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spool", "requeue", "--failed", *words],
+        stdin=theirs,
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    assert process.wait() == code
+    assert (b"Run 2 failed jobs again: a, b?" in os.read(ours, 10_000)) == (not words)
+    os.close(ours)
+    assert len(os.listdir(spool_root / "queued")) == (0 if code else 2)

@@ -108,6 +108,31 @@ def read(words: Sequence[str], said: Said) -> Script:
     return Script([path, *rest], text, values, stem, _module_path(text, path), source)
 
 
+def rows_of(path: str) -> list[dict[str, str]]:
+    """Return the commands in the lines of a file, `-` for stdin, as rows; blank lines and comments are skipped.
+
+    Raises UsageError.
+    """
+    what = ("read", "the commands")
+    where = "stdin" if path in STDIN else path
+    try:
+        if path in STDIN:
+            data = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as file:
+                data = file.read()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(cannot(*what, error.strerror or str(error), where=where)) from None
+    except UnicodeDecodeError:
+        raise UsageError(cannot(*what, "the text is not UTF-8", where=where)) from None
+    lines = [line.strip() for line in text.split("\n")]
+    found = [{"line": line} for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise UsageError(cannot(*what, "no line has a command", where=where))
+    return found
+
+
 def _source(data: bytes, what: str, said: Said) -> ScriptText | None:
     """Return what a script is searched for; None for a program."""
     if b"\0" in data:

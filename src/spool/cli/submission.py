@@ -30,7 +30,7 @@ class Asked(Struct, frozen=True):
     """The requests of the command line. `plain` are the words after `--`, `loose` those given without `--`.
 
     `capture`: whether to capture a script, None if not given; `ignore_directives`: whether to skip lines for other
-    schedulers.
+    schedulers. `lines`: a file with a command in each line.
     """
 
     values: joboptions.Values = field(default_factory=dict)
@@ -41,6 +41,7 @@ class Asked(Struct, frozen=True):
     loose: Sequence[str] = ()
     capture: bool | None = None
     ignore_directives: bool = False
+    lines: str | None = None
 
 
 def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
@@ -68,6 +69,8 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         name = fresh_name(root, what.stem or stem_of(what.command))
     try:
         given = joboptions.keys_of(values)
+        if asked.lines is not None:
+            given["rows"] = scripts.rows_of(asked.lines)
         if what.source is not None and not _is_for_slurm(root, given):
             _surround(what.source, name, given, exported, freely=not (asked.export or export))
         keys = job_keys(what.command, given, exported)
@@ -98,6 +101,10 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
 
 def _what_to_run(asked: Asked) -> scripts.Script:
     """Return the requested command or script."""
+    if asked.lines is not None:
+        if asked.shell_command is not None or asked.plain or asked.loose or {"matrix", "rows"} & asked.values.keys():
+            raise UsageError("cannot submit --lines with another command, --matrix or --param-file")
+        return scripts.Script("{line}", stem="lines" if asked.lines in scripts.STDIN else stem_of([asked.lines]))
     if asked.shell_command is not None:
         return scripts.Script(asked.shell_command)
     if asked.plain:

@@ -62,6 +62,7 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
         loose=() if dashes else words,
         capture=ctx.params["capture"],
         ignore_directives=ctx.params["ignore_directives"],
+        lines=ctx.params.get("lines"),
     )
 
 
@@ -107,6 +108,13 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
     help="Wait for the job to end, and exit with its code.",
 )
 @key_options
+@click.option(
+    "--lines",
+    cls=SpelledOption,
+    section="Arrays",
+    metavar="FILE",
+    help="Submit one job for each line, a shell command.",
+)
 @click.option(
     "--hold",
     cls=SpelledOption,
@@ -178,7 +186,13 @@ def command(
 
 def _of_files(paths: Sequence[str], request: Asked, root: str) -> list[Draft]:
     """Return the jobs in job files. Raises SpoolError."""
-    if request.values or request.plain or request.loose or request.shell_command is not None:
+    if (
+        request.values
+        or request.lines is not None
+        or request.plain
+        or request.loose
+        or request.shell_command is not None
+    ):
         raise UsageError("cannot combine a job file with options: it must be complete; edit a copy of it")
     if request.name is not None and len(paths) > 1:
         raise UsageError("cannot give one name to several job files; remove --name")
