@@ -233,7 +233,7 @@ def test_a_number_as_a_name_is_doubted(spool: Command) -> None:
     """`-n 4` of sbatch means CPUs: the job gets that name, with a warning that says how to ask for CPUs."""
     said = spool("submit", "-n", "4", "--hold", "--", "true")
     assert (said.code, said.out) == (0, "4\n")
-    assert said.err == "spool: warning: 4 is the job's name now; for CPUs write --cpus 4"
+    assert said.err == "spool: warning: -n is the name, so this job is called 4; for CPUs write --cpus 4"
 
 
 def test_a_signal_may_be_a_number_with_a_dash(spool: Command, spool_root: Path) -> None:

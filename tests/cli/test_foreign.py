@@ -42,6 +42,12 @@ SAME = [
     ("#SBATCH -G h100:4", {"gpus": 4, "gpu_type": "h100"}),
     ("#SBATCH --gpus=2 --mem-per-gpu=8G", {"gpus": 2, "memory": "16G"}),
     ("#SBATCH --ntasks 2 --gpus-per-task 1", {"cpus": 2, "gpus": 2}),
+    ("#SBATCH --gpus=2 --cpus-per-gpu=4", {"cpus": 8, "gpus": 2}),
+    ("#SBATCH --gpus-per-node=a100:2 --cpus-per-gpu=4", {"cpus": 8, "gpus": 2, "gpu_type": "a100"}),
+    ("#SBATCH -n 2 --gpus-per-task=1 --cpus-per-gpu=4 --mem-per-gpu=8G", {"cpus": 8, "gpus": 2, "memory": "16G"}),
+    ("#SBATCH --gpus=2 --ntasks-per-gpu=1 -c 3", {"cpus": 6, "gpus": 2}),
+    ("#SBATCH --dependency=singleton", {}),
+    ("#SBATCH -d singleton,afterok:a --parsable", {"depends_on": ["a"]}),
     ("#SBATCH --array=0-9:3%2", {"array": "0-9:3%2"}),
     ("#SBATCH -d afterok:a:b,afterany:c", {"depends_on": {"all": ["a", "b"], "ended": ["c"]}}),
     ("#SBATCH -d afterok:a?afterok:b", {"depends_on": {"any": ["a", "b"]}}),
@@ -90,7 +96,7 @@ def test_what_has_a_counterpart_is_carried_over(
     ("lines", "why", "instead"),
     [
         ("#SBATCH --dependency=afterok:1234", "1234 is a job of the other scheduler", ("-d", "a")),
-        ("#SBATCH -d singleton", "one at a time", ("-d", "a")),
+        ("#SBATCH -d expand:a", "give --depends-on NAME", ("-d", "a")),
         ("#SBATCH --gres=gpu:a100:1,gpu:h100:1", "more than one kind of GPU", ("-g", "1")),
         ("#SBATCH --gres", "it needs a value", ("-g", "1")),
         ("# GFLOW --depends-on 3", "give --depends-on NAME", ("-d", "a")),
@@ -119,7 +125,8 @@ def test_what_changes_results_and_is_lost_is_an_error(
 def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) -> None:
     """Partitions, mail, nice, what nobody knows and what the script itself uses: each has a line with what to do."""
     lines = (
-        "#SBATCH -p gpu --nice=5\n#SBATCH --mail-type=END --foo=1 word\nsrun --gpus 1 x $SLURM_JOB_ID\n#SBATCH --late"
+        "#SBATCH -p gpu --nice=5\n#SBATCH --mail-type=END --foo=1 word\n"
+        "srun --gpus 1 x $SLURM_RESTART_COUNT\n#SBATCH --late"
     )
     found, told = converted(spool, tmp_path, lines)
     assert found == {}
@@ -130,7 +137,7 @@ def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) 
         "line 3: #SBATCH --foo=1 is ignored: unknown option",
         "line 3: #SBATCH word is ignored",
         "line 4: srun does not exist in a spool job; use the command alone",
-        "line 4: $SLURM_JOB_ID does not exist in a spool job; use $SPOOL_JOB",
+        "line 4: $SLURM_RESTART_COUNT does not exist in a spool job; use $SPOOL_ATTEMPT",
         "line 5: this line comes after the first command and is ignored: #SBATCH --late",
     ):
         assert part in told, part

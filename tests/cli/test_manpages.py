@@ -74,7 +74,7 @@ def test_the_page_of_a_verb_has_its_options_and_examples_as_they_are_typed() -> 
     command = group.spool.get_command(ctx, "submit")
     assert command is not None
     for parameter in command.params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             assert re.search(rf"^ +.*{parameter.opts[-1]}\b", text, re.MULTILINE), parameter.opts
     assert "mv ~/.spool/.tmp/train.toml ~/.spool/queued/" in text
     assert "spool submit -c 'sort words | uniq -c > counts'" in text

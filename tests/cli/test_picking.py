@@ -129,7 +129,7 @@ def test_requeue_failed_takes_what_failed_and_of_an_array_its_tasks(spool: Comma
     ended(spool_root, "sweep_1", State.FAILED)
     ended(spool_root, "sweep", State.FAILED, "1 of 2 finished")
     (spool_root / "jobs" / "sweep" / "1" / "array.toml").write_text('job = "sweep"\nrun = 1\ntasks = 2\n')
-    said = spool("requeue", "--failed")
+    said = spool("requeue", "--failed", "--yes")
     assert said.code == 0, said.err
     assert places(spool_root, "bad", "slow", "gone", "big", "late", "sweep_1") == ["queued"] * 6
     assert places(spool_root, "good", "off", "sweep_0", "sweep") == ["done"] * 4

@@ -771,7 +771,7 @@ def test_all_takes_all_that_means_something_elsewhere(
     spool: Command, spool_root: Path, caller: dict[str, str], way: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ALL is all, as in sbatch, but for what spool or a shell sets itself; assignments come on top."""
-    for name in ("CUDA_VISIBLE_DEVICES", "SPOOL_JOB", "PWD", "SHLVL", "BASH_ENV", "BASH_FUNC_f%%"):
+    for name in ("CUDA_VISIBLE_DEVICES", "SPOOL_JOB", "PWD", "SHLVL", "BASH_ENV", "BASH_FUNC_f x%%"):
         monkeypatch.setenv(name, "of-the-caller")
     assert spool("submit", *way, "--export", "ALL,FOO=own", "--", "true").code == 0
     found = env_of(spool_root, "a")

@@ -47,6 +47,7 @@ def folder(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (home / name).write_text("#!/bin/sh\necho ready\n", encoding="utf-8")
     for name in ("grid", "points"):
         (home / f"{name}.csv").write_text("lr,seed\n0.1,1\n", encoding="utf-8")
+    (home / "cmds.txt").write_text("true\n", encoding="utf-8")
     for name in ("a", "train", "count"):
         (home / f"{name}.toml").write_text('command = "true"\n', encoding="utf-8")
     return home

@@ -349,6 +349,19 @@ def test_what_is_released_or_mended_while_the_dispatcher_leaves_is_run(served: S
     assert (served.outcome("x"), served.outcome("broken")) == ("finished", "finished")
 
 
+def test_until_idle_tells_whether_a_job_failed(served: Served) -> None:
+    """The code is 7 if one failed for good, by itself or in an array; a retry counts for nothing."""
+    served.drop("retried", "[ $SPOOL_ATTEMPT = 2 ]", retry={"max": 1, "delay": "100ms"})
+    assert served.run("--until-idle") == 0
+    served.drop("broken", "exit 3")
+    served.drop("fine", "true", depends_on="broken")
+    assert served.run("--until-idle") == 7
+    assert served.outcome("broken") == "failed"
+    assert served.run("--until-idle") == 0
+    served.drop("many", "[ {index} = 1 ]", array="0-1")
+    assert served.run("--until-idle") == 7
+
+
 def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
     """A file that is copied slowly into `queued/` is run, and is waited for by one dispatcher."""
     path = served.path("queued", "slow")

@@ -27,7 +27,7 @@ from spool.executors import compiled
 from spool.formats import wrapper
 from spool.formats.run_records import parse_usage
 from spool.formats.values import OWN_VARIABLES
-from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render
+from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render, with_references
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
 from wrapper_runs import SHELLS, WRAPPERS, Runs, runs_below, surroundings, words_of
@@ -819,3 +819,18 @@ def test_what_is_in_the_place_of_the_usage_costs_nothing(runs: Runs, kind: str) 
     run.start()
     assert run.finish() == 4
     assert not stat.S_ISREG((run.metadir / "usage").lstat().st_mode)
+
+
+def test_a_variable_can_be_a_reference_to_one_of_ours() -> None:
+    """A value that is a name of ours and nothing else stands for its value; without that the variable is absent."""
+    ours = {"SPOOL_CPUS": "4", "PATH": "/bin"}
+    own = {
+        "A": "$SPOOL_CPUS",
+        "B": "$SPOOL_MEMORY_MB",
+        "C": "$PATH",
+        "D": "$SPOOL_CPUS!",
+        "E": "${SPOOL_CPUS}",
+        "F": "$SPOOL_CPUS\n",
+    }
+    kept = {key: own[key] for key in "CDEF"}
+    assert with_references({**own, **ours}, own.items()) == {**ours, **kept, "A": "4"}

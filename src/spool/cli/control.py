@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any
@@ -10,16 +12,18 @@ import click
 from msgspec import Struct
 
 from spool.cli import joboptions, render
-from spool.cli.common import for_each, named, names_argument, one_job, opened, states_of, states_option
+from spool.cli.common import for_each, moment_of, named, names_argument, one_job, opened, states_of, states_option
 from spool.cli.group import Verb
 from spool.cli.telling import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
-from spool.core.errors import ExitCode, InvalidJob, UsageError, cannot
+from spool.core.errors import ExitCode, InvalidJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import is_pattern
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
+
+_MOST_SHOWN = 5  # names in a question
 
 
 class JobVerb(Struct, frozen=True):
@@ -76,15 +80,20 @@ def picked_names(
     for key, value in filters.items():
         if value == "":  # an unset variable in a script must not mean all jobs
             raise click.UsageError(f"--{key} is empty")
-    if not states and not any(filters.values()):
+    if picks.get("everything", False):
+        if names or states or any(filters.values()):
+            raise click.UsageError("--all takes all jobs; leave out the names and the other selecting options")
+    elif not states and not any(filters.values()):
         if not names:
-            raise click.UsageError("name jobs, or select them with --user, --project, --tag or --state")
+            more = ", or give --all" if "everything" in picks else ""
+            raise click.UsageError(f"name jobs, or select them with --user, --project, --tag or --state{more}")
         return named(spool, names, places), 0
     meant = tuple(name if is_pattern(name) else one_job(spool, name) for name in names)
     from spool.query.jobs import JobFilter
     from spool.query.selection import picked
 
-    found, unknown = picked(spool, JobFilter(meant, states, **filters), places)
+    wanted = JobFilter(meant, states, **filters, since_at_ns=picks.get("since_at_ns"))
+    found, unknown = picked(spool, wanted, places)
     for name in unknown:
         tell(str(spool.no_such_job("find", f"job {name}", name)))
     if not found and not unknown:
@@ -94,6 +103,7 @@ def picked_names(
 
 @click.command(cls=Verb)
 @picking
+@click.option("--all", "everything", is_flag=True, help="All jobs that wait, are held or run.")
 @click.option("--reason", default="", metavar="TEXT", help="The reason; recorded with a running job.")
 @click.pass_obj
 def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
@@ -106,6 +116,7 @@ def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **
       spool cancel train
       spool cancel 'sweep_*' --dry-run
       spool cancel --project vision --state queued
+      spool cancel --all
 
     By hand:
       mv queued/train.toml done/  # if it is waiting
@@ -156,6 +167,8 @@ def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) 
 @click.command(cls=Verb)
 @picking
 @click.option("--failed", is_flag=True, help="Only jobs that failed, were lost, or exceeded a limit.")
+@click.option("--since", metavar="TIME", help='With --failed: only since "2h" (ago), "today", a date, a time.')
+@click.option("--yes", is_flag=True, help="With --failed: do not ask before running more than what failed last.")
 @click.option("--cascade", is_flag=True, help="Also jobs that were cancelled because one of these failed.")
 @click.option("--with", "keys", multiple=True, metavar="KEY=VALUE", help="Change a key of the jobs. May be repeated.")
 @click.pass_obj
@@ -163,6 +176,8 @@ def requeue(
     root: str,
     /,
     failed: bool,
+    since: str | None,
+    yes: bool,
     cascade: bool,
     keys: tuple[str, ...],
     dry_run: bool,
@@ -174,8 +189,12 @@ def requeue(
     Every earlier run keeps its directory and output. For an array that has ended, --failed and the other selecting
     options apply to its tasks. --with takes any key that `spool edit` can change.
 
+    --failed alone means every job that ever failed and is still in done/. It asks before it takes more than the last
+    job that failed, or the last array; without a terminal it refuses. Names, --since, --project and --tag say what you
+    mean, and --yes takes all.
+
       spool requeue train --with memory=16G --with time_limit=4h
-      spool requeue --failed --cascade
+      spool requeue --failed --since 1h --cascade
       spool requeue @
 
     By hand:
@@ -184,13 +203,18 @@ def requeue(
     """
     if failed and states:
         raise click.UsageError("--failed and --state cannot be combined")
+    if since is not None and not failed:
+        raise click.UsageError("--since needs --failed")
     spool = opened(root)
     requests = Requests(spool, this_user())
     change = _rewriter(keys, spool.root)
     from spool.query.selection import UNSUCCESSFUL, cancelled_with, unknown_ends
 
     wanted = UNSUCCESSFUL if failed else states_of(states)
-    names, code = picked_names(spool, REQUEUE.places, picks, wanted)
+    since_at_ns = moment_of("--since", since, time.time_ns())
+    names, code = picked_names(spool, REQUEUE.places, {**picks, "since_at_ns": since_at_ns}, wanted)
+    if failed and not (dry_run or yes or since or picks["names"] or picks["project"] or picks["tag"]):
+        _ask_about(spool, names)
     for row in unknown_ends(spool) if failed else ():
         tell(f"job {row.name} is left out: {row.reason}; `spool requeue {row.name}` runs it again")
     again: list[str] = []
@@ -204,6 +228,28 @@ def requeue(
     if cascade and again:
         code = max(code, REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
     return code
+
+
+def _ask_about(spool: Spool, names: Sequence[str]) -> None:
+    """Ask whether *names*, which failed at any time, are to run again. Raises SpoolError if not.
+
+    There is no question if they are one job or the tasks of one array.
+    """
+    if len(names) < 2 or _is_one_array(spool, names):
+        return
+    shown = ", ".join(names[:_MOST_SHOWN]) + (f" and {len(names) - _MOST_SHOWN} more" if names[_MOST_SHOWN:] else "")
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        remedy = "add --since 1h, names or --tag, or --yes for all of them"
+        why = f"these are more than what failed last ({shown}), and no terminal is there to ask"
+        raise UsageError(cannot("requeue", f"{len(names)} failed jobs", why, remedy=remedy))
+    if not click.confirm(f"Run {len(names)} failed jobs again: {shown}?", err=True):
+        raise SpoolError("nothing was requeued; --since 1h takes only what failed in the last hour")
+
+
+def _is_one_array(spool: Spool, names: Sequence[str]) -> bool:
+    from spool.core.arrays import array_of
+
+    return len({array_of(name) for name in names}) == 1 and spool.newest_array(array_of(names[0])) is not None
 
 
 def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:

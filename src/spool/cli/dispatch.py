@@ -15,7 +15,7 @@ from spool.core.units import parse_duration
 
 @click.command(cls=Verb)
 @click.option("--once", is_flag=True, help="Make one pass and exit; exit at once if another dispatcher is running.")
-@click.option("--until-idle", is_flag=True, help="Exit when no jobs are waiting or running.")
+@click.option("--until-idle", is_flag=True, help="Exit when no jobs are waiting or running, with 7 if one failed.")
 @click.option("--idle-exit", metavar="TIME", help="Exit after TIME without jobs; 0s means never.")
 @click.pass_obj
 def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> int:

@@ -166,9 +166,10 @@ def dependencies(text: str, *, numbers: bool = False) -> list[str]:
     any_of_them = "?" in text
     for clause in re.split("[,?]", text):
         kind, *names = clause.split(":")
+        if clause == "singleton":  # jobs of one name run one at a time
+            continue
         if kind not in _KINDS:
-            hint = "here, jobs of one name run one at a time" if kind == "singleton" else "give --depends-on NAME"
-            raise NoEquivalent(f"{kind!r} has no equivalent; {hint}", matters=True)
+            raise NoEquivalent(f"{kind!r} has no equivalent; give --depends-on NAME", matters=True)
         if not names or not all(names):
             raise NoEquivalent(f"{clause!r} names no job", matters=True)
         if not numbers and (of_others := [name for name in names if re.fullmatch(r"[0-9_+]+", name)]):
@@ -237,7 +238,8 @@ def _one(what: str) -> Converter:
 _NO_PARTS = _nothing("a spool has no partitions; use --group and --priority instead")
 _NO_MAIL = _nothing("give --notify ADDRESS (docs/NOTIFICATIONS.md)")
 _NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
-_PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--mem-per-cpu", "--mem-per-gpu", "--gpus-per-task")
+_PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-cpu",
+           "--mem-per-gpu", "--gpus-per-task")  # fmt: skip
 
 # Spellings and the value's converter; a flag has no value. Options in `_PIECES` are combined at the end.
 _SBATCH: Mapping[str, Converter] = {
@@ -364,34 +366,6 @@ _SYSTEMS: Mapping[str, tuple[Mapping[str, Converter], Mapping[str, Converter]]] 
 _LINE = re.compile(r"(#SBATCH|# GFLOW|#PBS)(?:[ \t]+(.*))?")
 
 
-_INDICES = ("SLURM_ARRAY_TASK_ID", "GFLOW_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
-_HERE = {"SLURM_CPUS_PER_TASK": "SPOOL_CPUS", "SLURM_JOB_NAME": "SPOOL_JOB", "SLURM_JOB_ID": "SPOOL_JOB",
-         "SLURM_JOBID": "SPOOL_JOB", "SLURM_GPUS": "SPOOL_GPUS", "PBS_JOBID": "SPOOL_JOB", "PBS_JOBNAME": "SPOOL_JOB",
-         "NCPUS": "SPOOL_CPUS", "SLURM_RESTART_COUNT": "SPOOL_ATTEMPT", "SLURM_SUBMIT_DIR": "PWD",
-         "PBS_O_WORKDIR": "PWD"}  # fmt: skip
-
-
-def indices_used(text: str) -> list[str]:
-    """Return the variables in which a script looks for its array index."""
-    return [name for name in _INDICES if re.search(rf"\b{name}\b", text)]
-
-
-def strangers(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the variables in a script that only another scheduler sets: the line, the name, and the replacement."""
-    seen = set(_INDICES)
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("#"):
-            continue
-        for name in re.findall(r"\b(?:SLURM|PBS|SBATCH)_[A-Z_]+\b", line):
-            if name not in seen:
-                seen.add(name)
-                yield number, f"${name}", f"${_HERE[name]}" if name in _HERE else ""
-        program = re.match(r"\s*(srun|sbatch|scontrol)\s", line)
-        if program and program[1] not in seen:
-            seen.add(program[1])
-            yield number, program[1], "the command alone" if program[1] == "srun" else ""
-
-
 def _found(table: Mapping[str, Converter], option: str) -> Converter | None:
     return next((converter for names, converter in table.items() if option in names.split()), None)
 
@@ -455,17 +429,32 @@ def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -
             return
         if one.value is not None and one.value.isdecimal():
             numbers[name] = int(one.value)
-    tasks = numbers.get("--ntasks", numbers.get("--ntasks-per-node", 1))
+    gpus = next((int(count) for count in _gpus_of(found) if count.isdecimal()), 1)
+    tasks = numbers.get("--ntasks", numbers.get("--ntasks-per-node", numbers.get("--ntasks-per-gpu", 0) * gpus)) or 1
+    if "--gpus-per-task" in pieces:
+        per_task = _times(pieces["--gpus-per-task"], tasks, _gpus)
+        gpus = int(per_task.words[1]) if per_task.words else gpus
+        yield per_task
     cpus = tasks * numbers.get("--cpus-per-task", 1)
-    for name in ("--ntasks", "--ntasks-per-node", "--cpus-per-task"):
+    if "--cpus-per-task" not in pieces:
+        cpus = gpus * numbers["--cpus-per-gpu"] if "--cpus-per-gpu" in numbers else cpus
+    for name in ("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-task", "--cpus-per-gpu"):
         if name in pieces:
             yield Converted(pieces[name], ("--cpus", str(cpus)))
-    if "--gpus-per-task" in pieces:
-        yield _times(pieces["--gpus-per-task"], tasks, _gpus)
-    gpus = next((int(count) for count in _gpus_of(found) if count.isdecimal()), 1)
     for name, count in (("--mem-per-cpu", cpus), ("--mem-per-gpu", gpus)):
         if name in pieces:
             yield _times(pieces[name], count, _megabytes("--memory"))
+
+
+def tasks_of(found: Sequence[Directive]) -> tuple[int, int | None]:
+    """Return how many tasks the `#SBATCH` lines ask for, and how many CPUs for each, None if they do not say so."""
+    numbers = {one.option: int(one.value or 0) for one in found if one.system == "#SBATCH" and _is_number(one.value)}
+    tasks = numbers.get("--ntasks", numbers.get("-n", numbers.get("--ntasks-per-node", 1)))
+    return tasks or 1, numbers.get("--cpus-per-task", numbers.get("-c"))
+
+
+def _is_number(text: str | None) -> bool:
+    return text is not None and re.fullmatch("[0-9]{1,9}", text) is not None
 
 
 def _gpus_of(found: Sequence[Directive]) -> Iterator[str]:

@@ -334,9 +334,11 @@ def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | N
     """Suggest replacements for the unknown option *name*: options that begin with it, else the *near* ones."""
     if ctx is not None and ctx.parent is not None and name == "--spool":
         return f"{name} stands before the command: `spool {name} DIR {ctx.command_path.partition(' ')[2]} …`"
+    if name == "--all":
+        return f"unknown option {name}; name jobs, where '*' means all of them"
     known = {word for option in ctx.command.params for word in _spellings(option)} if ctx is not None else set()
     begun = sorted(word for word in known if name.startswith("--") and word.startswith(name))
-    meant = begun[:_MOST_MEANT] or sorted(near)
+    meant = [f"{name}s"] if f"{name}s" in known else begun[:_MOST_MEANT] or sorted(near)
     return f"unknown option {name}" + (f"; did you mean {' or '.join(meant)}?" if meant else "")
 
 

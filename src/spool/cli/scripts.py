@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from spool.cli import fastsubmit, joboptions
+from spool.cli.surroundings import TasksAsked
 from spool.cli.telling import tell
 from spool.client.draft import stem_of
 from spool.core.errors import UsageError, cannot
@@ -34,6 +35,18 @@ _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "per
 _OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB
 
 
+STDIN = ("-",)
+"""The words for a script on stdin."""
+
+
+class ScriptText(Struct, frozen=True):
+    """The text of a script, captured or not, how messages name it, and the tasks that its `#SBATCH` lines ask for."""
+
+    text: str
+    what: str
+    tasks: TasksAsked
+
+
 class Script(Struct, frozen=True):
     """What a script yields: a command, the captured text, options from its own lines, and a name for the job."""
 
@@ -42,6 +55,7 @@ class Script(Struct, frozen=True):
     values: joboptions.Values = field(default_factory=dict)
     stem: str | None = None
     module_path: str | None = None  # the directory of modules beside a Python script
+    source: ScriptText | None = None  # None: it is no script
 
 
 def is_job_file(words: Sequence[str]) -> bool:
@@ -67,8 +81,8 @@ def read(words: Sequence[str], said: Said) -> Script:
     Raises UsageError.
     """
     first, *rest = words
-    if first == "-":
-        return _of_stdin(rest, said)
+    if first in (*STDIN, "/dev/stdin"):
+        return _of_stdin(rest, said, named=words is not STDIN)
     try:
         status = os.stat(first)
     except OSError:
@@ -92,31 +106,79 @@ def read(words: Sequence[str], said: Said) -> Script:
     values = _directives(data, first, said)
     wanted = values.pop("capture", ["true"])[-1] == "true"
     stem = stem_of([path])
+    source = _source(data, first, said)
     if not data.startswith(b"#!") or not (wanted if said.capture is None else said.capture):
-        return Script([*_interpreter(data, path), path, *rest], None, values, stem)
+        return Script([*_interpreter(data, path), path, *rest], None, values, stem, source=source)
     text = _captured(data, first)
-    return Script([path, *rest], text, values, stem, _module_path(text, path))
+    return Script([path, *rest], text, values, stem, _module_path(text, path), source)
 
 
-def _of_stdin(rest: Sequence[str], said: Said) -> Script:
-    """Return the script on stdin: a text for the shell, or captured if its `#!` line names another program."""
-    data = sys.stdin.buffer.read()
+def rows_of(path: str) -> list[dict[str, str]]:
+    """Return the commands in the lines of a file, `-` for stdin, as rows; blank lines and comments are skipped.
+
+    Raises UsageError.
+    """
+    what = ("read", "the commands")
+    where = "stdin" if path in STDIN else path
+    try:
+        if path in STDIN:
+            data = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as file:
+                data = file.read()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(cannot(*what, error.strerror or str(error), where=where)) from None
+    except UnicodeDecodeError:
+        raise UsageError(cannot(*what, "the text is not UTF-8", where=where)) from None
+    lines = [line.strip() for line in text.split("\n")]
+    found = [{"line": line} for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise UsageError(cannot(*what, "no line has a command", where=where))
+    return found
+
+
+def _source(data: bytes, what: str, said: Said) -> ScriptText | None:
+    """Return what a script is searched for; None for a program."""
+    if b"\0" in data:
+        return None
+    from spool.cli import foreign
+
+    tasks = TasksAsked()
+    if not said.ignore_directives:
+        tasks = TasksAsked(
+            *foreign.tasks_of([one for _, line in _head_lines(data) for one in foreign.directives(0, line)])
+        )
+    return ScriptText(data.decode(errors="replace"), what, tasks)
+
+
+def _of_stdin(rest: Sequence[str], said: Said, *, named: bool) -> Script:
+    """Return the script on stdin: a text for the shell, or captured if its `#!` line names another program.
+
+    Unless stdin was *named*, anything may be there, so it needs a `#!` line.
+    """
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if not named and not data.startswith(b"#!"):
+        remedy = "write it after `--`, as in `spool submit -- sleep 5`"
+        why = "no command, and no script on stdin that begins with `#!`"
+        raise UsageError(f"cannot submit a job: {why}; {remedy}")
     if not data.strip():
         raise UsageError("cannot submit the script on stdin: it is empty")
     values = _directives(data, "stdin", said)
     values.pop("capture", None)
     text = _captured(data, "on stdin")
+    source = _source(data, "stdin", said)
     line = text.split("\n", 1)[0]
     shell = _shell_of(line[2:].split()) if line.startswith("#!") else "/bin/sh"
     if shell is None or (rest and line.startswith("#!")):
         _check_runs(data, "on stdin")
-        return Script(["stdin", *rest], text, values, "stdin")
+        return Script(["stdin", *rest], text, values, "stdin", source=source)
     if rest:
         why = "to take arguments, a script must begin with a line such as `#!/bin/sh`"
         raise UsageError(cannot("submit", "the script on stdin", why))
     if line.startswith("#!"):
         values = {"shell": [shell], **values}
-    return Script(text, None, values, "stdin")
+    return Script(text, None, values, "stdin", source=source)
 
 
 def _captured(data: bytes, what: str) -> str:
@@ -231,11 +293,6 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     if errors:
         remedy = "--ignore-directives ignores all lines for other schedulers"
         raise UsageError(cannot("carry over", f"the options of {what}", "; ".join(errors), remedy=remedy))
-    text = script.decode(errors="replace")
-    if "array" in {*values, *stated}:
-        values.setdefault("env", []).extend(f"{name}={{index}}" for name in foreign.indices_used(text))
-    for number, name, here in foreign.strangers(text):
-        tell(f"{what}: line {number}: {name} does not exist in a spool job{f'; use {here}' if here else ''}")
     if notes:
         tell(f"{what}: {count_of(notes, 'more note')} on lines for another scheduler: -v")
     return {**values, **own, **_both(values, own)}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.cli import joboptions, scripts
-from spool.cli.fastsubmit import command_of
+from spool.cli.fastsubmit import OF_A_JOB, command_of
 from spool.cli.render import progress
+from spool.cli.surroundings import ScriptNeeds
 from spool.cli.telling import ensure_dispatcher, tell
 from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, next_name, stem_of
@@ -21,14 +23,14 @@ from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, 
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.formats.toml import MAX_BYTES
-from spool.store.glance import defaults_of
+from spool.store.glance import config_if, defaults_of
 
 
 class Asked(Struct, frozen=True):
     """The requests of the command line. `plain` are the words after `--`, `loose` those given without `--`.
 
     `capture`: whether to capture a script, None if not given; `ignore_directives`: whether to skip lines for other
-    schedulers; `verbose`: whether to report each of these lines.
+    schedulers; `verbose`: whether to report each of these lines. `lines`: a file with a command in each line.
     """
 
     values: joboptions.Values = field(default_factory=dict)
@@ -40,6 +42,7 @@ class Asked(Struct, frozen=True):
     capture: bool | None = None
     ignore_directives: bool = False
     verbose: bool = False
+    lines: str | None = None
 
 
 def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
@@ -60,11 +63,18 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     name = own_name if asked.name is None else asked.name
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
-    values = {**own, **asked.values}
+    values = _without_singleton({**own, **asked.values}, root)
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
+    if name is None:
+        name = fresh_name(root, what.stem or stem_of(what.command))
     try:
-        keys = job_keys(what.command, joboptions.keys_of(values), exported)
+        given = joboptions.keys_of(values)
+        if asked.lines is not None:
+            given["rows"] = scripts.rows_of(asked.lines)
+        if what.source is not None and not _is_for_slurm(root, given):
+            _surround(what.source, name, given, exported, freely=not (asked.export or export))
+        keys = job_keys(what.command, given, exported)
     except FileNotFoundError:
         why = "the current directory no longer exists; give --workdir an absolute path"
         raise UsageError(f"cannot submit a job: {why}") from None
@@ -79,10 +89,8 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         assert isinstance(env, dict)
         before = env.get("PYTHONPATH")
         env["PYTHONPATH"] = f"{what.module_path}:{before}" if before else what.module_path
-    if name is None:
-        name = fresh_name(root, what.stem or stem_of(what.command))
     if name.isdecimal():  # sbatch -n 4
-        tell(f"warning: {name} is the job's name now; for CPUs write --cpus {name}")
+        tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
     draft = Draft(checked_name(name), keys, held=held)
     try:
         draft.check(root)
@@ -94,15 +102,67 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
 
 def _what_to_run(asked: Asked) -> scripts.Script:
     """Return the requested command or script."""
+    if asked.lines is not None:
+        if asked.shell_command is not None or asked.plain or asked.loose or {"matrix", "rows"} & asked.values.keys():
+            raise UsageError("cannot submit --lines with another command, --matrix or --param-file")
+        return scripts.Script("{line}", stem="lines" if asked.lines in scripts.STDIN else stem_of([asked.lines]))
     if asked.shell_command is not None:
         return scripts.Script(asked.shell_command)
     if asked.plain:
         return scripts.Script(command_of(asked.plain))
-    if asked.loose:
+    words = asked.loose or (scripts.STDIN if _has_script_on_stdin() else ())
+    if words:
         stated = {"name": asked.name is not None, "export": bool(asked.export)}
         keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
-        return scripts.read(asked.loose, scripts.Said(asked.capture, asked.ignore_directives, keys, asked.verbose))
+        _tell_late_options(words)
+        return scripts.read(words, scripts.Said(asked.capture, asked.ignore_directives, keys, asked.verbose))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
+
+
+def _is_for_slurm(root: str, given: Mapping[str, object]) -> bool:
+    """Whether the job will be one of Slurm, which gives it the variables itself."""
+    config = config_if(root, b"executor")
+    return given.get("executor", config.executor if config is not None else None) == "slurm"
+
+
+def _surround(
+    source: scripts.ScriptText, name: str, given: dict[str, object], exported: Exports, *, freely: bool
+) -> None:
+    """Add what a script for another scheduler looks for in its job."""
+    found = ScriptNeeds(source.text, name, source.tasks, given)
+    found.find(exported, freely=freely)
+    for why in found.told:
+        tell(f"{source.what}: {why}")
+    own = given.get("env", {})
+    if found.env and isinstance(own, dict):
+        given["env"] = {**found.env, **own}
+
+
+def _has_script_on_stdin() -> bool:
+    """Whether stdin is a file or a pipe, as in `spool submit <<EOF`, and not a terminal or /dev/null."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+
+
+def _tell_late_options(words: Sequence[str]) -> None:
+    """Report options of spool that come after the script, and are its arguments, as in sbatch."""
+    flags = (word.partition("=")[0] for word in words[1:] if word.startswith("--"))
+    late = [flag for flag in dict.fromkeys(flags) if flag in joboptions.FLAGS or flag in OF_A_JOB]
+    if late:
+        its = f"{late[0]} is an argument" if len(late) == 1 else f"{', '.join(late)} are arguments"
+        tell(f"{its} of {words[0]}, as in sbatch; write spool's options before {words[0]}")
+
+
+def _without_singleton(values: joboptions.Values, root: str) -> joboptions.Values:
+    """Return *values* without sbatch's `--dependency=singleton`, unless a job has that name."""
+    needed = values.get("depends_on", [])
+    if "singleton" not in needed or submitting.ever_used(root, "singleton"):
+        return values
+    tell("--dependency=singleton is not needed here: jobs of one name run one at a time")
+    return {**values, "depends_on": [text for text in needed if text != "singleton"]}
 
 
 def _job_file(asked: Asked, root: str) -> Draft:

@@ -69,6 +69,7 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
         capture=ctx.params["capture"],
         ignore_directives=ctx.params["ignore_directives"],
         verbose=ctx.params["verbose"] or ctx.params.get("dry_run", False),
+        lines=ctx.params.get("lines"),
     )
 
 
@@ -116,6 +117,13 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 )
 @key_options
 @click.option(
+    "--lines",
+    cls=SpelledOption,
+    section="Arrays",
+    metavar="FILE",
+    help="Submit one job for each line, a shell command.",
+)
+@click.option(
     "--hold",
     cls=SpelledOption,
     also=("-H",),
@@ -130,6 +138,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
     "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file, do not submit it."
 )
 @script_options
+@click.option("--parsable", is_flag=True, hidden=True)  # sbatch: print only the job, as always here
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
 def command(
@@ -156,6 +165,7 @@ def command(
       spool submit -c 'sort words | uniq -c > counts'
       spool submit job.sh x y     a copy of the script; x and y are arguments,
                                   and its `#SPOOL --gpus 1` lines are options
+      spool submit < job.sh       a script on stdin, also as `spool submit <<EOF`
       spool submit -f train.toml  a job file, copied byte for byte
       spool submit --export NONE -- make  with the PATH of a login, not this one
 
@@ -184,7 +194,13 @@ def command(
 
 def _of_files(paths: Sequence[str], request: Asked, root: str) -> list[Draft]:
     """Return the jobs in job files. Raises SpoolError."""
-    if request.values or request.plain or request.loose or request.shell_command is not None:
+    if (
+        request.values
+        or request.lines is not None
+        or request.plain
+        or request.loose
+        or request.shell_command is not None
+    ):
         raise UsageError("cannot combine a job file with options: it must be complete; edit a copy of it")
     if request.name is not None and len(paths) > 1:
         raise UsageError("cannot give one name to several job files; remove --name")

@@ -14,7 +14,7 @@ from spool.client import autostart
 from spool.client.requests import Requests
 from spool.client.submit import make_spool, submit
 from spool.core import layout
-from spool.core.errors import InvalidRecord
+from spool.core.errors import ExitCode, InvalidRecord
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats import toml
@@ -160,7 +160,7 @@ class Demonstration:
     @property
     def failed(self) -> str | None:
         """Return the dispatcher's message, if it has failed."""
-        if self._dispatcher is None or self._dispatcher.returncode in (0, None):
+        if self._dispatcher is None or self._dispatcher.returncode in (None, ExitCode.DONE, ExitCode.JOBS_FAILED):
             return None
         with open(f"{self.root}/{layout.LOG}", encoding="utf-8", errors="replace") as log:
             return log.read()

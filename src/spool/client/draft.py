@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Variables that spool sets itself, and those that describe only the current shell or tmux.
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
 _NEVER_BEGIN = ("SPOOL_", "spool_", "BASH")
+_FUNCTION = "BASH_FUNC_"
 _SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY")
 
 _LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and no look-alikes: no words, no misreading
@@ -145,7 +146,7 @@ def exports(root: str, asked: Sequence[str] = ()) -> Exports:
     """
     found, environment = Exports(), os.environ
     if not asked:
-        found.take(_matching(patterns(root), environment), environment)
+        found.take(matching(patterns(root), environment), environment)
         return found
     wanted, everything = list[str](), False
     for word in ",".join(asked).split(","):
@@ -161,16 +162,19 @@ def exports(root: str, asked: Sequence[str] = ()) -> Exports:
             elif not _is_pattern(name) and not may_go(name):
                 found.left_out.append(f"{name} is not passed on: it only makes sense in this process")
     names = {name for name in environment if may_go(name)} if everything else set()
-    found.take(names | _matching(wanted, environment), environment)
+    found.take(names | matching(wanted, environment), environment)
     return found
 
 
 def may_go(name: str) -> bool:
     """Whether a variable of that name can be in a job file and makes sense elsewhere."""
+    if name.startswith(_FUNCTION):  # a shell function that bash exports
+        of = name[len(_FUNCTION) : -2]
+        return name.endswith("%%") and name.isascii() and of.replace("-", "_").replace(".", "_").isidentifier()
     return name.isascii() and name.isidentifier() and name not in _NEVER and not name.startswith(_NEVER_BEGIN)
 
 
-def _matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
+def matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
     """Return the names in *environment* that match. Possible secrets match full names only."""
     found = set()
     for pattern in patterns:

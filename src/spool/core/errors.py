@@ -9,6 +9,7 @@
 | 4 | a job file, reservation or configuration is not valid | `InvalidFile` and its children |
 | 5 | the spool cannot be used: missing, not ours, damaged, or the disk is full | `SpoolUnusable`, `InvalidRecord` |
 | 6 | another dispatcher holds the lock | `LockHeld` |
+| 7 | `dispatch --until-idle` is done, and a job failed | |
 | 130 | interrupted with Ctrl-C | |
 
 Commands that stand for a job (`wait`, `run`) exit with the job's own code instead, once it has one.
@@ -41,6 +42,7 @@ class ExitCode(IntEnum):
     INVALID_FILE = 4
     SPOOL_UNUSABLE = 5
     LOCK_HELD = 6
+    JOBS_FAILED = 7
     INTERRUPTED = 130
 
 

@@ -450,6 +450,7 @@ class WrapperWriter:
             environment |= {"SPOOL_GPUS": str(spec.request.gpus)}
             for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
                 environment.pop(name, None)
+        environment = wrapper.with_references(environment, spec.env)
         return wrapper.render(
             wrapper.Assignments(
                 metadir=metadir,

@@ -53,9 +53,9 @@ _Version = tuple[str, int, int]  # version of a job file: the job, the inode, th
 def serve(root: str, *, once: bool = False, until_idle: bool = False, idle_exit_ns: int | None = None) -> int:
     """Run the dispatcher of the spool at *root* until told to leave; return the exit code.
 
-    *once*: one pass, and what follows from it at once. *until_idle*: leave when no job waits or runs. *idle_exit_ns*:
-    leave after this time without work. Raises LockHeld if another dispatcher is running; with *once* that is not an
-    error, because the other one does the work.
+    *once*: one pass, and what follows from it at once. *until_idle*: leave when no job waits or runs; the code tells
+    whether a job failed. *idle_exit_ns*: leave after this time without work. Raises LockHeld if another dispatcher is
+    running; with *once* that is not an error, because the other one does the work.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they stay pending until a dispatcher handles them
     try:
@@ -66,6 +66,7 @@ def serve(root: str, *, once: bool = False, until_idle: bool = False, idle_exit_
 
 def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) -> int:
     left_over: set[_Version] = set()
+    failures = 0
     while True:
         try:
             # A dispatcher started in the background leaves: the next submission starts another one.
@@ -85,6 +86,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) ->
             _run(dispatcher, once=once, until_idle=until_idle, idle_exit_ns=idle_exit_ns)
             held_up = dispatcher.confinement.held_up()
             told = dispatcher.wakeup.leaving
+            failures += dispatcher.outcomes.failures
             waiting = [(job.name, job.queued) for job in dispatcher.state.jobs.values() if job.queued is not None]
             known: set[_Version] = {(name, file.inode, file.mtime_ns) for name, file in waiting}
         finally:
@@ -102,7 +104,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) ->
         before, left_over = left_over, set() if told or once else _queued(spool) - known
         if not left_over - before:
             log.info("the dispatcher exits; active runs continue")
-            return 0
+            return ExitCode.JOBS_FAILED if until_idle and failures else ExitCode.DONE
 
 
 def _lock(root: str, *, patient: bool) -> LockedSpool | None:

@@ -148,6 +148,22 @@ def job_environment(
     return environment | resource_variables(grant)
 
 
+def with_references(environment: Mapping[str, str], own: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return *environment* with the references in a job's *own* variables replaced.
+
+    A value that is `$` and one of spool's variables, and nothing else, is a reference: `SLURM_CPUS_PER_TASK =
+    "$SPOOL_CPUS"`. If that is absent, so is the variable.
+    """
+    found = dict(environment)
+    for key, value in own:
+        if value.startswith("$SPOOL_") and _IDENTIFIER.fullmatch(value, 1) and found.get(key) == value:
+            if value[1:] in environment:
+                found[key] = environment[value[1:]]
+            else:
+                del found[key]
+    return found
+
+
 def resource_variables(grant: Grant) -> dict[str, str]:
     """Return the variables of the named resources of *grant*: the indices, or the count of those without."""
     indices = dict(grant.resource_indices)

@@ -91,6 +91,7 @@ class OutcomeIndex(Mapping[str, State]):
         self._matters = matters
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
+        self.failures = 0  # final outcomes recorded that are neither success nor a user's wish
         self._most = FEW  # names kept before those that matter are known
 
     def __getitem__(self, name: str) -> State:
@@ -118,6 +119,7 @@ class OutcomeIndex(Mapping[str, State]):
 
     def record(self, name: str, state: State) -> None:
         """Record the final outcome of a job."""
+        self.failures += state not in (State.FINISHED, State.CANCELLED)
         self._forget_some()
         self._known[name] = state
         self._missing.pop(name, None)

@@ -1,0 +1,232 @@
+"""What a script for another scheduler looks for in its job: variables, `srun`, `module` and `conda activate`.
+
+The text of the script is searched. A variable of Slurm that it reads goes into the job's `env`, and no other, because
+launchers take a job with such variables for one of Slurm. What is constant is written as it is; what the job is
+granted is a reference such as `$SPOOL_CPUS` (docs/FORMAT.md 7).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+
+from msgspec import Struct
+
+from spool.client.draft import Exports, escaped, matching, placeholders
+from spool.core.errors import InvalidValue
+
+STANDINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standins")
+"""The directory of programs that stand for those of Slurm in a job."""
+
+
+class TasksAsked(Struct, frozen=True):
+    """The tasks that the directives of a script ask for, and the CPUs of each; `cpus` is None if not stated."""
+
+    count: int = 1
+    cpus: int | None = None
+
+
+class _Job(Struct, frozen=True):
+    """The facts about a job that its variables show."""
+
+    id: str
+    name: str
+    tasks: TasksAsked
+    keys: Mapping[str, object]
+
+    @property
+    def many(self) -> frozenset[str]:
+        """The placeholders of an array; empty for a plain job."""
+        return frozenset(placeholders(self.keys))
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The indices in its key `array`; empty without one."""
+        from spool.formats import values
+
+        try:
+            return tuple(values.array(str(self.keys["array"])).indices) if "array" in self.keys else ()
+        except InvalidValue:  # reported when the job is checked
+            return ()
+
+
+def _index(job: _Job) -> str | None:
+    return "{index}" if job.many else None
+
+
+def _of_indices(read: Callable[[tuple[int, ...]], int]) -> Callable[[_Job], str | None]:
+    return lambda job: str(read(job.indices)) if job.indices else None
+
+
+def _always(value: str) -> Callable[[_Job], str | None]:
+    return lambda _: value
+
+
+def _tasks(job: _Job) -> str:
+    return str(job.tasks.count)
+
+
+def _cpus_per_task(job: _Job) -> str:
+    return "$SPOOL_CPUS" if job.tasks.count == 1 else str(job.tasks.cpus or 1)
+
+
+def _here(job: _Job) -> str:
+    return escaped(os.getcwd(), job.many)
+
+
+def _host(_: _Job) -> str:
+    return socket.gethostname()
+
+
+_VALUES: Mapping[str, Callable[[_Job], str | None]] = {
+    "SLURM_JOB_ID SLURM_JOBID": lambda job: f"{job.id}{{index}}" if job.many else job.id,
+    "SLURM_ARRAY_JOB_ID": lambda job: job.id if job.many else None,
+    "SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID": _index,
+    "SLURM_ARRAY_TASK_COUNT": _of_indices(len),
+    "SLURM_ARRAY_TASK_MIN": _of_indices(min),
+    "SLURM_ARRAY_TASK_MAX": _of_indices(max),
+    "SLURM_JOB_NAME": lambda job: job.name if job.many else "$SPOOL_JOB",
+    "SLURM_SUBMIT_DIR": _here,
+    "SLURM_SUBMIT_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
+    "SLURM_CPUS_PER_TASK": _cpus_per_task,
+    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE": _always("$SPOOL_CPUS"),
+    "SLURM_MEM_PER_NODE": _always("$SPOOL_MEMORY_MB"),
+    "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": _always("$SPOOL_GPUS"),
+    "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": _tasks,
+    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID": _always("0"),
+    "SLURM_NNODES SLURM_JOB_NUM_NODES": _always("1"),
+}
+_VALUE_OF = {name: value for names, value in _VALUES.items() for name in names.split()}
+_OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:INDEX|ID)")
+_INSTEAD = {
+    "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
+    "SLURM_TMPDIR": "use `mktemp -d`",
+    "SLURM_JOB_GPUS": "use $CUDA_VISIBLE_DEVICES",
+    "PBS_JOBID": "use $SPOOL_JOB",
+    "PBS_JOBNAME": "use $SPOOL_JOB",
+    "PBS_O_WORKDIR": "use $PWD",
+    "NCPUS": "use $SPOOL_CPUS",
+    "sbatch": "use spool submit",
+    "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
+}
+_LAUNCHED_BY = ("SLURM_NTASKS", "SLURM_PROCID")
+_VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW)_[A-Z_]+\b|\bNCPUS\b")
+_AT = r"(?:^|[;&|(`]|\b(?:time|exec|if|while|then|do|else|env)\s)\s*(?:[A-Za-z_]\w*=\S*\s+)*"
+_PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol)(?=\s)([^;&|]*)")
+_NTASKS = re.compile(r"\s(?:-n\s*|--ntasks[= ]\s*)([0-9]{1,6})\b")
+_FUNCTION = re.compile(rf"{_AT}(?:(module|ml)\s|(conda|mamba|micromamba)\s+activate\b)")
+_SETS_UP = re.compile(
+    r"\A#!.*\s(?:-\w*l\b|--login\b)"
+    r"|(?:\bsource|(?:^|[;&\s])\.)\s+\S*(?:module|lmod|conda|mamba|profile|bashrc|activate)"
+    r"|\bshell(?:\.\w+)? hook",
+    re.MULTILINE,
+)
+_OF_FUNCTIONS = {
+    "module": ("BASH_FUNC_*module*", "BASH_FUNC_ml*", "MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_"),
+    "conda": ("BASH_FUNC_*conda*", "BASH_FUNC_*mamba*", "CONDA_*", "MAMBA_*"),
+}
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a script that are no comments, numbered."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.lstrip().startswith("#"):
+            yield number, line
+
+
+class ScriptNeeds:
+    """What the script *text* needs in the job *name*, and what is said about it."""
+
+    def __init__(self, text: str, name: str, tasks: TasksAsked, keys: Mapping[str, object]) -> None:
+        self._job = _Job(_fresh_id(), name, tasks, keys)
+        self._text = text
+        self._lines = tuple(_lines(text))
+        self.env: dict[str, str] = {}
+        self.told: list[str] = []
+
+    def find(self, exported: Exports, *, freely: bool) -> None:
+        """Search the script. *exported* gets a PATH with `srun`, and *freely*, without `--export`, shell functions."""
+        self._find_variables()
+        self._find_programs(exported)
+        self._find_functions(exported, freely=freely)
+
+    def _find_variables(self) -> None:
+        seen = set()
+        for number, line in self._lines:
+            for name in _VARIABLE.findall(line):
+                if name in seen:
+                    continue
+                seen.add(name)
+                value = _VALUE_OF[name](self._job) if name in _VALUE_OF else None
+                if value is not None:
+                    self.env[name] = value
+                    if name in _LAUNCHED_BY:
+                        which = "launchers such as PyTorch Lightning take a job that has it for one of Slurm"
+                        self.told.append(f"line {number}: ${name} is {value} here; {which}")
+                elif _OF_AN_ARRAY.fullmatch(name) is None:
+                    self._miss(number, f"${name}", _INSTEAD.get(name, ""))
+
+    def _miss(self, number: int, what: str, instead: str) -> None:
+        self.told.append(f"line {number}: {what} does not exist in a spool job{f'; {instead}' if instead else ''}")
+
+    def _find_programs(self, exported: Exports) -> None:
+        seen = set()
+        for number, line in self._lines:
+            for name, words in _PROGRAM.findall(line):
+                if name == "srun":
+                    self._doubt_tasks(number, words)
+                if name in seen:
+                    continue
+                seen.add(name)
+                if name == "srun":
+                    self._stand_in(number, exported)
+                else:
+                    self._miss(number, name, _INSTEAD[name])
+
+    def _doubt_tasks(self, number: int, words: str) -> None:
+        stated = _NTASKS.search(words)
+        count = int(stated[1]) if stated is not None else self._job.tasks.count
+        if count > 1:
+            why = f"srun would start {count} tasks, but a job of spool is one task, so this will fail"
+            self.told.append(f"line {number}: {why}; `mpirun -n {count}` starts several on this machine")
+
+    def _stand_in(self, number: int, exported: Exports) -> None:
+        """Let the job find the program that stands for srun, unless there is a real one."""
+        from shutil import which
+
+        path = exported.taken.get("PATH")
+        if path is None:
+            self._miss(number, "srun", "use the command alone, or let PATH go along: without it, no srun is found")
+        elif which("srun", path=path) is None:
+            exported.taken["PATH"] = f"{STANDINS}:{path}"
+            if self._job.tasks.count > 1:
+                self.env.setdefault("SLURM_NTASKS", _tasks(self._job))
+        else:
+            self.told.append(
+                f"line {number}: srun is that of Slurm, which knows nothing of this job; use the command alone"
+            )
+
+    def _find_functions(self, exported: Exports, *, freely: bool) -> None:
+        """Take shell functions along, if the caller exports them and the script does not define them itself."""
+        first = self._text.split("\n", 1)[0]
+        is_bash = first.startswith("#!") and "bash" in first
+        if _SETS_UP.search(self._text) is not None:
+            return
+        for number, line in self._lines:
+            for words in _FUNCTION.findall(line):
+                name = next(filter(None, words))
+                if freely and is_bash:
+                    exported.take(matching(_OF_FUNCTIONS["module" if words[0] else "conda"], os.environ), os.environ)
+                if is_bash and f"BASH_FUNC_{name}%%" in exported.taken:
+                    continue
+                remedy = f"begin it with `#!/bin/bash -l`, or `export -f {name}` and submit again"
+                what = f"{name} activate" if words[1] else name
+                self.told.append(f"line {number}: `{what}` needs a shell function that the job does not have; {remedy}")
+                return
+
+
+def _fresh_id() -> str:
+    """Return a number for a job. Slurm's stays the same when a job runs again, so it is made when the job is."""
+    return str(10**9 + int.from_bytes(os.urandom(8)) % (9 * 10**9))

@@ -1,0 +1,344 @@
+"""What users of Slurm type by habit: options of sbatch, a script on stdin, options in the wrong place."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calling import Command, put_job
+from spool.core.model import Grant, Request, Result, State
+from spool.formats.history import render_history, render_result
+from support import ROOT
+
+
+def queued(root: Path, name: str) -> dict[str, Any]:
+    """Return a waiting job's keys."""
+    return tomllib.loads((root / "queued" / f"{name}.toml").read_text())
+
+
+def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Call `spool submit` with *text* on a pipe as its stdin."""
+    return subprocess.run(
+        [sys.executable, "-m", "spool", "submit", *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+
+
+def test_parsable_changes_nothing(spool: Command, spool_root: Path) -> None:
+    """`jid=$(spool submit --parsable prep.sbatch)` is the name, which the next job can depend on."""
+    said = spool("submit", "--parsable", "--name", "prep", "--", "true")
+    assert (said.code, said.out, said.err) == (0, "prep\n", "")
+    assert (
+        spool("submit", "--name", "next", "--parsable", f"--dependency=afterok:{said.out.strip()}", "--", "true").code
+        == 0
+    )
+    assert queued(spool_root, "next")["depends_on"] == ["prep"]
+    assert "--parsable" not in spool("submit", "--help").out
+
+
+def test_a_script_on_stdin_needs_no_word(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """`spool submit <<EOF` submits the script, with its lines; a text without `#!` is refused."""
+    (spool_root / "config.toml").write_text("autostart = false\n")
+    done = piped("#!/bin/bash\n#SBATCH -J here -c 2\necho hi\n")
+    assert (done.returncode, done.stdout) == (0, "here\n")
+    assert queued(spool_root, "here")["cpus"] == 2
+    done = piped("#!/usr/bin/python3\nprint(1)\n", "-n", "py", "--cpus", "3")
+    assert (done.returncode, done.stdout) == (0, "py\n")
+    assert queued(spool_root, "py")["script"] == "#!/usr/bin/python3\nprint(1)\n"
+    for text in ("echo hi\n", ""):
+        done = piped(text)
+        assert (done.returncode, "write it after `--`" in done.stderr) == (2, True)
+    with (tmp_path / "s.sh").open("w+") as file:
+        file.write("#!/bin/sh\ntrue\n")
+        file.seek(0)
+        words = [sys.executable, "-m", "spool", "submit", "-n", "file", "/dev/stdin"]
+        assert subprocess.run(words, stdin=file, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}).returncode == 0
+    assert sorted(os.listdir(spool_root / "queued")) == ["file.toml", "here.toml", "py.toml"]
+
+
+def test_singleton_is_not_needed(spool: Command, spool_root: Path) -> None:
+    """It is said once, and the job has its other dependencies; a job of that name is a dependency like any other."""
+    put_job(spool_root, "a")
+    said = spool("submit", "-n", "b", "--dependency=singleton", "-d", "a", "--", "true")
+    assert (said.code, said.err.count("not needed here")) == (0, 1)
+    assert queued(spool_root, "b")["depends_on"] == ["a"]
+    assert spool("submit", "-n", "c", "-d", "afterok:a,singleton", "--", "true").code == 0
+    assert queued(spool_root, "c")["depends_on"] == ["a"]
+    put_job(spool_root, "singleton")
+    assert spool("submit", "-n", "d", "-d", "singleton", "--", "true").err == ""
+    assert queued(spool_root, "d")["depends_on"] == ["singleton"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--gpus", "0"), "--gpus is an argument of job.sh, as in sbatch; write spool's options before job.sh"),
+        (("x", "--mem=1G", "--time", "2h"), "--mem, --time are arguments of job.sh"),
+        (("--lr", "0.1", "-n", "4"), ""),
+    ],
+)
+def test_options_after_the_script_are_named(
+    spool: Command, spool_root: Path, words: tuple[str, ...], told: str
+) -> None:
+    """They are the script's arguments, and one line says so of those that spool would have understood."""
+    Path("job.sh").write_text("#!/bin/sh\ntrue\n")
+    said = spool("submit", "-n", "a", "job.sh", *words)
+    assert (said.code, said.err.count("\n")) == (0, 0)
+    assert told in said.err
+    assert bool(said.err) == bool(told)
+    assert queued(spool_root, "a")["command"][1:] == list(words)
+
+
+def test_the_name_is_no_number_of_tasks(spool: Command, spool_root: Path) -> None:
+    """`-n 4` warns that it is the name."""
+    said = spool("submit", "-n", "4", "--", "true")
+    assert (said.code, said.out) == (0, "4\n")
+    assert "-n is the name, so this job is called 4; for CPUs write --cpus 4" in said.err
+
+
+READ = {
+    "SLURM_JOB_NAME": "$SPOOL_JOB",
+    "SLURM_CPUS_PER_TASK": "$SPOOL_CPUS",
+    "SLURM_CPUS_ON_NODE": "$SPOOL_CPUS",
+    "SLURM_MEM_PER_NODE": "$SPOOL_MEMORY_MB",
+    "SLURM_GPUS_ON_NODE": "$SPOOL_GPUS",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "1",
+    "SLURM_JOB_NODELIST": socket.gethostname(),
+}
+
+
+def surrounded(spool: Command, text: str, *words: str) -> tuple[dict[str, Any], str]:
+    """Return the `env` of a job with this script, without what the caller passes on, and what was told."""
+    Path("job.sh").write_text(text)
+    said = spool("submit", "--dry-run", "--export", "NONE", "-n", "train", *words, "job.sh")
+    assert said.code == 0, said.err
+    return tomllib.loads(said.out).get("env", {}), said.err
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_variable_of_slurm_is_there_if_the_script_reads_it(spool: Command, name: str) -> None:
+    """It stands in `env`, as what is constant or as a reference to what the run is granted; no other is there."""
+    for text in (f"echo ${name}", f"echo ${{{name}:-4}}", f"python -c 'os.environ[\"{name}\"]'"):
+        assert surrounded(spool, f"#!/bin/bash\n#SBATCH -t 10\n{text}\n")[0] == {name: READ[name]}
+    assert surrounded(spool, f"#!/bin/bash\n# reads ${name}\necho x{name} {name}x\n")[0] == {}
+    assert surrounded(spool, f"#!/bin/bash\necho ${name}\n", "-e", f"{name}=own")[0] == {name: "own"}
+    assert surrounded(spool, f"#!/bin/bash\necho ${name}\n", "--executor", "slurm")[0] == {}
+
+
+def test_an_id_of_slurm_is_a_number_of_its_own(spool: Command) -> None:
+    """Each submission has another, and it stays as it is when the job runs again; so do the directory and the host."""
+    text = "#!/bin/bash\necho $SLURM_JOB_ID $SLURM_JOBID $SLURM_SUBMIT_DIR $SLURM_ARRAY_TASK_ID\n"
+    (one, _), (two, _) = surrounded(spool, text), surrounded(spool, text)
+    assert one["SLURM_JOB_ID"] == one["SLURM_JOBID"] != two["SLURM_JOB_ID"]
+    assert one["SLURM_JOB_ID"].isdecimal()
+    assert one["SLURM_SUBMIT_DIR"] == os.getcwd()
+    assert "SLURM_ARRAY_TASK_ID" not in one
+
+
+def test_the_variables_of_an_array_are_those_of_slurm(spool: Command) -> None:
+    """The index, its range, the id of the whole, and an id of each task; the name is that of the array."""
+    names = "JOB_NAME ARRAY_TASK_ID ARRAY_TASK_COUNT ARRAY_TASK_MIN ARRAY_TASK_MAX ARRAY_JOB_ID JOB_ID"
+    text = "#!/bin/bash\n#SBATCH -a 2-8:2%1\necho " + " ".join(f"$SLURM_{name}" for name in names.split()) + "\n"
+    env, _ = surrounded(spool, text)
+    whole = env.pop("SLURM_ARRAY_JOB_ID")
+    assert env == {
+        "SLURM_JOB_NAME": "train",
+        "SLURM_ARRAY_TASK_ID": "{index}",
+        "SLURM_ARRAY_TASK_COUNT": "4",
+        "SLURM_ARRAY_TASK_MIN": "2",
+        "SLURM_ARRAY_TASK_MAX": "8",
+        "SLURM_JOB_ID": f"{whole}{{index}}",
+    }
+
+
+def test_tasks_are_counted_as_in_slurm(spool: Command) -> None:
+    """`mpirun -n $SLURM_NTASKS` starts as many as were asked for, each with its CPUs; a line says what launchers do."""
+    env, told = surrounded(
+        spool, "#!/bin/bash\n#SBATCH -n 4 -c 2\nmpirun -n $SLURM_NTASKS x --threads $SLURM_CPUS_PER_TASK\n"
+    )
+    assert env == {"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}
+    assert told.count("line 3: $SLURM_NTASKS is 4 here; launchers such as PyTorch Lightning take") == 1
+
+
+def test_several_tasks_of_srun_are_told(spool: Command) -> None:
+    """It fails in the job, so the submission says so, with what does it here; one task is not worth a word."""
+    for lines, count in (("#SBATCH -n 4\nsrun ./x", 4), ("srun -n 2 ./x", 2), ("time srun --ntasks=3 -c 2 ./x", 3)):
+        told = surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
+        assert f"srun would start {count} tasks, but a job of spool is one task" in told
+    for lines in ("#SBATCH -n 4\nsrun -n 1 ./x", "echo srun -n 4"):
+        assert "would start" not in surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
+
+
+@pytest.mark.parametrize("function", ["module", "ml"])
+def test_shell_functions_go_along_if_the_script_calls_them(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """`module load` works as for the caller; one line says if it cannot, unless the script sets it up itself."""
+    Path("job.sh").write_text(f"#!/bin/bash\n{function} load cuda\n")
+    monkeypatch.setenv("MODULEPATH", "/modules")
+    said = spool("submit", "-n", "a", "job.sh")
+    assert f"line 2: `{function}` needs a shell function that the job does not have" in said.err
+    monkeypatch.setenv(f"BASH_FUNC_{function}%%", "() {  echo '{index}' $1\n}")
+    said = spool("submit", "-n", "b", "job.sh")
+    assert (said.code, said.err) == (0, "")
+    env = queued(spool_root, "b")["env"]
+    assert env[f"BASH_FUNC_{function}%%"] == "() {  echo '{index}' $1\n}"
+    assert env["MODULEPATH"] == "/modules"
+    assert "needs a shell function" in spool("submit", "-n", "c", "--export", "NONE", "job.sh").err
+    Path("job.sh").write_text(f"#!/bin/sh\n{function} load cuda\n")
+    assert "needs a shell function" in spool("submit", "-n", "d", "job.sh").err
+    for first in ("#!/bin/bash -l", "#!/bin/bash\nsource /etc/profile.d/modules.sh", "#!/bin/sh\n. /opt/lmod/init/sh"):
+        Path("job.sh").write_text(f"{first}\n{function} load cuda\n")
+        assert spool("submit", "--dry-run", "--export", "NONE", "job.sh").err == ""
+
+
+def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:
+    """Without one, a line says what to write; `eval "$(conda shell.bash hook)"` makes one."""
+    told = surrounded(spool, "#!/bin/bash\nconda activate torch\n")[1]
+    assert "line 2: `conda activate` needs a shell function" in told
+    assert "begin it with `#!/bin/bash -l`" in told
+    for setting_up in ('eval "$(conda shell.bash hook)"', "source ~/miniconda3/etc/profile.d/conda.sh"):
+        assert surrounded(spool, f"#!/bin/bash\n{setting_up}\nconda activate torch\n")[1] == ""
+
+
+def test_functions_are_passed_on_by_name_and_with_all(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by sbatch: `--export ALL`, and `BASH_FUNC_name%%`."""
+    monkeypatch.setenv("BASH_FUNC_hello%%", "() {  echo hi\n}")
+    for number, words in enumerate(("ALL", "BASH_FUNC_hello%%", "BASH_FUNC_*")):
+        said = spool("submit", "-n", f"a{number}", "--export", words, "--", "true")
+        assert (said.code, said.err) == (0, "")
+        assert queued(spool_root, f"a{number}")["env"]["BASH_FUNC_hello%%"] == "() {  echo hi\n}"
+
+
+def test_lines_are_the_tasks_of_an_array(spool: Command, spool_root: Path) -> None:
+    """`--lines` makes one array; blank lines and comments are skipped, and each line is the parameter of its task."""
+    Path("cmds.txt").write_text("# sweep\ntrain --lr 0.1 > a.log\n\n  train --lr {index} | tee 'b c'  \r\n   # no\n")
+    said = spool("submit", "--lines", "cmds.txt", "--cpus", "2", "--max-running", "1")
+    assert (said.code, said.err) == (0, "")
+    keys = queued(spool_root, said.out.strip())
+    assert said.out.startswith("cmds-")
+    assert (keys["command"], keys["cpus"], keys["max_running"]) == ("{line}", 2, 1)
+    assert keys["rows"] == [{"line": "train --lr 0.1 > a.log"}, {"line": "train --lr {index} | tee 'b c'"}]
+    done = piped("true\nfalse\n", "--lines", "-", "--name", "both")
+    assert (done.returncode, done.stdout) == (0, "both\n")
+    assert queued(spool_root, "both")["rows"] == [{"line": "true"}, {"line": "false"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "why"),
+    [
+        (None, (), "No such file"),
+        (b"# only\n\n", (), "no line has a command"),
+        (b"a \xff\n", (), "not UTF-8"),
+        (b"true\n", ("--", "true"), "with another command"),
+        (b"true\n", ("--matrix", "a=1,2"), "--matrix or --param-file"),
+        (b"true\n", ("-f", "x.toml"), "cannot combine a job file with options"),
+    ],
+)
+def test_lines_that_are_none_are_told(
+    spool: Command, spool_root: Path, text: bytes | None, words: tuple[str, ...], why: str
+) -> None:
+    """Nothing is submitted of a file without commands, or beside another command."""
+    if text is not None:
+        Path("cmds.txt").write_bytes(text)
+    said = spool("submit", "--lines", "cmds.txt", *words)
+    assert (said.code, why in said.err) == (2, True), said.err
+    assert os.listdir(spool_root / "queued") == []
+
+
+def test_options_one_letter_short_are_answered(spool: Command) -> None:
+    """`--gpu` means `--gpus`, and `--all` is no tag."""
+    for word in ("--gpu", "--cpu"):
+        assert spool("submit", word, "1", "--", "true").err.startswith(
+            f"spool: unknown option {word}; did you mean {word}s?"
+        )
+    assert "'*' means all of them" in spool("hold", "--all").err
+    assert "or give --all" in spool("cancel").err
+
+
+def test_cancel_all_takes_all(spool: Command, spool_root: Path) -> None:
+    """Waiting and held jobs end, jobs in done/ stay; nothing else can be selected beside it."""
+    put_job(spool_root, "a")
+    put_job(spool_root, "b", place="held")
+    put_job(spool_root, "c", place="done")
+    assert spool("cancel", "--all", "a").code == 2
+    assert spool("cancel", "--all", "--tag", "x").code == 2
+    said = spool("cancel", "--all", "--dry-run")
+    assert (said.code, len(said.out.splitlines())) == (0, 2)
+    assert spool("cancel", "--all").code == 0
+    assert sorted(os.listdir(spool_root / "done")) == ["a.toml", "b.toml", "c.toml"]
+    assert "nothing to do" in spool("cancel", "--all").out
+
+
+def failed(root: Path, name: str, ago_s: int) -> None:
+    """Make a job that failed that long ago."""
+    put_job(root, name, place="done")
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    at = time.time_ns() - ago_s * 10**9
+    end = Result(name, 1, 1, State.FAILED, "exit code 3", at, at, at, 3, request=Request(), grant=Grant(1))
+    (metadir / "result.toml").write_bytes(render_result(end))
+    with (root / "history.jsonl").open("ab") as history:
+        history.write(render_history(end))
+
+
+def test_requeue_takes_what_failed_since(spool: Command, spool_root: Path) -> None:
+    """`--since 1h` leaves out what failed before; it needs --failed."""
+    failed(spool_root, "old", 86400)
+    failed(spool_root, "new", 60)
+    failed(spool_root, "newer", 10)
+    assert spool("requeue", "--since", "1h").code == 2
+    assert spool("requeue", "--failed", "--since", "soon").code == 2
+    assert spool("requeue", "--failed", "--since", "1h").code == 0
+    assert sorted(os.listdir(spool_root / "queued")) == ["new.toml", "newer.toml"]
+
+
+def test_more_than_what_failed_last_is_asked_for(spool: Command, spool_root: Path) -> None:
+    """In a pipe it is refused with the jobs and the options; what is named, or one job, needs no question."""
+    failed(spool_root, "a", 60)
+    failed(spool_root, "b", 86400)
+    said = spool("requeue", "--failed")
+    assert (said.code, os.listdir(spool_root / "queued")) == (2, [])
+    for part in ("2 failed jobs", "a, b", "--since 1h", "--yes"):
+        assert part in said.err
+    assert spool("requeue", "--failed", "--dry-run").code == 0
+    assert spool("requeue", "--failed", "b*").code == 0
+    assert spool("requeue", "--failed").code == 0
+    assert sorted(os.listdir(spool_root / "queued")) == ["a.toml", "b.toml"]
+
+
+@pytest.mark.parametrize(("words", "answer", "code"), [((), "n", 1), ((), "y", 0), (("--yes",), "", 0)])
+def test_a_terminal_is_asked(spool: Command, spool_root: Path, words: tuple[str, ...], answer: str, code: int) -> None:
+    """`y` takes them all, anything else none; --yes is no question."""
+    failed(spool_root, "a", 60)
+    failed(spool_root, "b", 86400)
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spool", "requeue", "--failed", *words],
+        stdin=theirs,
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    assert process.wait() == code
+    assert (b"Run 2 failed jobs again: a, b?" in os.read(ours, 10_000)) == (not words)
+    os.close(ours)
+    assert len(os.listdir(spool_root / "queued")) == (0 if code else 2)
