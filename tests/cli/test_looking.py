@@ -20,7 +20,8 @@ from spool.formats import run_records
 from spool.formats.history import render_history, render_result
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
-from spool.query.jobs import JobLister, JobRow
+from spool.query.jobs import JobLister
+from spool.query.rows import JobRow
 from spool.store.spool import Service, Spool
 from support import ROOT, wait_for
 

@@ -22,7 +22,7 @@ from sharing import BOB, gpu_share, join, shares
 from spool.core.model import State
 from spool.formats.machine_status import UserShare
 from spool.formats.state import GpuView, MachineView, StateView, render_state
-from spool.query.jobs import JobRow
+from spool.query.rows import JobRow
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for

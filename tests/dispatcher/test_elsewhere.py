@@ -37,7 +37,8 @@ from spool.machine import processes
 from spool.query.accounting import RunEfficiency, compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
-from spool.query.jobs import JobFilter, JobRow, list_jobs
+from spool.query.jobs import JobFilter, list_jobs
+from spool.query.rows import JobRow
 from spool.query.tasks import WaitWatch
 from spool.state import submission
 from spool.state.run import ActiveRun

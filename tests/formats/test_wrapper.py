@@ -114,7 +114,9 @@ def test_the_longest_argument_that_a_process_can_be_given_is_run(dash_runs: Runs
 def test_the_script_names_its_records_as_the_layout_does() -> None:
     """Each record that the script speaks of is one that the layout spells, but for its own mark of a signal."""
     script = SCRIPT.read_text()
-    named = set(re.findall(r"\$spool_records/([a-z][a-z.]*)", script)) | set(re.findall(r"spool_record ([a-z]+)", script))
+    named = set(re.findall(r"\$spool_records/([a-z][a-z.]*)", script)) | set(
+        re.findall(r"spool_record ([a-z]+)", script)
+    )
     assert named - {f"{layout.RC}.aside"} == {
         layout.WRAPPER,
         layout.JID,

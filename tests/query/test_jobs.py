@@ -16,7 +16,8 @@ from spool.formats.run_records import ArrayRecord, render_array
 from spool.formats.state import JobView
 from spool.query.details import job_details
 from spool.query.explain import why
-from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs, of_spec, row_of_result, row_of_view
+from spool.query.jobs import JobFilter, JobLister, list_jobs
+from spool.query.rows import JobRow, of_spec, row_of_result, row_of_view
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 

@@ -19,7 +19,8 @@ from spool.core.pools import in_words
 from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
 from spool.formats.toml import uncollected
-from spool.query.jobs import ORDERS, JobFilter, JobList, JobRow, list_jobs
+from spool.query.jobs import JobFilter, JobList, list_jobs
+from spool.query.rows import ORDERS, JobRow
 from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
 from spool.store.spool import Spool
 

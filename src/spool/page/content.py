@@ -22,8 +22,9 @@ from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Grant, Machine, Result,
 from spool.core.names import natural
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
-from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
+from spool.query.jobs import RECENT_NS
 from spool.query.progress import progress_of
+from spool.query.rows import JobRow, row_of_result, row_of_view
 from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day, live_run

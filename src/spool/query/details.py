@@ -17,8 +17,9 @@ from spool.core.lifecycle import Verdict
 from spool.core.model import NOT_SUSPENDED, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
-from spool.query.jobs import JobLister, JobRow, with_parameters
+from spool.query.jobs import JobLister, with_parameters
 from spool.query.progress import progress_of
+from spool.query.rows import JobRow
 from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
