@@ -20,6 +20,7 @@ from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
 from spool.formats.toml import uncollected
 from spool.query.jobs import JobFilter, JobList, list_jobs
+from spool.query.outlook import foreseen
 from spool.query.rows import ORDERS, JobRow
 from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
 from spool.store.spool import Spool
@@ -66,6 +67,7 @@ FIELDS = {
     "time": JobField(
         render.Column("TIME", right=True, drop=1), lambda one, now_ns: render.duration(one.row.time_ns(now_ns))
     ),
+    "left": JobField(render.Column("LEFT", right=True, drop=1), lambda one, now_ns: one.row.outlook(now_ns)),
     "progress": JobField(render.Column("PROGRESS", right=True, drop=1), lambda one, now_ns: one.row.progress),
     "reason": JobField(render.Column("REASON", cut="end"), _reason),
     "project": JobField(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
@@ -144,6 +146,9 @@ def command(
     the progress of runs that report it (the last percentage of tqdm, or the file `progress` in their metadir), and how
     BUSY the GPUs of a run are (for an ended job, the average); a pipe gets everything.
 
+    LEFT is the time that remains of a run by its own progress, `≤` until its time limit, `~` a guess by earlier runs;
+    for a job that waits it is when it starts by the plan (`in ~` by a guess), and `-` if that is unknown.
+
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue
       spool ls --since today --columns name,state,exit,ended
@@ -188,9 +193,12 @@ class _Asked(Struct, frozen=True):
 def _show(spool: Spool, asked: _Asked) -> int:
     """Read the spool, print the list once, and return the exit code."""
     wanted = asked.wanted
-    in_full = asked.form in ("json", "csv") or {"progress", "parameters"} & {*asked.columns} or sys.stdout.isatty()
-    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, in_full=bool(in_full))
+    in_full = asked.form in ("json", "csv") or sys.stdout.isatty()
+    rich = in_full or {"progress", "parameters", "left"} & {*asked.columns}
+    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, in_full=bool(rich))
     arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
+    if (in_full and not asked.columns) or "left" in asked.columns:
+        found, arrays = foreseen(spool, found, arrays)
     rows = _rows(found, arrays, wanted)
     match asked.form:
         case "json":
@@ -236,9 +244,10 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     """Print the table; with --watch, no more lines than the terminal has."""
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
+    left = ("left",) if on_terminal and any(one.row.left or one.row.start for one in lines) else ()
     busy = ("busy",) if on_terminal and any(_is_busy(one.row) for one in lines) else ()
     parameters = ("parameters",) if on_terminal and any(_parameters(one, now_ns) for one in lines) else ()
-    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, *parameters, _USUAL[-1])]
+    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *left, *busy, *progress, *parameters, _USUAL[-1])]
     room = len(lines)
     if asked.watch:
         import shutil  # imported here, because only --watch needs it

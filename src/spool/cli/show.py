@@ -13,6 +13,7 @@ from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
+from spool.core.timeleft import Basis
 from spool.core.units import show_duration, show_size
 from spool.query.details import JobDetails, RunDetails, job_details
 from spool.query.tasks import ListedJob, folded
@@ -25,6 +26,11 @@ _TASK_COLUMNS = (
     render.Column("REASON", cut="end"),
 )
 _PARAMETERS = 3  # the column is left out if no line has any
+_BASES = {
+    Basis.PROGRESS: "by its progress",
+    Basis.LIMIT: "by its time limit",
+    Basis.GUESS: "a guess by earlier runs",
+}
 
 
 @click.command(cls=Verb)
@@ -58,6 +64,10 @@ def _print(found: JobDetails) -> None:
     lines = [("job", found.name), ("state", row.state.value)]
     if row.reason:
         lines.append(("reason", row.reason))
+    if row.left is not None:
+        lines.append(("time left", f"{row.left.words()}, {_BASES[row.left.basis]}"))
+    if row.start is not None:
+        lines.append(("expected start", row.start.words(now_ns)))
     lines += [
         ("file", found.path or "(gone)"),
         ("user", row.user or ""),

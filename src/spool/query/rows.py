@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from spool.core.model import Result, Spec, State
 from spool.core.names import NaturalOrder, natural
+from spool.core.timeleft import ExpectedStart, TimeLeft
 from spool.formats.state import JobView
 
 
@@ -41,6 +42,37 @@ class JobRow(Struct):
     gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
     node: str | None = None  # of a run on a cluster: where it runs, or ran
     parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
+    time_limit_ns: int | None = None  # while it waits or runs
+    left: TimeLeft | None = None  # of its run
+    start: ExpectedStart | None = None  # while it waits
+
+    @property
+    def left_ns(self) -> int | None:
+        """The time that remains of its run."""
+        return self.left.ns if self.left is not None else None
+
+    @property
+    def left_by(self) -> str | None:
+        """What that rests on: "progress", "limit" or "guess"."""
+        return self.left.basis.value if self.left is not None else None
+
+    @property
+    def start_at_ns(self) -> int | None:
+        """When it is expected to start."""
+        return self.start.at_ns if self.start is not None else None
+
+    @property
+    def start_is_guess(self) -> bool:
+        """Whether that rests on guesses."""
+        return self.start is not None and self.start.is_guess
+
+    def outlook(self, now_ns: int) -> str:
+        """Return the time that remains, or until its start, in words: "-" if that is unknown, "" for an ended job."""
+        if self.left is not None:
+            return self.left.words()
+        if self.start is not None:
+            return self.start.words(now_ns)
+        return "" if self.state.ended else "-"
 
     def time_ns(self, now_ns: int) -> int | None:
         """Return how long the job has waited, has run, or ran, without suspensions; None if unknown."""
@@ -129,6 +161,7 @@ def row_of_view(name: str, state: State, view: JobView, place: str | None = None
     row.user = view.user
     row.project = view.project
     row.tags = view.tags
+    row.time_limit_ns = view.time_limit_ns
     row.submitted_at_ns = view.since_ns
     row.started_at_ns = view.started_at_ns
     row.reason = f"{view.problem}; {view.reason}" if view.problem and view.reason else view.problem or view.reason
@@ -154,4 +187,5 @@ def of_spec(spec: Spec | None) -> dict[str, Any] | None:
         "resources": request.resources,
         "project": spec.project,
         "tags": spec.tags,
+        "time_limit_ns": spec.time_limit_ns,
     }
