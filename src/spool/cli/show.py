@@ -74,6 +74,7 @@ def _print(found: JobDetails) -> None:
         ("project", row.project or ""),
         ("tags", ", ".join(row.tags)),
         ("parameters", render.parameters(row.parameters)),
+        ("metrics", render.parameters(row.metrics)),
         ("priority", render.count(row.priority)),
         ("asks for", _asks(found)),
         ("expected run time", found.expected),

@@ -1,7 +1,7 @@
 """The content of the status page, as values: the dispatcher's last view, and the history of the last day.
 
-No job file is read: `state.json` has the jobs, and only runs on the page are asked for their progress. The lists are
-limited, so that the page of a large spool is no larger than a screen can use.
+No job file is read, but for the parameters of an array: `state.json` has the jobs, and only runs on the page are asked
+for their progress. The lists are limited, so that the page of a large spool is no larger than a screen can use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spool.core.names import natural
 from spool.core.timeleft import part_done
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
-from spool.query.jobs import RECENT_NS
+from spool.query.jobs import RECENT_NS, with_parameters
 from spool.query.outlook import left_of
 from spool.query.progress import progress_of
 from spool.query.rows import JobRow, row_of_result, row_of_view
@@ -170,7 +170,7 @@ class ContentReader:
         active = sorted((row for row in rows.values() if row.state in ALIVE), key=_by_start)
         real = [row for row in rows.values() if not row.array]
         self._read_day(now_ns, real)
-        runs = tuple(self._run(row, jobs[row.name], now_ns) for row in active[:MOST_RUNS])
+        runs = tuple(self._run(row, jobs[row.name], now_ns) for row in with_parameters(self._spool, active[:MOST_RUNS]))
         machine = view.machine if view is not None else None
         counts = Counter[State]()
         for word, number in (view.counts() if view is not None else {}).items():

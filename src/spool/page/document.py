@@ -171,6 +171,10 @@ def _on_gpus(run: RunShown) -> str:
     return ranges_of(run.gpus, ", ")
 
 
+def _parameters(row: JobRow) -> str:
+    return _cut(", ".join(f"{key}={value}" for key, value in row.parameters), 120)
+
+
 def _left(row: JobRow) -> str:
     """Return the time that remains; with a limit alone, "ran 1h of 2h" says it already."""
     return f"{row.left.words()} left" if row.left is not None and row.left.basis is not Basis.LIMIT else ""
@@ -239,7 +243,7 @@ def _ticks(line: Timeline) -> Iterator[tuple[float, str, str]]:
 # fmt: off
 _FILTERS = (
     _bar_title, _busy, _clock, _colour_of, _cut, _date, _duration, _facts, _hours, _lanes, _left, _middle_cut,
-    _on_gpus, _outcomes, _size, _some, _strange, _ticks, _unit, _wide, _words, lease_words,
+    _on_gpus, _outcomes, _parameters, _size, _some, _strange, _ticks, _unit, _wide, _words, lease_words,
     pools_of,
 )
 # fmt: on

@@ -42,6 +42,7 @@ class JobRow(Struct):
     gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
     node: str | None = None  # of a run on a cluster: where it runs, or ran
     parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
+    metrics: tuple[tuple[str, str], ...] = ()  # that its run has written
     time_limit_ns: int | None = None  # while it waits or runs
     left: TimeLeft | None = None  # of its run
     start: ExpectedStart | None = None  # while it waits
