@@ -444,7 +444,7 @@ def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
     session.settle()
     (result,) = history(session.world.root)
     assert (result.outcome, result.started_at_ns) == (State.UNSCHEDULABLE, None)
-    assert result.reason == "scheduling timeout: it has waited longer than 10 m 00 s (Slurm: PENDING (Resources))"
+    assert result.reason == "scheduling timeout: it has waited longer than 10m00s (Slurm: PENDING (Resources))"
     assert ends_of(session.world).places["x"] == (DONE,)
 
 

@@ -81,7 +81,7 @@ FIELDS = {
     "gpus": JobField(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
     "busy": JobField(
         render.Column("BUSY", right=True, drop=3),
-        lambda one, now_ns: "" if one.row.gpu_percent is None else f"{one.row.gpu_percent} %",
+        lambda one, now_ns: "" if one.row.gpu_percent is None else f"{one.row.gpu_percent}%",
     ),
     "user": JobField(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
     "time": JobField(
@@ -245,8 +245,8 @@ def _show(spool: Spool, asked: _Asked) -> int:
     wanted = asked.wanted
     in_full = asked.form in ("json", "csv") or sys.stdout.isatty()
     closely = any(name in _FULLY or _of_value(name) for name in asked.columns)
-    rich = in_full or asked.by is not None or closely
-    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, in_full=bool(rich))
+    rich = in_full or asked.by is not None or closely or (asked.form == "table" and not asked.columns)
+    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, in_full=rich)
     arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
     if (in_full and not asked.columns) or "left" in asked.columns:
         found, arrays = foreseen(spool, found, arrays)
@@ -307,7 +307,7 @@ def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> l
 def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None:
     """Print the table; with --watch, no more lines than the terminal has."""
     on_terminal = sys.stdout.isatty()
-    progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
+    progress = ("progress",) if any(one.row.progress for one in lines) else ()
     left = ("left",) if on_terminal and any(one.row.left or one.row.start for one in lines) else ()
     busy = ("busy",) if on_terminal and any(_is_busy(one.row) for one in lines) else ()
     parameters = _of_tasks(lines, asked.wanted.names) if on_terminal else ()

@@ -24,7 +24,7 @@ from spool.core.gpus import stranger
 from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State
 from spool.core.reasons import count_of, ranges_of
 from spool.core.timeleft import Basis
-from spool.core.units import show_duration, show_size
+from spool.core.units import show_duration, show_percent, show_size
 from spool.page.content import Day, PageContent, RunShown
 from spool.query.rows import JobRow
 from spool.query.shared import lease_words, pools_of
@@ -183,16 +183,16 @@ def _left(row: JobRow) -> str:
 def _busy(run: RunShown) -> Iterator[str]:
     now, mean = run.row.gpu_percent, run.gpu_mean_percent
     if now is not None:
-        yield f"GPU {now} % busy" + (f", {mean} % on average" if mean is not None else "")
+        yield f"GPU {now}% busy" + (f", {mean}% on average" if mean is not None else "")
     elif mean is not None:
-        yield f"GPU {mean} % busy on average"
+        yield f"GPU {mean}% busy on average"
 
 
 def _facts(day: Day) -> Iterator[tuple[str, str]]:
     if (line := day.timeline) is not None:
         for what, curve, there_are in (("CPUs", line.cpus_used, line.cpus), ("GPUs", line.gpus_used, line.gpus)):
             if there_are:
-                yield f"{100 * curve.mean / there_are:.0f} %", f"of the {what} in use on average"
+                yield show_percent(curve.mean / there_are), f"of the {what} in use on average"
     yield f"{day.cpu_hours:,.1f}", "CPU hours"
     if day.gpu_hours:
         yield f"{day.gpu_hours:,.1f}", "GPU hours"

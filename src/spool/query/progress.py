@@ -29,7 +29,7 @@ def progress_of(spool: Spool, name: str, run: int) -> str:
     for path in (where.stderr, where.stdout):
         percentages = _BAR.findall(_tail(path, metadir)) if path is not None else []
         if percentages:
-            return f"{percentages[-1].decode()} %"
+            return f"{percentages[-1].decode()}%"
     return ""
 
 

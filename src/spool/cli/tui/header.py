@@ -166,7 +166,7 @@ def memory(gpu: Gpu) -> tuple[float, str]:
 
 def use(gpu: Gpu) -> str:
     """Return the utilisation of a GPU."""
-    return "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} %"
+    return "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent}%"
 
 
 def facts(row: JobRow, now_ns: int) -> str:
