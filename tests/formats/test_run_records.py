@@ -69,7 +69,7 @@ NEVER = Result(
     1,
     1,
     State.UNSCHEDULABLE,
-    "waited 1h00m",
+    "waited 1 h 00 m",
     submitted_at_ns=1795232626504843735,
     ended_at_ns=1795236226504843735,
 )
