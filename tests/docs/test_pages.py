@@ -118,7 +118,9 @@ def test_every_block_of_the_recipes_runs() -> None:
 
 
 # "`half_life` (7 days", "`gpu.poll`, 5s", "`max_requeues` times (3"
-_STATED = re.compile(r"`(?P<key>[a-z_.]+)`(?: times)?(?:,| \() ?(?P<value>[0-9.]+(?:s\b| (?:GiB|seconds|hours|days)\b)?)")
+_STATED = re.compile(
+    r"`(?P<key>[a-z_.]+)`(?: times)?(?:,| \() ?(?P<value>[0-9.]+(?:s\b| (?:GiB|seconds|hours|days)\b)?)"
+)
 _UNITS = {"days": "d", "hours": "h", "seconds": "s", "GiB": "G"}
 
 
