@@ -172,7 +172,7 @@ class Run:
         return self.start(preexec_fn=lambda: become_poor(later=later))
 
     def finish_refused(self) -> int:
-        """Wait for the end of a wrapper that can start nothing; bash is kept from trying again for 15 s."""
+        """Wait for the end of a wrapper that can start nothing; bash is kept from trying again for 15s."""
         wait_for(lambda: self.text("jid"), what="a wrapper")
         wait_for(self._hurried, what="the end of the wrapper")
         return self.finish()

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import random
 
 
@@ -27,6 +28,9 @@ def main():
     with open(options.out, "w", encoding="ascii") as file:
         json.dump(result, file)
     print(result)
+    if metadir := os.environ.get("SPOOL_METADIR"):  # `spool ls study --by degree` shows it
+        with open(f"{metadir}/metrics", "w", encoding="ascii") as file:
+            file.write(f"rms = {result['rms']:.4f}\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _HOMES = {
     "JobFailed": "spool.python.results",
     "JobFilter": "spool.query.jobs",
     "JobList": "spool.query.jobs",
-    "JobRow": "spool.query.jobs",
+    "JobRow": "spool.query.rows",
     "Lost": "spool.python.results",
     "NoSuchJob": "spool.core.errors",
     "NotAllSubmitted": "spool.core.errors",

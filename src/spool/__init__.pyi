@@ -35,7 +35,7 @@ from spool.query.explain import Explanation as Explanation
 from spool.query.explain import Preview as Preview
 from spool.query.jobs import JobFilter as JobFilter
 from spool.query.jobs import JobList as JobList
-from spool.query.jobs import JobRow as JobRow
 from spool.query.machine import GpuList as GpuList
+from spool.query.rows import JobRow as JobRow
 
 __version__: str

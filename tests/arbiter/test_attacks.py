@@ -849,7 +849,7 @@ def test_a_limit_that_is_a_lie_counts_once(place: Path) -> None:
 
 
 def test_an_unused_lease_lapses(place: Path) -> None:
-    """A suspended dispatcher's unused lease lapses after 30 s and 5 more; what it says of it then changes nothing."""
+    """A suspended dispatcher's unused lease lapses after 30s and 5 more; what it says of it then changes nothing."""
     boot = Clock(HOUR_NS)
     with driven(place, MACHINE, boot_clock=boot) as machine:
         alice, mallory = machine.dispatcher("alice", ALICE), machine.dispatcher("spool", MALLORY)

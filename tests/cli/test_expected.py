@@ -46,17 +46,17 @@ def full(spool_root: Path) -> Path:
 @pytest.mark.parametrize(
     ("history", "words"),
     [
-        ([("sweep_1", 100, {}), ("sweep_7", 200, {})], "about 3 m 20 s, the median of the last 2 runs of sweep"),
-        ([("sweep_1", 100, {}), ("other", 40, {})], "about 1 m 40 s, a guess: the median of "),
+        ([("sweep_1", 100, {}), ("sweep_7", 200, {})], "about 3m20s, the median of the last 2 runs of sweep"),
+        ([("sweep_1", 100, {}), ("other", 40, {})], "about 1m40s, a guess: the median of "),
         (
             [("sweep_1", 100, {"cpus": 2}), ("sweep_2", 100, {"outcome": State.FAILED})],
-            "about 1 m 40 s, a guess: ",
+            "about 1m40s, a guess: ",
         ),
         (
             [("sweep_1", 300, {"user": "nobody-else"})],
-            "about 5 m 00 s, a guess: the median of everybody's last jobs; none of ",
+            "about 5m00s, a guess: the median of everybody's last jobs; none of ",
         ),
-        ([], "1 h 00 m, the default: there are no earlier jobs to learn from"),
+        ([], "1h00m, the default: there are no earlier jobs to learn from"),
     ],
 )
 def test_what_is_learnt_is_told_with_its_source(
@@ -81,7 +81,7 @@ def test_a_job_alone_is_expected_to_run_as_long_as_among_others(spool: Command, 
     put_job(spool_root, "alone", 'command = "true"\ncpus = 1\n', where)
     expected = asked(spool, "show", "alone")["expected"]
     last = f"a guess: the median of {this_user()}'s last 2 jobs"
-    assert expected == f"about 1 m 40 s, {last}; no two jobs like this one have finished yet"
+    assert expected == f"about 1m40s, {last}; no two jobs like this one have finished yet"
     assert asked(spool, "why", "alone")["expected"] == expected
     if where == "queued":
         planned = asked(spool, "plan")
@@ -93,7 +93,7 @@ def test_a_stated_limit_is_what_is_expected(spool: Command, full: Path) -> None:
     ran(full, "train", 100)
     ran(full, "train", 100)
     put(full, "train", 'command = "true"\ntime_limit = "20m"\n')
-    assert "expected run time: 20 m 00 s, its time limit" in spool("why", "train").out
+    assert "expected run time: 20m00s, its time limit" in spool("why", "train").out
 
 
 def test_learning_can_be_turned_off(spool: Command, full: Path) -> None:
@@ -102,9 +102,7 @@ def test_learning_can_be_turned_off(spool: Command, full: Path) -> None:
     ran(full, "train", 100)
     ran(full, "train", 100)
     put(full, "train")
-    assert (
-        "expected run time: 1 h 00 m, the default: there are no earlier jobs to learn from" in spool("why", "train").out
-    )
+    assert "expected run time: 1h00m, the default: there are no earlier jobs to learn from" in spool("why", "train").out
 
 
 def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +113,7 @@ def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypa
     later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3 * 3600 * S)
     monkeypatch.setattr(snapshot, "time", later)
     out = spool("why", "short").out
-    assert "order: score 10.0 (waited 3 h 00 m, expected run time 20 m 00 s); behind first, priority 200" in out
+    assert "order: score 10.0 (waited 3h00m, expected run time 20m00s); behind first, priority 200" in out
     answer = asked(spool, "why", "short")
     assert answer["score"] == pytest.approx(10, abs=0.1)
     assert (answer["behind"], answer["ahead"]) == ("first", 1)

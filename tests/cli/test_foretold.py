@@ -71,7 +71,7 @@ def snapshot_seconds(instant: str, now_ns: int) -> float:
 
 
 def test_jobs_that_share_a_licence_are_told_one_after_the_other(spool: Command, spool_root: Path, now: int) -> None:
-    """Behind a run with the only licence they start at 2, 4 and 6 s, and `why` says after which job."""
+    """Behind a run with the only licence they start at 2, 4 and 6s, and `why` says after which job."""
     (spool_root / "config.toml").write_text("autostart = false\ncpus = 8\n[resources]\nlicence = 1\n")
     text = limited("2s", "resources = { licence = 1 }\n")
     running(spool_root, "l1", text, Grant(1, resources=(("licence", 1),)), now)
@@ -81,7 +81,7 @@ def test_jobs_that_share_a_licence_are_told_one_after_the_other(spool: Command, 
     last = next(name for name, at in starts(spool, now).items() if at == 6)
     said = spool("why", last).out
     assert "must end first: l1\nstarts after: l" in said
-    assert re.search(r"^could start: in 6 s, .*, if the time limits hold$", said, re.MULTILINE)
+    assert re.search(r"^could start: in 6s, .*, if the time limits hold$", said, re.MULTILINE)
 
 
 def test_the_tasks_of_an_array_are_planned_before_it_is_expanded(spool: Command, spool_root: Path, now: int) -> None:

@@ -98,7 +98,7 @@ def test_gpus_shows_what_each_does(spool: Command, four: FakeNvml) -> None:
     assert told == [(87, 34), (0, 0), (None, None), (None, None)]
     lines = spool("gpus").out.splitlines()
     assert "MEM BUSY" in lines[0]
-    assert ("87 %" in lines[1], "34 %" in lines[1], "0 %" in lines[2], "%" in lines[3]) == (True, True, True, False)
+    assert ("87%" in lines[1], "34%" in lines[1], "0%" in lines[2], "%" in lines[3]) == (True, True, True, False)
 
 
 def test_every_command_says_of_the_gpus_what_the_dispatcher_says(
@@ -234,7 +234,7 @@ def test_plan_is_in_the_order_of_the_queue_with_reasons(spool: Command, spool_ro
     assert (found["held"], found["dispatcher"], found["paused"]) == (1, False, False)
     text = spool("plan").out
     assert "wide" in text.splitlines()[1]
-    assert "now   1 h 00 m  starts with 4 CPUs" in text.splitlines()[1]
+    assert "now   1h00m  starts with 4 CPUs" in text.splitlines()[1]
     assert "1 would start, 3 waiting, 1 held" in text
 
 

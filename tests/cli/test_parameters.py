@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from io import StringIO
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from calling import Command
+from spool.core.model import Result, State
+from spool.formats.history import render_history, render_result
 from spool.formats.run_records import ArrayRecord, render_array
 
 ARRAY = 'command = "train {lr}"\n[matrix]\nlr = [0.1, 0.2]\nnote = ["a, b"]\n'
@@ -45,8 +48,9 @@ def test_ls_has_the_values_of_each_task(spool: Command, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "140")
     table = spool("ls", "s").out
-    assert "PARAMETERS" in table
-    assert "lr=0.2, note=a, b" in table
+    assert {"LR", "NOTE"} <= {*table.split()}
+    assert "PARAMETERS" not in table
+    assert "PARAMETERS" in spool("ls").out
 
 
 @pytest.mark.usefixtures("expanded")
@@ -71,3 +75,53 @@ def test_show_of_an_array_of_indices_has_no_column_for_values(spool: Command, sp
     shown = spool("show", "a").out
     assert "a_1" in shown
     assert "PARAMETERS" not in shown
+
+
+def _ran(root: Path, task: str, outcome: State, code: int, *, metrics: bytes = b"", said: bytes = b"") -> None:
+    metadir = root / "jobs" / task / "1"
+    metadir.mkdir(parents=True)
+    (root / "queued" / f"{task}.toml").unlink(missing_ok=True)
+    (root / "done" / f"{task}.toml").write_text("command = 'true'\n")
+    result = Result(task, 1, 1, outcome, f"exit code {code}", 5, 6, 7, exit_code=code)
+    (metadir / "result.toml").write_bytes(render_result(result))
+    with (root / "history.jsonl").open("ab") as file:
+        file.write(render_history(result))
+    (metadir / "log").write_bytes(said)
+    if metrics:
+        (metadir / "metrics").write_bytes(metrics)
+
+
+@pytest.mark.usefixtures("expanded")
+def test_one_command_says_which_value_of_a_parameter_failed(spool: Command, spool_root: Path) -> None:
+    """The tasks are in the order of the values, with their last line of output, or their metrics."""
+    _ran(spool_root, "s_1", State.FAILED, 3, said=b"epoch 1\nno memory\n\n")
+    lines = spool("ls", "s", "--by", "lr").out.splitlines()
+    assert lines[0].split() == ["LR", "NAME", "NOTE", "STATE", "EXIT", "TIME", "LAST", "LINE"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["0.1", "s_0"], ["0.2", "s_1"]]
+    assert lines[2].endswith("no memory")
+    assert lines[3] == "lr=0.2: 1 of 1 failed: s_1"
+    (spool_root / "jobs" / "s_1" / "1" / "metrics").write_text("loss = 2\nloss = 0.5\n")
+    lines = spool("ls", "s", "--by", "lr").out.splitlines()
+    assert lines[0].split()[-1] == "LOSS"
+    assert lines[2].split()[-1] == "0.5"
+    assert "0.5" in spool("ls", "s", "--columns", "name,param:lr,metric:loss").out
+    found = json.loads(spool("ls", "s", "--json").out)["tasks"]["s"]
+    assert [job["metrics"] for job in found] == [{}, {"loss": "0.5"}]
+    assert "the parameters are lr, note" in spool("ls", "s", "--by", "nothing").err
+    assert spool("ls", "s", "--columns", "name,param:").code == 2
+
+
+@pytest.mark.usefixtures("expanded")
+def test_metrics_of_a_run_are_bounded_and_harmless(spool: Command, spool_root: Path) -> None:
+    """Whatever a job writes, at most twenty short values are shown, and a link or a pipe in its place is not read."""
+    hostile = b"".join(b"k%d = %s\n" % (at, b"x" * 3000) for at in range(2000)) + b"\x1b[31m = 1\ne = \x1b]0;x\x07\n=\n"
+    _ran(spool_root, "s_1", State.FINISHED, 0, metrics=hostile)
+    found = json.loads(spool("show", "s_1", "--json").out)["row"]["metrics"]
+    assert 0 < len(found) <= 20
+    assert all(len(value) <= 40 for value in found.values())
+    assert "\x1b" not in spool("show", "s_1").out
+    path = spool_root / "jobs" / "s_1" / "1" / "metrics"
+    for replacement in (lambda: os.mkfifo(path), lambda: path.symlink_to(spool_root / "config.toml")):
+        path.unlink()
+        replacement()
+        assert json.loads(spool("show", "s_1", "--json").out)["row"]["metrics"] == {}

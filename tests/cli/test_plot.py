@@ -123,7 +123,7 @@ def test_every_panel_has_its_figures(spool: Command, history: Path, monkeypatch:
     heads = [line for line in said.out.splitlines() if ":" in line and not line.startswith(" ")]
     assert heads[1].startswith("GPUs: 62% in use")
     assert heads[2].startswith("CPUs: ")
-    assert heads[3] == "waits: median 1 m 00 s, 90% within 2 h 00 m, longest 2 h 00 m"
+    assert heads[3] == "waits: median 1m00s, 90% within 2h00m, longest 2h00m"
     assert heads[4].startswith("memory: at most 4 GiB requested and 1 GiB used, of ")
     assert said.out.count("05:00") == 5
     assert max(map(cell_len, said.out.splitlines())) <= 80
@@ -269,7 +269,7 @@ def test_an_svg_has_its_words_as_text(spool: Command, history: Path, tmp_path: P
     texts = texts_of(path)
     assert {"train", "next", "alice", "bob", "carol", "GPU 0", "GPU 1", "CPU 1", "04:00"} <= texts
     assert "GPUs: 62% in use on average, at most 2 of 2" in texts
-    assert "waits: median 1 m 00 s, 90% within 2 h 00 m, longest 2 h 00 m" in texts
+    assert "waits: median 1m00s, 90% within 2h00m, longest 2h00m" in texts
 
 
 def texts_of(path: Path) -> set[str]:

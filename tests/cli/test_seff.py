@@ -50,11 +50,11 @@ def test_a_run_in_words(spool: Command, spool_root: Path) -> None:
     ended(spool_root, "train")
     assert spool("seff", "train").out.splitlines() == [
         "job        train, run 1, finished",
-        "CPUs       4 given, 2.00 busy on average: 50.0%",
-        "CPU time   2 h 00 m",
-        "memory     8 GiB given, 2 GiB at most: 25.0%",
+        "CPUs       4 given, 2.00 busy on average: 50%",
+        "CPU time   2h00m",
+        "memory     8 GiB given, 2 GiB at most: 25%",
         "GPUs       1 GPU given, use unknown, 1.00 GPU hours",
-        "time       1 h 00 m of 2 h 00 m: 50.0%",
+        "time       1h00m of 2h00m: 50%",
         "next time  cpus = 2",
         '           memory = "2560M"',
         '           time_limit = "1h30m"',
@@ -102,7 +102,7 @@ def test_a_clock_that_was_set_gives_no_time(spool: Command, spool_root: Path) ->
     ended(spool_root, "train", ended_at_ns=T0 - 5 * S)
     assert asked(spool, "seff", "train")["run_time_ns"] is None
     lines = spool("seff", "train").out.splitlines()
-    assert "memory     8 GiB given, 2 GiB at most: 25.0%" in lines
+    assert "memory     8 GiB given, 2 GiB at most: 25%" in lines
     assert "time       unknown" in lines
 
 

@@ -81,7 +81,7 @@ def test_info_as_json_has_the_shares(spool: Command, spool_root: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "age_s", "words"),
     [
-        (shares(BOB), 180, "the arbiter has not answered for 3 m"),
+        (shares(BOB), 180, "the arbiter has not answered for 3m"),
         (b'{"version": 1}', 0, "machine.json is damaged"),
         (None, 0, "the arbiter is not running: there is no "),
     ],
@@ -112,7 +112,7 @@ def test_what_a_silent_arbiter_last_granted_is_still_shown(spool: Command, spool
     join(spool_root, shares(BOB), age_s=180)
     said = spool("info").out
     assert re.search(
-        r"^shared machine \(.*\): the arbiter has not answered for 3 m.*; granted then: 5 of 8", said, re.MULTILINE
+        r"^shared machine \(.*\): the arbiter has not answered for 3m.*; granted then: 5 of 8", said, re.MULTILINE
     )
     assert re.search(r"^bob +2 +5", said, re.MULTILINE)
 

@@ -92,7 +92,7 @@ def test_the_table_fits_a_terminal_of_80_columns(
     drawn = re.sub(r"\x1b\[[0-9;]*m", "", spool("simulate", path, "--gpus", 8).out)
     assert "…" not in drawn
     assert max(map(len, drawn.splitlines()[1:])) <= 80  # the first line names the file
-    assert next(line for line in drawn.splitlines() if line.startswith("makespan")).count("11574 d 01 h") == 3
+    assert next(line for line in drawn.splitlines() if line.startswith("makespan")).count("11574d01h") == 3
 
 
 def test_each_figure_is_told_of_every_user_and_size(spool: Command, trace: Path) -> None:
@@ -147,11 +147,11 @@ def test_a_part_of_the_users_states_limits(spool: Command, tmp_path: Path) -> No
 
 
 def test_the_load_can_be_scaled(spool: Command, trace: Path) -> None:
-    """To a percentage of the machine: 65,000 processor seconds that come within 10 s become so many within 325 s."""
+    """To a percentage of the machine: 65,000 processor seconds that come within 10s become so many within 325s."""
     found = asked(spool, "simulate", trace, "--scale-load", 50)
     assert found["load_of_source"] == 650 / (4 * 10)
     assert found["load"] == 0.5
-    assert "load: 50.0% (unscaled: 1625.0%)" in spool("simulate", trace, "--scale-load", 50).out
+    assert "load: 50% (unscaled: 1625%)" in spool("simulate", trace, "--scale-load", 50).out
 
 
 def test_a_csv_of_gpu_jobs(spool: Command, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_waits_utilisation_and_queue_are_drawn(
         assert [label for label, _, _ in panel.lines()] == list(SimulatedPolicy)
         assert len({colour for _, colour, _ in panel.lines()}) == len(SimulatedPolicy)
     easy = next(values for label, _, values in panels[0].lines() if label == "easy")
-    # Two of three jobs start at once, the other after 100 s; the axis ends at the longest wait of all, FIFO's.
+    # Two of three jobs start at once, the other after 100s; the axis ends at the longest wait of all, FIFO's.
     assert [round(value) for value in easy] == [1, 100, 190, 67, 100, 100]
 
 

@@ -26,7 +26,7 @@ DAY = 86_400 * S
 
 
 def line(job: str, begin: int | None, end: int, outcome: State = State.FINISHED, **more: Any) -> bytes:
-    """Return a line of history of a run that waited 60 s; instants in seconds after T0."""
+    """Return a line of history of a run that waited 60s; instants in seconds after T0."""
     began = None if begin is None else T0 + begin * S
     submitted = T0 + (end if begin is None else begin) * S - 60 * S
     reason = more.pop("reason", "")
@@ -64,9 +64,9 @@ def test_the_sums_in_words(spool: Command, history: Path) -> None:
     found = {name.strip(): value.strip() for name, value in lines.items()}
     assert found["runs"] == "3, of 3 jobs that ended for good"
     assert found["outcomes"] == "1 finished, 1 failed, 1 cancelled"
-    assert found["success"] == "50.0%"
-    assert found["wait"] == "median 1 m 00 s, 90 % within 1 m 00 s, mean 1 m 00 s"
-    assert found["CPU hours"] == "4.00 given, 1.00 used (25.0%)"
+    assert found["success"] == "50%"
+    assert found["wait"] == "median 1m00s, 90% within 1m00s, mean 1m00s"
+    assert found["CPU hours"] == "4.00 given, 1.00 used (25%)"
     assert found["GPU hours"] == "2.00 given; use unknown"
     assert found["most CPUs"].startswith("4 at once, first on ")
     assert found["most GPUs"].startswith("1 at once")

@@ -22,7 +22,7 @@ from sharing import BOB, gpu_share, join, shares
 from spool.core.model import State
 from spool.formats.machine_status import UserShare
 from spool.formats.state import GpuView, MachineView, StateView, render_state
-from spool.query.jobs import JobRow
+from spool.query.rows import JobRow
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, wait_for
@@ -123,7 +123,7 @@ def test_the_screen_shows_what_runs_waits_and_has_ended(spool: Command, spool_ro
     ended(spool_root, "old", State.FAILED, time.time_ns() - 60_000_000_000, code=3)
 
     async def steps(screen: Screen) -> None:
-        await screen.sees("train", "later", "parked", "45 %", "epoch 1", "45%|##  |")
+        await screen.sees("train", "later", "parked", "45%", "epoch 1", "45%|##  |")
         assert len(screen.lines) == 24
         assert all(cell_len(line) == 80 for line in screen.lines)
         table = [line.split()[:2] for line in screen.lines if line.split()[:1] in (["train"], ["later"], ["parked"])]
@@ -134,7 +134,7 @@ def test_the_screen_shows_what_runs_waits_and_has_ended(spool: Command, spool_ro
         assert "no dispatcher is running: `spool dispatch` starts one" in screen.text
         await screen.sees("Hold", "Release", "Cancel", "Prio", "Rerun", "Edit", "Attach", "Filter", "Help", "Quit")
         await screen.press("2")
-        await screen.sees("old", "failed", "exit code 3, 1 m ", " ago")
+        await screen.sees("old", "failed", "exit code 3, 1m ", " ago")
         assert "later" not in screen.text
         await screen.press("q")
 
@@ -435,7 +435,7 @@ def test_the_gpus_have_their_memory_and_use(
         wait_for(lambda: (spool_root / "running/training.toml").exists())
 
         async def steps(screen: Screen) -> None:
-            await screen.sees("GPU 0", "60G/80G", "87 %", "training", "dispatching", "GPU", "1/2")
+            await screen.sees("GPU 0", "60G/80G", "87%", "training", "dispatching", "GPU", "1/2")
             await screen.press("3")
             await screen.sees("MEMORY", "COMPUTES", "H100", "━━━━━━── 60G/80G")
             fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")

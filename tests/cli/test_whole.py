@@ -224,7 +224,7 @@ def test_the_picture_shows_waits_runs_and_retries(monkeypatch: pytest.MonkeyPatc
     assert row.startswith("..")
     assert row.index("#") < row.index("x") < row.rindex("#")
     assert "x" in lines[1]
-    assert "+0 s" in lines[2]
+    assert "+0s" in lines[2]
     monkeypatch.setattr(render, "painter", lambda: lambda style, text: f"<{style}>{text}")
     for row, outcome in zip(charts.gantt(runs, 0, 10 * second, 40), ("failed", "cancelled"), strict=False):
         assert f"<{render.colour_of(outcome)}>" in row

@@ -83,7 +83,7 @@ def test_resources_add_up_to_hours():
 
 
 def test_three_runs_added_up_by_hand() -> None:
-    """Waits 10, 20 and 90 s; run times 1800, 3600 and 7200 s; 1800 + 2 x 3600 + 4 x 7200 CPU seconds."""
+    """Waits 10, 20 and 90s; run times 1800, 3600 and 7200s; 1800 + 2 x 3600 + 4 x 7200 CPU seconds."""
     found = total(
         ran("a", 0, 10, 1810, 1, cpu_time_ns=900 * S, peak_memory_bytes=5),
         ran("b", 0, 20, 3620, 2, outcome="failed", peak_memory_bytes=7, gpus=("G0", "G1")),
@@ -122,7 +122,7 @@ def test_success_is_of_jobs_and_a_cancel_is_no_failure() -> None:
 
 
 def test_a_later_run_has_waited_since_the_run_before() -> None:
-    """The first waited 10 s for its start, the retry 5 s after it; one whose predecessor is not known, nobody knows."""
+    """The first waited 10s for its start, the retry 5s after it; one whose predecessor is not known, nobody knows."""
     runs = (ran("a", 0, 10, 100, again="retry"), ran("a", 0, 105, 200, run=2, attempt=2))
     assert total(*runs).wait_mean_ns == (10 + 5) * S // 2
     assert total(runs[1]).wait_mean_ns is None
@@ -174,7 +174,7 @@ def test_a_run_without_an_end_is_in_no_period() -> None:
 
 
 def test_a_period_counts_ends_and_cuts_what_was_used() -> None:
-    """From 100 to 200 s: of a run from 50 to 150 its count and half of it; of one from 190 to 300, 10 s, no count."""
+    """From 100 to 200s: of a run from 50 to 150 its count and half of it; of one from 190 to 300, 10s, no count."""
     runs = (ran("a", 0, 50, 150, 2), ran("b", 0, 150, 160, 3), ran("c", 0, 190, 300, 4), ran("d", 0, 10, 99, 50))
     found = total(*runs, since_at_ns=T0 + 100 * S, until_at_ns=T0 + 200 * S)
     assert (found.runs, found.run_time_sum_ns) == (2, 110 * S)
@@ -221,7 +221,7 @@ def test_states_come_in_the_order_of_the_states() -> None:
 
 
 def test_a_run_over_midnight_is_used_on_both_days_and_ended_on_one() -> None:
-    """From 23 h of the first day to 2 h of the third: 1, 24 and 2 hours, and a count on the third."""
+    """From 23h of the first day to 2h of the third: 1, 24 and 2 hours, and a count on the third."""
     found = added(ran("a", 0, 23 * 3600, 50 * 3600, 2), by=By.DAY)
     assert [key for key, _ in found.groups] == [utc_day(T0 + n * DAY)[0] for n in range(3)]
     assert [(totals.runs, totals.cpu_hours, totals.peak_cpus) for _, totals in found.groups] == [

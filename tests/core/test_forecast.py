@@ -61,7 +61,7 @@ def test_the_tasks_of_an_array_with_a_limit_start_one_after_the_other():
 
 
 def test_who_waits_for_a_licence_starts_when_those_before_have_given_it_back():
-    """With one licence in use, three jobs that need it start at 2, 4 and 6 s; each is told after which job."""
+    """With one licence in use, three jobs that need it start at 2, 4 and 6s; each is told after which job."""
     box = machine(resources=(Pool("licence", 1),))
     needs = {"resources": (("licence", 1),), "time_limit_ns": 2 * S}
     jobs = [job(name, waited=9 - n, **needs) for n, name in enumerate(("l2", "l3", "l4"))]
@@ -157,7 +157,7 @@ def test_a_job_that_waits_too_long_is_not_promised_a_start():
         limited("j", 60, cpus=4, scheduling_timeout_ns=50 * S), running=[run("r", ran=0, time_limit_ns=100 * S)]
     )
     assert told(found, "j").at_ns is None
-    assert told(found, "j").unknown.startswith("it would end as unschedulable: scheduling timeout: waited 50 s")
+    assert told(found, "j").unknown.startswith("it would end as unschedulable: scheduling timeout: waited 50s")
 
 
 # Where nobody knows.

@@ -24,7 +24,7 @@ def names_ended(found):
         ({"start_after_ns": at("14:00")}, "begins at 14:00"),
         ({"start_after_ns": at("12:00") + 86400 * S}, "begins at 2026-01-02 12:00"),
         ({"start_delay_ns": 90 * S}, "begins at 12:01:30"),
-        ({"not_before_ns": NOW + 5 * S}, "retry in 5 s"),
+        ({"not_before_ns": NOW + 5 * S}, "retry in 5s"),
         ({"depends_on": "other"}, "dependency: other has not been seen yet (0 of 1 done)"),
     ],
 )
@@ -51,7 +51,7 @@ def test_all_instants_must_have_come():
     """Of a beginning, a delay and a retry, the last counts, and the one that is still to come is told."""
     both = job("j", start_after_ns=at("13:00"), start_delay_ns=5400 * S, not_before_ns=at("14:00"))
     found = plan(both)
-    assert [str(each) for each in found.all_reasons("j")] == ["begins at 13:30", "retry in 2 h 00 m"]
+    assert [str(each) for each in found.all_reasons("j")] == ["begins at 13:30", "retry in 2h00m"]
     assert found.next_at_ns == at("14:00")
     assert started(plan(both, now=at("13:59"))) == []
     assert started(plan(both, now=at("14:00"))) == ["j"]
@@ -79,7 +79,7 @@ def test_the_plan_says_when_to_look_again():
     assert plan(timed, paused=True, **full).next_at_ns is None
     big, small = job("big", cpus=4, waited=9 * 3600), job("small", cpus=1, waited=5)
     guessed = plan(big, small, running=[run("r", cpus=2)])
-    # A tenth of 9 h of the whole machine; one of 4 CPUs is held back, and a tenth of the time is added.
+    # A tenth of 9h of the whole machine; one of 4 CPUs is held back, and a tenth of the time is added.
     assert (guessed.next_at_ns, guessed.protected) == (NOW + (3240 * 100 // 15 + 1) * S, "big")
     limited = plan(big, small, running=[run("r", cpus=2, time_limit_ns=HOUR)])
     assert (limited.next_at_ns, limited.protected) == (None, "big")

@@ -262,7 +262,7 @@ def test_the_delay_grows_up_to_its_limit():
 
 
 def test_what_could_not_start_is_never_tried_at_once():
-    """An executor that cannot start is tried again after 1 s, 2 s, 4 s … or the job's own delay if that is longer."""
+    """An executor that cannot start is tried again after 1s, 2s, 4s … or the job's own delay if that is longer."""
 
     def wait(attempt: int, **values: object) -> int:
         found = after(State.FAILED, Retry(max=99, **values), attempt=attempt, could_not_start=True)

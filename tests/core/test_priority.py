@@ -50,7 +50,7 @@ def test_a_score_has_the_digits_that_tell_it_from_another():
     found = plan(*(job(name, waited=3600, time_limit_ns=hours * HOUR) for name, hours in (("a", 100), ("b", 101))))
     a, b = standing(found, "a"), standing(found, "b")
     assert (b.words(a.score), b.words_behind(a)) == (
-        "score 1.0099 (waited 1 h 00 m, expected run time 4 d 05 h)",
+        "score 1.0099 (waited 1h00m, expected run time 4d05h)",
         "score 1.0100",
     )
     assert b.words_behind(b) == "with the same score"
@@ -69,13 +69,13 @@ def test_less_than_a_minute_counts_as_a_minute():
 
 
 def test_without_a_limit_the_expected_run_time_is_learnt():
-    """Who states nothing stands where its like have run so long: here 90 s and 120 s."""
+    """Who states nothing stands where its like have run so long: here 90s and 120s."""
     past = Past(Policy())
     for seconds in (90, 120):
         learn(past, "train_3", seconds)
     found = plan(job("train_9", waited=120), job("other", waited=120), running=[run("r", cpus=4)], past=past)
     assert standing(found, "train_9").score == pytest.approx(2.0)
-    assert standing(found, "train_9").words() == "score 2.0 (waited 2 m 00 s, expected run time 2 m 00 s)"
+    assert standing(found, "train_9").words() == "score 2.0 (waited 2m00s, expected run time 2m00s)"
 
 
 def learn(past: Past, name: str, seconds: int, user: str = "alice", outcome: State = State.FINISHED) -> None:
@@ -155,7 +155,7 @@ def test_own_service_counts_as_size():
     assert standing(found, "alice").score == pytest.approx((1200 + 600 + 600) / (600 + 600))
     assert standing(found, "bob").score == pytest.approx((1200 + 600) / 600)
     assert standing(found, "alice").words() == (
-        "score 2.0 (waited 20 m 00 s, expected run time 10 m 00 s, own service 10 m 00 s)"
+        "score 2.0 (waited 20m00s, expected run time 10m00s, own service 10m00s)"
     )
     for jobs, policy in (((mine,), Policy()), ((mine, other), ALONE)):
         assert standing(plan(*jobs, past=past, running=[run("r", cpus=4)], policy=policy), "alice").own_ns == 0
@@ -206,7 +206,7 @@ def test_the_order_of_arrival_and_the_shortest_first():
     shortest = Policy(order="shortest")
     assert first(job("old", waited=10**6, time_limit_ns=HOUR), short, policy=shortest) == "short"
     found = plan(old, short, policy=shortest, running=[run("r", cpus=4)])
-    assert (standing(found, "old").score, standing(found, "old").words()) == (None, "waited 10 s")
+    assert (standing(found, "old").score, standing(found, "old").words()) == (None, "waited 10s")
 
 
 def test_the_order_of_a_multifactor_plugin():
@@ -246,7 +246,7 @@ def test_who_was_passed_by_too_much_work_goes_first():
 
 
 def test_who_has_waited_long_is_passed_by_more():
-    """From 53 h on it takes 15 % of what the job has waited."""
+    """From 53h on it takes 15 % of what the job has waited."""
     long = job("long", waited=100 * 3600, time_limit_ns=100_000 * HOUR)
     for seconds, who in ((15 * 3600, "keen"), (15 * 3600 + 1, "long")):
         assert first(long, KEEN, past=passing("w", long, seconds)) == who
@@ -276,7 +276,7 @@ def test_of_those_passed_the_first_to_arrive_goes_first():
     found = plan(LONG, earlier, KEEN, past=passing("w", LONG, 9 * 3600), running=[run("r")], on=ONE)
     assert [each.name for each, _ in found.in_order()] == ["earlier", "keen", "long"]
     assert standing(found, "earlier").words() == (
-        "waited 11 h 00 m; goes first: later arrivals have passed it by too much work"
+        "waited 11h00m; goes first: later arrivals have passed it by too much work"
     )
 
 

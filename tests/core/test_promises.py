@@ -129,7 +129,7 @@ def amounts(request: Request) -> tuple[int, int, int]:
 def watched(jobs: list[SimulatedJob], policy: Policy) -> Iterator[tuple[Pass, list[str]]]:
     """Yield each pass, with those that wait and were passed: worked out plainly from all that has ended before.
 
-    That is who lacks a pool that later arrivals have used for 8 h in all, and 15 % of its wait.
+    That is who lacks a pool that later arrivals have used for 8h in all, and 15 % of its wait.
     """
     asks = {each.name: amounts(each.spec.request) for each in jobs}
     whole = (BOX.cpus, BOX.memory_bytes, len(BOX.gpus))

@@ -138,7 +138,7 @@ def ends(*runs: Running, at_ns: int = NOW) -> dict[str, int]:
 
 
 def test_the_time_that_a_run_was_suspended_is_added_to_its_end():
-    """Of 100 s it has run 60, of which it stood still for 20."""
+    """Of 100s it has run 60, of which it stood still for 20."""
     assert ends(run("a", ran=60, time_limit_ns=100 * S, suspended=(20, None))) == {"a": 60}
 
 

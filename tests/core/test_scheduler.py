@@ -28,18 +28,18 @@ def test_what_runs_leaves_only_the_rest():
 
 
 def test_who_waited_too_long_ends_even_if_it_would_fit():
-    """A job queued 2 s ago with a scheduling timeout of 1 s is unschedulable though the machine is empty."""
+    """A job queued 2s ago with a scheduling timeout of 1s is unschedulable though the machine is empty."""
     found = plan(job("late", waited=2, scheduling_timeout_ns=S))
     assert started(found) == []
     assert [(each.name, each.outcome) for each in found.endings] == [("late", State.UNSCHEDULABLE)]
-    assert found.endings[0].reason == "scheduling timeout: waited 2 s, the limit is 1 s"
+    assert found.endings[0].reason == "scheduling timeout: waited 2s, the limit is 1s"
 
 
 def test_the_reason_it_waited_for_goes_with_it():
     """What kept a job waiting is said when its scheduling timeout ends it."""
     found = plan(job("late", waited=2, cpus=2, scheduling_timeout_ns=S), running=[run("r", cpus=3)])
     assert found.endings[0].reason == (
-        "scheduling timeout: waited 2 s, the limit is 1 s; cpus: needs 2, 1 free (1 run holds 3)"
+        "scheduling timeout: waited 2s, the limit is 1s; cpus: needs 2, 1 free (1 run holds 3)"
     )
 
 

@@ -344,7 +344,7 @@ def ran(submit: int, start: int | None, end: int | None, cpus: int = 1, gpus: in
 
 
 def test_figures_of_a_schedule_of_three() -> None:
-    """Waits 0, 90 and 40 s; slowdowns 1, 100/10 (a second counts as ten) and 1.4; 320 of 4 x 150 s are used."""
+    """Waits 0, 90 and 40s; slowdowns 1, 100/10 (a second counts as ten) and 1.4; 320 of 4 x 150s are used."""
     found = figures([ran(100, 100, 200, 2), ran(110, 200, 201, 20), ran(110, 150, 250)], 4)
     assert (found.jobs, found.left) == (3, 0)
     assert (found.mean_wait_ns, found.median_wait_ns, found.wait_95_ns) == (130 * S // 3, 40 * S, 90 * S)

@@ -29,8 +29,9 @@ from spool.page.content import ContentReader
 from spool.query import accounting, overview, snapshot
 from spool.query.details import job_details
 from spool.query.explain import preview, why
-from spool.query.jobs import JobRow, counts, list_jobs
+from spool.query.jobs import counts, list_jobs
 from spool.query.overview import OverviewReader
+from spool.query.rows import JobRow
 from spool.query.tasks import ListedJob
 from spool.store import locked_spool
 from spool.store.spool import Spool

@@ -37,7 +37,8 @@ from spool.machine import processes
 from spool.query.accounting import RunEfficiency, compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
-from spool.query.jobs import JobFilter, JobRow, list_jobs
+from spool.query.jobs import JobFilter, list_jobs
+from spool.query.rows import JobRow
 from spool.query.tasks import WaitWatch
 from spool.state import submission
 from spool.state.run import ActiveRun
@@ -443,7 +444,7 @@ def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
     session.settle()
     (result,) = history(session.world.root)
     assert (result.outcome, result.started_at_ns) == (State.UNSCHEDULABLE, None)
-    assert result.reason == "scheduling timeout: it has waited longer than 10 m 00 s (Slurm: PENDING (Resources))"
+    assert result.reason == "scheduling timeout: it has waited longer than 10m00s (Slurm: PENDING (Resources))"
     assert ends_of(session.world).places["x"] == (DONE,)
 
 

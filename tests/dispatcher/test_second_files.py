@@ -15,7 +15,8 @@ from spool.dispatcher import filemoves
 from spool.formats.state import StateView, parse_state, render_state
 from spool.machine import marks
 from spool.page.content import ContentReader
-from spool.query.jobs import JobRow, counts, list_jobs
+from spool.query.jobs import counts, list_jobs
+from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
 

@@ -118,8 +118,10 @@ def test_every_block_of_the_recipes_runs() -> None:
     assert 'outcome = "finished"' in (attempts[-1] / "result.toml").read_text(encoding="utf-8")
 
 
-# "`half_life` (7 days", "`gpu.poll`, 5 s", "`max_requeues` times (3"
-_STATED = re.compile(r"`(?P<key>[a-z_.]+)`(?: times)?(?:,| \() ?(?P<value>[0-9.]+(?: (?:GiB|s|seconds|hours|days)\b)?)")
+# "`half_life` (7 days", "`gpu.poll`, 5s", "`max_requeues` times (3"
+_STATED = re.compile(
+    r"`(?P<key>[a-z_.]+)`(?: times)?(?:,| \() ?(?P<value>[0-9.]+(?:s\b| (?:GiB|seconds|hours|days)\b)?)"
+)
 _UNITS = {"days": "d", "hours": "h", "seconds": "s", "GiB": "G"}
 
 

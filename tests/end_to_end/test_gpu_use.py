@@ -69,7 +69,7 @@ def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nv
     assert json.loads(listed.stdout)["jobs"][0]["gpu_percent"] == 45
     gpus.until(lambda: (_use(gpus, "train")[0]["mean_percent"] or 0) > 50, "a mean")
     so_far = json.loads(gpus.spool("show", "train", "--json").stdout)["runs"][0]
-    assert so_far["gpu_use"][0]["peak_percent"] in (0, 90)  # the record is written every 15 s
+    assert so_far["gpu_use"][0]["peak_percent"] in (0, 90)  # the record is written every 15s
     first, second = _go(gpus, "train")["gpu_use"]
     assert (first["peak_percent"], second["peak_percent"]) == (90, 0)
     assert 50 < first["mean_percent"] <= 90

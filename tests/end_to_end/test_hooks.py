@@ -245,7 +245,7 @@ def test_hooks_that_others_can_write_are_not_run(served: Served) -> None:
 BAD = {
     "fails": ("exit 3", "exit code 3"),
     "dies": ("kill -9 $$", "signal 9"),
-    "hangs": ("trap '' TERM; echo before; sleep 600", "it took longer than 0.3 s and was killed"),
+    "hangs": ("trap '' TERM; echo before; sleep 600", "it took longer than 0.3s and was killed"),
     "prints megabytes": ("head -c 5000000 /dev/zero | tr '\\0' 'x'", "the rest of its output was cut off"),
     "reads nothing": ("exec <&-", None),
     "leaves a process behind": ("sleep 600 & sleep 600 <&- & exit 0", "killed 2 processes that it left behind"),
@@ -420,7 +420,7 @@ def test_a_start_waits_for_its_answer_and_nobody_else_does(served: Served) -> No
     served.wait_done(*names)
     assert served.places("x") == ["queued"]
     served.wait_place("x", "held")
-    assert served.wait_reason("x", "it took longer than 6 s").startswith("hook submitting: ")
+    assert served.wait_reason("x", "it took longer than 6s").startswith("hook submitting: ")
 
 
 def test_a_gate_that_kills_its_process_is_a_no_in_the_end(served: Served) -> None:

@@ -116,7 +116,7 @@ def test_a_no_of_a_plugin_holds_the_job(tmp_path: Path, answer: str) -> None:
     try:
         spool.drop("x", ["/bin/true"])
         spool.wait_place("x", "held")
-        words = {"'": "not today", "F": "no reason given", "1": "ZeroDivisionError", "_": "it took longer than 0.5 s"}
+        words = {"'": "not today", "F": "no reason given", "1": "ZeroDivisionError", "_": "it took longer than 0.5s"}
         spool.wait_reason("x", words[answer[0]])
         assert spool.reason("x").startswith("plugin bad: ")
     finally:

@@ -243,7 +243,7 @@ def test_a_configuration_with_one_byte_changed_is_read_or_refused(data: st.DataO
 
 
 def reserved(text: str) -> Reservation:
-    """Return the reservation of a file that was written at 1000 s."""
+    """Return the reservation of a file that was written at 1000s."""
     return reservation.parse(text.encode(), name="demo", created_at_ns=1000 * S)
 
 

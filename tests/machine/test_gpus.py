@@ -249,7 +249,7 @@ def test_a_hanging_nvml_stops_no_look_and_is_said_after_the_limit(
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2", "GPU-a")
     assert watch(patience_ns=0) == before
     look = watch(patience_ns=0, later_ns=LIMIT_NS)
-    assert look.problem == "NVML hangs: no answer within 10 s"
+    assert look.problem == "NVML hangs: no answer within 10s"
     assert problems(look) == {"GPU-a": look.problem}
     assert watch(patience_ns=0) == look
     fake_nvml.mend()
@@ -275,7 +275,7 @@ def test_somebody_who_waits_out_the_limit_is_told_that_it_hangs(
     """One patient look, as a command makes it, ends with the limit."""
     fake_nvml.hang("nvmlInitWithFlags")
     look = watching(limit_ns=SECOND_NS // 5)(patience_ns=SECOND_NS // 5)
-    assert look.problem == "NVML hangs: no answer within 0.2 s"
+    assert look.problem == "NVML hangs: no answer within 0.2s"
 
 
 def test_a_hanging_nvml_is_asked_by_one_process_at_a_time(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:

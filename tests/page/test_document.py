@@ -53,10 +53,10 @@ def test_a_busy_spool_is_told_whole(spool_root: Path) -> None:
     for told in (
         "gpu-box",
         "needs 4 GPUs, and 1 is free",
-        "37 % · 9 h 00 m of 1 d 00 h GPU 93 % busy, 71 % on average",
+        "37 % · 9h00m of 1d00h GPU 93% busy, 71% on average",
         "12 of 40 tasks have ended",
         "79 / 80 GiB",
-        "87 % busy",
+        "87% busy",
         "fell off the bus",
         "pid 4711",
         "2 / 3 licence",

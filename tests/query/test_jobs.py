@@ -16,7 +16,8 @@ from spool.formats.run_records import ArrayRecord, render_array
 from spool.formats.state import JobView
 from spool.query.details import job_details
 from spool.query.explain import why
-from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs, of_spec, row_of_result, row_of_view
+from spool.query.jobs import JobFilter, JobLister, list_jobs
+from spool.query.rows import JobRow, of_spec, row_of_result, row_of_view
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
@@ -104,19 +105,14 @@ def test_an_array_that_is_held_has_no_run_time(root: Path) -> None:
 
 
 _OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent", "node")
+_ADDED = ("place", "progress", "parameters", "metrics", "left", "start")
 _OF_AN_END = ("ended_at_ns", "exit_code")
 # For each source of rows, the fields that it does not know, or that its caller adds.
 LEFT_OUT = {
-    "view": {*_OF_AN_END, "place", "progress", "parameters"},
-    "result": {
-        "priority",
-        "suspended_at_ns",
-        "place",
-        "progress",
-        "array",
-        "parameters",
-    },  # neither a result nor its line has them
-    "file": {*_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "place", "progress", "array", "parameters"},
+    "view": {*_OF_AN_END, *_ADDED},
+    # Neither a result nor its line has them.
+    "result": {*_ADDED, "priority", "suspended_at_ns", "array", "time_limit_ns"},
+    "file": {*_ADDED, *_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "array"},
 }
 
 

@@ -97,4 +97,4 @@ def test_what_other_users_have_is_news_and_the_time_is_none(spool_root: Path) ->
     assert second.problems == ()
     third = reader.look(now + 9 * SECOND)
     assert third is not None
-    assert third.problems[0].startswith("shared machine: the arbiter has not answered for 6 s; start it with")
+    assert third.problems[0].startswith("shared machine: the arbiter has not answered for 6s; start it with")

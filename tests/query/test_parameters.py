@@ -10,8 +10,9 @@ from spool.core.arrays import Tasks
 from spool.core.model import State
 from spool.formats import jobfile
 from spool.formats.run_records import ArrayRecord, render_array
-from spool.query.jobs import JobFilter, JobRow, list_jobs, with_parameters
+from spool.query.jobs import JobFilter, list_jobs, with_parameters
 from spool.query.parameters import Parameters, tasks_in
+from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
 MATRIX = 'command = "true"\n[matrix]\nlr = [0.1, 0.2]\nseed = [1, 2]\n'

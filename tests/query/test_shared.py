@@ -57,7 +57,7 @@ def test_an_old_file_is_from_an_arbiter_that_does_not_answer(tmp_path: Path) -> 
     at_ns = path.stat().st_mtime_ns
     assert seen(tmp_path, at_ns + 5 * SECOND_NS).problem == ""
     late = seen(tmp_path, at_ns + 6 * SECOND_NS)
-    assert late.problem == "the arbiter has not answered for 6 s"
+    assert late.problem == "the arbiter has not answered for 6s"
     assert late.use is not None
     assert late.written_at_ns == at_ns
     assert seen(tmp_path, at_ns + 60 * SECOND_NS).gist == late.gist != seen(tmp_path, at_ns).gist

@@ -28,7 +28,7 @@ FRAME = Frame(columns=10, cpu_rows=8)
 
 
 def ended(job: str, start: int | None, end: int, cpus: int = 1, **more: Any) -> Result:
-    """Return a run from *start* to *end*, in seconds after T0, that had waited 5 s."""
+    """Return a run from *start* to *end*, in seconds after T0, that had waited 5s."""
     began = None if start is None else T0 + start * S
     known: dict[str, Any] = {
         "run": 1,

@@ -16,7 +16,7 @@ from support import wait_for
 
 LEDGER = "echo $SPOOL_JOB >> ledger; "
 
-# A dispatcher that gives Slurm's commands up after 3 s instead of a minute.
+# A dispatcher that gives Slurm's commands up after 3s instead of a minute.
 _IMPATIENT = """
 from spool.executors import slurm
 from spool.cli.main import main

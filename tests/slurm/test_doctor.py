@@ -86,7 +86,7 @@ def test_a_probe_that_waits_is_taken_back(unserved: Served, slurm: Cluster, monk
             "scontrol",
             '"$real" "$@" | sed "s/^MinJobAge .*/MinJobAge = 5 sec/"',
             "Slurm's settings",
-            "forgets a job 5 s",
+            "forgets a job 5s",
         ),
         ("scontrol", 'echo "slurm_load: Unable to contact" >&2; exit 1', "Slurm", "no answer: slurm_load: Unable"),
     ],

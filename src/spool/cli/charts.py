@@ -100,7 +100,7 @@ def _seconds(span_ns: int, room: int) -> str:
     at = 0
     while at <= seconds:
         place = int(at / seconds * room) if seconds else 0
-        label = f"{at} s"
+        label = f"{at}s"
         if place + len(label) < room:
             cells[place : place + len(label) + 1] = [mark, *label]
         at += step
@@ -213,15 +213,15 @@ _MANY_BOXES = 4000  # an SVG of more is slow to look at
 COLOURS = (render.GREY, "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito 2008: safe for colour-blind readers. The first is grey, the last black."""
 TICKS = (  # s
-    (1, "1 s"),
-    (10, "10 s"),
+    (1, "1s"),
+    (10, "10s"),
     (60, "1 min"),
     (600, "10 min"),
-    (3600, "1 h"),
-    (36_000, "10 h"),
-    (86_400, "1 d"),
+    (3600, "1h"),
+    (36_000, "10h"),
+    (86_400, "1d"),
     (7 * 86_400, "1 w"),
-    (30 * 86_400, "30 d"),
+    (30 * 86_400, "30d"),
     (365 * 86_400, "1 a"),
 )
 _UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))

@@ -65,13 +65,13 @@ def _line(happened: DemoEvent, begun_at_ns: int) -> str:
     seconds = max(0, happened.at_ns - begun_at_ns) / SECOND_NS
     result = happened.result
     if result is None:
-        return f"{seconds:5.1f} s  {happened.name:8} starts"
+        return f"{seconds:5.1f}s  {happened.name:8} starts"
     words = result.outcome.value
     if result.outcome is not State.FINISHED:
         words += f": {result.reason}"
     elif result.started_at_ns is not None and result.ended_at_ns is not None:
-        words += f" after {(result.ended_at_ns - result.started_at_ns) / SECOND_NS:.2f} s"
-    return f"{seconds:5.1f} s  {happened.name:8} {words}"
+        words += f" after {(result.ended_at_ns - result.started_at_ns) / SECOND_NS:.2f}s"
+    return f"{seconds:5.1f}s  {happened.name:8} {words}"
 
 
 def _picture(demonstration: Demonstration, names: list[str], results: list[Result]) -> None:

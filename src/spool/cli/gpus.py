@@ -87,7 +87,7 @@ def _row(each: GpuStatus) -> list[str]:
 
 
 def _percent(part: int | None) -> str:
-    return "" if part is None else f"{part} %"
+    return "" if part is None else f"{part}%"
 
 
 def _holder(holder: GpuHolder) -> str:

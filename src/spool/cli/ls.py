@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.cli import render
 from spool.cli.common import job_name, json_option, moment_of, states_of, states_option, viewed
@@ -16,14 +17,20 @@ from spool.cli.telling import tell
 from spool.core.errors import ExitCode, shown
 from spool.core.names import is_pattern
 from spool.core.pools import in_words
+from spool.core.reasons import some_of
 from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
 from spool.formats.toml import uncollected
-from spool.query.jobs import ORDERS, JobFilter, JobList, JobRow, list_jobs
+from spool.query.jobs import JobFilter, JobList, list_jobs
+from spool.query.outlook import foreseen
+from spool.query.parameters import by_value, outcomes_by_value, with_metrics
+from spool.query.rows import ORDERS, JobRow
 from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
 from spool.store.spool import Spool
 
 _WATCH_S = 2.0
+_MOST_VALUES = 8  # parameters and metrics with a column each
+_UNFOLDED = 200  # tasks of an array that was named; up to that many have a line each
 _MARGIN = 6  # terminal lines for the head of the table and for remarks
 
 
@@ -50,6 +57,21 @@ def _parameters(one: ListedJob, now_ns: int) -> str:
     return render.parameters(one.row.parameters) if one.count == 1 else ""
 
 
+def _metrics(one: ListedJob) -> str:
+    return render.parameters(one.row.metrics) if one.count == 1 else ""
+
+
+def _value_field(word: str) -> JobField:
+    """Return the column of one parameter, "param:lr", or of one metric, "metric:loss"."""
+    kind, _, key = word.partition(":")
+
+    def text(one: ListedJob, now_ns: int) -> str:
+        pairs = one.row.parameters if kind == "param" else one.row.metrics
+        return dict(pairs).get(key, "") if one.count == 1 else ""
+
+    return JobField(render.Column(key.upper(), cut="middle", drop=1), text)
+
+
 FIELDS = {
     "name": JobField(render.Column("NAME", cut="middle"), lambda one, now_ns: one.name),
     "state": JobField(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
@@ -59,12 +81,13 @@ FIELDS = {
     "gpus": JobField(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
     "busy": JobField(
         render.Column("BUSY", right=True, drop=3),
-        lambda one, now_ns: "" if one.row.gpu_percent is None else f"{one.row.gpu_percent} %",
+        lambda one, now_ns: "" if one.row.gpu_percent is None else f"{one.row.gpu_percent}%",
     ),
     "user": JobField(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
     "time": JobField(
         render.Column("TIME", right=True, drop=1), lambda one, now_ns: render.duration(one.row.time_ns(now_ns))
     ),
+    "left": JobField(render.Column("LEFT", right=True, drop=1), lambda one, now_ns: one.row.outlook(now_ns)),
     "progress": JobField(render.Column("PROGRESS", right=True, drop=1), lambda one, now_ns: one.row.progress),
     "reason": JobField(render.Column("REASON", cut="end"), _reason),
     "project": JobField(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
@@ -78,22 +101,40 @@ FIELDS = {
     "ended": JobField(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
     "node": JobField(render.Column("NODE", cut="middle"), lambda one, now_ns: one.row.node or ""),
     "parameters": JobField(render.Column("PARAMETERS", cut="end", drop=1), _parameters),
+    "metrics": JobField(render.Column("METRICS", cut="end", drop=1), lambda one, now_ns: _metrics(one)),
 }
+_KNOWN = f"{', '.join(FIELDS)}, and param:KEY and metric:KEY for one value"
 COLUMNS = tuple(FIELDS)
 """The columns that `--columns` may name."""
+_FULLY = ("progress", "parameters", "metrics", "left")  # these need a closer look at each job
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
+
+
+_ALIASES = {"params": "parameters"}
+
+
+def _of_value(word: str) -> bool:
+    """Whether *word* names the column of one parameter or metric."""
+    kind, colon, key = word.partition(":")
+    return kind in ("param", "metric") and bool(colon and key)
+
+
+def field_of(word: str) -> JobField:
+    """Return the column of that name."""
+    return _value_field(word) if _of_value(word) else FIELDS[word]
 
 
 def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
     """Return the columns that --columns names."""
     if text is None:
         return ()
-    words = tuple(word.strip().lower() for word in text.split(",") if word.strip())
+    said = tuple(word.strip() for word in text.split(",") if word.strip())
+    words = tuple(word if _of_value(word) else _ALIASES.get(word.lower(), word.lower()) for word in said)
     for word in words:
-        if word not in FIELDS:
-            raise click.UsageError(f"unknown column {shown(word)!r}; the columns are {', '.join(FIELDS)}")
+        if word not in FIELDS and not _of_value(word):
+            raise click.UsageError(f"unknown column {shown(word)!r}; the columns are {_KNOWN}")
     if not words:
-        raise click.UsageError(f"--columns is empty; the columns are {', '.join(FIELDS)}")
+        raise click.UsageError(f"--columns is empty; the columns are {_KNOWN}")
     return words
 
 
@@ -109,7 +150,10 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("--project", metavar="NAME", help="Only jobs in this project.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--sort", type=click.Choice(sorted(ORDERS)), help="Sort order. Default: ended, running, waiting.")
-@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns: {', '.join(FIELDS)}.")
+@click.option("--columns", metavar="NAME,...", callback=_columns, help=f"Only these columns: {_KNOWN}.")
+@click.option(
+    "--by", metavar="KEY", help="Tasks in the order of this parameter, with its values, metrics or last line of output."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV: every column, or those of --columns.")
 @click.option(
     "--tree", "as_tree", is_flag=True, help="Show each job below its dependencies, and each task below its array."
@@ -130,6 +174,7 @@ def command(
     tag: str | None,
     sort: str | None,
     columns: tuple[str, ...],
+    by: str | None,
     as_csv: bool,
     as_tree: bool,
     watch: bool,
@@ -143,27 +188,29 @@ def command(
     the progress of runs that report it (the last percentage of tqdm, or the file `progress` in their metadir), and how
     BUSY the GPUs of a run are (for an ended job, the average); a pipe gets everything.
 
+    LEFT is the time that remains of a run by its own progress, `≤` until its time limit, `~` a guess by earlier runs;
+    for a job that waits it is when it starts by the plan (`in ~` by a guess), and `-` if that is unknown.
+
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue
       spool ls --since today --columns name,state,exit,ended
 
+    `--by lr` lists tasks in the order of their parameter lr, with the outcome, the metrics (`key = value` lines in the
+    file `metrics` of their metadir) or else the last line of output, and which values failed.
+
+      spool ls sweep --by lr
+      spool ls sweep --columns name,state,param:lr,metric:loss
+
     By hand: ls queued held running done
     """
-    if sum((as_csv, as_json, quiet, as_tree)) > 1:
-        raise click.UsageError("--csv, --json, --quiet and --tree cannot be combined")
-    if watch and (as_csv or as_json or quiet or not sys.stdout.isatty()):
+    if by is not None and (as_tree or sort is not None or quiet):
+        raise click.UsageError("--by cannot be combined with --tree, --sort or --quiet")
+    form = _form(json=as_json, names=quiet, csv=as_csv, tree=as_tree)
+    if watch and (form not in ("table", "tree") or not sys.stdout.isatty()):
         raise click.UsageError("--watch needs a terminal; in a script call `spool ls` repeatedly")
-    wanted = JobFilter(
-        tuple(map(_name, names)),
-        states_of(states),
-        user,
-        project,
-        tag,
-        recent,
-        moment_of("--since", since, time.time_ns()),
-    )
-    form = "json" if as_json else "names" if quiet else "csv" if as_csv else "tree" if as_tree else "table"
-    asked = _Asked(wanted, everything, sort, columns, form, watch)
+    since_ns = moment_of("--since", since, time.time_ns())
+    wanted = JobFilter(tuple(map(_name, names)), states_of(states), user, project, tag, recent, since_ns)
+    asked = _Asked(wanted, everything, sort, columns, form, watch, by)
     spool = viewed(root)
     while watch:
         _show(spool, asked)
@@ -171,6 +218,14 @@ def command(
         time.sleep(_WATCH_S)
     with uncollected():
         return _show(spool, asked)
+
+
+def _form(**wanted: bool) -> str:
+    """Return the form of the list that the options name."""
+    named = [form for form, is_wanted in wanted.items() if is_wanted]
+    if len(named) > 1:
+        raise click.UsageError("--csv, --json, --quiet and --tree cannot be combined")
+    return named[0] if named else "table"
 
 
 class _Asked(Struct, frozen=True):
@@ -182,15 +237,25 @@ class _Asked(Struct, frozen=True):
     columns: tuple[str, ...]
     form: str
     watch: bool
+    by: str | None = None  # a parameter of tasks
 
 
 def _show(spool: Spool, asked: _Asked) -> int:
     """Read the spool, print the list once, and return the exit code."""
     wanted = asked.wanted
-    in_full = asked.form in ("json", "csv") or {"progress", "parameters"} & {*asked.columns} or sys.stdout.isatty()
-    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, in_full=bool(in_full))
+    in_full = asked.form in ("json", "csv") or sys.stdout.isatty()
+    closely = any(name in _FULLY or _of_value(name) for name in asked.columns)
+    rich = in_full or asked.by is not None or closely or (asked.form == "table" and not asked.columns)
+    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, in_full=rich)
     arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
+    if (in_full and not asked.columns) or "left" in asked.columns:
+        found, arrays = foreseen(spool, found, arrays)
+    if asked.form != "names" and (_needs_metrics(asked) or arrays):
+        found = replace(found, rows=with_metrics(spool, found.rows))
+        arrays = {name: ArrayTasks(with_metrics(spool, one.rows)) for name, one in arrays.items()}
     rows = _rows(found, arrays, wanted)
+    if asked.by is not None and (asked.form in ("table", "csv")):
+        rows = _by(rows, asked.by)
     match asked.form:
         case "json":
             _print_json(found, arrays)
@@ -200,8 +265,11 @@ def _show(spool: Spool, asked: _Asked) -> int:
             _print_csv(rows, asked.columns or tuple(FIELDS), found.at_ns)
         case "tree":
             _print_table(tree(spool, rows), asked, found.at_ns)
+        case _ if asked.by is not None:
+            _print_by(spool, rows, asked, found.at_ns)
         case _:
-            fold = not asked.everything and sys.stdout.isatty()
+            told = arrays and len(rows) <= _UNFOLDED and any(row.parameters for row in rows)
+            fold = not asked.everything and sys.stdout.isatty() and not told
             lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
             _print_table(lines, asked, found.at_ns)
     _remark(found)
@@ -210,6 +278,11 @@ def _show(spool: Spool, asked: _Asked) -> int:
     for name in found.unknown:
         tell(str(spool.no_such_job("list", f"job {name}", name)))
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
+
+
+def _needs_metrics(asked: _Asked) -> bool:
+    everything = asked.form == "json" or (asked.form == "csv" and not asked.columns)
+    return everything or asked.by is not None or any(name.startswith("metric") for name in asked.columns)
 
 
 def _why_empty(asked: _Asked) -> str:
@@ -234,10 +307,13 @@ def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> l
 def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None:
     """Print the table; with --watch, no more lines than the terminal has."""
     on_terminal = sys.stdout.isatty()
-    progress = ("progress",) if on_terminal and any(one.row.progress for one in lines) else ()
+    progress = ("progress",) if any(one.row.progress for one in lines) else ()
+    left = ("left",) if on_terminal and any(one.row.left or one.row.start for one in lines) else ()
     busy = ("busy",) if on_terminal and any(_is_busy(one.row) for one in lines) else ()
-    parameters = ("parameters",) if on_terminal and any(_parameters(one, now_ns) for one in lines) else ()
-    kept = [FIELDS[name] for name in asked.columns or (*_USUAL[:-1], *busy, *progress, *parameters, _USUAL[-1])]
+    parameters = _of_tasks(lines, asked.wanted.names) if on_terminal else ()
+    kept = [
+        field_of(name) for name in asked.columns or (*_USUAL[:-1], *left, *busy, *progress, *parameters, _USUAL[-1])
+    ]
     room = len(lines)
     if asked.watch:
         import shutil  # imported here, because only --watch needs it
@@ -246,10 +322,54 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
         render.clear()
     shown_lines = lines[:room]
     columns = [[field.text(one, now_ns) for one in shown_lines] for field in kept]
-    styles = [render.style_of(one.row.state) for one in shown_lines]
+    styles = [render.style_of_row(one.row) for one in shown_lines]
     render.table([field.column for field in kept], list(zip(*columns, strict=True)), styles)
     if len(lines) > room:
         render.say(f"… and {len(lines) - room} more")
+
+
+def _by(rows: Sequence[JobRow], key: str) -> list[JobRow]:
+    """Return the tasks in the order of a parameter."""
+    found = by_value(rows, key)
+    if not found and rows:
+        known = ", ".join(dict.fromkeys(key for row in rows for key, _ in row.parameters))
+        has = f"the parameters are {known}" if known else "name an array with a matrix or rows"
+        raise click.UsageError(f"no listed task has the parameter {shown(key)!r}; {has}")
+    return found
+
+
+def _print_by(spool: Spool, rows: Sequence[JobRow], asked: _Asked, now_ns: int) -> None:
+    """Print the tasks in the order of a parameter, and below them the values whose tasks failed."""
+    from spool.query.progress import last_line_of  # imported here, because only this reads outputs
+
+    key = asked.by or ""
+    others = dict.fromkeys(name for row in rows for name, _ in row.parameters if name != key)
+    metrics = dict.fromkeys(name for row in rows for name, _ in row.metrics)
+    names = (f"param:{key}", "name", *(f"param:{each}" for each in others), "state", "exit", "time")
+    names = (*(asked.columns or names), *(f"metric:{each}" for each in metrics if not asked.columns))
+    kept = [field_of(name) for name in names]
+    if not asked.columns:
+        kept[0] = JobField(render.Column(key.upper(), cut="middle"), kept[0].text)  # this one is never left out
+    cells = [[field.text(ListedJob(row, row.name), now_ns) for field in kept] for row in rows]
+    columns = [field.column for field in kept]
+    if not metrics and not asked.columns:
+        columns.append(render.Column("LAST LINE", cut="end"))
+        for row, line in zip(rows, cells, strict=True):
+            line.append(last_line_of(spool, row.name, row.run) if row.run is not None else row.reason)
+    render.table(columns, cells, [render.style_of(row.state) for row in rows])
+    for each in outcomes_by_value(rows, key):
+        if each.failed:
+            render.prose(f"{key}={each.value}: {len(each.failed)} of {each.total} failed: {some_of(each.failed)}")
+
+
+def _of_tasks(lines: Sequence[ListedJob], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns for the values of tasks: one for each if arrays were named and have few, else one for all."""
+    rows = [one.row for one in lines if one.count == 1]
+    keys = dict.fromkeys(key for row in rows for key, _ in row.parameters)
+    metrics = dict.fromkeys(key for row in rows for key, _ in row.metrics) if names else ()
+    if names and len(keys) + len(metrics) <= _MOST_VALUES:
+        return (*(f"param:{key}" for key in keys), *(f"metric:{key}" for key in metrics))
+    return (("parameters",) if keys else ()) + (("metrics",) if metrics else ())
 
 
 def _is_busy(row: JobRow) -> bool:
@@ -263,7 +383,7 @@ def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> N
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(columns)
     for row in rows:
-        out.writerow([shown(FIELDS[name].text(ListedJob(row, row.name), now_ns)) for name in columns])
+        out.writerow([shown(field_of(name).text(ListedJob(row, row.name), now_ns)) for name in columns])
 
 
 def _print_json(found: JobList, arrays: dict[str, ArrayTasks]) -> None:

@@ -50,7 +50,7 @@ PUBLIC = {
     "JobRow": """
         name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns
         started_at_ns ended_at_ns exit_code reason place progress suspended_ns suspended_at_ns array gpu_percent
-        parameters node
+        parameters metrics node left_ns left_by start_at_ns start_is_guess
     """,
     "LaneBar": "first last busy run alone",
     "MachineStatus": """
@@ -149,7 +149,7 @@ def names_of(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     return tuple((name, attrgetter(path or name)) for name, _, path in pairs)
 
 
-_TABLES = frozenset({"resources", "resource_indices", "parameters"})
+_TABLES = frozenset({"resources", "resource_indices", "parameters", "metrics"})
 """Fields that are tables, held as pairs so that values with them can be compared and hashed."""
 
 

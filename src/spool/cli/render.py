@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import groupby
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from spool.core.errors import shown
 from spool.core.model import GpuUse, State
-from spool.core.units import show_duration, show_size
+from spool.core.units import show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
     from spool.query.jobs import JobRow  # `submit` needs no list
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 GAP = "  "
 """The separator of two columns."""
 _COMFORT = {"": 1 << 30, "middle": 16, "end": 24, "words": 24}  # cells; narrower columns make others drop
+_AMPLE = {"middle": 32, "end": 48}  # cells; only then do the least important columns come back
 DATE = 10  # cells
 _BAR = 20  # cells of a bar
 _REDRAWN_NS = 100_000_000  # the shortest time between two redraws
@@ -108,6 +109,10 @@ class Column(Struct, frozen=True):
         """Return its least width if its texts have at most *natural* cells."""
         return min(natural, self.least) if self.cut else natural
 
+    def ample(self, natural: int) -> int:
+        """Return the width that it has before unimportant columns get any."""
+        return min(natural, _AMPLE[self.cut]) if self.cut in _AMPLE else self.comfort(natural)
+
     def comfort(self, natural: int) -> int:
         """Return its least width while other columns can be dropped; a time may always take two lines."""
         return min(natural, max(self.least, _COMFORT[self.cut]) if self.least != DATE else DATE)
@@ -189,22 +194,31 @@ def layout(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int
     from rich.cells import cell_len
 
     natural = [max(cell_len(line[at]) for line in cells) for at in range(len(columns))]
-    filled = {at for at in range(len(columns)) if any(line[at] for line in cells[1:])}
-    kept = _kept(columns, natural, filled, width)
+    worth = [len({line[at] for line in cells[1:]} - {""}) for at in range(len(columns))]
+    if len(cells) == 2:  # with one row, no column is the same in every row
+        worth = [2 * min(1, texts) for texts in worth]
+    kept = _kept(columns, natural, worth, width)
     return kept, _widths([columns[at] for at in kept], [natural[at] for at in kept], width)
 
 
-def _kept(columns: Sequence[Column], natural: Sequence[int], filled: Set[int], width: int) -> list[int]:
-    """Return which columns fit: empty ones are dropped first, then the least important."""
+def _kept(columns: Sequence[Column], natural: Sequence[int], worth: Sequence[int], width: int) -> list[int]:
+    """Return which columns fit: empty ones are dropped first, then those with one text, then the least important.
+
+    *worth* is the number of different texts. Names and reasons have ample room before the less important come back, so
+    that they are not shorter in a wider terminal.
+    """
     kept = list(range(len(columns)))
 
     def leave_out(droppable: Callable[[Column], bool], wanted: Callable[[int], int]) -> None:
-        going = sorted((at for at in kept if droppable(columns[at])), key=lambda at: (at in filled, -columns[at].drop))
+        going = sorted(
+            (at for at in kept if droppable(columns[at])), key=lambda at: (min(worth[at], 2), -columns[at].drop)
+        )
         for at in going:
             if sum(map(wanted, kept)) + len(GAP) * (len(kept) - 1) <= width:
                 return
             kept.remove(at)
 
+    leave_out(lambda column: column.drop > 1, lambda at: columns[at].ample(natural[at]))
     leave_out(lambda column: column.drop > 0, lambda at: columns[at].comfort(natural[at]))
     leave_out(lambda column: column.drop < 0, lambda at: columns[at].floor(natural[at]))
     return kept
@@ -438,7 +452,7 @@ def cpu_time(duration_ns: int | None) -> str:
     """Return a duration that may be very short."""
     if duration_ns is None:
         return ""
-    return f"{duration_ns / 1e9:.3f} s" if duration_ns < 10_000_000_000 else show_duration(duration_ns)
+    return f"{duration_ns / 1e9:.3f}s" if duration_ns < 10_000_000_000 else show_duration(duration_ns)
 
 
 def parameters(values: Sequence[tuple[str, str]]) -> str:
@@ -460,7 +474,7 @@ def ratio(number: float | None) -> str:
 
 def percent(part: float | None) -> str:
     """Return a fraction as a percentage."""
-    return "" if part is None else f"{100 * part:.1f}%"
+    return "" if part is None else show_percent(part)
 
 
 def gpu_use(use: GpuUse) -> str:

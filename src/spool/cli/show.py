@@ -13,6 +13,7 @@ from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
+from spool.core.timeleft import Basis
 from spool.core.units import show_duration, show_size
 from spool.query.details import JobDetails, RunDetails, job_details
 from spool.query.tasks import ListedJob, folded
@@ -25,6 +26,11 @@ _TASK_COLUMNS = (
     render.Column("REASON", cut="end"),
 )
 _PARAMETERS = 3  # the column is left out if no line has any
+_BASES = {
+    Basis.PROGRESS: "by its progress",
+    Basis.LIMIT: "by its time limit",
+    Basis.GUESS: "a guess by earlier runs",
+}
 
 
 @click.command(cls=Verb)
@@ -59,11 +65,17 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     head = f"{row.state}{f': {row.reason}' if row.reason else ''}"
     render.headline(f"job {found.name}", head, render.style_of_row(row))
     _print_runs(found, now_ns)
-    lines = [
+    lines = []
+    if row.left is not None:
+        lines.append(("time left", f"{row.left.words()}, {_BASES[row.left.basis]}"))
+    if row.start is not None:
+        lines.append(("expected start", row.start.words(now_ns)))
+    lines += [
         ("user", row.user or ""),
         ("project", row.project or ""),
         ("tags", ", ".join(row.tags)),
         ("parameters", render.parameters(row.parameters)),
+        ("metrics", render.parameters(row.metrics)),
         ("priority", render.count(row.priority)),
         ("asks for", _asks(found)),
         ("expected run time", found.expected),

@@ -42,13 +42,13 @@ from spool.store.spool import Spool
 _PLOT_POINTS = 400
 _MARGIN = 14  # columns before a curve on the terminal
 _FEW = 5  # users, without --all-users
-_SPARED = ("median wait", "95 % wait", "CPU", "longest wait")  # columns left out on a narrow terminal
+_SPARED = ("median wait", "95% wait", "CPU", "longest wait")  # columns left out on a narrow terminal
 _Told = tuple[str, Callable[[WaitSummary], str]]
 _WAITS: tuple[_Told, ...] = (
     ("mean wait", lambda each: render.duration(each.mean_wait_ns)),
     ("median wait", lambda each: render.duration(each.median_wait_ns)),
-    ("95 % wait", lambda each: render.duration(each.wait_95_ns)),
-    ("99 % wait", lambda each: render.duration(each.wait_99_ns)),
+    ("95% wait", lambda each: render.duration(each.wait_95_ns)),
+    ("99% wait", lambda each: render.duration(each.wait_99_ns)),
     ("longest wait", lambda each: render.duration(each.longest_wait_ns)),
     ("slowdown", lambda each: render.ratio(each.mean_bounded_slowdown)),
     ("CPU", lambda each: render.percent(each.utilisation)),
@@ -123,8 +123,8 @@ def command(
       lxf          largest expansion factor first: the longest wait for its size
       spool        as this spool is configured
 
-    SLOWDOWN is the mean bounded slowdown: (wait + run time) / run time, counting run times below 10 s as 10 s. CPU is
-    the share of CPUs in use from the first submission to the last end. 99 % WAIT is the wait that 99 of 100 jobs did
+    SLOWDOWN is the mean bounded slowdown: (wait + run time) / run time, counting run times below 10s as 10s. CPU is
+    the share of CPUs in use from the first submission to the last end. 99% WAIT is the wait that 99 of 100 jobs did
     not exceed.
 
       spool simulate lublin_256.swf --cpus 128 --policy easy,spool

@@ -131,7 +131,7 @@ def _times(median_ns: int | None, p90_ns: int | None, mean_ns: int | None) -> st
     if median_ns is None:
         return ""
     mean = f", mean {render.duration(mean_ns)}" if mean_ns is not None else ""
-    return f"median {render.duration(median_ns)}, 90 % within {render.duration(p90_ns)}{mean}"
+    return f"median {render.duration(median_ns)}, 90% within {render.duration(p90_ns)}{mean}"
 
 
 def _hours(hours: float) -> str:
@@ -195,10 +195,10 @@ _CELLS = (
     _Cell("SUCCESS", 80, lambda each: render.percent(each.success_rate)),
     _Cell("RETRIES", 25, lambda each: render.count(each.retries or None)),
     _Cell("WAIT", 70, lambda each: render.duration(each.wait_median_ns)),
-    _Cell("90 %", 40, lambda each: render.duration(each.wait_p90_ns)),
+    _Cell("90%", 40, lambda each: render.duration(each.wait_p90_ns)),
     _Cell("MEAN", 15, lambda each: render.duration(each.wait_mean_ns)),
     _Cell("RUN TIME", 65, lambda each: render.duration(each.run_time_median_ns)),
-    _Cell("90 %", 30, lambda each: render.duration(each.run_time_p90_ns)),
+    _Cell("90%", 30, lambda each: render.duration(each.run_time_p90_ns)),
     _Cell("SUM", 20, lambda each: render.duration(each.run_time_sum_ns)),
     _Cell("CPU-H", 90, lambda each: _hours(each.cpu_hours)),
     _Cell("USED", 50, lambda each: render.percent(each.cpu_efficiency)),

@@ -16,7 +16,7 @@ from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Grant, Notify, Request, Result
 from spool.core.names import engine_of, engine_title
 from spool.core.pools import in_words
-from spool.core.units import show_duration, show_size
+from spool.core.units import show_duration, show_percent, show_size
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -194,7 +194,7 @@ def _result(result: Result) -> list[tuple[str, str]]:
     if result.cpu_time_ns is not None:
         lines.append(("CPU time", show_duration(result.cpu_time_ns)))
     if (busy := mean_part(result.gpu_use)) is not None:
-        lines.append(("GPUs busy", f"{100 * busy:.1f}% on average"))
+        lines.append(("GPUs busy", f"{show_percent(busy)} on average"))
     if result.again is not None:
         at = f", not before {_moment(result.again_at_ns)}" if result.again_at_ns is not None else ""
         lines.append(("goes on", f"{result.again}{at}"))

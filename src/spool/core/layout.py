@@ -71,6 +71,7 @@ SIGNALS = "signals"  # to be passed on by a wrapper that its engine cannot signa
 KEPT = "kept"
 LAUNCH = "launch"
 PROGRESS = "progress"
+METRICS = "metrics"
 SUSPENDED = "suspended"
 GPUS = "gpus.toml"
 CALL = "call"  # of a Python function, FORMAT 18

@@ -73,7 +73,7 @@ def show_instant(at_ns: int, now_ns: int, zone: tzinfo = UTC) -> str:
         at = (_EPOCH + timedelta(microseconds=at_ns // 1000)).astimezone(zone)
         now = (_EPOCH + timedelta(microseconds=now_ns // 1000)).astimezone(zone)
     except OverflowError:  # beyond the year 9999
-        return f"{at_ns // 1_000_000_000} s after 1970"
+        return f"{at_ns // 1_000_000_000}s after 1970"
     clock = at.strftime("%H:%M:%S" if at.second else "%H:%M")
     return clock if at.date() == now.date() else f"{at.date().isoformat()} {clock}"
 

@@ -60,7 +60,7 @@ class Expected(NamedTuple):
         return self.source is not Source.LIMIT
 
     def words(self, name: str, user: str) -> str:
-        """Return the expected run time of job *name* of *user*, and its basis: "about 35 m, as …"."""
+        """Return the expected run time of job *name* of *user*, and its basis: "about 35m, as …"."""
         time, theirs = show_duration(self.ns), f"{user}'s" if user else "its user's"
         match self.source:
             case Source.LIMIT:

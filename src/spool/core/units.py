@@ -208,15 +208,21 @@ def show_size(size_bytes: int) -> str:
 
 
 def show_duration(duration_ns: int) -> str:
-    """Return *duration_ns* in words, its two largest units: "1 h 02 m", "3 d 04 h", "45 s", "0.4 s"."""
+    """Return *duration_ns* in words, its two largest units: "1h02m", "3d04h", "45s", "0.4s"."""
     seconds = duration_ns // _UNIT_NS["s"]
     if seconds < 0:
         return f"-{show_duration(-duration_ns)}"
     if seconds >= 86400:
-        return f"{seconds // 86400} d {seconds % 86400 // 3600:02} h"
+        return f"{seconds // 86400}d{seconds % 86400 // 3600:02}h"
     if seconds >= 3600:
-        return f"{seconds // 3600} h {seconds % 3600 // 60:02} m"
+        return f"{seconds // 3600}h{seconds % 3600 // 60:02}m"
     if seconds >= 60:
-        return f"{seconds // 60} m {seconds % 60:02} s"
+        return f"{seconds // 60}m{seconds % 60:02}s"
     tenths = duration_ns // 100_000_000 % 10
-    return f"{seconds}.{tenths} s" if seconds < 10 and tenths else f"{seconds} s"
+    return f"{seconds}.{tenths}s" if seconds < 10 and tenths else f"{seconds}s"
+
+
+def show_percent(part: float) -> str:
+    """Return a fraction in words: "87%"; a part of one per cent with a decimal, "0.4%"."""
+    percent = 100 * part
+    return f"{percent:.1f}%" if 0 < percent < 0.95 else f"{percent:.0f}%"

@@ -257,7 +257,7 @@ def _leases(subject: Subject) -> Findings:
     if works:
         yield _good("the kernel reports whether a file is still being written")
     else:
-        text = "no file leases here: a dropped file counts as complete once it has not changed for 0.3 s"
+        text = "no file leases here: a dropped file counts as complete once it has not changed for 0.3s"
         yield _warn(text, "write files in .tmp/ and `mv` them from there")
 
 

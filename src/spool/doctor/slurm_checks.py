@@ -78,7 +78,7 @@ def _run(command: Command) -> CommandEnd:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return CommandEnd(None, "", f"{command.arguments[0]} did not answer within {command.within_s:.0f} s")
+        return CommandEnd(None, "", f"{command.arguments[0]} did not answer within {command.within_s:.0f}s")
     except OSError as error:
         return CommandEnd(127, "", f"{command.arguments[0]}: {error.strerror}")
     return CommandEnd(done.returncode, done.stdout, done.stderr)
@@ -128,7 +128,7 @@ def _cluster_settings(subject: Subject) -> Findings:
     age_s, poll_s = _seconds(has.get("MinJobAge", "")), subject.config.slurm.poll_ns / SECOND_NS
     if age_s is not None and age_s < 2 * poll_s + 10:
         fine = False
-        text = f"Slurm forgets a job {age_s} s after its end; what it says of that end may be missed"
+        text = f"Slurm forgets a job {age_s}s after its end; what it says of that end may be missed"
         yield _warn(text, f'`poll = "{max(1, (age_s - 10) // 2)}s"` in [slurm], or a MinJobAge of 300')
     most = _seconds(has.get("MaxJobCount", ""))
     if most is not None and subject.config.slurm.max_in_flight > most // 2:
@@ -143,7 +143,7 @@ def _cluster_settings(subject: Subject) -> Findings:
         fine = False
         yield _warn(f"plugins may change what jobs ask for: {has['JobSubmitPlugins']}", "the probe shows what is left")
     if fine:
-        yield _good(f"ended jobs are known for {age_s} s; jobs without memory share a node")
+        yield _good(f"ended jobs are known for {age_s}s; jobs without memory share a node")
 
 
 def _unlimited(settings: Mapping[str, str]) -> bool:
@@ -263,7 +263,7 @@ def _judged(found: _Answer, mark: str, nonce: str, directory: str) -> Findings:
         )
         return
     if found.late_s > 1:
-        text = f"{node} sees the spool; what it writes is seen here after {found.late_s:.0f} s"
+        text = f"{node} sees the spool; what it writes is seen here after {found.late_s:.0f}s"
         yield _warn(text, "ends are seen that much later; a shorter actimeo of the mount helps", about="shared spool")
     else:
         yield _good(f"{node} sees the spool, and this machine what {node} writes there", about="shared spool")

@@ -251,7 +251,7 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"it did not answer for {LIMIT_S:g} s") from None
+        raise TimeoutError(f"it did not answer for {LIMIT_S:g}s") from None
 
 
 def _problem_of_version() -> str | None:

@@ -150,7 +150,7 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
                     pipe.close()
     text = output.decode("utf-8", "replace")
     if not ended:
-        return _HookResult(f"it took longer than {limit_ns / SECOND_NS:g} s and was killed", text, 0)
+        return _HookResult(f"it took longer than {limit_ns / SECOND_NS:g}s and was killed", text, 0)
     if code:
         return _HookResult(f"signal {-code}" if code < 0 else f"exit code {code}", text, left)
     return _HookResult(None, text, left)

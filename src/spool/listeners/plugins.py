@@ -209,7 +209,7 @@ class Plugins(Listener):
         if errors:
             raise _FailedError(_said(errors[0]))
         if not results:
-            raise TimeoutError(f"it took longer than {limit_s:g} s")
+            raise TimeoutError(f"it took longer than {limit_s:g}s")
         return results[0]
 
 

@@ -206,7 +206,7 @@ class NotifierCommand:
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
             if not in_time:
-                raise UndeliveredError(f"the notifier did not end within {self._limit_s:g} s")
+                raise UndeliveredError(f"the notifier did not end within {self._limit_s:g}s")
             if code != 0:
                 words = _last_words(said.fileno())
                 raise UndeliveredError(f"the notifier's exit code is {code}{f': {words}' if words else ''}")

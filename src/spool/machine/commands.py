@@ -202,7 +202,7 @@ def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None
             out, err = process.communicate(timeout=_LAST_WORDS_S)
         except subprocess.TimeoutExpired:  # another process holds its output open
             out, err = b"", b""
-        err += f"ended after {within_s} s without an answer".encode()
+        err += f"ended after {within_s}s without an answer".encode()
     words = {"out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
     say({"number": order["number"], "status": status, **words})
 

@@ -569,7 +569,7 @@ class GpuWatcher:
             self._take_in(sample, ours)
         elif max(now_ns - (self._asked_at_ns or now_ns), self._waited_ns) >= self._limit_ns:
             self._helper.stop()
-            self._fail(f"NVML hangs: no answer within {self._limit_ns / SECOND_NS:g} s")
+            self._fail(f"NVML hangs: no answer within {self._limit_ns / SECOND_NS:g}s")
 
     def _take_in(self, sample: Sample, ours: Ours) -> None:
         self.answered, self._answered_for = self.asked, self._asked_for

@@ -1,7 +1,7 @@
 """The content of the status page, as values: the dispatcher's last view, and the history of the last day.
 
-No job file is read: `state.json` has the jobs, and only runs on the page are asked for their progress. The lists are
-limited, so that the page of a large spool is no larger than a screen can use.
+No job file is read, but for the parameters of an array: `state.json` has the jobs, and only runs on the page are asked
+for their progress. The lists are limited, so that the page of a large spool is no larger than a screen can use.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from spool.core.accounting import By, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
 from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Grant, Machine, Result, RunAccount, State
 from spool.core.names import natural
+from spool.core.timeleft import part_done
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
 from spool.query.details import FAILURES
-from spool.query.jobs import RECENT_NS, JobRow, row_of_result, row_of_view
+from spool.query.jobs import RECENT_NS, with_parameters
+from spool.query.outlook import left_of
 from spool.query.progress import progress_of
+from spool.query.rows import JobRow, row_of_result, row_of_view
 from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day, live_run
@@ -174,7 +177,7 @@ class ContentReader:
         active = sorted((row for row in rows.values() if row.state in ALIVE), key=_by_start)
         real = [row for row in rows.values() if not row.array]
         self._read_day(now_ns, real)
-        runs = tuple(self._run(row, jobs[row.name]) for row in active[:MOST_RUNS])
+        runs = tuple(self._run(row, jobs[row.name], now_ns) for row in with_parameters(self._spool, active[:MOST_RUNS]))
         machine = view.machine if view is not None else None
         counts = Counter[State]()
         for word, number in (view.counts() if view is not None else {}).items():
@@ -269,13 +272,14 @@ class ContentReader:
         first = sorted(rows[:_DEEP], key=lambda row: (*_by_turn(row), natural(row.name)))
         return Shown(tuple(islice(folded(self._spool, first), most)), len(rows))
 
-    def _run(self, row: JobRow, view: JobView) -> RunShown:
+    def _run(self, row: JobRow, view: JobView, now_ns: int) -> RunShown:
         index = {gpu.uuid: gpu.index for gpu in self._gpus}
         gpus = tuple(sorted(index[uuid] for uuid in view.gpu_uuids if uuid in index))
         if row.state is State.RUNNING and row.run is not None and not row.array:
             row.progress = progress_of(self._spool, row.name, row.run)
-        number = row.progress.removesuffix("%").strip()
-        percent = int(number) if row.progress.endswith("%") and number.isdecimal() and int(number) <= 100 else None
+        done = part_done(row.progress)
+        percent = round(100 * done) if done is not None else None
+        row.left = left_of(row, now_ns)
         known = [use.mean_percent for use in view.gpu_use if use.mean_percent is not None]
         mean_percent = round(sum(known) / len(known)) if known else None
         return RunShown(row, gpus, view.time_limit_ns, mean_percent, percent)

@@ -23,8 +23,10 @@ from spool.core.errors import shown
 from spool.core.gpus import stranger
 from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State
 from spool.core.reasons import count_of, ranges_of
-from spool.core.units import show_duration, show_size
+from spool.core.timeleft import Basis
+from spool.core.units import show_duration, show_percent, show_size
 from spool.page.content import Day, PageContent, RunShown
+from spool.query.rows import JobRow
 from spool.query.shared import lease_words, pools_of
 from spool.query.timeline import LaneBar, Timeline, TimelineRow
 from spool.version import __version__
@@ -169,19 +171,28 @@ def _on_gpus(run: RunShown) -> str:
     return ranges_of(run.gpus, ", ")
 
 
+def _parameters(row: JobRow) -> str:
+    return _cut(", ".join(f"{key}={value}" for key, value in row.parameters), 120)
+
+
+def _left(row: JobRow) -> str:
+    """Return the time that remains; with a limit alone, "ran 1h of 2h" says it already."""
+    return f"{row.left.words()} left" if row.left is not None and row.left.basis is not Basis.LIMIT else ""
+
+
 def _busy(run: RunShown) -> Iterator[str]:
     now, mean = run.row.gpu_percent, run.gpu_mean_percent
     if now is not None:
-        yield f"GPU {now} % busy" + (f", {mean} % on average" if mean is not None else "")
+        yield f"GPU {now}% busy" + (f", {mean}% on average" if mean is not None else "")
     elif mean is not None:
-        yield f"GPU {mean} % busy on average"
+        yield f"GPU {mean}% busy on average"
 
 
 def _facts(day: Day) -> Iterator[tuple[str, str]]:
     if (line := day.timeline) is not None:
         for what, curve, there_are in (("CPUs", line.cpus_used, line.cpus), ("GPUs", line.gpus_used, line.gpus)):
             if there_are:
-                yield f"{100 * curve.mean / there_are:.0f} %", f"of the {what} in use on average"
+                yield show_percent(curve.mean / there_are), f"of the {what} in use on average"
     yield f"{day.cpu_hours:,.1f}", "CPU hours"
     if day.gpu_hours:
         yield f"{day.gpu_hours:,.1f}", "GPU hours"
@@ -231,8 +242,8 @@ def _ticks(line: Timeline) -> Iterator[tuple[float, str, str]]:
 
 # fmt: off
 _FILTERS = (
-    _bar_title, _busy, _clock, _colour_of, _cut, _date, _duration, _facts, _hours, _lanes, _middle_cut,
-    _on_gpus, _outcomes, _size, _some, _strange, _ticks, _unit, _wide, _words, lease_words,
+    _bar_title, _busy, _clock, _colour_of, _cut, _date, _duration, _facts, _hours, _lanes, _left, _middle_cut,
+    _on_gpus, _outcomes, _parameters, _size, _some, _strange, _ticks, _unit, _wide, _words, lease_words,
     pools_of,
 )
 # fmt: on

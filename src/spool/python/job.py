@@ -15,8 +15,9 @@ from spool.client.watch import EndWatch
 from spool.core.errors import SpoolError
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import State
-from spool.query.jobs import JobLister, JobRow, with_parameters
+from spool.query.jobs import JobLister, with_parameters
 from spool.query.parameters import Parameters, tasks_in
+from spool.query.rows import JobRow
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 

@@ -17,8 +17,11 @@ from spool.core.lifecycle import Verdict
 from spool.core.model import NOT_SUSPENDED, Grant, Result, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
-from spool.query.jobs import JobLister, JobRow, with_parameters
+from spool.query.jobs import JobLister, with_parameters
+from spool.query.outlook import with_outlook
+from spool.query.parameters import with_metrics
 from spool.query.progress import progress_of
+from spool.query.rows import JobRow
 from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
@@ -116,6 +119,10 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
     tasks = tasks_of(spool, name) or ArrayTasks(())
     (row,) = with_parameters(spool, found[:1])
+    if shown and shown[-1].progress and row.run == shown[-1].record.run:
+        row = replace(row, progress=shown[-1].progress)
+    (row,) = with_metrics(spool, (row,))
+    (row,) = with_outlook(spool, (row,), lister.at_ns, served=lister.serves)
     return JobDetails(
         name=name,
         row=row,

@@ -27,7 +27,7 @@ from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, Result, Spec, State, Suspension
-from spool.core.names import LOCAL_EXECUTORS, NaturalOrder, engine_title, is_pattern, natural
+from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
 from spool.core.reasons import show_instant
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
@@ -35,6 +35,7 @@ from spool.formats.state import JobView, StateView
 from spool.query import ignored
 from spool.query.last_view import last_view
 from spool.query.parameters import Parameters
+from spool.query.rows import ORDERS, JobRow, array_row, of_spec, row_of_result, row_of_view, usual_order
 from spool.store.reading import glimpse
 from spool.store.spool import RunFiles, Service, Spool, spec_of
 from spool.store.tolerant import unreadable
@@ -152,7 +153,7 @@ def list_jobs(
     if any(not is_pattern(name) and name not in there for name in names):  # or it moved between the reads
         found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
         there = {row.name for row in found.rows}
-    rows = sorted(filter(wanted.wants, found.rows), key=ORDERS[order] if order is not None else _usual_order)
+    rows = sorted(filter(wanted.wants, found.rows), key=ORDERS[order] if order is not None else usual_order)
     if wanted.recent is not None:
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
@@ -203,6 +204,11 @@ class JobLister:
         from spool.machine.marks import MachineProber
 
         return MachineProber()
+
+    @property
+    def serves(self) -> bool:
+        """Whether a dispatcher that is not silent starts jobs."""
+        return self.dispatcher and self.stale_ns is None and not self._spool.paused
 
     def row(self, name: str) -> JobRow | None:
         """Return job *name*, None if there is none; if several files have that name, the one that comes first."""
@@ -450,7 +456,7 @@ class JobLister:
         array, record = files.array, files.grant or files.array
         result = files.result
         if result is not None and result.again is None:  # its file will be moved at once, or by a dispatcher
-            row = row_of_result(result) if array is None else _array_row(array_outcome(spool, result))
+            row = row_of_result(result) if array is None else array_row(array_outcome(spool, result))
             return replace(row, place=RUNNING)
         found = self.shown(files) if array is None else ShownRun(State.RUNNING, f"{array.tasks} tasks")
         reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
@@ -597,7 +603,7 @@ class JobLister:
                 left.discard(result.job)  # its array represents it
                 if array.job in left:
                     left.discard(array.job)
-                    rows.append(_array_row(self._present_end(array, newest)))
+                    rows.append(array_row(self._present_end(array, newest)))
             elif result.job in left:
                 left.discard(result.job)
                 rows.append(row_of_result(result))
@@ -628,7 +634,7 @@ class JobLister:
         if isinstance(result, InvalidRecord):
             return JobRow(name, State.INVALID, run=run, reason=str(result))
         if result is not None and self._spool.array(name, result.run) is not None:
-            return _array_row(self._present_end(result, newest))
+            return array_row(self._present_end(result, newest))
         if result is not None:
             return row_of_result(result)
         return JobRow(name, State.CANCELLED, run=run, reason="moved to done/ before it ran")
@@ -648,151 +654,7 @@ def _first_complaint(text: str | None) -> str:
     return lines[0] + more if lines else (text or "").strip()
 
 
-class JobRow(Struct):
-    """One job. Unknown values are None."""
-
-    name: str
-    state: State
-    run: int | None = None
-    attempt: int | None = None
-    priority: int | None = None
-    cpus: int | None = None
-    memory_bytes: int | None = None
-    gpus: int | None = None
-    resources: tuple[tuple[str, int], ...] = ()
-    user: str | None = None
-    project: str | None = None
-    tags: tuple[str, ...] = ()
-    submitted_at_ns: int | None = None
-    started_at_ns: int | None = None
-    ended_at_ns: int | None = None
-    exit_code: int | None = None
-    reason: str = ""
-    place: str | None = None  # the state directory of its file; a name may have files in several
-    progress: str = ""  # its reported progress
-    suspended_ns: int = 0  # total of the past suspensions
-    suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
-    array: bool = False  # an array; its tasks are jobs themselves and counted instead
-    gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
-    node: str | None = None  # of a run on a cluster: where it runs, or ran
-    parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
-
-    def time_ns(self, now_ns: int) -> int | None:
-        """Return how long the job has waited, has run, or ran, without suspensions; None if unknown."""
-        if self.started_at_ns is not None:
-            until_ns = self.ended_at_ns or self.suspended_at_ns or now_ns
-            return max(0, until_ns - self.started_at_ns - self.suspended_ns)
-        if self.ended_at_ns is not None:
-            return None
-        return now_ns - self.submitted_at_ns if self.submitted_at_ns is not None else None
-
-
 def counts(rows: Iterable[JobRow]) -> Counter[State]:
     """Return how many jobs are in each active state, as for every view: tasks count, not their arrays."""
     found = Counter(row.state for row in rows if not row.array and not row.state.ended)
     return Counter({state: found[state] for state in State if found[state]})
-
-
-_RANKS = {
-    State.RUNNING: 0, State.STARTING: 0, State.STOPPING: 0, State.SUBMITTED: 1, State.QUEUED: 2, State.HELD: 3,
-    State.INVALID: 4,
-}  # fmt: skip
-_BIG = 1 << 62
-ORDERS: dict[str, Callable[[JobRow], Any]] = {
-    "name": lambda row: natural(row.name),
-    "state": lambda row: (_RANKS.get(row.state, 5), row.state, natural(row.name)),
-    "priority": lambda row: (-(row.priority or 0), row.submitted_at_ns or _BIG),
-    "submitted": lambda row: row.submitted_at_ns or _BIG,
-    "started": lambda row: row.started_at_ns or _BIG,
-    "ended": lambda row: row.ended_at_ns or _BIG,
-    "user": lambda row: (row.user or "", natural(row.name)),
-    "cpus": lambda row: -(row.cpus or 0),
-    "memory": lambda row: -(row.memory_bytes or 0),
-    "gpus": lambda row: -(row.gpus or 0),
-}
-
-
-def _usual_order(row: JobRow) -> tuple[int, int, int, object]:
-    """Return the default sort key: ended jobs with the newest last, running ones, waiting ones with the next first."""
-    rank = _RANKS.get(row.state, -1)
-    if rank == 0:
-        return rank, row.started_at_ns or _BIG, 0, NaturalOrder(row.name)
-    if rank > 0:
-        return rank, -(row.priority or 0), row.submitted_at_ns or _BIG, NaturalOrder(row.name)
-    return rank, row.ended_at_ns or 0, 0, NaturalOrder(row.name)
-
-
-def row_of_result(result: Result) -> JobRow:
-    """Return an ended run as a row."""
-    return JobRow(
-        result.job,
-        result.outcome,
-        run=result.run,
-        attempt=result.attempt,
-        cpus=result.request.cpus,
-        memory_bytes=result.request.memory_bytes,
-        gpus=result.request.gpus,
-        resources=result.request.resources,
-        user=result.user,
-        project=result.project,
-        tags=result.tags,
-        submitted_at_ns=result.submitted_at_ns,
-        started_at_ns=result.started_at_ns,
-        ended_at_ns=result.ended_at_ns,
-        exit_code=result.exit_code,
-        reason=result.reason if result.outcome is not State.FINISHED else "",
-        suspended_ns=result.suspended_ns,
-        gpu_percent=_average(each.mean_percent for each in result.gpu_use),
-        node=result.node,
-    )
-
-
-def _array_row(result: Result) -> JobRow:
-    """Return an ended array as a row; it has a reason also if it has finished."""
-    return replace(row_of_result(result), reason=result.reason, array=True)
-
-
-def _average(percents: Iterable[float | None]) -> int | None:
-    known = [percent for percent in percents if percent is not None]
-    return round(sum(known) / len(known)) if known else None
-
-
-def row_of_view(name: str, state: State, view: JobView, place: str | None = None) -> JobRow:
-    """Return a job from the dispatcher's last view, in that *state* and with its file in *place*."""
-    row = JobRow(name, state)  # the other fields are set one by one: half the time of a call with all of them
-    row.run = view.run
-    row.attempt = view.attempt
-    row.priority = view.priority
-    row.cpus = view.cpus
-    row.memory_bytes = view.memory_bytes
-    row.gpus = view.gpus
-    row.resources = tuple(sorted(view.resources.items())) if view.resources else ()
-    row.user = view.user
-    row.project = view.project
-    row.tags = view.tags
-    row.submitted_at_ns = view.since_ns
-    row.started_at_ns = view.started_at_ns
-    row.reason = f"{view.problem}; {view.reason}" if view.problem and view.reason else view.problem or view.reason
-    row.place = place
-    row.array = view.array
-    row.suspended_ns = view.suspended_ns
-    row.suspended_at_ns = view.suspended_at_ns
-    row.node = view.node
-    row.gpu_percent = _average(each.percent for each in view.gpu_use) if view.gpu_use else None
-    return row
-
-
-def of_spec(spec: Spec | None) -> dict[str, Any] | None:
-    """Return a row's fields from the job file; None if that cannot be read."""
-    if spec is None:
-        return None
-    request = spec.request
-    return {
-        "priority": spec.priority,
-        "cpus": request.cpus,
-        "memory_bytes": request.memory_bytes,
-        "gpus": request.gpus,
-        "resources": request.resources,
-        "project": spec.project,
-        "tags": spec.tags,
-    }

@@ -13,9 +13,10 @@ from spool.core.gpus import stranger
 from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.core.units import show_size
 from spool.formats.state import MachineView
-from spool.query.jobs import JobFilter, JobList, JobRow, counts, list_jobs
+from spool.query.jobs import JobFilter, JobList, counts, list_jobs
 from spool.query.last_view import last_view
 from spool.query.progress import progress_of
+from spool.query.rows import JobRow
 from spool.query.shared import (
     MachineSharing,
     lease_words,

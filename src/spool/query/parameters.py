@@ -6,10 +6,18 @@ them from here, and each array's file is read once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.model import State
+from spool.core.names import natural
+from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
 _NOT_EXPANDED = 0  # stands for the run of an array that waits
@@ -81,3 +89,52 @@ def _tasks_of_run(spool: Spool, name: str, run: int) -> Tasks | None:
         return Tasks(name, jobfile.parse(spool.record(name, run, layout.SPEC_COPY) or b"", name=name))
     except InvalidJob:
         return None
+
+
+class ValueOutcomes(Struct, frozen=True):
+    """How the tasks with one value of a parameter ended."""
+
+    value: str
+    total: int
+    failed: tuple[str, ...]
+
+
+def by_value(rows: Iterable[JobRow], key: str) -> list[JobRow]:
+    """Return the *rows* that have the parameter *key*, in the order of its values, of numbers as numbers."""
+    found = [(dict(row.parameters)[key], row) for row in rows if key in dict(row.parameters)]
+    return [row for _, row in sorted(found, key=lambda each: (*_rank(each[0]), natural(each[1].name)))]
+
+
+def outcomes_by_value(rows: Iterable[JobRow], key: str) -> list[ValueOutcomes]:
+    """Return how the tasks with each value of *key* ended; *rows* are in the order of `by_value`."""
+    groups: dict[str, list[JobRow]] = {}
+    for row in rows:
+        groups.setdefault(dict(row.parameters)[key], []).append(row)
+    return [
+        ValueOutcomes(
+            value, len(group), tuple(row.name for row in group if row.state.ended and row.state is not State.FINISHED)
+        )
+        for value, group in groups.items()
+    ]
+
+
+def with_metrics(spool: Spool, rows: Iterable[JobRow]) -> tuple[JobRow, ...]:
+    """Return *rows* with the metrics that their runs have written."""
+    from spool.query.progress import metrics_of  # imported here, because a list without runs does not need it
+
+    def of(row: JobRow) -> tuple[tuple[str, str], ...]:
+        try:
+            return metrics_of(spool, row.name, row.run) if row.run is not None and not row.array else ()
+        except OSError:  # they are an extra
+            return ()
+
+    return tuple(replace(row, metrics=found) if (found := of(row)) else row for row in rows)
+
+
+def _rank(value: str) -> tuple[bool, float, object]:
+    """Return the sort key of a value: numbers first."""
+    try:
+        number = float(value)
+    except ValueError:
+        return True, 0.0, natural(value)
+    return False, number if number == number else 0.0, natural(value)

@@ -1,4 +1,4 @@
-"""The reported progress of a run: its own text, or the last percentage of a progress bar in its output."""
+"""What a run reports of itself: its progress, its metrics, and the last line of its output."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from spool.store.spool import Spool
 
 _TAIL = 8192  # bytes at the end of an output to search
 _MOST = 24  # characters of a text
+_MOST_METRICS = 20
+_METRIC = re.compile(r"[ \t]*([A-Za-z_][A-Za-z0-9_./@-]{0,39})[ \t]*=(.*)")
+_LONGEST_METRIC = 40  # characters of a value
 _BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draws it: " 37%|###7      | 37/100"
 
 
@@ -26,8 +29,31 @@ def progress_of(spool: Spool, name: str, run: int) -> str:
     for path in (where.stderr, where.stdout):
         percentages = _BAR.findall(_tail(path, metadir)) if path is not None else []
         if percentages:
-            return f"{percentages[-1].decode()} %"
+            return f"{percentages[-1].decode()}%"
     return ""
+
+
+def metrics_of(spool: Spool, name: str, run: int) -> tuple[tuple[str, str], ...]:
+    """Return the metrics that a run has written, the last value of each, in the order of their keys' first lines.
+
+    Lines that are not `key = value` say nothing, and neither does what comes before the last few KiB of the file.
+    """
+    text = spool.record_end(name, run, layout.METRICS)[-_TAIL:].decode("utf-8", "replace")
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _METRIC.fullmatch(line)
+        value = one_line(match[2]) if match is not None else ""
+        if match is not None and value and (match[1] in found or len(found) < _MOST_METRICS):
+            found[match[1]] = value if len(value) <= _LONGEST_METRIC else f"{value[: _LONGEST_METRIC - 1]}…"
+    return tuple(found.items())
+
+
+def last_line_of(spool: Spool, name: str, run: int) -> str:
+    """Return the last line of a run's output that is not blank, as it is in a terminal after carriage returns."""
+    where, metadir = outputs(spool, name, run), spool.layout.metadir(name, run)
+    text = _tail(where.stdout, metadir) if where.stdout is not None else b""
+    lines = text.decode("utf-8", "replace").replace("\r", "\n").splitlines()
+    return next((found for line in reversed(lines) if (found := one_line(line))), "")
 
 
 def _tail(path: str, metadir: str) -> bytes:

@@ -12,7 +12,8 @@ from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.model import OUTCOMES, State
 from spool.core.names import natural
 from spool.core.queue import HIGHEST_PRIORITY
-from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs
+from spool.query.jobs import JobFilter, JobLister, list_jobs
+from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
 UNSUCCESSFUL = OUTCOMES - {State.FINISHED, State.CANCELLED}

@@ -50,16 +50,24 @@ def dataframe(rows: Sequence[Any]) -> Any:
     except ImportError:
         why, remedy = "pandas is not installed", "`pip install pandas`, or use the rows"
         raise SpoolError(cannot("make", "a table", why, remedy=remedy)) from None
-    keys = list(dict.fromkeys(f"parameters.{key}" for row in rows for key, _ in row.parameters))
+    keys = list(dict.fromkeys(key for row in rows for key in _tables(row)))
     columns: dict[str, list[Any]] = {}
     for row in rows:
-        values = asdict(row)
-        parameters = {f"parameters.{key}": value for key, value in values.pop("parameters")}
+        values, tables = asdict(row), _tables(row)
+        for name in ("parameters", "metrics", "left", "start"):
+            del values[name]
+        values |= {name: getattr(row, name) for name in ("left_ns", "left_by", "start_at_ns", "start_is_guess")}
         values |= {"state": row.state.value, "resources": dict(row.resources), "tags": list(row.tags)}
-        for key, value in (values | {key: parameters.get(key) for key in keys}).items():
+        for key, value in (values | {key: tables.get(key) for key in keys}).items():
             columns.setdefault(key, []).append(value)
     found = pandas.DataFrame(columns)
     for name in [name for name in columns if name.endswith("_at_ns")]:
         instants = pandas.to_datetime(pandas.array(columns[name], dtype="Int64"), unit="ns", utc=True)
         found[name] = instants
     return found.rename(columns={name: name.removesuffix("_ns") for name in columns if name.endswith("_at_ns")})
+
+
+def _tables(row: Any) -> dict[str, str]:
+    """Return the parameters and the metrics of a row by the names of their columns."""
+    found = {f"parameters.{key}": value for key, value in row.parameters}
+    return found | {f"metrics.{key}": value for key, value in row.metrics}

@@ -13,7 +13,8 @@ from spool.core.arrays import array_of
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import ALIVE, SECOND_NS, State
 from spool.core.reasons import ranges_of
-from spool.query.jobs import JobFilter, JobLister, JobRow, list_jobs, with_parameters
+from spool.query.jobs import JobFilter, JobLister, list_jobs, with_parameters
+from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
 _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})

@@ -24,7 +24,8 @@ from spool.core.simulation import Steps
 from spool.core.units import LARGEST
 from spool.formats.history import compacted
 from spool.formats.run_records import GrantRecord
-from spool.query.jobs import RECENT_NS, JobLister, JobRow
+from spool.query.jobs import RECENT_NS, JobLister
+from spool.query.rows import JobRow
 from spool.query.snapshot import machine_now
 from spool.store.history import History
 from spool.store.spool import Spool

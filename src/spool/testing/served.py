@@ -39,7 +39,7 @@ def wait_for(condition: Callable[[], T], timeout: float = PATIENCE_S, what: str 
             return value
         if left <= 0:
             raise AssertionError(
-                f"waited {timeout} s, and there was not {what or getattr(condition, '__name__', condition)}"
+                f"waited {timeout}s, and there was not {what or getattr(condition, '__name__', condition)}"
             )
         time.sleep(pause)
         left -= pause

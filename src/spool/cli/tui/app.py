@@ -30,8 +30,8 @@ from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
 from spool.core.model import ALIVE, SECOND_NS
 from spool.core.names import is_pattern
-from spool.query.jobs import ORDERS, JobRow
 from spool.query.overview import GpuGlance, Overview, OverviewReader
+from spool.query.rows import ORDERS, JobRow
 from spool.query.tasks import ListedJob
 from spool.store.ownership import this_user
 from spool.store.spool import Spool

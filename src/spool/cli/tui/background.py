@@ -20,7 +20,7 @@ from spool.client.output import Follower, OutputPiece
 from spool.core.errors import SpoolError, shown
 from spool.core.model import State
 from spool.query.explain import why, why_never_begun
-from spool.query.jobs import JobRow
+from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
 _LINES = 1000  # lines kept of an output

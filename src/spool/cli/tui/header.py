@@ -14,8 +14,8 @@ from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.machine_status import UserShare
-from spool.query.jobs import JobRow
 from spool.query.overview import GpuGlance, Overview
+from spool.query.rows import JobRow
 from spool.query.shared import in_words
 
 _PERCENT = re.compile(r"(\d{1,3})(?:[.,]\d+)? ?%")
@@ -192,7 +192,7 @@ def memory(gpu: Gpu) -> tuple[float, str]:
 
 def use(gpu: Gpu) -> str:
     """Return the utilisation of a GPU."""
-    return "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent} %"
+    return "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent}%"
 
 
 def facts(row: JobRow, now_ns: int) -> str:

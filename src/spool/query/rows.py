@@ -1,0 +1,192 @@
+"""One job in a list of jobs, wherever it comes from: the dispatcher's view, its file or its result; and the orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spool.core.model import Result, Spec, State
+from spool.core.names import NaturalOrder, natural
+from spool.core.timeleft import ExpectedStart, TimeLeft
+from spool.formats.state import JobView
+
+
+class JobRow(Struct):
+    """One job. Unknown values are None."""
+
+    name: str
+    state: State
+    run: int | None = None
+    attempt: int | None = None
+    priority: int | None = None
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    gpus: int | None = None
+    resources: tuple[tuple[str, int], ...] = ()
+    user: str | None = None
+    project: str | None = None
+    tags: tuple[str, ...] = ()
+    submitted_at_ns: int | None = None
+    started_at_ns: int | None = None
+    ended_at_ns: int | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    place: str | None = None  # the state directory of its file; a name may have files in several
+    progress: str = ""  # its reported progress
+    suspended_ns: int = 0  # total of the past suspensions
+    suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
+    array: bool = False  # an array; its tasks are jobs themselves and counted instead
+    gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
+    node: str | None = None  # of a run on a cluster: where it runs, or ran
+    parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
+    metrics: tuple[tuple[str, str], ...] = ()  # that its run has written
+    time_limit_ns: int | None = None  # while it waits or runs
+    left: TimeLeft | None = None  # of its run
+    start: ExpectedStart | None = None  # while it waits
+
+    @property
+    def left_ns(self) -> int | None:
+        """The time that remains of its run."""
+        return self.left.ns if self.left is not None else None
+
+    @property
+    def left_by(self) -> str | None:
+        """What that rests on: "progress", "limit" or "guess"."""
+        return self.left.basis.value if self.left is not None else None
+
+    @property
+    def start_at_ns(self) -> int | None:
+        """When it is expected to start."""
+        return self.start.at_ns if self.start is not None else None
+
+    @property
+    def start_is_guess(self) -> bool:
+        """Whether that rests on guesses."""
+        return self.start is not None and self.start.is_guess
+
+    def outlook(self, now_ns: int) -> str:
+        """Return the time that remains, or until its start, in words: "-" if that is unknown, "" for an ended job."""
+        if self.left is not None:
+            return self.left.words()
+        if self.start is not None:
+            return self.start.words(now_ns)
+        return "" if self.state.ended else "-"
+
+    def time_ns(self, now_ns: int) -> int | None:
+        """Return how long the job has waited, has run, or ran, without suspensions; None if unknown."""
+        if self.started_at_ns is not None:
+            until_ns = self.ended_at_ns or self.suspended_at_ns or now_ns
+            return max(0, until_ns - self.started_at_ns - self.suspended_ns)
+        if self.ended_at_ns is not None:
+            return None
+        return now_ns - self.submitted_at_ns if self.submitted_at_ns is not None else None
+
+
+_RANKS = {
+    State.RUNNING: 0, State.STARTING: 0, State.STOPPING: 0, State.SUBMITTED: 1, State.QUEUED: 2, State.HELD: 3,
+    State.INVALID: 4,
+}  # fmt: skip
+_BIG = 1 << 62
+ORDERS: dict[str, Callable[[JobRow], Any]] = {
+    "name": lambda row: natural(row.name),
+    "state": lambda row: (_RANKS.get(row.state, 5), row.state, natural(row.name)),
+    "priority": lambda row: (-(row.priority or 0), row.submitted_at_ns or _BIG),
+    "submitted": lambda row: row.submitted_at_ns or _BIG,
+    "started": lambda row: row.started_at_ns or _BIG,
+    "ended": lambda row: row.ended_at_ns or _BIG,
+    "user": lambda row: (row.user or "", natural(row.name)),
+    "cpus": lambda row: -(row.cpus or 0),
+    "memory": lambda row: -(row.memory_bytes or 0),
+    "gpus": lambda row: -(row.gpus or 0),
+}
+
+
+def usual_order(row: JobRow) -> tuple[int, int, int, object]:
+    """Return the default sort key: ended jobs with the newest last, running ones, waiting ones with the next first."""
+    rank = _RANKS.get(row.state, -1)
+    if rank == 0:
+        return rank, row.started_at_ns or _BIG, 0, NaturalOrder(row.name)
+    if rank > 0:
+        return rank, -(row.priority or 0), row.submitted_at_ns or _BIG, NaturalOrder(row.name)
+    return rank, row.ended_at_ns or 0, 0, NaturalOrder(row.name)
+
+
+def row_of_result(result: Result) -> JobRow:
+    """Return an ended run as a row."""
+    return JobRow(
+        result.job,
+        result.outcome,
+        run=result.run,
+        attempt=result.attempt,
+        cpus=result.request.cpus,
+        memory_bytes=result.request.memory_bytes,
+        gpus=result.request.gpus,
+        resources=result.request.resources,
+        user=result.user,
+        project=result.project,
+        tags=result.tags,
+        submitted_at_ns=result.submitted_at_ns,
+        started_at_ns=result.started_at_ns,
+        ended_at_ns=result.ended_at_ns,
+        exit_code=result.exit_code,
+        reason=result.reason if result.outcome is not State.FINISHED else "",
+        suspended_ns=result.suspended_ns,
+        gpu_percent=_average(each.mean_percent for each in result.gpu_use),
+        node=result.node,
+    )
+
+
+def array_row(result: Result) -> JobRow:
+    """Return an ended array as a row; it has a reason also if it has finished."""
+    return replace(row_of_result(result), reason=result.reason, array=True)
+
+
+def _average(percents: Iterable[float | None]) -> int | None:
+    known = [percent for percent in percents if percent is not None]
+    return round(sum(known) / len(known)) if known else None
+
+
+def row_of_view(name: str, state: State, view: JobView, place: str | None = None) -> JobRow:
+    """Return a job from the dispatcher's last view, in that *state* and with its file in *place*."""
+    row = JobRow(name, state)  # the other fields are set one by one: half the time of a call with all of them
+    row.run = view.run
+    row.attempt = view.attempt
+    row.priority = view.priority
+    row.cpus = view.cpus
+    row.memory_bytes = view.memory_bytes
+    row.gpus = view.gpus
+    row.resources = tuple(sorted(view.resources.items())) if view.resources else ()
+    row.user = view.user
+    row.project = view.project
+    row.tags = view.tags
+    row.time_limit_ns = view.time_limit_ns
+    row.submitted_at_ns = view.since_ns
+    row.started_at_ns = view.started_at_ns
+    row.reason = f"{view.problem}; {view.reason}" if view.problem and view.reason else view.problem or view.reason
+    row.place = place
+    row.array = view.array
+    row.suspended_ns = view.suspended_ns
+    row.suspended_at_ns = view.suspended_at_ns
+    row.node = view.node
+    row.gpu_percent = _average(each.percent for each in view.gpu_use) if view.gpu_use else None
+    return row
+
+
+def of_spec(spec: Spec | None) -> dict[str, Any] | None:
+    """Return a row's fields from the job file; None if that cannot be read."""
+    if spec is None:
+        return None
+    request = spec.request
+    return {
+        "priority": spec.priority,
+        "cpus": request.cpus,
+        "memory_bytes": request.memory_bytes,
+        "gpus": request.gpus,
+        "resources": request.resources,
+        "project": spec.project,
+        "tags": spec.tags,
+        "time_limit_ns": spec.time_limit_ns,
+    }

@@ -1,0 +1,95 @@
+"""What lists and `show` say of the time that remains of a run, and of the start of a job that waits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from calling import Command, asked, put_job
+from spool.core.model import SECOND_NS, Grant, Result, State
+from spool.formats import run_records
+from spool.formats.history import render_history
+from spool.machine import identity
+from spool.query.jobs import list_jobs
+from spool.query.outlook import with_outlook
+from spool.store.ownership import this_user
+from spool.store.spool import Spool
+
+MINUTE = 60 * SECOND_NS
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Stop the clock."""
+    now_ns = (time.time_ns() // SECOND_NS + 30) * SECOND_NS + 180 * MINUTE
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    return now_ns
+
+
+def _running(root: Path, name: str, began_ns: int, limit: str = "", progress: str = "") -> None:
+    text = 'command = "true"\n' + (f'time_limit = "{limit}"\n' if limit else "")
+    put_job(root, name, text, "running")
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text(text)
+    record = run_records.GrantRecord(name, 1, grant=Grant(1), user=this_user(), granted_at_ns=began_ns)
+    (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
+    jid = identity.of_process(os.getpid())
+    assert jid is not None
+    (metadir / "jid").write_bytes(run_records.render_jid(jid))
+    if progress:
+        (metadir / "progress").write_text(progress)
+
+
+def test_a_run_has_the_time_that_remains_by_its_progress_else_by_its_limit(
+    spool: Command, spool_root: Path, now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list marks a limit, JSON names what the time rests on, `show` says it; without either it is unknown."""
+    _running(spool_root, "says", now - 10 * MINUTE, "2h", "epoch 5/20")
+    _running(spool_root, "limited", now - 10 * MINUTE, "1h")
+    _running(spool_root, "silent", now - 10 * MINUTE)
+    put_job(spool_root, "held", place="held")
+    rows = {job["name"]: (job["left_ns"], job["left_by"]) for job in asked(spool, "ls")["jobs"]}
+    assert rows == {
+        "says": (30 * MINUTE, "progress"),
+        "limited": (50 * MINUTE, "limit"),
+        "silent": (None, None),
+        "held": (None, None),
+    }
+    told = " ".join(spool("show", "limited").out.split())
+    assert "by its time limit" in told
+    assert asked(spool, "show", "says")["row"]["left_ns"] == 30 * MINUTE
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "dumb")
+    head, *lines = spool("ls", "--columns", "name,left").out.splitlines()
+    assert head.split() == ["NAME", "LEFT"]
+    cells = dict(line.split(None, 1) for line in lines)
+    assert cells["limited"].startswith("≤50")
+    assert cells["says"].startswith("30")
+    assert cells["silent"] == cells["held"] == "-"
+    assert "LEFT" in spool("ls").out
+
+
+def test_the_planner_adds_guesses_and_starts_where_a_dispatcher_serves(spool_root: Path, now: int) -> None:
+    """A run without a word or a limit ends as runs like it did, and a job that waits for it starts then."""
+    user = this_user()
+    ended = [
+        Result(f"x_{at}", 1, 1, State.FINISHED, "", 1, now - 90 * MINUTE, now - 60 * MINUTE, exit_code=0, user=user)
+        for at in range(2)
+    ]
+    (spool_root / "history.jsonl").write_bytes(b"".join(map(render_history, ended)))
+    (spool_root / "config.toml").write_text("cpus = 1\n")
+    _running(spool_root, "x_3", now - 10 * MINUTE)
+    put_job(spool_root, "next", 'command = "true"\n')
+    spool = Spool(str(spool_root))
+    rows = list_jobs(spool).rows
+    found = {row.name: row for row in with_outlook(spool, rows, now, served=True)}
+    assert (found["x_3"].left_ns, found["x_3"].left_by) == (20 * MINUTE, "guess")
+    assert (found["next"].start_at_ns, found["next"].start_is_guess) == (now + 20 * MINUTE, True)
+    unserved = {row.name: row for row in with_outlook(spool, rows, now, served=False)}
+    assert unserved["next"].outlook(now) == unserved["x_3"].outlook(now) == "-"
