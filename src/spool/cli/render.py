@@ -21,7 +21,7 @@ from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
-    from spool.query.jobs import JobRow  # `submit` needs no list
+    from spool.query.rows import JobRow  # `submit` needs no list
 
 GAP = "  "
 """The separator of two columns."""
