@@ -76,7 +76,7 @@ def test_a_table_and_a_picture(spool: Command, trace: Path) -> None:
     lines = spool("simulate", trace, "--policy", "easy,fifo").out.splitlines()
     assert lines[3].split() == ["POLICY", "easy", "fifo"]
     assert lines[4].split() == ["jobs", "3", "3"]
-    assert lines[5].split() == ["mean", "wait", "33", "s", "1", "m", "36", "s"]
+    assert lines[5].split() == ["mean", "wait", "33s", "1m36s"]
     assert sum("█" in line for line in lines) == 4
 
 

@@ -134,7 +134,7 @@ def test_the_screen_shows_what_runs_waits_and_has_ended(spool: Command, spool_ro
         assert "no dispatcher is running: `spool dispatch` starts one" in screen.text
         await screen.sees("Hold", "Release", "Cancel", "Prio", "Rerun", "Edit", "Attach", "Filter", "Help", "Quit")
         await screen.press("2")
-        await screen.sees("old", "failed", "exit code 3, 1m ", " ago")
+        await screen.sees("old", "failed", "exit code 3, 1m", " ago")
         assert "later" not in screen.text
         await screen.press("q")
 
@@ -673,7 +673,7 @@ def test_nothing_is_cut_at_forty_columns(spool: Command, spool_root: Path, monke
     with_gpus(spool_root, monkeypatch, 2)
 
     async def steps(screen: Screen) -> None:
-        await screen.sees("dispatching", "1 queued · 1 held", "GPU 1 60G/80G", " 87 %", "? help", "q quit", "later")
+        await screen.sees("dispatching", "1 queued · 1 held", "GPU 1 60G/80G", " 87%", "? help", "q quit", "later")
         await screen.on("later")
         await screen.until(lambda: "never fits: needs 100000 CPUs" in " ".join(screen.text.split()), "the answer")
         head = [line for line in screen.lines if "/pytest-" not in line]

@@ -227,7 +227,7 @@ def test_a_script_of_a_cluster_runs_as_it_is(cluster: Served, name: str) -> None
     case = CASES[name]
     if "prepare" in case.jobs:
         assert cluster.spool("submit", "--parsable", "--name", "prepare", "--wrap", "true").stdout == "prepare\n"
-    done = _submitted(cluster, case)
+    done = _submitted(cluster, case, "-v")
     assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
     plain = (" becomes ", " is not needed here", "autostart is off", "no equivalent in spool")
     others = [line for line in done.stderr.splitlines() if not any(part in line for part in plain)]
