@@ -142,7 +142,9 @@ def test_an_answer_of_squeue_that_is_not_whole_ends_no_job(spool: Impatient) -> 
         time.sleep(2.5)
         assert spool.places("runs") == ["running"], word
     assert "does not answer" in spool.said()
+    answered = spool.said().count("answers again")
     mode.write_text("")
+    spool.until(lambda: spool.said().count("answers again") > answered, "an answer")  # no squeue hangs any more
     (spool.root.parent / "go").touch()
     spool.wait_done("runs")
     assert spool.outcome("runs") == "finished"
