@@ -327,11 +327,11 @@ class ClusterRun:
             if self._look_for_jid() and how == "withdraw":
                 how = "ask"
             if self.id is not None and not self._was_asked(how, now_ns):
-                self._asked = how, now_ns
                 if how == "ask":
                     self.engine.order_signal(self, "TERM")
                 else:
                     self.engine.order_cancel(self, None, only_waiting=how == "withdraw")
+                self._asked = how, now_ns  # not before: a full disk may keep the order from its record
         return False
 
     def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
