@@ -20,7 +20,7 @@ from spoolbench import box
 
 SUFFIXES = (".swf", ".swf.gz", ".csv", ".csv.gz")
 LIMITS = {"all": 1.0, "half": 0.5, "none": 0.0}  # the part of the users who state a limit
-METRICS = ("slowdown", "mean wait", "99 % wait", "longest wait")
+METRICS = ("slowdown", "mean wait", "99% wait", "longest wait")
 _ENDLESS_BYTES = 1 << 60
 
 

@@ -186,6 +186,45 @@ def test_jobs_survive_the_deaths_of_dispatchers_on_a_rough_day(unserved: Served,
     _check_once(unserved, tasks)
 
 
+@pytest.mark.timeout(900)
+def test_arrays_survive_the_deaths_of_dispatchers_controllers_and_nodes(unserved: Served, slurm: Cluster) -> None:
+    """Each task ends well once; one that began twice had lost its first run, and never lived beside it."""
+    print(f"SLURM_SEED={SEED}")
+    chance = random.Random(SEED)
+    names = [f"sweep{number}" for number in range(3)]
+    for number, name in enumerate(names):
+        percent = "%9" if number == 1 else ""
+        unserved.drop(name, _job(f"sleep {number}.$((SPOOL_ARRAY_INDEX % 7))"), array=f"0-39{percent}")
+    unserved.start()
+    for _ in range(KILLS):
+        time.sleep(0.3 + 2 * chance.random())
+        victim = chance.choice(["dispatcher", "controller", "node", "both"])
+        if victim in ("dispatcher", "both"):
+            unserved.kill()
+        if victim in ("controller", "both"):
+            slurm.kill_controller()
+            time.sleep(2 * chance.random())
+            slurm.start_controller()
+        if victim == "node":
+            node = chance.choice(["n1", "n2"])
+            slurm.kill_node(node)
+            time.sleep(2 * chance.random())
+            slurm.start_node(node)
+        if victim in ("dispatcher", "both"):
+            unserved.start()
+    unserved.patience = 600
+    unserved.wait_done(*names)
+    ledger = _ledger(unserved)
+    begun = Counter((name, run) for event, name, run in ledger if event == "B")
+    assert [key for key, times in begun.items() if times > 1] == [], f"SLURM_SEED={SEED}"
+    ended = Counter(name for event, name, _ in ledger if event == "E")
+    assert ended == {f"{name}_{index}": 1 for name in names for index in range(40)}, f"SLURM_SEED={SEED}"
+    last = {(line["job"], line["run"]): line["outcome"] for line in unserved.history()}
+    for task in ended:
+        runs = [run for name, run in begun if name == task]
+        assert [last[task, int(run)] for run in runs] == ["lost"] * (len(runs) - 1) + ["finished"], f"SLURM_SEED={SEED}"
+
+
 def test_a_second_dispatcher_is_turned_away(served: Served) -> None:
     """Another dispatcher of the same spool leaves at once, and disturbs no job."""
     served.drop("job", _job("sleep 2"))
