@@ -196,6 +196,14 @@ def test_what_waits_in_the_engine_says_why(bench: Bench) -> None:
         (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
         (1, "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
         (1, "sbatch: fatal: Unable to process configuration file"),
+        (
+            1,
+            "sbatch: error: slurm_msg_sendto: address:port=127.0.0.1:6817 msg_type=4003: Unexpected missing socket\n"
+            "sbatch: error: Batch job submission failed: Unexpected missing socket error",
+        ),
+        (1, "sbatch: error: Batch job submission failed: Header lengths are longer than data received"),
+        (1, "sbatch: error: Batch job submission failed: Communication shutdown failure"),
+        (1, "sbatch: error: Batch job submission failed: Incompatible versions of client and server code"),
         (-9, ""),
         (0, "no id"),
     ],
@@ -253,6 +261,26 @@ def test_a_refused_run_says_so_in_the_engine_s_words(bench: Bench) -> None:
     assert run.refusal == "Slurm refuses it: Requested node configuration is not available"
     assert bench.look(line("9", "FAILED", "BadConstraints")) == set()
     assert run.liveness() is Liveness.ABSENT
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Job violates accounting/QOS policy (AssocMaxSubmitJobLimit)",
+        "I/O error writing script/environment to file",
+        "Unable to create job record, try again",
+    ],
+)
+def test_what_is_refused_for_now_waits_and_is_not_held(bench: Bench, words: str) -> None:
+    """A limit, or a controller that cannot store the job: nothing is wrong with the job."""
+    run = bench.start()
+    bench.work()
+    bench.commands.answer("sbatch", 1, err=f"sbatch: error: Batch job submission failed: {words}\n")
+    bench.work()
+    assert run.refusal is None
+    assert len(bench.commands.asked("sbatch")) == 1
+    bench.work(31)
+    assert len(bench.commands.asked("sbatch")) == 2
 
 
 def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(bench: Bench) -> None:

@@ -302,15 +302,17 @@ def submitted_id(text: str) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-# Slurm's own words, whole: a job may be refused because of its sockets, and a plugin may print anything.
+# Slurm's own words for its errors of communication, whole: a job may be refused because of its sockets, and a plugin
+# may print anything.
 _UNREACHABLE = re.compile(
-    r"unable to contact slurm|slurm backup controller in standby|socket timed out|"
-    r"connection (?:timed out|refused|reset)|"
-    r"zero bytes were transmitted|communication connection failure|message (?:send|receive) failure|"
-    r"unexpected message received|insane message length|protocol (?:authentication error|version)|"
-    r"authentication credential|munge encode failed|transport endpoint|no route to host|network is unreachable|"
-    r"broken pipe|temporarily unavailable|no answer from|not responding|unable to (?:resolve|establish)|"
-    r"fatal: .*(?:configuration|plugin|auth|munge|credential)",
+    r"unable to contact slurm|slurm backup controller in standby|socket timed out|missing socket error|"
+    r"connection (?:timed out|refused|reset)|communication (?:connection|shutdown) failure|"
+    r"zero bytes were transmitted|message (?:send|receive) failure|failed to send entire message|"
+    r"received (?:zero length message|message length < 0)|header lengths are longer|insane message length|"
+    r"unexpected message received|protocol (?:authentication error|version)|incompatible versions|"
+    r"stream version number error|can't find an address|authentication credential|munge encode failed|"
+    r"transport endpoint|no route to host|network is unreachable|broken pipe|temporarily unavailable|no answer from|"
+    r"not responding|unable to (?:resolve|establish)|fatal: .*(?:configuration|plugin|auth|munge|credential)",
     re.IGNORECASE,
 )
 _REASON = re.compile(r"(?:submission failed|Kill job error on job id \S+): (.*)")
@@ -340,11 +342,15 @@ def refusal(err: str) -> str:
 RETRIES = "temporarily unable to accept job"
 """What sbatch says when it waits, for up to two minutes, for the end of one of all jobs of the cluster."""
 
-_TOO_MANY = re.compile(rf"\b(?:Assoc|QOS)\w*Submit\w*Limit\b|{RETRIES}")  # as QOSMaxSubmitJobPerUserLimit
+# Limits on submissions, as QOSMaxSubmitJobPerUserLimit, and troubles of the controller's own: a full disk, a restart.
+_TOO_MANY = re.compile(
+    rf"\b(?:Assoc|QOS)\w*Submit\w*Limit\b|{RETRIES}|Unable to create job record, try again|"
+    r"I/O error writing script/environment to file|Requested operation is presently disabled"
+)
 
 
 def has_too_many(err: str) -> bool:
-    """Whether sbatch refused a job because of too many jobs, so that it may accept it later."""
+    """Whether sbatch refused a job for now: there are too many, or the controller cannot store it."""
     return _TOO_MANY.search(err) is not None
 
 
