@@ -308,7 +308,7 @@ def abandon(made: Dispatcher) -> None:
     made.executors.local.close()
     made.logs.events.close()
     made.events.client.close()
-    for fd in (made.logs._journal, made.logs._history):
+    for fd in made.logs._open.values():
         with contextlib.suppress(OSError):
             os.close(fd)
     made.spool.release()

@@ -49,7 +49,11 @@ EXPECTED = {
     "close jobs/J/1/rc": (1, 1, "the exit code"),
     "newfstatat jobs/J/1/rc": (1, 1, "when it was written, which is the end of the run; of the same descriptor"),
     "newfstatat jobs/J": (3, 2, "no link stands for its directory: for the exit code, the result, a second start"),
-    "newfstatat jobs/J/1": (2, 2, "no link stands for the metadir: for the exit code, and for the result"),
+    "newfstatat jobs/J/1": (3, 2, "no link stands for the metadir: for the exit code, the result, and a late jid"),
+    **{
+        f"{call} jobs/J/1/jid": (1, 0, "who the wrapper is, where a busy machine ran something else before it said so")
+        for call in ("newfstatat", "openat", "read", "close")
+    },
     "newfstatat jobs/J/1/stop": (1, 1, "somebody may have ordered a stop in the last moment"),
     "openat .tmp/NEW": (1, 1, "the result appears whole"),
     "write .tmp/NEW": (1, 1, "the result appears whole"),

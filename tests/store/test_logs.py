@@ -321,3 +321,36 @@ def test_a_cut_passes_through_the_logs(tmp_path: Path) -> None:
         logs = Logs(stand.spool)
         with pytest.raises(PowerCut):
             logs.remember([FIRST])
+
+
+@pytest.mark.parametrize("how", ["deleted", "rotated", "replaced"])
+def test_a_history_that_goes_away_meanwhile_loses_no_line(stand: Stand, how: str) -> None:
+    """The next line goes to a file with its name, and what was rotated away stays as it was."""
+    logs = Logs(stand.spool)
+    logs.account(b"one\n")
+    old = stand.history.with_suffix(".jsonl.1")
+    if how == "deleted":
+        stand.history.unlink()
+    else:
+        stand.history.rename(old)
+    if how == "replaced":
+        stand.history.write_text("cut sho")
+    logs.keep()
+    logs.account(b"two\n")
+    logs.close()
+    assert stand.history.read_text() == ("cut sho\ntwo\n" if how == "replaced" else "two\n")
+    assert how == "deleted" or old.read_text() == "one\n"
+
+
+def test_a_deleted_journal_is_written_again_as_a_whole(stand: Stand) -> None:
+    """What it had told is worth a compaction at once."""
+    logs = Logs(stand.spool)
+    logs.remember([FIRST])
+    assert not logs.long
+    stand.journal.unlink()
+    logs.keep()
+    logs.remember([SECOND])
+    assert logs.long
+    logs.compact([FIRST, SECOND])
+    assert logs.read_journal() == [FIRST, SECOND]
+    logs.close()

@@ -6,6 +6,7 @@ kill of the process is enough for the next dispatcher to continue.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
@@ -55,6 +56,7 @@ from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
+from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 
@@ -144,6 +146,7 @@ class Dispatcher:
         self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
         self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
         self._lock_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, time.monotonic_ns()
+        self._logs_seen_ns = self.busy_at_ns
 
     def _local_processes(self) -> LocalProcesses:
         groups = cgroups.find_run_groups()
@@ -365,6 +368,10 @@ class Dispatcher:
             self.confinement.failed(*_LOCK, trouble)
         elif trouble is None and self.confinement.troubled:
             self.confinement.done(*_LOCK)
+        if now_ns >= self._logs_seen_ns + SECOND_NS and self.spool.is_ours:
+            self._logs_seen_ns = now_ns
+            with contextlib.suppress(SpoolTrouble):  # the next call finds it again
+                self.logs.keep()
 
     def _take_answers(self) -> None:
         for live, stop in self.admission.take_answers():

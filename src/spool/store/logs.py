@@ -15,6 +15,7 @@ from spool.core import layout
 from spool.formats import journal
 from spool.store.disk import of_the_spool, open_log
 from spool.store.eventlog import EventWriter
+from spool.store.lock import is_there
 from spool.store.locked_spool import LockedSpool
 from spool.store.reading import read_record
 
@@ -32,23 +33,21 @@ class Logs:
         self.strict = strict  # sync each line as it is written
         self.events = EventWriter(spool.root, spool.disk)  # opened for the first listener
         self._paths = {name: spool.layout.at(name) for name in (layout.HISTORY, layout.JOURNAL)}
-        opened: list[int] = []
+        self._open: dict[str, int] = {}
         try:
-            for path in self._paths.values():
-                opened.append(open_log(path))
+            for name, path in self._paths.items():
+                self._open[name] = open_log(path)
                 with of_the_spool(path):
-                    self._mend(opened[-1])
+                    self._mend(self._open[name])
         except BaseException:
-            for fd in opened:
+            for fd in self._open.values():
                 os.close(fd)
             raise
-        self._history, self._journal = opened
         self._lines = 0
-        self._replaced = False  # the open journal is no longer the one on the disk
         self._dirty = threading.Event()
         self._closing = threading.Event()
         self._torn: set[int] = set()  # logs whose last append was incomplete
-        self._mutex = threading.Lock()  # the journal's descriptor changes when it is compacted
+        self._mutex = threading.Lock()  # a descriptor changes when its file is compacted or rotated
         self._thread: threading.Thread | None = None
         self.problem: OSError | None = None  # why the last grouped sync failed; it is retried
 
@@ -63,11 +62,9 @@ class Logs:
     def remember(self, lines: Iterable[journal.Line]) -> None:
         """Append *lines* to the journal."""
         data = journal.render(lines)
-        if self._replaced:
-            self._open_again()
         if data:
             with of_the_spool(self._paths[layout.JOURNAL]):
-                self._append(self._journal, data)
+                self._append(self._open[layout.JOURNAL], data)
             self._lines += data.count(b"\n")
             self._changed()
 
@@ -75,7 +72,7 @@ class Logs:
         """Append whole lines to the history."""
         if lines:
             with of_the_spool(self._paths[layout.HISTORY]):
-                self._append(self._history, lines)
+                self._append(self._open[layout.HISTORY], lines)
             self._changed()
 
     def tell(self, lines: bytes) -> None:
@@ -88,12 +85,21 @@ class Logs:
         """Sync each line at once from now on, or in groups."""
         self.strict = strict
 
+    def keep(self) -> None:
+        """Open logs anew whose files were rotated away, deleted or replaced.
+
+        For regular calls: until the next one, lines go to the old file.
+        """
+        self._renew(layout.HISTORY)
+        if self._renew(layout.JOURNAL):
+            self._lines = _COMPACT_LINES + 1  # what it had is written again, by compaction
+
     def sync(self) -> None:
         """Wait until every line is on the disk."""
         with of_the_spool(self._paths[layout.JOURNAL]), self._mutex:
             self.events.sync()
-            self._disk.sync_log(self._history)  # first: the journal forgets a run once the history has its line
-            self._disk.sync_log(self._journal)
+            for fd in self._open.values():  # the history first: the journal forgets a run once it has its line
+                self._disk.sync_log(fd)
             self.problem = None
 
     @property
@@ -109,21 +115,26 @@ class Logs:
         places = [self._spool.layout.at(place) for place in (*layout.PLACES, layout.JOBS)]
         path = self._paths[layout.JOURNAL]
         with of_the_spool(path):
-            self._disk.sync_log(self._history)
+            self._disk.sync_log(self._open[layout.HISTORY])
             self._disk.sync_directories(places)
             self._disk.put(path, journal.render(lines), durable=True)
-        self._replaced = True
         # It may grow by twice the live lines before the next compaction: the cost stays in proportion to the work.
         self._lines = -len(lines)
-        self._open_again()
+        self._renew(layout.JOURNAL)
 
-    def _open_again(self) -> None:
-        """Open the journal that has replaced the open one. Until then nothing can be appended."""
-        new = open_log(self._paths[layout.JOURNAL])
+    def _renew(self, name: str) -> bool:
+        """Open a log anew if another file has its name, or none, and return whether that was so."""
+        path, fd = self._paths[name], self._open[name]
+        if is_there(fd, path):
+            return False
+        new = open_log(path)
+        with of_the_spool(path):
+            self._mend(new)
         with self._mutex:
-            os.close(self._journal)
-            self._torn.discard(self._journal)
-            self._journal, self._replaced = new, False
+            self._open[name] = new
+            self._torn.discard(fd)
+            os.close(fd)
+        return True
 
     def close(self) -> None:
         """Sync and close both logs."""
@@ -134,8 +145,8 @@ class Logs:
         try:
             self.sync()
         finally:
-            os.close(self._journal)
-            os.close(self._history)
+            for fd in self._open.values():
+                os.close(fd)
             self.events.close()
 
     def _append(self, fd: int, data: bytes) -> None:
