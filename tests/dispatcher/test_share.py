@@ -317,8 +317,7 @@ def test_equal_demands_are_interchangeable(session: Session, arbiter: FakeArbite
     arbiter.grants = False
     session.users.submit("a1", "hang")
     session.settle()
-    session.users.path(QUEUED, "a1").unlink()
-    session.users.submit("a2", "hang")
+    session.users.path(QUEUED, "a1").rename(session.users.path(QUEUED, "a2"))  # seen at once, as one change
     session.settle()
     session.users.submit("a3", "hang", "cpus = 2")
     session.settle()

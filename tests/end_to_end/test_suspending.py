@@ -184,13 +184,13 @@ def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Serv
 def test_a_suspended_job_survives_its_dispatcher(served: Served) -> None:
     """Killed and started again, the dispatcher leaves it suspended; what was asked meanwhile is done then."""
     served.start()
-    served.drop("kept", _COUNTS, time_limit="3s")
+    served.drop("kept", _COUNTS, time_limit="6s")
     served.says("kept", "3")
     served.spool("suspend", "kept")
     served.until(lambda: _is_suspended(served, "kept") and _quiet(served, "kept"), "a suspended job")
     served.kill()
     served.start()
-    time.sleep(3.2)
+    time.sleep(6.2)
     assert _quiet(served, "kept")
     assert served.places("kept") == ["running"]
     served.kill()
