@@ -167,7 +167,7 @@ def once(condition: Callable[[], Any], what: str) -> Any:
 
 
 def test_a_pipe_gets_the_command_s_own_bytes_and_code(desk: Desk) -> None:
-    """Input, output and errors are the caller's own; the exit code is the command's; the run is recorded as any other."""
+    """Input, output and errors are the caller's own, the exit code is the command's, and the run is recorded."""
     done = desk.piped("-n", "three", "-c", "cat; echo bad >&2; exit 3", data=b"in\r\n\0\xff")
     assert (done.returncode, done.stdout) == (3, b"in\r\n\0\xff")
     assert done.stderr == b"spool: job three\nbad\n"
@@ -381,8 +381,7 @@ def test_it_waits_its_turn_and_ctrl_c_ends_the_wait(desk: Desk) -> None:
     terminal.type(_CTRL_C)
     assert terminal.ends() == 130
     assert "job second is cancelled" in terminal.screen()
-    desk.served.wait_place("second", "done")
-    assert desk.served.outcome("second") == "cancelled"
+    assert desk.served.wait_outcome("second") == "cancelled"
     third = desk.terminal("-n", "third", "echo", "my turn")
     third.shows("job third waits")
     (desk.home / "go").touch()
@@ -420,7 +419,7 @@ def test_a_time_limit_and_a_cancel_end_it(desk: Desk) -> None:
 
 
 def test_the_dispatcher_may_die_at_any_time(desk: Desk) -> None:
-    """One that dies while it runs is not missed, and the next one records it; while it waits, the next one starts it."""
+    """The next one records a run that it finds, and starts a job that waits; until then the terminal says so."""
     terminal = desk.terminal("-n", "here", "-c", "echo ready; read -r x; echo got $x")
     terminal.shows("ready")
     desk.served.kill()
