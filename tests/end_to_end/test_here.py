@@ -375,6 +375,14 @@ def test_it_waits_its_turn_and_ctrl_c_ends_the_wait(desk: Desk) -> None:
     """It is queued, the terminal says why it waits, and Ctrl-C cancels it, with 130."""
     desk.served.drop("first", _UNTIL_GO, cpus=1)
     desk.served.pid("first")
+    words = desk.words("-n", "piped", "echo", "my turn")
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=desk.environment, stdin=subprocess.DEVNULL) as piped:
+        assert piped.stderr is not None
+        assert piped.stderr.readline() == b"spool: job piped\n"
+        assert piped.stderr.readline().startswith(b"spool: job piped waits: cpus: needs 1")
+        piped.terminate()
+        assert piped.stderr.readline() == b"spool: job piped is cancelled\n"
+    assert piped.returncode == 143
     terminal = desk.terminal("-n", "second", "echo", "my turn")
     terminal.shows("job second waits: cpus: needs 1")
     assert desk.served.places("second") == ["queued"]
@@ -478,6 +486,7 @@ def _commands(served: Served, name: str) -> list[str]:
         (("--executor", "slurm"), "`srun --pty COMMAND` runs it in this terminal, and `salloc` opens a shell"),
         (("--executor", "sge"), "`qrsh COMMAND`"),
         (("--executor", "hq"), "--executor process takes this machine"),
+        (("--executor", "nowhere"), "nowhere"),
         (("--array", "1-3"), "cannot run it here with an array: it has one run, in this terminal"),
         (("--retry-max", "2"), "with retries"),
         (("--requeue",), "with a requeue"),
@@ -488,7 +497,7 @@ def _commands(served: Served, name: str) -> list[str]:
 def test_what_makes_no_sense_here_is_refused(served: Served, options: tuple[str, ...], words: str) -> None:
     """Nothing is submitted, and the message says what to write."""
     done = served.spool("run", "--here", *options, "--", "true")
-    assert done.returncode == 2
+    assert done.returncode == (4 if "nowhere" in options else 2)
     assert words in done.stderr
     assert not list((served.root / "queued").iterdir())
 
@@ -526,13 +535,17 @@ def test_idle_gpus_are_told_of_and_taken_back(fake_nvml: FakeNvml, tmp_path: Pat
         (served.root / "config.toml").write_text('cpus = 4\ngpu.poll = "100ms"\n')
         served.start()
         desk = Desk(served)
-        idle = ("-g", "1", "--gpu-idle", "6s", "--gpu-idle-action")
+        idle = ("-g", "1", "--gpu-idle", "16s", "--gpu-idle-action")
         terminal = desk.terminal("-n", "idle", *idle, "stop", "-c", "echo on $CUDA_VISIBLE_DEVICES; exec sleep 1000")
         terminal.shows(f"on {uuid}")
         terminal.shows("spool ends job idle and takes it back\r\n")
         assert served.places("idle") == ["running"]
         assert terminal.ends() == 130
         assert "its GPU has been idle for" in terminal.screen()
+        warned = desk.terminal("-n", "warned", "-g", "1", "--gpu-idle", "1s", "sleep", "1000")
+        warned.shows("and others may wait for it: exit if you are done\r\n")
+        served.spool("cancel", "warned")
+        assert warned.ends() == 130
         desk.leave()
 
 

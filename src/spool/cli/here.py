@@ -82,7 +82,7 @@ class Manner(Struct, frozen=True):
 def run_here(root: str, asked: Asked, manner: Manner) -> int:
     """Run the requested command in this terminal when it is its turn, and return its exit code."""
     asked, is_shell = _with_shell(asked)
-    _check(asked, root)
+    _check_once(asked)
     if (around := _run_around(root)) is not None:
         return _run_inside(asked, root, around)
     terminal = f"spool-here-{os.getpid()}-{os.urandom(8).hex()}"
@@ -127,37 +127,38 @@ def _with_shell(asked: Asked) -> tuple[Asked, bool]:
     return replace(asked, values=values, plain=(shell,)), True
 
 
-def _check(asked: Asked, root: str) -> None:
-    """Raise UsageError for options that make no sense here."""
+def _check_once(asked: Asked) -> None:
+    """Raise UsageError for options that would give the job more than one run."""
     for key, what in _ONE_RUN.items():
         if any(each.partition(".")[0] == key and given[-1] != "false" for each, given in asked.values.items()):
             raise UsageError(f"cannot run it here with {what}: it has one run, in this terminal")
-    executor = _executor(asked, root)
-    if executor not in LOCAL_EXECUTORS:
-        remedy = _ELSEWHERE.get(executor, f"{engine_title(executor)} has its own command for that, if it has any")
-        why = f"its executor is {executor}, which runs jobs on other machines"
-        raise UsageError(cannot("run", "it here", why, remedy=f"{remedy}; --executor process takes this machine"))
-
-
-def _executor(asked: Asked, root: str) -> str:
-    if "executor" in asked.values:
-        return asked.values["executor"][-1]
-    config = config_if(root, b"executor")
-    return config.executor if config is not None else LOCAL_EXECUTORS[0]
 
 
 def _draft(asked: Asked, root: str, terminal: str) -> Draft:
-    """Return the job, which is run once at most. Its environment goes by the socket, unless --export says which."""
-    values = {**asked.values, "executor": [_executor(asked, root)]}
-    draft = draft_of(replace(asked, values=values, export=asked.export or ("NONE",)), root)
-    keys = {key: value for key, value in draft.keys.items() if key != "env"} | {"requeue": False, "terminal": terminal}
-    env = draft.keys.get("env")
-    one = Draft(draft.name, keys | ({"env": env} if env else {}), held=draft.held)
+    """Return the job, which is run once at most. Its environment goes by the socket, unless --export says which.
+
+    Raises UsageError if it would run on another machine.
+    """
+    draft = draft_of(replace(asked, export=asked.export or ("NONE",)), root)
+    keys = dict(draft.keys)
+    env = keys.pop("env", None)
+    executor = keys.get("executor") or _configured_executor(root)
+    if executor not in LOCAL_EXECUTORS:
+        remedy = _ELSEWHERE.get(str(executor), f"{engine_title(str(executor))} may have a command of its own for that")
+        why = f"its executor is {executor}, which runs jobs on other machines"
+        raise UsageError(cannot("run", "it here", why, remedy=f"{remedy}; --executor process takes this machine"))
+    keys |= {"executor": executor, "requeue": False, "terminal": terminal, **({"env": env} if env else {})}
+    one = Draft(draft.name, keys, held=draft.held)
     try:
         one.check(root)
     except SpoolError as error:  # such as an array in the lines of a script
         raise UsageError(cannot("run", "it here", str(error))) from None
     return one
+
+
+def _configured_executor(root: str) -> str:
+    config = config_if(root, b"executor")
+    return config.executor if config is not None else LOCAL_EXECUTORS[0]
 
 
 # Inside a job.
