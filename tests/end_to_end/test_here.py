@@ -290,6 +290,22 @@ def test_ctrl_z_stops_it_and_fg_continues_it(desk: Desk) -> None:
     assert shell.ends() == 0
 
 
+def test_in_the_background_it_runs_and_gets_the_terminal_with_fg(desk: Desk) -> None:
+    """Started with `&` it leaves the terminal to the shell; after `fg` it is the command's, with usual settings."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    shell = desk.open(["bash", "--norc", "--noprofile", "-i"])
+    shell.type(f"{' '.join(desk.words('-q', '-n', 'later', '-c'))} 'echo ready $((1 + 1)); read -r x; echo got $x' &\r")
+    shell.shows("ready 2")
+    shell.type("echo in the $((1 + 1))nd shell\r")
+    shell.shows("in the 2nd shell")
+    shell.type("fg\r")
+    once(lambda: shell.screen().count("-n later") == 2, "the shell's word that it is in the foreground")
+    shell.type("word\r")
+    shell.shows("\ngot word\r\n")
+    desk.served.wait_done("later")
+
+
 def test_a_pipeline_reads_what_a_command_in_the_terminal_prints(desk: Desk) -> None:
     """With a pipe behind it the output is the pipe's, and the input still the terminal's."""
     words = " ".join(desk.words("-q", "--", "sh", "-c", "'read -r x; echo got $x; test -t 1 || echo piped'"))

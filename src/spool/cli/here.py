@@ -353,7 +353,8 @@ def _hand_over(connection: socket.socket, environment: dict[str, str], *, nohup:
         if is_terminal:
             master, slave = os.openpty()
             closing.callback(os.close, slave)
-            termios.tcsetattr(slave, termios.TCSANOW, termios.tcgetattr(0))
+            if _in_foreground():  # else the settings are those of a shell that reads a line
+                termios.tcsetattr(slave, termios.TCSANOW, termios.tcgetattr(0))
             _resize(master)
             fds += [master, slave]
         socket.send_fds(connection, [json.dumps(terms).encode()], fds)
