@@ -539,6 +539,17 @@ def test_the_key_says_what_it_does_not_go_with(served: Served) -> None:
         assert text in served.until(lambda error=error: error.exists() and error.read_text(), name)  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("executor", [None], indirect=True)
+def test_retries_of_the_defaults_are_for_other_jobs(served: Served) -> None:
+    """What the configuration says of all jobs does not keep one from a terminal, nor run it again."""
+    (served.root / "config.toml").write_text("[defaults]\nretry = { max = 2 }\n")
+    served.start()
+    assert Desk(served).piped("-n", "once", "sh", "-c", "exit 3").returncode == 3
+    result = served.wait_done("once")
+    assert result is not None
+    assert (result["run"], "again" in result) == (1, False)
+
+
 # GPUs.
 
 

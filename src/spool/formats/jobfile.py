@@ -96,10 +96,12 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
-    executor = document.get("executor")
-    if not isinstance(executor, str) or engine_of(executor) is None:
-        return defaults.keys
-    return {key: value for key, value in defaults.keys.items() if key not in ("gpu_idle", "gpu_idle_action")}
+    executor, without = document.get("executor"), tuple[str, ...]()
+    if isinstance(executor, str) and engine_of(executor) is not None:
+        without = ("gpu_idle", "gpu_idle_action")
+    if "terminal" in document:
+        without = (*without, "retry")
+    return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
 def _variables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
