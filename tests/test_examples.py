@@ -190,6 +190,17 @@ def test_the_job_that_comes_every_night_never_overlaps_itself(home: Home) -> Non
     assert runs_of(home, "slow") == ["1", "2"]
 
 
+def test_a_notebook_runs_in_the_terminal(home: Home) -> None:
+    """The script runs Jupyter here as a job, with the limits that it states."""
+    jupyter = home.path / ".local/bin/jupyter"
+    jupyter.write_text('#!/bin/sh\necho "$SPOOL_JOB on $SPOOL_CPUS CPUs: $*"\n', encoding="utf-8")
+    jupyter.chmod(0o755)
+    home.environment["GPUS"] = "0"
+    printed = home.run("sh", "notebook.sh", cwd=folder(home, "here")).stdout
+    assert printed.endswith("notebook on 2 CPUs: lab --no-browser --port 8899\n")
+    assert result(home, "notebook")["outcome"] == "finished"
+
+
 def test_a_notebook_calls_functions_as_jobs(home: Home) -> None:
     """Its cells run one after the other, and the results of the array are there by its name."""
     notebook = json.loads((folder(home, "notebook") / "sweep.ipynb").read_text(encoding="utf-8"))

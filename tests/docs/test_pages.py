@@ -19,6 +19,7 @@ from test_readme import calls, end_dispatcher
 MIGRATIONS = sorted((ROOT / "docs" / "migrate").glob("*.md"))
 RECIPES = ROOT / "docs" / "RECIPES.md"
 PAGES = [*MIGRATIONS, RECIPES]
+_OF_RUN = ("--quiet", "-q", "--here", "--nohup")
 TABLES = [
     (page.relative_to(ROOT).as_posix(), text)
     for page in sorted((ROOT / "docs").rglob("*.md"))
@@ -61,9 +62,9 @@ def test_every_job_that_the_pages_submit_is_accepted(
     for program, *words in calls(page.read_text(encoding="utf-8")):
         if words[0] == "--spool":
             words = words[2:]
-        if words[0] not in ("submit", "run") or "--help" in words:
-            continue
-        words = ["--shell-command" if word == "-c" else word for word in words[1:] if word not in ("--quiet", "-q")]
+        if words[0] not in ("submit", "run") or "--help" in words or ("--here" in words and "--" not in words):
+            continue  # of these the last opens a shell
+        words = ["--shell-command" if word == "-c" else word for word in words[1:] if word not in _OF_RUN]
         code = main.run(["submit", "--dry-run", *words])
         assert code == 0, (program, words, capsys.readouterr())
 
@@ -116,6 +117,22 @@ def test_every_block_of_the_recipes_runs() -> None:
     attempts = sorted((home.spool / "jobs" / "count").iterdir())
     assert len(attempts) > 1, "the warning came, and another try followed"
     assert 'outcome = "finished"' in (attempts[-1] / "result.toml").read_text(encoding="utf-8")
+
+
+def test_the_recipe_of_jupyter_runs() -> None:
+    """Its first block runs Jupyter in this terminal; here that is a program of that name, and there is no GPU."""
+    home = Home(home_of_test())
+    jupyter = home.path / ".local" / "bin" / "jupyter"
+    jupyter.write_text('#!/bin/sh\necho "in $SPOOL_JOB: $*"\n', encoding="utf-8")
+    jupyter.chmod(0o755)
+    recipe = RECIPES.read_text(encoding="utf-8").partition("## Jupyter on a GPU\n")[2]
+    block = re.findall(r"^```shell\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)[0]
+    assert "--here" in block
+    try:
+        printed = home.sh(block.replace("-g 1", "-g 0").replace("--cpus 4", "--cpus 1"))
+    finally:
+        end_dispatcher(home.spool)
+    assert printed.endswith("in jupyter: lab --no-browser --port 8899\n")
 
 
 # "`half_life` (7 days", "`gpu.poll`, 5s", "`max_requeues` times (3"

@@ -143,6 +143,25 @@ def test_who_waits_is_told_who_has_the_room(machine: Machine) -> None:
     assert bob.wait_done("late")
 
 
+def test_a_command_in_a_terminal_waits_for_its_turn(machine: Machine) -> None:
+    """`spool run --here` asks the arbiter as any job does, and gives its lease back with the end of the command."""
+    alina, bob = machine.spools
+    for name in ("one", "two"):
+        alina.drop(name, ["sleep", "1000"])
+        alina.pid(name)
+    words = [sys.executable, "-m", "spool", "run", "--here", "--name", "here", "cat"]
+    with subprocess.Popen(
+        words, env=bob.environment, cwd=bob.root.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        bob.wait_reason("here", "machine: cpus: needs 1, 0 free")
+        alina.spool("cancel", "one", "two")
+        bob.pid("here")
+        assert process.communicate(b"my turn\n", timeout=60)[0] == b"my turn\n"
+    assert process.returncode == 0
+    assert bob.wait_done("here")
+    wait_for(machine.is_free, what="a machine without leases")
+
+
 def test_runs_outlive_the_arbiter_and_nothing_starts_until_it_is_back(machine: Machine) -> None:
     """The new arbiter has the leases of before in its journal, and grants what is left."""
     alina, bob = machine.spools

@@ -237,8 +237,11 @@ def _by_section() -> Iterator[tuple[str, Option]]:
                 yield title, option
 
 
-def key_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Give a click command an option for every key of a job file."""
+def key_options(function: Callable[..., int], alone: Mapping[str, str] | None = None) -> Callable[..., int]:
+    """Give a click command an option for every key of a job file.
+
+    *alone*: keys whose option may stand without a value, which is then "", and what that means.
+    """
     import click
 
     from spool.cli.common import SpelledOption
@@ -255,9 +258,11 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
                 "metavar": option.metavar,
                 "multiple": option.repeats,
             }
-        made = click.option(
-            *flags, option.word, cls=SpelledOption, section=section, default=None, help=option.help, **more
-        )
+        said = option.help
+        if alone is not None and option.key in alone:
+            more |= {"is_flag": False, "flag_value": "", "metavar": f"[{option.metavar}]"}
+            said = f"{said} {alone[option.key]}"
+        made = click.option(*flags, option.word, cls=SpelledOption, section=section, default=None, help=said, **more)
         function = made(function)
     return function
 

@@ -9,6 +9,7 @@ import stat
 import sys
 import termios
 import time
+from functools import partial
 from typing import Any
 
 import click
@@ -31,7 +32,7 @@ from spool.client import submit as submitting
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
 from spool.core import layout
-from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
+from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.model import State
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -48,7 +49,21 @@ from spool.store.spool import Spool
     is_flag=True,
     help="Print only the job's output.",
 )
-@key_options
+@click.option(
+    "--here",
+    cls=SpelledOption,
+    section=COMMON_TITLE,
+    is_flag=True,
+    help="Run it in this terminal once it is its turn; without a command, open a shell.",
+)
+@partial(key_options, alone={"shell": "Alone: open a shell here."})
+@click.option(
+    "--nohup",
+    cls=SpelledOption,
+    section="How it runs",
+    is_flag=True,
+    help="With --here: let the command go on when this terminal closes. The job's log then has its output.",
+)
 @export_option
 @replace_option
 @strict_option
@@ -63,6 +78,8 @@ def command(
     replace: bool,
     quiet: bool,
     strict: bool,
+    here: bool,
+    nohup: bool,
     export: tuple[str, ...],
     words: tuple[str, ...],
     **_: Any,
@@ -78,9 +95,22 @@ def command(
 
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
+
+    With --here the command runs in this terminal, with its input, its colours and your whole environment, and Ctrl-C
+    and Ctrl-Z reach it. It waits its turn as any job does, and ends with the terminal. Inside a job, it just runs.
+
+      spool run --here -g 1 -- python train.py
+      spool run --here -g 1 -t 2h           a shell with a GPU
     """
+    request = asked(ctx, words, name, shell_command)
+    if here or request.values.get("shell") == [""]:
+        from spool.cli.here import Manner, run_here  # imported here: it needs half of the program
+
+        return run_here(ctx.obj, request, Manner(nohup=nohup, quiet=quiet, strict=strict, replace=replace))
+    if nohup:
+        raise UsageError("--nohup goes with --here; a job that does not run here never ends with the terminal")
     _check_readable(ctx.obj)
-    draft = draft_of(asked(ctx, words, name, shell_command), ctx.obj, stderr_apart=not _one_output())
+    draft = draft_of(request, ctx.obj, stderr_apart=not _one_output())
     job = draft.name
     spool = made(ctx.obj) if submitting.is_ours(ctx.obj) else opened(ctx.obj)
     tell_doubts(spool.root, [draft], strict=strict)

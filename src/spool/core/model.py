@@ -194,6 +194,7 @@ class Spec(Struct, frozen=True):
     executor: str | None = None  # None is the configured default
     executor_options: tuple[str, ...] = ()  # passed to the engine, for runs elsewhere
     keep_session: bool | None = None  # None is the configured default
+    terminal: str | None = None  # the socket of the `spool run --here` whose terminal the command belongs into
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None

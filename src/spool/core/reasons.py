@@ -35,6 +35,9 @@ CODES = (
     "executor",
 )
 
+IN_A_TERMINAL = "in a terminal"
+"""What a list says of a run of `spool run --here` if there is nothing else to say."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

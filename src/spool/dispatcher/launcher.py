@@ -437,6 +437,10 @@ class WrapperWriter:
         command = spec.command
         if spec.script is not None:
             command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
+        if spec.terminal is not None:
+            from spool.executors import holder  # imported here, because most jobs have no terminal
+
+            command = (*holder.PROGRAM, spec.terminal, *wrapper.words_of(command, spec.shell))
         environment = wrapper.job_environment(
             spec,
             live.grant,

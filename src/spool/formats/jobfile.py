@@ -96,10 +96,12 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
-    executor = document.get("executor")
-    if not isinstance(executor, str) or engine_of(executor) is None:
-        return defaults.keys
-    return {key: value for key, value in defaults.keys.items() if key not in ("gpu_idle", "gpu_idle_action")}
+    executor, without = document.get("executor"), tuple[str, ...]()
+    if isinstance(executor, str) and engine_of(executor) is not None:
+        without = ("gpu_idle", "gpu_idle_action")
+    if "terminal" in document:
+        without = (*without, "retry")
+    return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
 def _variables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,10 +205,13 @@ def _check_together(reading: Reading) -> None:
             bool(set_here.get("keep_session")),
             set_here.get("gpu_idle_ns") is not None,
             bool(asked.get("resources")),
+            "terminal" in set_here,
         )
         for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
             if is_stated:
                 problems.add((key,), why.format(engine_title(str(executor))))
+    if "terminal" in document:
+        _check_terminal(reading)
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
         problems.add(("depends_on",), 'is an empty table; set "all", "any", "ended", "failed" or "each"')
     if "notify" in document and "to" not in found["notify"]:
@@ -216,6 +221,13 @@ def _check_together(reading: Reading) -> None:
     elif "max_running" in document:
         why = 'needs "array", "matrix" or "rows"; to limit several jobs together use "group"'
         problems.add(("max_running",), why)
+
+
+def _check_terminal(reading: Reading) -> None:
+    """Add the keys that would give a job in a terminal more than one run."""
+    for key in ("array", "matrix", "rows", "retry", "preemptible"):
+        if reading.document.get(key):
+            reading.problems.add((key,), 'does not go with "terminal": such a job has one run, in one terminal')
 
 
 def _check_options(executor: str | None, options: tuple[str, ...], problems: Problems) -> None:
@@ -231,6 +243,7 @@ _NOT_ELSEWHERE = {
     "keep_session": 'needs executor = "tmux"; a job in {} has no session',
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
+    "terminal": "is one of this machine, and its job runs here",
 }
 """The keys that mean something on this machine only, with the remedy for a job of an engine."""
 
@@ -243,7 +256,7 @@ def why_not_elsewhere(spec: Spec, engine: str) -> str | None:
     idle_ns = spec.gpu_idle_ns
     if idle_ns is not None and idle_ns == _default_idle_ns(spec.defaults_text):
         idle_ns = None
-    stated = bool(spec.keep_session), idle_ns is not None, bool(spec.request.resources)
+    stated = bool(spec.keep_session), idle_ns is not None, bool(spec.request.resources), spec.terminal is not None
     for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
         if is_stated:
             return f"its {key} {_NOT_ELSEWHERE[key].format(engine_title(engine))}"

@@ -297,6 +297,9 @@ _RUNNING = (
     Key("keep_session", "flag",
         "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
         option="--keep-session --no-keep-session"),
+    Key("terminal", "label",
+        "The terminal in which the command runs: the socket of the `spool run --here` that waits for the job, and that "
+        "writes this key. Once it is gone, the job fails. Not for arrays, nor with `retry` or `preemptible`."),
 )
 
 _PEOPLE = (

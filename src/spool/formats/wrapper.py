@@ -197,7 +197,7 @@ def _script() -> tuple[bytes, bytes]:
 
 def _hole(a: Assignments) -> str:
     around = a.surroundings
-    words = (a.shell, "-c", _not_an_option(a.command)) if isinstance(a.command, str) else a.command
+    words = words_of(a.command, a.shell)
     if not words or not words[0] or a.command == "":
         raise InvalidValue(cannot("run", "the command", "it is empty"))
     _check_size(a, words)
@@ -242,6 +242,11 @@ def _hole(a: Assignments) -> str:
     lines.append("}")
     lines.append(" ".join(["set --", *map(_quote, words)]))
     return "\n".join(lines) + "\n"
+
+
+def words_of(command: str | tuple[str, ...], shell: str) -> tuple[str, ...]:
+    """Return the arguments that carry out a job's *command*: those of *shell* for a text."""
+    return (shell, "-c", _not_an_option(command)) if isinstance(command, str) else command
 
 
 def _check_size(a: Assignments, words: tuple[str, ...]) -> None:

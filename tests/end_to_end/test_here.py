@@ -1,0 +1,589 @@
+"""`spool run --here`: a job whose command runs in the terminal of the command that submitted it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pty
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugins.fake_nvml import FakeNvml
+from served import Served, alive
+from support import PATIENCE_S, wait_for
+
+EXECUTORS = ("process", "sh", "tmux")
+
+_CTRL_C, _CTRL_D, _CTRL_Z = b"\x03", b"\x04", b"\x1a"
+_UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
+
+
+class Terminal:
+    """A terminal of 80 by 24, the one that controls *words*, as a user sees it and types into it."""
+
+    def __init__(self, words: Sequence[str], environment: dict[str, str], cwd: Path) -> None:
+        """Start *words* in it."""
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            try:
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+                os.chdir(cwd)
+                os.execvpe(words[0], words, environment)
+            finally:
+                os._exit(99)
+        os.set_blocking(self._fd, False)
+        self._screen = b""
+        self.code: int | None = None
+
+    def shows(self, text: str) -> str:
+        """Wait until *text* was shown, and return all that was."""
+        try:
+            return wait_for(lambda: self.screen() if text in self.screen() else "", what=text)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.screen()}") from None
+
+    def screen(self) -> str:
+        """Return all that was shown so far."""
+        with contextlib.suppress(OSError):  # nothing new, or it is over
+            while data := os.read(self._fd, 1 << 16):
+                self._screen += data
+        return self._screen.decode(errors="replace")
+
+    def type(self, keys: str | bytes) -> None:
+        """Press keys."""
+        os.write(self._fd, keys.encode() if isinstance(keys, str) else keys)
+
+    def resize(self, lines: int, columns: int) -> None:
+        """Change its size."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+
+    def is_raw(self) -> bool:
+        """Whether its keys go to the program as they are."""
+        return not termios.tcgetattr(self._fd)[3] & (termios.ICANON | termios.ECHO | termios.ISIG)
+
+    def ends(self) -> int:
+        """Wait for the end of its program and return the exit code."""
+
+        def reaped() -> bool:
+            self.screen()
+            if self.code is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.code = os.waitstatus_to_exitcode(status) if pid else None
+            return self.code is not None
+
+        wait_for(reaped, what=f"the end of the program: {self.screen()}")
+        self.screen()
+        assert self.code is not None
+        return self.code
+
+    def close(self) -> None:
+        """Close the window."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def leave(self) -> None:
+        """Leave nothing behind."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self.close()
+
+
+class Desk:
+    """One who sits before a spool, with as many terminals as they like."""
+
+    def __init__(self, served: Served) -> None:
+        """Sit down."""
+        self.served = served
+        self.home = served.root.parent
+        self._terminals: list[Terminal] = []
+        way = [] if served.executor is None else ["--executor", served.executor]
+        self._words = [sys.executable, "-m", "spool", "run", "--here", *way]
+        self.environment = {**served.environment, "TERM": "xterm-256color", "MY_TOKEN": "secret-in-here", "LINES": ""}
+
+    def words(self, *words: str) -> list[str]:
+        """Return the command that runs *words* here."""
+        return [*self._words, *words]
+
+    def terminal(self, *words: str) -> Terminal:
+        """Open a terminal that runs *words* here."""
+        return self.open(self.words(*words))
+
+    def open(self, words: Sequence[str]) -> Terminal:
+        """Open a terminal with the program *words*."""
+        terminal = Terminal(words, self.environment, self.home)
+        self._terminals.append(terminal)
+        return terminal
+
+    def piped(self, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Run *words* here without a terminal."""
+        return subprocess.run(
+            self.words(*words),
+            input=data,
+            capture_output=True,
+            env=self.environment,
+            cwd=self.home,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def leave(self) -> None:
+        """Close every terminal."""
+        for terminal in self._terminals:
+            terminal.leave()
+
+
+@pytest.fixture
+def desk(served: Served) -> Iterator[Desk]:
+    """Give a spool with one CPU that is served, and a user."""
+    (served.root / "config.toml").write_text("cpus = 1\n")
+    served.start()
+    sat = Desk(served)
+    yield sat
+    (sat.home / "go").touch()
+    sat.leave()
+
+
+def once(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for a true value, and return it."""
+    return wait_for(condition, what=what)
+
+
+# Without a terminal.
+
+
+def test_a_pipe_gets_the_command_s_own_bytes_and_code(desk: Desk) -> None:
+    """Input, output and errors are the caller's own, the exit code is the command's, and the run is recorded."""
+    done = desk.piped("-n", "three", "-c", "cat; echo bad >&2; exit 3", data=b"in\r\n\0\xff")
+    assert (done.returncode, done.stdout) == (3, b"in\r\n\0\xff")
+    assert done.stderr == b"spool: job three\nbad\n"
+    result = desk.served.wait_done("three")
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", 3)
+    assert desk.served.log("three") == ""
+
+
+def test_much_data_passes_unchanged(desk: Desk) -> None:
+    """Nothing is copied on the way, so a command reads and writes as fast as in a shell, and all of it."""
+    data = os.urandom(3 << 20)
+    done = desk.piped("-q", "cat", data=data)
+    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
+    assert done.stderr == b""
+
+
+def test_a_reader_sees_the_end_of_the_output_with_the_command(desk: Desk) -> None:
+    """Nothing but the command keeps its output open, nor what else belongs to the terminal."""
+    done = desk.piped("-q", "-c", "exec >&-; ls /proc/self/fd")
+    assert done.returncode != 0  # ls has nowhere to write to
+    listed = desk.piped("-q", sys.executable, "-c", "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))")
+    assert listed.stdout == b"[0, 1, 2, 3]\n"  # the last is the directory itself
+
+
+def test_signals_reach_the_command(desk: Desk) -> None:
+    """INT, TERM and USR1 that this process gets go to the command, which decides; here it takes them as an order."""
+    text = "trap 'echo told; exit 7' USR1; echo ready; while :; do sleep 0.02; done"
+    process = subprocess.Popen(
+        desk.words("-q", "-c", text),
+        stdout=subprocess.PIPE,
+        env=desk.environment,
+        cwd=desk.home,
+        stdin=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=PATIENCE_S)[0] == b"told\n"
+    assert process.returncode == 7
+
+
+# In a terminal.
+
+
+def test_the_command_has_the_terminal(desk: Desk) -> None:
+    """It has a terminal of that size, its kind, and what is typed; the log has what the screen shows, as of any job."""
+    text = 'test -t 0 && test -t 1 && test -t 2 && stty size; echo $TERM; read -r name < /dev/tty; echo "hello $name"'
+    terminal = desk.terminal("-n", "ask", "-c", text)
+    terminal.shows("24 80\r\nxterm-256color\r\n")
+    assert terminal.is_raw()
+    terminal.type("J. Doe\r")
+    terminal.shows("hello J. Doe\r\n")
+    assert terminal.ends() == 0
+    assert not terminal.is_raw()
+    desk.served.wait_done("ask")
+    assert desk.served.log("ask").endswith("hello J. Doe\n")
+
+
+def test_the_whole_environment_is_there_and_in_no_file(desk: Desk) -> None:
+    """A secret of the terminal reaches the command and not the disk; what is set for the job alone wins."""
+    shown = desk.piped("-q", "-n", "env", "-e", "LANG=of-the-job", "--", "env").stdout.decode().splitlines()
+    assert {"MY_TOKEN=secret-in-here", "LANG=of-the-job", "SPOOL_JOB=env", "TERM=xterm-256color"} <= set(shown)
+    for path in desk.served.root.rglob("*"):
+        if path.is_file():
+            assert b"secret-in-here" not in path.read_bytes(), path
+    picked = desk.piped("-q", "--export", "PATH", "--", "env").stdout.decode()
+    assert "MY_TOKEN" not in picked
+    assert "TERM=xterm-256color" in picked
+
+
+def test_ctrl_c_goes_to_the_command(desk: Desk) -> None:
+    """A command that handles Ctrl-C goes on; one that does not ends by it, with 130."""
+    terminal = desk.terminal("-n", "trap", "-c", "trap 'echo not yet' INT; echo ready; read -r word; echo \"$word\"")
+    terminal.shows("ready")
+    terminal.type(_CTRL_C)
+    terminal.shows("not yet")
+    terminal.type("now\r")
+    assert terminal.ends() in (0, 130)
+    other = desk.terminal("-n", "sleep", "sleep", "1000")
+    once(lambda: desk.served.record("sleep", "jid") and other.is_raw(), "the run")
+    other.type(_CTRL_C)
+    assert other.ends() == 130
+
+
+def test_a_new_size_reaches_the_command(desk: Desk) -> None:
+    """Who resizes the window resizes the command's."""
+    terminal = desk.terminal("-c", "trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done")
+    terminal.shows("ready")
+    terminal.resize(30, 100)
+    terminal.shows("30 100")
+    terminal.type(_CTRL_C)
+    assert terminal.ends() == 130
+
+
+def test_ctrl_z_stops_it_and_fg_continues_it(desk: Desk) -> None:
+    """The shell around it sees a stopped job, has its terminal back, and `fg` gives it to the command again."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    shell = desk.open(["bash", "--norc", "--noprofile", "--noediting", "-i"])
+    words = " ".join(desk.words("-q", "-n", "cat", "cat"))
+    shell.type(f"PS1='ready> '\r{words}\r")
+    once(lambda: desk.served.record("cat", "jid") and shell.is_raw(), "the run")
+    shell.type("one\r")
+    shell.shows("one\r\none\r\n")
+    shell.type(_CTRL_Z)
+    shell.shows("Stopped")
+    shell.type("echo in the $((1 + 1))nd shell\r")
+    shell.shows("in the 2nd shell")
+    assert not shell.is_raw()
+    shell.type("fg\r")
+    once(shell.is_raw, "the terminal of the command")
+    shell.type("two\r")
+    shell.shows("two\r\ntwo\r\n")
+    shell.type(_CTRL_D)
+    once(lambda: not shell.is_raw(), "the shell's terminal")
+    shell.type("echo it gave $?\r")
+    shell.shows("it gave 0")
+    shell.type("exit\r")
+    assert shell.ends() == 0
+
+
+def test_in_the_background_it_runs_and_gets_the_terminal_with_fg(desk: Desk) -> None:
+    """Started with `&` it leaves the terminal to the shell; after `fg` it is the command's, with usual settings."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    shell = desk.open(["bash", "--norc", "--noprofile", "-i"])
+    shell.type(f"{' '.join(desk.words('-q', '-n', 'later', '-c'))} 'echo ready $((1 + 1)); read -r x; echo got $x' &\r")
+    shell.shows("ready 2")
+    shell.type("echo in the $((1 + 1))nd shell\r")
+    shell.shows("in the 2nd shell")
+    shell.type("fg\r")
+    once(lambda: shell.screen().count("-n later") == 2, "the shell's word that it is in the foreground")
+    shell.type("word\r")
+    shell.shows("\ngot word\r\n")
+    desk.served.wait_done("later")
+
+
+def test_a_pipeline_reads_what_a_command_in_the_terminal_prints(desk: Desk) -> None:
+    """With a pipe behind it the output is the pipe's, and the input still the terminal's."""
+    words = " ".join(desk.words("-q", "--", "sh", "-c", "'read -r x; echo got $x; test -t 1 || echo piped'"))
+    terminal = desk.open(["sh", "-c", f"{words} | tr a-z A-Z"])
+    terminal.type("word\r")
+    terminal.shows("GOT WORD")
+    terminal.shows("PIPED")
+    assert terminal.ends() == 0
+
+
+def test_a_shell_is_opened(desk: Desk) -> None:
+    """`--shell`, or no command, opens the user's shell; what is done there is in no log."""
+    desk.environment["SHELL"] = "/bin/sh"
+    for option in ((), ("--shell",)):
+        name = f"shell{len(option)}"
+        terminal = desk.terminal("-n", name, *option)
+        once(terminal.is_raw, "the shell")
+        terminal.type("echo $SPOOL_JOB $((40 + 2)); exit 5\r")
+        terminal.shows(f"{name} 42")
+        assert terminal.ends() == 5
+        desk.served.wait_done(name)
+        assert desk.served.log(name) == ""
+
+
+# The end of the terminal.
+
+
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_the_job_ends_with_its_terminal(desk: Desk, how: str) -> None:
+    """When the window is closed, or the command killed, the job gets HUP, and its room is free."""
+    terminal = desk.terminal("-n", "long", "-c", "echo ready; exec sleep 1000")
+    terminal.shows("ready")
+    if how == "killed":
+        os.kill(terminal.pid, signal.SIGKILL)
+    else:
+        terminal.close()
+    result = desk.served.wait_done("long")
+    assert result is not None
+    assert (result["outcome"], result["exit_code"]) == ("failed", 129)
+
+
+def test_without_a_terminal_it_ends_with_its_caller(desk: Desk) -> None:
+    """So does a job whose caller was in a pipeline."""
+    process = subprocess.Popen(
+        desk.words("-n", "long", "sleep", "1000"), env=desk.environment, stdin=subprocess.DEVNULL
+    )
+    desk.served.pid("long")
+    once(lambda: "sleep" in _commands(desk.served, "long"), "the command")
+    process.kill()
+    process.wait()
+    result = desk.served.wait_done("long")
+    assert result is not None
+    assert result["exit_code"] == 129
+
+
+def test_nohup_goes_on_without_the_terminal(desk: Desk) -> None:
+    """With --nohup it goes on, and its log has all of its output."""
+    terminal = desk.terminal("--nohup", "-n", "on", "-c", f"echo ready; {_UNTIL_GO}; echo still there")
+    terminal.shows("ready")
+    terminal.close()
+    once(lambda: not alive(terminal.pid), "the end of the terminal's program")
+    assert desk.served.places("on") == ["running"]
+    (desk.home / "go").touch()
+    result = desk.served.wait_done("on")
+    assert result is not None
+    assert result["outcome"] == "finished"
+    assert desk.served.log("on") == "ready\nstill there\n"  # as read, with line breaks of any kind
+
+
+def test_who_has_no_terminal_any_more_is_told(desk: Desk) -> None:
+    """A job that is run again finds no terminal: it fails at once, and its log says why."""
+    assert desk.piped("-n", "again", "true").returncode == 0
+    desk.served.wait_done("again")
+    desk.served.move("again", "done", "queued")
+    assert desk.served.wait_outcome("again", run=2) == "failed"
+    assert "the terminal of this job is gone" in desk.served.log("again", run=2)
+
+
+# As any job.
+
+
+def test_it_waits_its_turn_and_ctrl_c_ends_the_wait(desk: Desk) -> None:
+    """It is queued, the terminal says why it waits, and Ctrl-C cancels it, with 130."""
+    desk.served.drop("first", _UNTIL_GO, cpus=1)
+    desk.served.pid("first")
+    words = desk.words("-n", "piped", "echo", "my turn")
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=desk.environment, stdin=subprocess.DEVNULL) as piped:
+        assert piped.stderr is not None
+        assert piped.stderr.readline() == b"spool: job piped\n"
+        assert piped.stderr.readline().startswith(b"spool: job piped waits: cpus: needs 1")
+        piped.terminate()
+        assert piped.stderr.readline() == b"spool: job piped is cancelled\n"
+    assert piped.returncode == 143
+    terminal = desk.terminal("-n", "second", "echo", "my turn")
+    terminal.shows("job second waits: cpus: needs 1")
+    assert desk.served.places("second") == ["queued"]
+    terminal.type(_CTRL_C)
+    assert terminal.ends() == 130
+    assert "job second is cancelled" in terminal.screen()
+    assert desk.served.wait_outcome("second") == "cancelled"
+    third = desk.terminal("-n", "third", "echo", "my turn")
+    third.shows("job third waits")
+    (desk.home / "go").touch()
+    third.shows("my turn")
+    assert third.ends() == 0
+
+
+def test_a_list_says_that_it_is_in_a_terminal(desk: Desk) -> None:
+    """`ls` has a word for it while it runs, with and without a dispatcher; it takes a CPU."""
+    terminal = desk.terminal("-n", "here", "-c", "echo ready; read -r x")
+    terminal.shows("ready")
+    desk.served.wait_reason("here", "in a terminal")
+    for serve in (True, False):
+        if not serve:
+            desk.served.kill()
+        row = next(line for line in desk.served.spool("ls").stdout.splitlines() if line.startswith("here "))
+        assert "running" in row
+        assert row.endswith("in a terminal")
+    desk.served.start()
+    terminal.type("\r")
+    assert terminal.ends() == 0
+
+
+def test_a_time_limit_and_a_cancel_end_it(desk: Desk) -> None:
+    """The outcome is the job's, and so are the words and the exit code of the command."""
+    limited = desk.terminal("-t", "1s", "-n", "limited", "sleep", "1000")
+    assert limited.ends() == 124
+    assert "job limited: timeout" in limited.screen()
+    terminal = desk.terminal("-n", "cancelled", "-c", "echo ready; exec sleep 1000")
+    terminal.shows("ready")
+    desk.served.spool("cancel", "cancelled")
+    assert terminal.ends() == 130
+    assert "job cancelled: cancelled by" in terminal.screen()
+    assert not terminal.is_raw()
+
+
+def test_the_dispatcher_may_die_at_any_time(desk: Desk) -> None:
+    """The next one records a run that it finds, and starts a job that waits; until then the terminal says so."""
+    terminal = desk.terminal("-n", "here", "-c", "echo ready; read -r x; echo got $x")
+    terminal.shows("ready")
+    desk.served.kill()
+    desk.served.start()
+    terminal.type("it\r")
+    terminal.shows("got it")
+    assert terminal.ends() == 0
+    result = desk.served.wait_done("here")
+    assert result is not None
+    assert result["outcome"] == "finished"
+    desk.served.drop("first", _UNTIL_GO, cpus=1)
+    desk.served.pid("first")
+    second = desk.terminal("-n", "second", "echo", "my turn")
+    second.shows("job second waits")
+    (desk.served.root / "config.toml").write_text("cpus = 1\nautostart = false\n")
+    desk.served.kill()
+    second.shows("no dispatcher is running, and autostart is off")
+    (desk.home / "go").touch()
+    desk.served.start()
+    second.shows("my turn")
+    assert second.ends() == 0
+
+
+def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
+    """The one CPU is taken by the job around it, and the command runs at once; more than that job has is refused."""
+    inner = " ".join([*desk.words("--cpus", "1", "--"), "sh", "-c", "'echo in $SPOOL_JOB'"])
+    more = " ".join([*desk.words("--cpus", "2", "--"), "true"])
+    desk.served.drop("outer", f"{inner}; {more}; echo gave $?", env={"PYTHONPATH": desk.environment["PYTHONPATH"]})
+    result = desk.served.wait_done("outer")
+    assert result is not None
+    log = desk.served.log("outer")
+    assert "in outer\n" in log
+    assert "it asks for cpus = 2, and job outer, in which it would run, has less" in log
+    assert log.endswith("gave 2\n")
+    desk.environment |= {"SPOOL_JOB": "outer", "SPOOL_RUN": "1"}  # of a run that is over: as after a detached tmux
+    assert desk.piped("-n", "new", "-c", "echo in $SPOOL_JOB").stdout == b"in new\n"
+
+
+def _commands(served: Served, name: str) -> list[str]:
+    """Return the names of the processes of a job."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and f"SPOOL_JOB={name}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "comm").read_text().strip())
+    return found
+
+
+# What it is not for.
+
+
+@pytest.mark.parametrize("executor", [None], indirect=True)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--executor", "slurm"), "`srun --pty COMMAND` runs it in this terminal, and `salloc` opens a shell"),
+        (("--executor", "sge"), "`qrsh COMMAND`"),
+        (("--executor", "hq"), "--executor process takes this machine"),
+        (("--executor", "nowhere"), "nowhere"),
+        (("--array", "1-3"), "cannot run it here with an array: it has one run, in this terminal"),
+        (("--retry-max", "2"), "with retries"),
+        (("--requeue",), "with a requeue"),
+        (("--preemptible",), "with preemption"),
+        (("--shell",), "--shell alone opens a shell, and there is a command too"),
+    ],
+)
+def test_what_makes_no_sense_here_is_refused(served: Served, options: tuple[str, ...], words: str) -> None:
+    """Nothing is submitted, and the message says what to write."""
+    done = served.spool("run", "--here", *options, "--", "true")
+    assert done.returncode == (4 if "nowhere" in options else 2)
+    assert words in done.stderr
+    assert not list((served.root / "queued").iterdir())
+
+
+@pytest.mark.parametrize("executor", [None], indirect=True)
+def test_a_configured_engine_is_refused_too(served: Served) -> None:
+    """What counts is the executor that the job would have."""
+    (served.root / "config.toml").write_text('executor = "slurm"\n')
+    done = served.spool("run", "--here", "--", "true")
+    assert (done.returncode, "its executor is slurm" in done.stderr) == (2, True)
+    nohup = served.spool("run", "--nohup", "--", "true")
+    assert (nohup.returncode, "--nohup goes with --here" in nohup.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("executor", [None], indirect=True)
+def test_the_key_says_what_it_does_not_go_with(served: Served) -> None:
+    """A job file by hand with `terminal` and more than one run is refused."""
+    served.drop("many", "true", terminal="spool-here", array="1-2")
+    served.drop("away", "true", terminal="spool-here", executor="slurm")
+    served.start()
+    for name, text in (("many", 'does not go with "terminal"'), ("away", "is one of this machine")):
+        error = served.root / "queued" / f"{name}.toml.error"
+        assert text in served.until(lambda error=error: error.exists() and error.read_text(), name)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("executor", [None], indirect=True)
+def test_retries_of_the_defaults_are_for_other_jobs(served: Served) -> None:
+    """What the configuration says of all jobs does not keep one from a terminal, nor run it again."""
+    (served.root / "config.toml").write_text("[defaults]\nretry = { max = 2 }\n")
+    served.start()
+    assert Desk(served).piped("-n", "once", "sh", "-c", "exit 3").returncode == 3
+    result = served.wait_done("once")
+    assert result is not None
+    assert (result["run"], "again" in result) == (1, False)
+
+
+# GPUs.
+
+
+def test_idle_gpus_are_told_of_and_taken_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """The terminal says so in time, then the job is cancelled; another, that is only warned, goes on."""
+    uuid = "GPU-11111111-1111-1111-1111-111111111111"
+    fake_nvml.gpu(uuid, bus=0)
+    fake_nvml.busy(uuid, 0, 0)
+    with Served(tmp_path / "spool", fake_nvml.variables) as served:
+        (served.root / "config.toml").write_text('cpus = 4\ngpu.poll = "100ms"\n')
+        served.start()
+        desk = Desk(served)
+        idle = ("-g", "1", "--gpu-idle", "16s", "--gpu-idle-action")
+        terminal = desk.terminal("-n", "idle", *idle, "stop", "-c", "echo on $CUDA_VISIBLE_DEVICES; exec sleep 1000")
+        terminal.shows(f"on {uuid}")
+        terminal.shows("spool ends job idle and takes it back\r\n")
+        assert served.places("idle") == ["running"]
+        assert terminal.ends() == 130
+        assert "its GPU has been idle for" in terminal.screen()
+        warned = desk.terminal("-n", "warned", "-g", "1", "--gpu-idle", "1s", "sleep", "1000")
+        warned.shows("and others may wait for it: exit if you are done\r\n")
+        served.spool("cancel", "warned")
+        assert warned.ends() == 130
+        desk.leave()
+
+
+@pytest.mark.parametrize("executor", [None], indirect=True)
+def test_a_memory_limit_is_enforced(served: Served) -> None:
+    """What the command uses is the job's use."""
+    served.start()
+    desk = Desk(served)
+    hog = "x = bytearray(400 << 20)\nimport time\ntime.sleep(1000)"
+    done = desk.piped("-n", "hog", "-m", "150M", "--", sys.executable, "-c", hog)
+    assert done.returncode == 137
+    assert b"job hog: out_of_memory" in done.stderr
+    spec = tomllib.loads((served.root / "done" / "hog.toml").read_text())
+    assert (spec["requeue"], spec["command"][-1]) == (False, hog)
