@@ -97,6 +97,7 @@ def variables(event: Event) -> dict[str, str]:
     }
     if grant is not None:
         found |= {"SPOOL_CPUS": grant.cpus, "SPOOL_GPUS": grant.gpu_count}
+        found |= {"SPOOL_CPU_LIST": grant.cpu_list or None}
         found |= resource_variables(grant)
     if result is not None:
         found |= {

@@ -19,6 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from spool.core.errors import shown
+from spool.core.model import Core
 from spool.machine import cgroups
 
 _SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
@@ -118,9 +119,16 @@ class Host:
         affinity: Callable[[], int] = affinity,
         memory: Callable[[], HostMemory] = host_memory,
     ) -> None:
+        self._root = root
         self._cgroups = cgroups.find(root)
         self._affinity = affinity
         self._memory = memory
+
+    def cores(self) -> tuple[Core, ...]:
+        """Return the cores that this process, and so a run, may use."""
+        from spool.machine.cpus import read_cores  # only a spool with `cpu_pinning` needs it
+
+        return read_cores(root=self._root)
 
     def cpus(self) -> int:
         """Return the number of whole processors that can be used at once, at least 1: a quota of 2.5 is 2."""
