@@ -63,12 +63,12 @@ def test_utilisation_makes_no_other_decision(world: MachineMonitor) -> None:
 OF_THE_MACHINE = {
     "cpus": True, "memory_bytes": True, "memory_available_bytes": False, "gpus": True, "gpu_problem": True,
     "disk_free_bytes": False, "refusal": True, "resources": True, "most_runs": True, "no_leases": True,
-    "most_pending": True, "limits_arrays": True,
+    "most_pending": True, "limits_arrays": True, "cores": True,
 }  # fmt: skip
 OF_A_GPU = {
     "uuid": True, "index": True, "name": True, "memory_total_bytes": True, "memory_free_bytes": True, "foreign": True,
     "problem": True, "taken_bytes": True, "mig": True, "utilisation_percent": False,
-    "memory_utilisation_percent": False, "work": False,
+    "memory_utilisation_percent": False, "work": False, "node": True, "links": True,
 }  # fmt: skip
 
 

@@ -87,7 +87,7 @@ class Hardware:
             self._watcher = GpuWatcher()
             gpu = self._config.gpu
             self._watcher.ignoring(Ignore(gpu.ignore_names, gpu.ignore_users, gpu.ignore_below_bytes))
-            self._watcher.asks_where = self._config.cpu_pinning
+            self._watcher.asking_where(on=self._config.cpu_pinning)
         on: dict[str, dict[str, int | None]] = {}  # GPU, user, bytes
         users: dict[int, str] = {}
         held: dict[str, list[Lease]] = {}

@@ -78,10 +78,12 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
 
         check_owner(root)
     if "SPOOL_CPU_LIST" in os.environ:  # a dispatcher that a pinned job starts serves others, too
-        from spool.machine.cpus import unpinned
-
-        with unpinned():
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))  # as far as its container lets it
+        try:
             return _spawned(root, idle_exit)
+        finally:
+            os.sched_setaffinity(0, before)
     return _spawned(root, idle_exit)
 
 

@@ -263,7 +263,7 @@ class Launcher:
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
         """Write the wrapper of a run, and create the control group that limits its memory and CPUs, if possible."""
         groups, group, grant = self._executors.groups(live.executor), None, live.grant
-        if groups is not None and (grant.memory_bytes is not None or grant.cpu_list):
+        if groups is not None and (grant.memory_bytes is not None or (grant.cpu_list and groups.binds_cpus())):
             group = groups.create(live.name, live.run, grant.memory_bytes, grant.cpu_list)
         try:
             return self._scripts.render(live, self._executors[live.executor], texts, group), group

@@ -301,9 +301,6 @@ class RunGroups(Struct, frozen=True):
         controller was delegated too; elsewhere the affinity of the wrapper has to do.
         """
         group = RunGroup(self.path / f"{job}.{run}", self.files)
-        bound = bool(cpus) and self._binds_cpus()
-        if memory_bytes is None and not bound:
-            return None
         try:
             self.files.make(group.path)
             if memory_bytes is not None:
@@ -311,12 +308,12 @@ class RunGroups(Struct, frozen=True):
         except OSError:
             group.remove()
             return None
-        if bound:
+        if cpus and self.binds_cpus():
             with contextlib.suppress(OSError):
                 self.files.write(group.path / "cpuset.cpus", cpus)
         return group
 
-    def _binds_cpus(self) -> bool:
+    def binds_cpus(self) -> bool:
         """Whether groups of runs can have their own CPUs, which is switched on here when the first run is pinned."""
         try:
             if "cpuset" not in self.files.read(self.path / "cgroup.controllers").split():

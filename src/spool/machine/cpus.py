@@ -71,14 +71,3 @@ def pinned(cpus: str) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def unpinned() -> Iterator[None]:
-    """Let this thread, and so the children that it starts meanwhile, run on every CPU that its cpuset allows."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

@@ -370,7 +370,7 @@ class NvmlHelper:
         self._environment = environment
         arguments = ("spool.machine.nvml", str(idle_seconds))
         self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
-        self.asks_where = False  # whether a question is also for the nodes and the links of the GPUs
+        self._where = False  # whether the question is also for the nodes and the links of the GPUs
         self._again = False  # whether the open question may be repeated
         self._asking = False
         self._done()
@@ -384,11 +384,14 @@ class NvmlHelper:
         """Return a descriptor for polling, readable when an answer can be received; it never changes."""
         return self._child.fileno()
 
-    def ask(self) -> str | None:
-        """Ask, unless a question is open already. Return why it cannot be asked now, or None."""
+    def ask(self, *, where: bool = False) -> str | None:
+        """Ask, unless a question is open already. Return why it cannot be asked now, or None.
+
+        *where*: also for the NUMA nodes of the GPUs and the links between them.
+        """
         if self._asking:
             return None
-        self._again = True
+        self._again, self._where = True, where
         return self._ask()
 
     def receive(self, wait_ns: int) -> Sample | None:
@@ -428,7 +431,7 @@ class NvmlHelper:
                 child.start()
             except OSError as error:
                 return f"cannot start the process that queries NVML: {error.strerror}"
-        child.send(WHERE if self.asks_where else b"\n")  # if it is just leaving, the end of its answers will show that
+        child.send(WHERE if self._where else b"\n")  # if it is just leaving, the end of its answers will show that
         child.watch()
         self._asking = True
         return None
@@ -501,7 +504,7 @@ class GpuWatcher:
         self._look = GpuLook(problem=NO_ANSWER)
         self._asked_at_ns: int | None = None  # time of the last question, answered or not
         self._asked_for = self._answered_for = Ours()
-        self.asks_where = False  # whether NVML is also asked for the NUMA nodes of the GPUs and the links between them
+        self._where = False  # whether NVML is also asked for the NUMA nodes of the GPUs and the links between them
         self.asked = 0  # number of questions
         self.answered = 0  # number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
@@ -509,6 +512,10 @@ class GpuWatcher:
     def ignoring(self, ignored: Ignore) -> None:
         """Set the foreign processes that do not count, from the next answer on."""
         self._uses.ignoring(ignored)
+
+    def asking_where(self, *, on: bool) -> None:
+        """Set whether the GPUs have a node and links, from the next answer on."""
+        self._where = on
 
     def fileno(self) -> int:
         """Return a descriptor to poll, which never changes. When it is readable, call `look`."""
@@ -562,8 +569,7 @@ class GpuWatcher:
     def _ask(self, now_ns: int, ours: Ours) -> None:
         self._asked_at_ns, self._asked_for, self._waited_ns = now_ns, ours, 0
         self.asked += 1
-        self._helper.asks_where = self.asks_where
-        trouble = self._helper.ask()
+        trouble = self._helper.ask(where=self._where)
         if trouble is not None:
             self._fail(trouble)
 

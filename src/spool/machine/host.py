@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta, timezone, tzinfo
 from functools import lru_cache
+from importlib import invalidate_caches
 from pathlib import Path
 
 from msgspec import Struct
@@ -126,8 +127,11 @@ class Host:
 
     def cores(self) -> tuple[Core, ...]:
         """Return the cores that this process, and so a run, may use."""
-        from spool.machine.cpus import read_cores  # only a spool with `cpu_pinning` needs it
-
+        try:
+            from spool.machine.cpus import read_cores  # only a spool with `cpu_pinning` needs it, and it first here
+        except ImportError:  # a shortage of descriptors; it is tried again
+            invalidate_caches()
+            raise
         return read_cores(root=self._root)
 
     def cpus(self) -> int:

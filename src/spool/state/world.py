@@ -206,7 +206,7 @@ class MachineMonitor:
             self.gpus = GpuWatcher()
         watcher, config = self.gpus, self._settings.config.gpu
         watcher.ignoring(Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes))
-        watcher.asks_where = self._settings.config.cpu_pinning
+        watcher.asking_where(on=self._settings.config.cpu_pinning)
         anew = self._needed > watcher.asked
         look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else config.poll_ns, patience_ns=patience_ns)
         if self._needed > watcher.answered and time.monotonic_ns() >= self._doubt_at_ns:
