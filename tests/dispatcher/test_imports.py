@@ -25,10 +25,9 @@ NEVER_CALLED = {
     ("spool.formats.jobfile", "edited"): "commands edit job files",
     ("spool.machine.nvml", "__init__"): "a process of its own asks NVML",
 }
-# What a module imports only for a run that is pinned: the look at the machine has loaded it by then.
+# What a module imports only for a run that is pinned; `_pinning` and `cores` say what happens if it cannot be loaded.
 PINNED = {
-    ("spool.executors.process", "_spawn_on"),
-    ("spool.executors.process", "_pin"),
+    ("spool.executors.process", "_pinning"),
     ("spool.machine.host", "cores"),
     ("spool.core.resources", "_cpu_list"),
     ("spool.core.resources", "_pinned"),
@@ -79,6 +78,7 @@ print(json.dumps([ours, sorted(sys.modules)]))
         if imported not in loaded and (module, function) not in {*NEVER_CALLED, *PINNED}
     ]
     assert found == []
+    assert not {"spool.core.pinning", "spool.machine.cpus"}.intersection(loaded)
 
 
 def test_a_dispatcher_imports_nothing_in_all_its_life(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
+from importlib import invalidate_caches
+from types import ModuleType
 
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.executors import compiled
@@ -186,8 +188,7 @@ class ProcessExecutor:
 
 def _spawn_on(cpus: str, spawn: Callable[[], int]) -> int:
     """Start a child that is pinned from its first moment: it inherits that of the thread that starts it."""
-    from spool.machine.cpus import pinned  # only a spool with `cpu_pinning` needs it
-
+    pinned = _pinning().pinned
     try:
         with pinned(cpus):
             return spawn()
@@ -195,6 +196,16 @@ def _spawn_on(cpus: str, spawn: Callable[[], int]) -> int:
         if error.errno == errno.EINVAL:
             raise _not_pinned(cpus, error) from error
         raise
+
+
+def _pinning() -> ModuleType:
+    """Return what pins; only a run with `cpu_pinning` needs it. Raises StartRefused if it cannot be loaded now."""
+    try:
+        from spool.machine import cpus
+    except ImportError as error:  # a shortage of descriptors
+        invalidate_caches()
+        raise StartRefused(f"what pins it to its CPUs cannot be loaded: {error}") from error
+    return cpus
 
 
 def _not_pinned(cpus: str, error: OSError) -> StartRefused:
@@ -287,15 +298,14 @@ class WrapperServer:
 
     def _pin(self, cpus: str) -> None:
         """Let the server run on *cpus* alone; "": wherever this process may. Its children inherit that."""
-        from spool.machine.cpus import pin, unpin  # only a spool with `cpu_pinning` needs it
-
+        pinning = _pinning()
         if not self._is_there():
             raise BrokenPipeError
         try:
             if cpus:
-                pin(self.pid, cpus)
+                pinning.pin(self.pid, cpus)
             else:
-                unpin(self.pid)
+                pinning.unpin(self.pid)
         except ProcessLookupError:
             raise BrokenPipeError from None
         except OSError as error:
