@@ -37,7 +37,7 @@ def main(launch: str, script: str) -> None:
     step = "start the viewer of its terminal"
     try:
         leave_viewer(told["outputs"])
-        if cpus := set(told["cpus"]):
+        if cpus := set(told.get("cpus", ())):
             step = f"give it CPUs {','.join(map(str, sorted(cpus)))}"
             os.sched_setaffinity(0, cpus)
             if os.sched_getaffinity(0) != cpus:
