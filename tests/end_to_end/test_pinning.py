@@ -163,6 +163,15 @@ def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
 
 
 @pytest.mark.parametrize("executor", ["process"], indirect=True)
+def test_a_command_in_a_pinned_job_sees_the_whole_machine(served: Served, gate: Path) -> None:
+    """What it says of the machine, and of jobs that wait for room, does not depend on where it runs."""
+    served.start()
+    served.drop("job", f"{sys.executable} -m spool info --json", env={"PYTHONPATH": str(ROOT / "src")})
+    served.wait_done("job")
+    assert json.loads(served.log("job"))["cpus"] == len(OURS)
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True)
 def test_a_dispatcher_that_a_pinned_job_starts_is_not_pinned(served: Served, gate: Path) -> None:
     """It serves others as well: it has all CPUs, as if the job's user had started it."""
     other = served.root.parent / "other"

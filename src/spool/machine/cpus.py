@@ -1,8 +1,7 @@
 """The cores that runs may be pinned to, and pinning a process; only a spool with `cpu_pinning` needs it.
 
 The topology is what the kernel shows below `/sys/devices/system`: the siblings of each hardware thread, and the NUMA
-nodes. Only CPUs that this process itself may run on count, so none that are offline, or outside its container. What
-cannot be read is a core of its own, on node 0.
+nodes. What cannot be read is a core of its own, on node 0.
 
 Sources: the kernel's Documentation/admin-guide/cputopology.rst and Documentation/ABI/stable/sysfs-devices-node.
 """
@@ -19,12 +18,12 @@ from spool.core.model import Core
 from spool.core.pinning import cpus_in
 
 
-def read_cores(allowed: Iterable[int] | None = None, root: Path = Path("/")) -> tuple[Core, ...]:
-    """Return the cores with CPUs among *allowed*, ordered by their first CPU; by default those of this process.
+def read_cores(allowed: Iterable[int], root: Path = Path("/")) -> tuple[Core, ...]:
+    """Return the cores with CPUs among *allowed*, ordered by their first CPU.
 
     *root* is prefixed to the path of every file that is read.
     """
-    usable = set(os.sched_getaffinity(0) if allowed is None else allowed)
+    usable = set(allowed)
     system = root / "sys/devices/system"
     nodes = {cpu: node for node, cpus in _nodes(system) for cpu in cpus}
     cores, seen = list[Core](), set[int]()

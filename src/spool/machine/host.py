@@ -87,9 +87,21 @@ def _zone(offset_s: int, name: str) -> tzinfo:
     return timezone(timedelta(seconds=offset_s), name)
 
 
+def usable_cpus() -> set[int]:
+    """Return the processors that this process may run on; a command in a pinned job is told those beside it as well."""
+    own = os.sched_getaffinity(0)
+    if "SPOOL_CPU_LIST" not in os.environ:
+        return own
+    try:
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))  # as far as its cpuset lets it
+        return os.sched_getaffinity(0)
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 def affinity() -> int:
     """Return how many processors this process may run on."""
-    return len(os.sched_getaffinity(0))
+    return len(usable_cpus())
 
 
 def host_memory(meminfo: str = "/proc/meminfo") -> HostMemory:
@@ -132,7 +144,7 @@ class Host:
         except ImportError:  # a shortage of descriptors; it is tried again
             invalidate_caches()
             raise
-        return read_cores(root=self._root)
+        return read_cores(usable_cpus(), self._root)
 
     def cpus(self) -> int:
         """Return the number of whole processors that can be used at once, at least 1: a quota of 2.5 is 2."""
