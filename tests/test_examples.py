@@ -138,6 +138,19 @@ def test_resources_are_given_and_named(home: Home) -> None:
     assert home.run("spool", "log", "measure").stdout == "measuring on /dev/ttyUSB0\n"
 
 
+def test_a_run_has_cpus_of_its_own(home: Home) -> None:
+    """With the configuration of the page, the job may use exactly the CPUs that it was given."""
+    pinning = folder(home, "pinning")
+    page = (pinning / "README.md").read_text(encoding="utf-8")
+    with (home.spool / "config.toml").open("a", encoding="utf-8") as config:
+        config.write(page.partition("```toml\n")[2].partition("```")[0])
+    home.run("spool", "submit", "-f", "stream.toml", cwd=pinning)
+    home.run("spool", "wait", "stream")
+    given, allowed = (line.split()[-1] for line in home.run("spool", "log", "stream").stdout.splitlines())
+    assert given.isdecimal()
+    assert given == allowed
+
+
 def test_a_script_carries_its_own_options(home: Home) -> None:
     """The `#SPOOL` lines of the script hold, options of the command line win, and words after it are its arguments."""
     script = folder(home, "script")

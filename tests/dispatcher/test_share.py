@@ -15,7 +15,7 @@ import pytest
 from crash.world import Session, World, world_at
 from spool.core import layout
 from spool.core.layout import QUEUED
-from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Pool
+from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, Pool
 from spool.core.scheduler import Start
 from spool.dispatcher import share
 from spool.dispatcher.share import UnusedLease
@@ -31,6 +31,7 @@ from spool.formats.arbiter_protocol import (
     Granted,
     Hello,
     LeaseRequest,
+    PinnedGrant,
     Refused,
     Wait,
     Welcome,
@@ -664,6 +665,15 @@ def test_the_units_of_a_lease_replace_those_of_the_plan() -> None:
     start = UnusedLease(LeaseRequest(1), granted).applied_to(Start("a", grant))
     expected = Grant(1, gpu_uuids=("GPU-2",), gpu_indices=(4,), resource_indices=(("mine", (7,)), ("tpu", (3,))))
     assert start == Start("a", expected, 9)
+
+
+def test_the_cpus_of_a_lease_are_those_of_the_run() -> None:
+    """A machine with `cpu_pinning` names them in the lease; the spool's own key decides nothing there."""
+    granted = PinnedGrant(1, 9, 0, cpu_list="0-1,4")
+    start = UnusedLease(LeaseRequest(3), granted).applied_to(Start("a", Grant(3)))
+    assert start == Start("a", Grant(3, cpu_list="0-1,4"), 9)
+    view = SharedView(directory="d", cpus=8, memory_bytes=99)
+    assert on_shared(Machine(2, 10, cores=(Core((0, 1)),)), Config(), view).cores == ()
 
 
 def test_the_totals_of_the_arbiter_count_as_far_as_the_configuration_lets_them() -> None:

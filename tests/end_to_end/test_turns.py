@@ -291,3 +291,26 @@ def test_no_kill_overcommits_the_machine_or_loses_a_job(machine: Machine, seed: 
         assert {spool.outcome(name, spool.runs(name)[-1]) for name in names} == {"finished"}
     assert machine.most_at_once() <= 2
     wait_for(machine.is_free, what="a machine without leases")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is only one CPU here")
+def test_the_runs_of_two_spools_never_have_one_cpu(machine: Machine) -> None:
+    """With `cpu_pinning` in machine.toml every run is pinned, to CPUs that no other spool's run has."""
+    file = machine.directory / "machine.toml"
+    file.write_text("cpu_pinning = true\n" + file.read_text())
+    machine.kill()
+    machine.open()
+    text = "python3 -c 'import os; print(\"has\", *os.sched_getaffinity(0))'; until [ -e end ]; do sleep 0.02; done"
+    told = []
+    for spool in machine.spools:
+        (spool.root / "config.toml").write_text(f"cpu_pinning = true\n{(spool.root / 'config.toml').read_text()}")
+        spool.drop("job", text, workdir=str(machine.directory))
+        told.append(spool.says("job", "\n").split()[1:])
+        assert f'cpu_list = "{told[-1][0]}"' in (spool.record("job", "grant.toml") or "")
+    assert [len(cpus) for cpus in told] == [1, 1]
+    assert told[0] != told[1]
+    words = "cpu_pinning has no effect in config.toml: this machine is shared"
+    wait_for(lambda: any(words in problem for problem in machine.spools[0].state()["problems"]), what="the problem")
+    (machine.directory / "end").touch()
+    for spool in machine.spools:
+        assert spool.wait_done("job")

@@ -107,3 +107,19 @@ def test_a_viewer_that_cannot_be_started_leaves_the_job_where_it_was(
     assert left.value.code == wrapper.REFUSED
     said = (tmp_path / layout.REFUSED).read_text()
     assert said == "cannot start the viewer of its terminal: Resource temporarily unavailable\n"
+
+
+def test_a_run_whose_cpus_are_gone_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of the terminal says so, and the wrapper does not begin on other CPUs."""
+    monkeypatch.setattr(tmux_pane, "leave_viewer", lambda paths: None)
+    own = os.sched_getaffinity(0)
+    try:
+        for cpus, why in (([65000], "Invalid argument"), ([min(own), 65000], "not all of them can be used")):
+            (tmp_path / "launch").write_text(json.dumps({"outputs": [], "cpus": cpus}))
+            with pytest.raises(SystemExit) as left:
+                tmux_pane.main(str(tmp_path / "launch"), str(tmp_path / "run.sh"))
+            assert left.value.code == wrapper.REFUSED
+            listed = ",".join(map(str, cpus))
+            assert (tmp_path / layout.REFUSED).read_text() == f"cannot give it CPUs {listed}: {why}\n"
+    finally:
+        os.sched_setaffinity(0, own)

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import Liveness
+from spool.core.pinning import cpu_list
 from spool.executors import Launch, base, compiled
 from spool.executors.process import ProcessExecutor, WrapperServer
 from spool.formats import run_records
@@ -105,6 +107,44 @@ def test_a_run_does_not_see_who_has_started_it(shop: Shop, tmp_path: Path, texts
             log = record_of(launch, "log").replace(launch.metadir.encode(), b"METADIR")
             logs.append([line for line in log.splitlines() if not line.startswith(b"/proc/")])  # of `ls` itself
     assert logs[0] == logs[1]
+
+
+ALLOWED = "grep Cpus_allowed_list /proc/self/status"
+
+
+def test_a_run_is_pinned_and_the_next_one_is_not(either: Shop) -> None:
+    """From the first moment to the CPUs of its launch; one without any may use all that this process may."""
+    own = os.sched_getaffinity(0)
+    one = str(min(own))
+    for cpus, expected in ((one, one), ("", cpu_list(own)), (one, one), ("", cpu_list(own))):
+        launch = replace(either.launch(ALLOWED), cpus=cpus)
+        assert either.finish(either.executor.start(launch)) == 0
+        assert record_of(launch, "log").split()[-1].decode() == expected
+    assert os.sched_getaffinity(0) == own
+
+
+def test_a_run_whose_cpus_are_gone_is_refused_and_not_started(either: Shop) -> None:
+    """A CPU that was there when the run was planned and is offline now: the job waits, and others start as ever."""
+    own = os.sched_getaffinity(0)
+    for gone in ("65000", f"{min(own)},65000"):
+        launch = replace(either.launch("echo begun"), cpus=gone)
+        with pytest.raises(StartRefused, match=f"CPUs {gone} cannot be given to it"):
+            either.executor.start(launch)
+        assert not (Path(launch.metadir) / "jid").exists()
+        launch = either.launch(ALLOWED)
+        assert either.finish(either.executor.start(launch)) == 0
+        assert record_of(launch, "log").split()[-1].decode() == cpu_list(own)
+
+
+def test_a_pinned_run_has_a_new_server_if_the_old_one_was_killed(shop: Shop) -> None:
+    """No other process is pinned in its place."""
+    server = _server(shop)
+    os.kill(server, signal.SIGKILL)
+    os.waitpid(server, 0)
+    one = str(min(os.sched_getaffinity(0)))
+    launch = replace(shop.launch(ALLOWED), cpus=one)
+    assert shop.finish(shop.executor.start(launch)) == 0
+    assert record_of(launch, "log").split()[-1].decode() == one
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])

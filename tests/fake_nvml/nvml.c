@@ -9,6 +9,8 @@
  *   utilisation UUID PERCENT MEMORY        what it does; a GPU without the line, and an instance, tells nothing
  *   computes UUID PID PERCENT              what one process does of that; without any such line no card tells it
  *   process KIND UUID PID BYTES            KIND: compute, graphics, mps; BYTES "-": not available
+ *   node UUID NODE                         the NUMA node of a GPU; one without the line tells none
+ *   links UUID UUID NUMBER                 NVLinks between two GPUs; 0: by a switch
  *   error CALL CODE [UUID]                 that call returns CODE (for that device)
  *   hang CALL [UUID]                       that call returns when the line is gone
  *
@@ -349,4 +351,80 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Handle *handle, unsigned int index, Hand
             return OK;
         }
     return NOT_FOUND;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **handle) {
+    int code = wanted("nvmlDeviceGetHandleByUUID", uuid);
+    if (code) return code;
+    if (!device(uuid)) return NOT_FOUND;
+    *handle = handle_of(uuid);
+    return OK;
+}
+
+int nvmlDeviceGetMemoryAffinity(Handle *handle, unsigned int size, unsigned long *masks, unsigned int scope) {
+    char line[512], whose[96];
+    unsigned int node;
+    Device *found;
+    FILE *file;
+    int code = on_device("nvmlDeviceGetMemoryAffinity", handle, &found);
+    if (code) return code;
+    memset(masks, 0, size * sizeof *masks);
+    code = NOT_SUPPORTED;
+    file = state();
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "node %95s %u", whose, &node) == 2 && !strcmp(whose, handle->uuid) && node / 64 < size) {
+            masks[node / 64] |= 1UL << node % 64;
+            code = OK;
+        }
+    if (file) fclose(file);
+    return code;
+}
+
+/* The other end of a link: 1 if there is such a link; -1 as *link* asks for the way by a switch to *other*. */
+static int other_end(const char *uuid, int link, char *other) {
+    char line[512], one[96], two[96];
+    int number, is_there = 0;
+    FILE *file = state();
+    while (file && fgets(line, sizeof line, file)) {
+        const char *there;
+        if (sscanf(line, "links %95s %95s %d", one, two, &number) != 3) continue;
+        if (strcmp(one, uuid) && strcmp(two, uuid)) continue;
+        there = strcmp(one, uuid) ? one : two;
+        if (link < 0) {
+            is_there |= !strcmp(there, other);
+        } else if (link < number) {
+            strcpy(other, there);
+            is_there = 1;
+            break;
+        } else {
+            link -= number;
+        }
+    }
+    if (file) fclose(file);
+    return is_there;
+}
+
+int nvmlDeviceGetNvLinkState(Handle *handle, unsigned int link, unsigned int *active) {
+    char other[96];
+    Device *found;
+    int code = on_device("nvmlDeviceGetNvLinkState", handle, &found);
+    if (code) return code;
+    *active = other_end(handle->uuid, (int)link, other);
+    return *active ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle *handle, unsigned int link, Pci *pci) {
+    char other[96];
+    Device *found;
+    int code = on_device("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, &found);
+    if (code) return code;
+    return other_end(handle->uuid, (int)link, other) ? nvmlDeviceGetPciInfo_v3(handle_of(other), pci) : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetP2PStatus(Handle *handle, Handle *other, int index, int *status) {
+    Device *found;
+    int code = on_device("nvmlDeviceGetP2PStatus", handle, &found);
+    if (code) return code;
+    *status = index == 2 && other_end(handle->uuid, -1, other->uuid) ? 0 : 5;
+    return OK;
 }

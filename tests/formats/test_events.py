@@ -33,6 +33,14 @@ EVENT = Event(
 )
 
 
+def test_programs_are_given_the_cpus_of_a_pinned_run() -> None:
+    """In the object and in the environment; of another run there is neither."""
+    assert EVENT.grant is not None
+    pinned = replace(EVENT, grant=replace(EVENT.grant, cpu_list="0-1"))
+    assert facts(pinned)["grant"]["cpu_list"] == variables(pinned)["SPOOL_CPU_LIST"] == "0-1"
+    assert "SPOOL_CPU_LIST" not in variables(EVENT)
+
+
 def test_programs_are_given_all_but_whom_to_tell() -> None:
     """The whole object, as it is documented: what is unknown is absent, and no address of the job file is in it."""
     assert json.loads(render_facts(facts(EVENT))) == {

@@ -29,6 +29,16 @@ def test_a_job_asks_for_what_its_file_says(served_site: Site, server: Path) -> N
     assert served_site.spool.log("x") == "3\n"
 
 
+def test_a_job_of_a_cluster_is_not_pinned(served_site: Site) -> None:
+    """`cpu_pinning` is about this machine: the cluster binds its jobs itself."""
+    config = served_site.spool.root / "config.toml"
+    config.write_text(f"cpu_pinning = true\n{config.read_text()}")
+    served_site.spool.drop("x", 'echo "<${SPOOL_CPU_LIST-none}>"', cpus=3)
+    served_site.spool.wait_done("x")
+    assert served_site.spool.log("x") == "<none>\n"
+    assert "cpu_list" not in (served_site.spool.record("x", "grant.toml") or "")
+
+
 def test_options_are_checked_by_the_engine_that_gets_the_job(engine_site: Site) -> None:
     """If the file names it, the file is wrong; if it is the default, the job is held when it is handed over."""
     spool = engine_site.spool

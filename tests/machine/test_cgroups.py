@@ -217,6 +217,32 @@ def test_a_group_is_killed_and_removed(proc: Path, kernel: Kernel) -> None:
     assert not group.path.exists()
 
 
+def test_a_pinned_run_is_bound_to_its_cpus(proc: Path, kernel: Kernel) -> None:
+    """If the cpuset controller is delegated too, it is switched on for the groups of the runs, and holds the CPUs."""
+    (kernel.root / "cgroup.controllers").write_text("cpu cpuset memory pids\n")
+    groups = cgroups.find_run_groups(proc=str(proc), files=kernel)
+    assert isinstance(groups, RunGroups)
+    (groups.path / "cgroup.controllers").write_text("cpu cpuset memory pids\n")
+    switched = []
+    kernel.write = lambda path, text, write=kernel.write: (  # type: ignore[method-assign]
+        switched.append((path.name, text)) if path.name.startswith(("cpuset", "cgroup.sub")) else write(path, text)
+    )
+    assert groups.create("a", 1, None, "0-3,8") is not None
+    assert switched == [("cgroup.subtree_control", "+cpuset"), ("cpuset.cpus", "0-3,8")]
+    assert groups.create("b", 1, 1 << 30) is not None
+    assert len(switched) == 2  # one that is not pinned has all
+
+
+def test_without_the_cpuset_controller_a_group_binds_no_cpus(proc: Path, kernel: Kernel) -> None:
+    """The wrapper's affinity has to do then, and the limit on memory is in force all the same."""
+    groups = cgroups.find_run_groups(proc=str(proc), files=kernel)
+    assert isinstance(groups, RunGroups)
+    assert not groups.binds_cpus()
+    group = groups.create("a", 1, 1 << 30, "0")
+    assert group is not None
+    assert not (group.path / "cpuset.cpus").exists()
+
+
 def test_real_files_are_written_in_place(tmp_path: Path) -> None:
     """A control file that is not there is not created, for the kernel alone makes them."""
     files = ControlFiles()

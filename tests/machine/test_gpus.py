@@ -707,3 +707,44 @@ def test_the_module_prints_what_it_sees_as_json(fake_nvml: FakeNvml) -> None:
     seen = json.loads(done.stdout)
     assert [(gpu["uuid"], gpu["index"], gpu["name"]) for gpu in seen["gpus"]] == [("GPU-a", 0, "NVIDIA H200")]
     assert seen["problem"] is None
+
+
+# Where they are
+
+
+PLACES = {"GetMemoryAffinity", "GetNvLinkState", "GetNvLinkRemotePciInfo_v2", "GetP2PStatus", "GetHandleByUUID"}
+
+
+def test_nodes_and_links_are_asked_for_only_where_they_decide(
+    fake_nvml: FakeNvml, watching: Callable[..., Watch]
+) -> None:
+    """A direct link counts, a way by a switch is one; what a card does not tell is unknown, and no problem."""
+    for at, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c", "GPU-d")):
+        fake_nvml.gpu(uuid, bus=at + 1)
+    fake_nvml.mig("MIG-1", "GPU-d", 0)
+    fake_nvml.near("GPU-a", 0)
+    fake_nvml.near("GPU-b", 65)
+    fake_nvml.near("GPU-d", 1)
+    fake_nvml.links("GPU-a", "GPU-b", 4)
+    fake_nvml.links("GPU-b", "GPU-c", 0)
+    fake_nvml.error("nvmlDeviceGetMemoryAffinity", UNKNOWN, "GPU-c")
+    watch = watching()
+    assert {(gpu.node, gpu.links) for gpu in watch().gpus} == {(None, ())}
+    assert not PLACES & {call.split()[0].removeprefix("nvmlDevice") for call in fake_nvml.calls()}
+    watch.watcher.asking_where(on=True)
+    look = watch()
+    assert {gpu.uuid: (gpu.node, gpu.links) for gpu in look.gpus} == {
+        "GPU-a": (0, (("GPU-b", 4),)),
+        "GPU-b": (65, (("GPU-a", 4), ("GPU-c", 1))),
+        "GPU-c": (None, (("GPU-b", 1),)),
+        "MIG-1": (1, ()),
+    }
+    assert set(problems(look).values()) == {None}
+    asked = len(fake_nvml.calls())
+    assert watch().gpus == look.gpus
+    again = {call.split()[0].removeprefix("nvmlDevice") for call in fake_nvml.calls()[asked:]}
+    assert not PLACES & again  # once is enough
+    fake_nvml.error("nvmlDeviceGetMemoryInfo_v2", GPU_IS_LOST, "GPU-a")
+    fake_nvml.remove("GPU-a")
+    lost = watch.until(lambda look: problems(look)["GPU-a"] is not None)
+    assert {gpu.node for gpu in lost.gpus if gpu.uuid == "GPU-a"} == {0}

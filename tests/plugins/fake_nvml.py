@@ -67,6 +67,14 @@ class FakeNvml:
         """Let a GPU tell what one process does of its utilisation; until then it tells that of none."""
         self.add(f"computes {uuid} {pid} {percent}")
 
+    def near(self, uuid: str, node: int) -> None:
+        """Put a GPU on a NUMA node; until then it tells none."""
+        self.add(f"node {uuid} {node}")
+
+    def links(self, one: str, other: str, number: int) -> None:
+        """Put so many NVLinks between two GPUs; 0: they reach each other by a switch."""
+        self.add(f"links {one} {other} {number}")
+
     def error(self, call: str, code: int, uuid: str = "") -> None:
         """Let that C function return an error code, for one device or for all."""
         self.add(f"error {call} {code} {uuid}")

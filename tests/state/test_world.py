@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections.abc import Iterator
@@ -63,12 +64,12 @@ def test_utilisation_makes_no_other_decision(world: MachineMonitor) -> None:
 OF_THE_MACHINE = {
     "cpus": True, "memory_bytes": True, "memory_available_bytes": False, "gpus": True, "gpu_problem": True,
     "disk_free_bytes": False, "refusal": True, "resources": True, "most_runs": True, "no_leases": True,
-    "most_pending": True, "limits_arrays": True,
+    "most_pending": True, "limits_arrays": True, "cores": True,
 }  # fmt: skip
 OF_A_GPU = {
     "uuid": True, "index": True, "name": True, "memory_total_bytes": True, "memory_free_bytes": True, "foreign": True,
     "problem": True, "taken_bytes": True, "mig": True, "utilisation_percent": False,
-    "memory_utilisation_percent": False, "work": False,
+    "memory_utilisation_percent": False, "work": False, "node": True, "links": True,
 }  # fmt: skip
 
 
@@ -208,3 +209,23 @@ def test_nobody_is_asked_while_no_gpu_matters(world: MachineMonitor, fake_nvml: 
     world.machine(NOW)
     world.ask_gpus_again(NOW)
     assert (world.gpus, world.answer_due_ns(), world.gpus_at_ns, fake_nvml.calls()) == (None, None, None, [])
+
+
+def test_where_things_are_is_asked_only_on_a_spool_that_pins(
+    watched: MachineMonitor, fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    """With `cpu_pinning` the machine has its cores and each GPU its node, from the next look on; else neither."""
+    fake_nvml.near("GPU-a", 3)
+    watched.machine(NOW)
+    before = answer(watched)
+    assert (before.cores, before.gpus[0].node) == ((), None)
+    (tmp_path / "spool" / "config.toml").write_text('gpu.poll = "1h"\ncpu_pinning = true\ncpus = 4096\n')
+    watched._settings.reload()
+    watched.configuration_changed()
+    watched.ask_gpus_again(NOW)
+    watched.machine(NOW)
+    after = answer(watched)
+    assert after.gpus[0].node == 3
+    assert after.cpus == sum(len(core.cpus) for core in after.cores) == len(os.sched_getaffinity(0))
+    assert (watched.why_not_pinned(is_shared=False) or "").startswith("cpus = 4096 counts as ")
+    assert "machine.toml" in (watched.why_not_pinned(is_shared=True) or "")

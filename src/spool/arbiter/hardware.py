@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from spool.arbiter.ledger import Lease
-from spool.core.model import SECOND_NS, Gpu, Grant, Machine
+from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, cpus_of
 from spool.formats.machinefile import MachineConfig
 from spool.machine import identity
 from spool.machine.gpus import GpuWatcher, Ignore, Ours
@@ -29,6 +29,7 @@ class Hardware:
         self._config = config
         self._host = Host()
         self._totals = (0, 0, 0)  # CPUs, memory, when
+        self._cores: tuple[Core, ...] = ()  # that runs are pinned to
         self._available = (0, 0)  # bytes, when
         self._watcher: GpuWatcher | None = None  # None until GPUs matter
         self._ours = Ours()
@@ -41,6 +42,9 @@ class Hardware:
             if not 0 <= now_ns - self._totals[2] < _TOTALS_EVERY_NS:
                 total = self._host.memory().total_bytes
                 cpus = config.cpus if config.cpus is not None else self._host.cpus()
+                if config.cpu_pinning:
+                    self._cores = self._host.cores()
+                    cpus = min(cpus, cpus_of(self._cores))
                 self._totals = cpus, config.memory_of(total), now_ns
             if not 0 <= now_ns - self._available[1] < _AVAILABLE_EVERY_NS:
                 self._available = self._host.memory().available_bytes, now_ns
@@ -48,7 +52,7 @@ class Hardware:
             if not self._totals[0]:
                 raise
         cpus, memory_bytes, _ = self._totals
-        machine = Machine(cpus, memory_bytes, self._available[0], resources=config.resources)
+        machine = Machine(cpus, memory_bytes, self._available[0], resources=config.resources, cores=self._cores)
         return self._with_gpus(machine, now_ns, leases) if gpus else machine
 
     def may_start_on(self, grant: Grant, now_ns: int) -> bool:
@@ -83,6 +87,7 @@ class Hardware:
             self._watcher = GpuWatcher()
             gpu = self._config.gpu
             self._watcher.ignoring(Ignore(gpu.ignore_names, gpu.ignore_users, gpu.ignore_below_bytes))
+            self._watcher.asking_where(on=self._config.cpu_pinning)
         on: dict[str, dict[str, int | None]] = {}  # GPU, user, bytes
         users: dict[int, str] = {}
         held: dict[str, list[Lease]] = {}

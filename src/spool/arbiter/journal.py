@@ -171,6 +171,7 @@ def _line(lease: Lease) -> LeaseLine:
         lease.asked_at_ns,
         lease.at_ns,
         lease.since_boot_ns,
+        grant.cpu_list,
     )
 
 
@@ -184,6 +185,7 @@ def _lease(line: LeaseLine) -> Lease:
         gpu_memory_bytes=request.gpu_memory_bytes if line.gpu_uuids else None,
         resources=request.resources,
         resource_indices=line.pool_indices,
+        cpu_list=line.cpu_list,
     )
     holder = Holder(line.uid, line.user, line.spool)
     return Lease(holder, line.lease, line.demand, grant, line.asked_at_ns, line.at_ns, line.since_boot_ns)

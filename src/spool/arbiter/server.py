@@ -507,9 +507,10 @@ class Arbiter:
         for ask, lease in granted:
             self._ledger.grant(ask, lease)
             grant = lease.grant
-            reply = protocol.Granted(
-                ask.number, lease.number, begin_before_ns, grant.gpu_uuids, grant.gpu_indices, grant.resource_indices
-            )
+            units = grant.gpu_uuids, grant.gpu_indices, grant.resource_indices
+            reply = protocol.Granted(ask.number, lease.number, begin_before_ns, *units)
+            if grant.cpu_list:
+                reply = protocol.PinnedGrant(ask.number, lease.number, begin_before_ns, *units, grant.cpu_list)
             self._by_holder[ask.holder].replies.append(reply)
 
     def _tell(self, decision: Decision, ask: OpenAsk) -> None:

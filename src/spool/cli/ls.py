@@ -77,6 +77,7 @@ FIELDS = {
     "state": JobField(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
     "priority": JobField(render.Column("PRIO", right=True, drop=5), lambda one, now_ns: render.count(one.row.priority)),
     "cpus": JobField(render.Column("CPU", right=True, drop=2), lambda one, now_ns: render.count(one.row.cpus)),
+    "cpu_list": JobField(render.Column("CPUS", cut="end", drop=2), lambda one, now_ns: one.row.cpu_list),
     "memory": JobField(render.Column("MEM", right=True, drop=4), lambda one, now_ns: render.size(one.row.memory_bytes)),
     "gpus": JobField(render.Column("GPU", right=True, drop=3), lambda one, now_ns: render.count(one.row.gpus or None)),
     "busy": JobField(

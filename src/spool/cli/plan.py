@@ -101,7 +101,7 @@ def _why(each: WaitingJob) -> str:
 
 
 def _gets(grant: Grant) -> str:
-    parts = [count_of(grant.cpus, "CPU")]
+    parts = [count_of(grant.cpus, "CPU") + (f" ({grant.cpu_list})" if grant.cpu_list else "")]
     if grant.memory_bytes is not None:
         parts.append(render.size(grant.memory_bytes))
     if grant.gpu_indices:

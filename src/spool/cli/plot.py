@@ -69,7 +69,8 @@ def command(
     """Plot what ran when and where, in the terminal or to a file.
 
     The picture has a row for each GPU and each CPU with its runs, and shows how much was in use, how long runs waited
-    before they started, and how much memory they requested and used. CPU rows do not stand for particular CPUs. Without
+    before they started, and how much memory they requested and used. CPU rows stand for particular
+    CPUs only with `cpu_pinning`. Without
     --since it shows the last day, from its first run on. On a terminal it is as high as that, and names the panels that
     have no room; --show draws them.
 

@@ -42,7 +42,9 @@ PUBLIC = {
         reserved why_not leases
     """,
     "GpuUse": "watched_ns mean_percent peak_percent memory_watched_ns mean_memory_bytes peak_memory_bytes",
-    "Grant": "cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere",
+    "Grant": """
+        cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere cpu_list
+    """,
     "JobDetails": """
         name row places path file defaults problem runs dispatcher others expected_run_ns expected tasks
         task_counts failed_tasks last_lines
@@ -50,7 +52,7 @@ PUBLIC = {
     "JobRow": """
         name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns
         started_at_ns ended_at_ns exit_code reason place progress suspended_ns suspended_at_ns array gpu_percent
-        parameters metrics node left_ns left_by start_at_ns start_is_guess
+        parameters metrics node left_ns left_by start_at_ns start_is_guess cpu_list
     """,
     "LaneBar": "first last busy run alone",
     "MachineStatus": """
@@ -90,7 +92,7 @@ PUBLIC = {
         job=run.name run=run.run user=run.user cpus=run.grant.cpus memory_bytes=run.grant.memory_bytes
         gpus=run.grant.gpu_indices resources=run.grant.resources resource_indices=run.grant.resource_indices
         started_at_ns=run.started_at_ns stopping=run.stopping engine=run.elsewhere gpu_count=run.grant.gpu_count
-        suspended=run.suspended on_its_way
+        suspended=run.suspended on_its_way cpu_list=run.grant.cpu_list
     """,
     "ServiceStatus": "name path state enabled active",
     "MachineSharing": "directory problem written_at_ns use",
@@ -115,6 +117,7 @@ PUBLIC = {
         job=account.job run=account.run outcome=account.outcome user=account.user project=account.project
         group=account.group executor=account.executor ready_at_ns started_at_ns ended_at_ns cpus=account.cpus
         gpus=account.gpus memory_bytes=account.memory_bytes peak_memory_bytes=account.peak_memory_bytes
+        cpu_list=account.cpu_list
     """,
     "Totals": """
         runs jobs outcomes success_rate retries requeues wait_median_ns wait_p90_ns wait_mean_ns timed_runs

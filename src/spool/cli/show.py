@@ -210,7 +210,7 @@ def _given(run: RunDetails) -> str:
     grant = run.grant
     if grant is None:
         return ""
-    parts = [f"{grant.cpus} CPU{'' if grant.cpus == 1 else 's'}"]
+    parts = [count_of(grant.cpus, "CPU") + (f" ({grant.cpu_list})" if grant.cpu_list else "")]
     if grant.memory_bytes is not None:
         parts.append(f"{show_size(grant.memory_bytes)} of memory")
     for at, uuid in enumerate(grant.gpu_uuids):

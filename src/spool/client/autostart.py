@@ -77,6 +77,17 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
         from spool.store.ownership import check_owner
 
         check_owner(root)
+    if "SPOOL_CPU_LIST" in os.environ:  # a dispatcher that a pinned job starts serves others, too
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))  # as far as its container lets it
+        try:
+            return _spawned(root, idle_exit)
+        finally:
+            os.sched_setaffinity(0, before)
+    return _spawned(root, idle_exit)
+
+
+def _spawned(root: str, idle_exit: str) -> int:
     log = os.open(f"{root}/{layout.LOG}", _APPEND, 0o600)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:

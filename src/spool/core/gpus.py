@@ -155,12 +155,16 @@ class GpuSlots:
         if strategy == "random":
             found.sort(key=lambda card: _mix(seed ^ _mix(card.gpu.index)))
         elif strategy != "sequential":
-            found.sort(key=lambda card: wanted(card.gpu, self.named))
+            found.sort(key=lambda card: self.rank(card.gpu))
         if shared and strategy == "packed":
             found.sort(key=lambda card: -card.shared_bytes)
         elif shared and strategy == "spread":
             found.sort(key=lambda card: card.shared_bytes)
         return found
+
+    def rank(self, gpu: Gpu) -> tuple[int, float]:
+        """Return the place of *gpu* without a strategy; GPUs of the same place are ordered by index."""
+        return wanted(gpu, self.named)
 
     def never(self, request: Request) -> str | None:
         """Return why the machine can never serve *request*, or None if it could (or if that is unknown)."""

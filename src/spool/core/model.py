@@ -92,6 +92,7 @@ class Grant(Struct, frozen=True):
     resources: tuple[tuple[str, int], ...] = ()
     resource_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the resources that have indices
     gpus_elsewhere: int = 0  # number of GPUs of a run whose engine alone knows which ones
+    cpu_list: str = ""  # the CPUs that it is pinned to and that no other pinned run has, "0-3,8"; "": it is not pinned
 
     @property
     def gpu_count(self) -> int:
@@ -314,6 +315,7 @@ class RunAccount(Struct, gc=False):
     gpus: tuple[str, ...] = ()  # UUIDs; for a run of an engine, which does not report them, made-up names
     gpu_indices: tuple[int, ...] = ()
     resources: dict[str, int] | None = None
+    cpu_list: str | None = None  # as in the grant
     peak_memory_bytes: int | None = None
     requeues: int = 0
     again: str | None = None
@@ -361,6 +363,8 @@ class Gpu(Struct, frozen=True):
     utilisation_percent: int | None = None  # computing time before the look; for display only
     memory_utilisation_percent: int | None = None  # the same for access to its memory
     work: tuple[GpuWork, ...] = ()  # the activity of each of our runs that was there all the time
+    node: int | None = None  # its NUMA node, on a spool with `cpu_pinning`
+    links: tuple[tuple[str, int], ...] = ()  # likewise: (UUID of another GPU, NVLinks to it)
 
 
 class ForeignProcess(Struct, frozen=True):
@@ -375,6 +379,18 @@ class ForeignProcess(Struct, frozen=True):
     memory_bytes: int | None
     user: str | None = None
     job: str | None = None
+
+
+class Core(Struct, frozen=True):
+    """A core that runs may be pinned to: those of its CPUs (hardware threads) that may be used, and its NUMA node."""
+
+    cpus: tuple[int, ...]
+    node: int = 0
+
+
+def cpus_of(cores: tuple[Core, ...]) -> int:
+    """Return how many CPUs these cores have."""
+    return sum(len(core.cpus) for core in cores)
 
 
 class Pool(Struct, frozen=True):
@@ -408,6 +424,7 @@ class Machine(Struct, frozen=True):
     most_pending: int | None = None  # of these, the jobs and arrays that wait there for room
     limits_arrays: bool = False  # it keeps the limits of running tasks itself
     no_leases: NoLeases | None = None  # why no run may start on a shared machine now
+    cores: tuple[Core, ...] = ()  # that runs are pinned to; (): runs are not pinned
 
     @classmethod
     def of_an_engine(cls, most_runs: int, most_pending: int | None = None, *, limits_arrays: bool = False) -> Machine:

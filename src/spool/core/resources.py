@@ -363,6 +363,8 @@ class FreeResources:
         if not request.gpus or self.machine.most_runs is not None:
             return []
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
+        if self.machine.cores and self.cards.strategy is None and request.gpu_memory_bytes is None:
+            cards = self._linked_first(cards, request)
         bound: Sequence[reserved.Moment] = ()
         if self.reservations:
             bound = self._moments(job)
@@ -393,7 +395,39 @@ class FreeResources:
             if request.resources and self.machine.most_runs is None
             else (),
             gpus_elsewhere=request.gpus if self.machine.most_runs is not None else 0,
+            cpu_list=self._cpu_list(request.cpus, cards) if self.machine.cores and request.cpus else "",
         )
+
+    def _cpu_list(self, cpus: int, cards: Sequence[GpuSlot]) -> str:
+        """Return the CPUs for a run that gets these GPUs; "" if the lists of the runs, after an edit, leave too few."""
+        from spool.core import pinning  # only a spool with `cpu_pinning` needs it
+
+        near = {card.gpu.node for card in cards}
+        return pinning.cpu_list(pinning.choose_cpus(self.machine.cores, self._pinned(), cpus, near))
+
+    def _pinned(self) -> set[int]:
+        """Return the CPUs that runs are pinned to."""
+        from spool.core import pinning
+
+        lists = {run.grant.cpu_list for run in (*self.runs.values(), *self.started) if run.elsewhere is None}
+        return {cpu for text in lists for cpu in pinning.cpus_in(text)}
+
+    def _linked_first(self, cards: list[GpuSlot], request: Request) -> list[GpuSlot]:
+        """Return *cards* in order, those first that suit each other and the free CPUs, among equally wanted ones."""
+        from spool.core import pinning
+
+        pinned, free = self._pinned(), dict[int | None, int]()
+        for core in self.machine.cores:
+            free[core.node] = free.get(core.node, 0) + sum(cpu not in pinned for cpu in core.cpus)
+        slots = {card.gpu.uuid: card for card in cards}
+        ordered = pinning.linked_first(
+            [card.gpu for card in cards],
+            request.gpus,
+            self.cards.rank,
+            free,
+            request.cpus,
+        )
+        return [slots[gpu.uuid] for gpu in ordered]
 
     def _end_ns(self, job: Waiting) -> int | None:
         limit = job.spec.time_limit_ns

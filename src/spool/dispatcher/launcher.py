@@ -204,7 +204,8 @@ class Launcher:
 
     def _imagined(self, job: JobEntry, file: JobFileVersion, start: Start, now_ns: int) -> ActiveRun | None:
         """Return the future run; None if its script names a control group, which is created together with the run."""
-        if self._executors.local.groups is not None and start.grant.memory_bytes is not None:
+        grant = start.grant
+        if self._executors.local.groups is not None and (grant.memory_bytes is not None or grant.cpu_list):
             return None
         return self._live(job, file, self._spool.next_run(job.name), start, now_ns)
 
@@ -260,10 +261,10 @@ class Launcher:
         return {live: group}
 
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
-        """Write the wrapper of a run, and create the control group that limits its memory, if possible."""
-        groups, group = self._executors.groups(live.executor), None
-        if groups is not None and live.grant.memory_bytes is not None:
-            group = groups.create(live.name, live.run, live.grant.memory_bytes)
+        """Write the wrapper of a run, and create the control group that limits its memory and CPUs, if possible."""
+        groups, group, grant = self._executors.groups(live.executor), None, live.grant
+        if groups is not None and (grant.memory_bytes is not None or (grant.cpu_list and groups.binds_cpus())):
+            group = groups.create(live.name, live.run, grant.memory_bytes, grant.cpu_list)
         try:
             return self._scripts.render(live, self._executors[live.executor], texts, group), group
         except SpoolError as error:
@@ -311,6 +312,7 @@ class Launcher:
             script=f"{metadir}/{layout.WRAPPER}",
             keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
             group=group,
+            cpus=live.grant.cpu_list,
             spec=live.spec,
             at_once=self._at_once(live.spec),
         )

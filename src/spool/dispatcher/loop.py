@@ -455,7 +455,13 @@ class Dispatcher:
             self.state.changed()
         self.watcher.also(layout.HOOKS, self.spool.layout.at(layout.HOOKS))
         self.events.look()
-        problems = (self.settings.problem, self.watcher.problem, *self.executors.problems(), *self.events.problems)
+        problems = (
+            self.settings.problem,
+            self.world.why_not_pinned(is_shared=self.share.is_shared),
+            self.watcher.problem,
+            *self.executors.problems(),
+            *self.events.problems,
+        )
         new_problems = self.status.show_problems(problem for problem in problems if problem)
         if self.pause.see() or reloaded or new_problems:
             self.status.changed()

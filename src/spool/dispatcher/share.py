@@ -85,6 +85,7 @@ class UnusedLease(Struct, frozen=True):
             gpu_uuids=granted.gpu_uuids,
             gpu_indices=granted.gpu_indices,
             resource_indices=tuple(sorted(indices.items())),
+            cpu_list=granted.cpu_list if isinstance(granted, protocol.PinnedGrant) else "",
         )
         return replace(start, grant=grant, lease=granted.lease)
 

@@ -246,6 +246,7 @@ class StatusWriter:
             memory_bytes=request.memory_bytes,
             gpus=request.gpus,
             gpu_uuids=live.grant.gpu_uuids,
+            cpu_list=live.grant.cpu_list,
             gpu_use=GpuUseView.of(watch) if watch is not None else (),
             gpu_idle_ns=watch.idle_ns if watch is not None else 0,
             resources=dict(request.resources),

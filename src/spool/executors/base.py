@@ -41,6 +41,9 @@ class Launch(Struct, frozen=True):
     at_once: int | None = None
     """How many tasks of its array may run at once now, whatever the task's own file says."""
 
+    cpus: str = ""
+    """The CPUs that the wrapper is pinned to, with all that it starts; "": it is not."""
+
     def inherited(self) -> dict[str, str]:
         """Return the environment to start the wrapper with. The run's own additions are in the script.
 

@@ -7,6 +7,7 @@ wrapper is a shell.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -15,7 +16,9 @@ import socket
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
+from importlib import invalidate_caches
+from types import ModuleType
 
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.executors import compiled
@@ -87,7 +90,7 @@ class ProcessExecutor:
     def start(self, launch: Launch) -> LocalRun:
         """Start the wrapper; it is a child of this process and must be reaped.
 
-        Raises StartRefused if the machine has no room for another process.
+        Raises StartRefused if the machine has no room for another process, or cannot pin it to its CPUs.
         """
         program = self._program()
         if program is None:
@@ -97,7 +100,7 @@ class ProcessExecutor:
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
-            pid = self._spawn([SHELL, launch.script, TOLD], {0: identity_fd}, launch.inherited())
+            pid = self._spawn([SHELL, launch.script, TOLD], {0: identity_fd}, launch.inherited(), launch.cpus)
             # While the shell starts. If the shell is faster, it finds nothing and looks for itself.
             with contextlib.suppress(OSError):
                 os.pwrite(identity_fd, f"{pid} {identity.start_ticks(pid) or ''}\n".encode(), 0)
@@ -135,7 +138,7 @@ class ProcessExecutor:
             if (server := self._server_of(program)) is None:
                 return None
             try:
-                pid = server.start(request)
+                pid = server.start(request, launch.cpus)
             except BrokenPipeError:
                 self._dismiss_server()
                 continue
@@ -164,12 +167,13 @@ class ProcessExecutor:
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
         """Do nothing: nothing is kept."""
 
-    def _spawn(self, words: list[str], files: Mapping[int, int], environment: Mapping[str, str]) -> int:
+    def _spawn(self, words: list[str], files: Mapping[int, int], environment: Mapping[str, str], cpus: str = "") -> int:
         actions = [*((os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()), *_NULL_DEVICE]
         if 0 not in files:
             actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-        return self._nursery.start(
-            lambda: os.posix_spawn(
+
+        def spawn() -> int:
+            return os.posix_spawn(
                 words[0],
                 words,
                 environment,
@@ -178,7 +182,34 @@ class ProcessExecutor:
                 setsigmask=[],
                 setsigdef=self._catchable,
             )
-        )
+
+        return self._nursery.start(partial(_spawn_on, cpus, spawn) if cpus else spawn)
+
+
+def _spawn_on(cpus: str, spawn: Callable[[], int]) -> int:
+    """Start a child that is pinned from its first moment: it inherits that of the thread that starts it."""
+    pinned = _pinning().pinned
+    try:
+        with pinned(cpus):
+            return spawn()
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise _not_pinned(cpus, error) from error
+        raise
+
+
+def _pinning() -> ModuleType:
+    """Return what pins; only a run with `cpu_pinning` needs it. Raises StartRefused if it cannot be loaded now."""
+    try:
+        from spool.machine import cpus
+    except ImportError as error:  # a shortage of descriptors
+        invalidate_caches()
+        raise StartRefused(f"what pins it to its CPUs cannot be loaded: {error}") from error
+    return cpus
+
+
+def _not_pinned(cpus: str, error: OSError) -> StartRefused:
+    return StartRefused(f"CPUs {cpus} cannot be given to it: {error.strerror}")
 
 
 def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
@@ -226,6 +257,7 @@ class WrapperServer:
     def __init__(self, spawn: Spawn, program: str) -> None:
         """Start the server. Raises OSError."""
         self.program = program
+        self._cpus: str | None = ""  # that it is pinned to; None: unknown
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             patience = struct.pack("ll", _ANSWERS_WITHIN_S, 0)
@@ -239,12 +271,15 @@ class WrapperServer:
         finally:
             theirs.close()
 
-    def start(self, request: bytes) -> int:
-        """Return the pid of the wrapper that was started for *request*.
+    def start(self, request: bytes, cpus: str = "") -> int:
+        """Return the pid of the wrapper that was started for *request*, pinned to *cpus* unless that is "".
 
-        Raises BrokenPipeError if the server is gone and has started nothing; TimeoutError if it is unknown whether it
-        has, and then it never will; OSError of the kind for which nothing was started.
+        Raises StartRefused if it cannot be pinned; BrokenPipeError if the server is gone and has started nothing;
+        TimeoutError if it is unknown whether it has, and then it never will; OSError of the kind for which nothing was
+        started.
         """
+        if cpus != self._cpus:
+            self._pin(cpus)
         try:
             self._socket.send(request)
             try:
@@ -261,15 +296,36 @@ class WrapperServer:
             raise OSError(-pid, os.strerror(-pid))
         return int(pid)
 
+    def _pin(self, cpus: str) -> None:
+        """Let the server run on *cpus* alone; "": wherever this process may. Its children inherit that."""
+        pinning = _pinning()
+        if not self._is_there():
+            raise BrokenPipeError
+        try:
+            if cpus:
+                pinning.pin(self.pid, cpus)
+            else:
+                pinning.unpin(self.pid)
+        except ProcessLookupError:
+            raise BrokenPipeError from None
+        except OSError as error:
+            self._cpus = None  # unknown
+            raise _not_pinned(cpus, error) from error
+        self._cpus = cpus
+
     def dismiss(self) -> None:
         """End the server."""
         self._end()
         self._socket.close()
 
-    def _end(self) -> None:
+    def _is_there(self) -> bool:
+        """Whether the server holds its end of the socket; if not, its pid may belong to another process by now."""
         other_end = select.poll()
         other_end.register(self._socket, 0)
-        if not other_end.poll(0):  # else it is gone, and its pid may belong to another process by now
+        return not other_end.poll(0)
+
+    def _end(self) -> None:
+        if self._is_there():
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)

@@ -280,8 +280,17 @@ def _inheritance(launch: Launch) -> dict[str, object]:
         "environment": launch.inherited(),
         "umask": umask(),
         "limits": {number: _limits(number) for number in _LIMITS},
+        "cpus": _cpus(launch),
         "outputs": [path for path in (outputs.stdout, outputs.stderr) if path] if outputs is not None else [],
     }
+
+
+def _cpus(launch: Launch) -> tuple[int, ...]:
+    if not launch.cpus:
+        return ()
+    from spool.core.pinning import cpus_in  # only a spool with `cpu_pinning` needs it
+
+    return cpus_in(launch.cpus)
 
 
 def _limits(number: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ the terminal shows them, and the outputs contain nothing of the terminal.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -33,13 +34,19 @@ def main(launch: str, script: str) -> None:
     with open(launch, encoding="ascii") as file:
         told = json.load(file)
     os.unlink(launch)
+    step = "start the viewer of its terminal"
     try:
         leave_viewer(told["outputs"])
+        if cpus := set(told.get("cpus", ())):
+            step = f"give it CPUs {','.join(map(str, sorted(cpus)))}"
+            os.sched_setaffinity(0, cpus)
+            if os.sched_getaffinity(0) != cpus:
+                raise OSError(errno.EINVAL, "not all of them can be used")
     except OSError as error:
         # Nothing has begun, and nothing will: the job keeps waiting, as if the wrapper itself had been refused a
         # process.
         with open(os.path.join(os.path.dirname(script), _REFUSED), "w", encoding="utf-8") as record:
-            record.write(f"cannot start the viewer of its terminal: {error.strerror}\n")
+            record.write(f"cannot {step}: {error.strerror}\n")
         raise SystemExit(_GOES_BACK) from None
     os.umask(told["umask"])
     for number, limits in told["limits"].items():

@@ -30,6 +30,7 @@ _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 _Moment = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # in nanoseconds; 1 << 53 is only 104 days
 _Pid = Annotated[int, Meta(ge=0, le=1 << 22)]
+_Cpus = Annotated[str, Meta(max_length=16_384, pattern=r"^[0-9,-]*\Z")]
 _Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=_MOST_POOLS)]
 
 
@@ -141,6 +142,12 @@ class Granted(PeerMessage, frozen=True, tag="grant"):
     pool_indices: tuple[tuple[_Label, tuple[_Count, ...]], ...] = ()
 
 
+class PinnedGrant(Granted, frozen=True, tag="pinned"):
+    """A grant by a machine with `cpu_pinning`: with the CPUs of the run, as a list of the kernel ("0-3,8")."""
+
+    cpu_list: _Cpus = ""
+
+
 class Wait(PeerMessage, frozen=True, tag="wait"):
     """The other answer to an ask: why it must wait. Sent again when the reason changes."""
 
@@ -156,7 +163,7 @@ class Refused(PeerMessage, frozen=True, tag="refused"):
 
 Order = Hello | Ask | Drop | Begin | Began | EndLease
 """What a dispatcher says."""
-Reply = Welcome | Granted | Wait | Refused
+Reply = Welcome | Granted | PinnedGrant | Wait | Refused
 """What the arbiter says."""
 
 _orders: json.Decoder[list[Order]] = json.Decoder(Annotated[list[Order], Meta(max_length=MOST_MESSAGES)])

@@ -212,6 +212,9 @@ CONFIG = KeyTable(
     "ConfigFile",
     "The configuration of a spool: `config.toml`. Every key is optional; an unknown key is an error.",
     Key("cpus", "count", "Number of CPUs that jobs may use. Default: all of this machine's."),
+    Key("cpu_pinning", "flag",
+        "Whether each run gets CPUs of its own, which no other pinned run has: whole cores first, on one NUMA node and "
+        "near its GPUs if possible. On a shared machine only the key in `machine.toml` counts."),
     Key("memory", "size", "Amount of memory. Default: all of this machine's."),
     Key("memory_reserve", "share",
         "Memory reserved for the system: a percentage or a size. Default: 5%, at least 512 MiB."),
@@ -354,6 +357,7 @@ class Capacity(Struct, frozen=True):
 
     policy: Policy = field(default_factory=Policy)
     cpus: int | None = None  # None: those of the machine
+    cpu_pinning: bool = False
     memory_bytes: int | None = None  # None: that of the machine
     memory_reserve: Reserve = Reserve()
     resources: tuple[Pool, ...] = ()

@@ -97,6 +97,7 @@ def variables(event: Event) -> dict[str, str]:
     }
     if grant is not None:
         found |= {"SPOOL_CPUS": grant.cpus, "SPOOL_GPUS": grant.gpu_count}
+        found |= {"SPOOL_CPU_LIST": grant.cpu_list or None}
         found |= resource_variables(grant)
     if result is not None:
         found |= {
@@ -167,6 +168,7 @@ def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
         return None
     found = msgspec.structs.asdict(value)
     found.pop("gpus_elsewhere", None)  # the request has it
+    found["cpu_list"] = found.get("cpu_list") or None
     for key in found.keys() & {"resources", "resource_indices"}:
         found[key] = dict(found[key])
     return _known(found)

@@ -210,6 +210,7 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     node: str | UnsetType = UNSET
     suspended_ms: int = 0  # between its start and its end
     gpu_use: tuple[GpuUseLine, ...] = ()  # one for each of `gpu_uuids`
+    cpu_list: str | UnsetType = UNSET  # granted
 
 
 _encode = msgspec.json.Encoder().encode
@@ -263,6 +264,7 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
         node=_text(result.node),
         suspended_ms=result.suspended_ns // NS_PER_MS,
         gpu_use=tuple(map(use_line, result.gpu_use)),
+        cpu_list=_text(grant.cpu_list or None),
     )
     return _encode(line) + b"\n"
 
@@ -375,6 +377,7 @@ def parse_history_line(data: bytes) -> Result:
             _pairs(line.granted_resources),
             _pairs(line.resource_indices),
             gpus_elsewhere=max(0, line.granted_gpus),
+            cpu_list=_set(line.cpu_list) or "",
         ),
         executor=_set(line.executor),
         host=_set(line.host),

@@ -83,6 +83,7 @@ class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
     asked_at_ns: int
     at_ns: int
     since_boot_ns: int  # `at_ns` on a clock that cannot be set
+    cpu_list: str = ""  # the CPUs that its run is pinned to
 
 
 class BeganLine(Struct, array_like=True, frozen=True, tag="began"):

@@ -391,7 +391,8 @@ def number_lines(*pairs: tuple[str, int | None]) -> str:
 
 def grant_lines(grant: Grant) -> str:
     """Return the keys of a grant, as in `grant.toml` and in the table `[grant]` of `result.toml`."""
-    lines = f"cpus = {grant.cpus}\n" + number_lines(("memory_bytes", grant.memory_bytes))
+    lines = f"cpus = {grant.cpus}\n" + text_lines(("cpu_list", grant.cpu_list or None))
+    lines += number_lines(("memory_bytes", grant.memory_bytes))
     if grant.gpu_uuids or grant.gpu_indices:
         lines += f"gpu_uuids = [{', '.join(map(toml.quote, grant.gpu_uuids))}]\n"
         lines += f"gpu_indices = [{', '.join(map(str, grant.gpu_indices))}]\n"
@@ -429,6 +430,7 @@ def grant_of(keys: dict[str, Any]) -> Grant:
         gpus_elsewhere=max(0, optional(keys, "gpus", int) or 0),
         resources=resources_of(keys),
         resource_indices=tuple(sorted((name, several(indices, name, int)) for name in indices)),
+        cpu_list=said(keys, "cpu_list") or "",
     )
 
 

@@ -59,6 +59,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     gpus: int | None = None
     gpu_uuids: tuple[str, ...] = ()
+    cpu_list: str = ""  # the CPUs that its run is pinned to
     gpu_use: tuple[GpuUseView, ...] = ()  # one for each GPU of a running job; () is unknown
     gpu_idle_ns: int = 0  # how long all of them have been idle
     resources: dict[str, int] = field(default_factory=dict)
@@ -96,6 +97,8 @@ class GpuView(Struct, frozen=True, kw_only=True):
     jobs: tuple[str, ...] = ()  # jobs that it is granted to
     taken_bytes: dict[str, int] = field(default_factory=dict)  # its memory used by jobs, where known
     foreign_processes: tuple[ForeignProcess, ...] = ()
+    node: int | None = None
+    links: tuple[tuple[str, int], ...] = ()
 
     @staticmethod
     def of(gpu: Gpu, jobs: Iterable[str]) -> GpuView:
@@ -113,6 +116,8 @@ class GpuView(Struct, frozen=True, kw_only=True):
             jobs=tuple(jobs),
             taken_bytes=dict(gpu.taken_bytes),
             foreign_processes=gpu.foreign,
+            node=gpu.node,
+            links=gpu.links,
         )
 
     def gpu(self) -> Gpu:
@@ -129,6 +134,8 @@ class GpuView(Struct, frozen=True, kw_only=True):
             problem=self.problem,
             taken_bytes=tuple(sorted(self.taken_bytes.items())),
             foreign=self.foreign_processes,
+            node=self.node,
+            links=self.links,
         )
 
 

@@ -143,6 +143,8 @@ def job_environment(
     }
     if grant.memory_bytes is not None:
         environment["SPOOL_MEMORY_MB"] = str(grant.memory_bytes // _MEBIBYTE)
+    if grant.cpu_list:
+        environment["SPOOL_CPU_LIST"] = grant.cpu_list
     if spec.task is not None:
         environment["SPOOL_ARRAY_INDEX"] = str(spec.task.index)
     return environment | resource_variables(grant)

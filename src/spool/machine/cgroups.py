@@ -293,11 +293,12 @@ class RunGroups(Struct, frozen=True):
     path: Path
     files: ControlFiles
 
-    def create(self, job: str, run: int, memory_bytes: int | None) -> RunGroup | None:
-        """Create the group of a run with a memory limit; None if the kernel does not enforce the limit.
+    def create(self, job: str, run: int, memory_bytes: int | None, cpus: str = "") -> RunGroup | None:
+        """Create the group of a run with its limits; None if the kernel does not enforce the one on memory.
 
-        The limit is read back, because one that is silently not in force is worse than none. If it is exceeded, all
-        processes of the run are killed together, and none may escape into swap.
+        That limit is read back, because one that is silently not in force is worse than none. If it is exceeded, all
+        processes of the run are killed together, and none may escape into swap. *cpus* bind the group where the cpuset
+        controller was delegated too; elsewhere the affinity of the wrapper has to do.
         """
         group = RunGroup(self.path / f"{job}.{run}", self.files)
         try:
@@ -307,7 +308,22 @@ class RunGroups(Struct, frozen=True):
         except OSError:
             group.remove()
             return None
+        if cpus and self.binds_cpus():
+            with contextlib.suppress(OSError):
+                self.files.write(group.path / "cpuset.cpus", cpus)
         return group
+
+    def binds_cpus(self) -> bool:
+        """Whether groups of runs can have their own CPUs, which is switched on here when the first run is pinned."""
+        try:
+            if "cpuset" not in self.files.read(self.path / "cgroup.controllers").split():
+                return False
+            control = self.path / "cgroup.subtree_control"
+            if "cpuset" not in self.files.read(control).split():
+                self.files.write(control, "+cpuset")
+        except OSError:
+            return False
+        return True
 
     def existing(self, job: str, run: int) -> RunGroup:
         """Return the group that an earlier dispatcher created for a run; it may not exist any more."""

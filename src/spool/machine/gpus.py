@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess
-from spool.machine.nvml import IDLE_SECONDS, Device, Sample
+from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample
 
 QUIET_BYTES = 256 << 20
 """Unaccounted memory above this counts as in use: drivers and displays always hold a little."""
@@ -341,6 +341,8 @@ class Roster:
             utilisation_percent=device.utilisation_percent,
             memory_utilisation_percent=device.memory_utilisation_percent,
             work=use.work,
+            node=device.node,
+            links=device.links,
         )
 
     def _free_index(self, wanted: int) -> int:
@@ -352,6 +354,7 @@ class Roster:
 def _blind(known: _Known, problem: str) -> _Known:
     was = known.gpu
     gpu = Gpu(was.uuid, was.index, was.name, was.memory_total_bytes, None, problem=problem, mig=was.mig)
+    gpu = replace(gpu, node=was.node, links=was.links)
     return replace(known, gpu=gpu)
 
 
@@ -367,6 +370,7 @@ class NvmlHelper:
         self._environment = environment
         arguments = ("spool.machine.nvml", str(idle_seconds))
         self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
+        self._where = False  # whether the question is also for the nodes and the links of the GPUs
         self._again = False  # whether the open question may be repeated
         self._asking = False
         self._done()
@@ -380,11 +384,14 @@ class NvmlHelper:
         """Return a descriptor for polling, readable when an answer can be received; it never changes."""
         return self._child.fileno()
 
-    def ask(self) -> str | None:
-        """Ask, unless a question is open already. Return why it cannot be asked now, or None."""
+    def ask(self, *, where: bool = False) -> str | None:
+        """Ask, unless a question is open already. Return why it cannot be asked now, or None.
+
+        *where*: also for the NUMA nodes of the GPUs and the links between them.
+        """
         if self._asking:
             return None
-        self._again = True
+        self._again, self._where = True, where
         return self._ask()
 
     def receive(self, wait_ns: int) -> Sample | None:
@@ -424,7 +431,7 @@ class NvmlHelper:
                 child.start()
             except OSError as error:
                 return f"cannot start the process that queries NVML: {error.strerror}"
-        child.send(b"\n")  # if it is just leaving, the end of its answers will show that
+        child.send(WHERE if self._where else b"\n")  # if it is just leaving, the end of its answers will show that
         child.watch()
         self._asking = True
         return None
@@ -497,6 +504,7 @@ class GpuWatcher:
         self._look = GpuLook(problem=NO_ANSWER)
         self._asked_at_ns: int | None = None  # time of the last question, answered or not
         self._asked_for = self._answered_for = Ours()
+        self._where = False  # whether NVML is also asked for the NUMA nodes of the GPUs and the links between them
         self.asked = 0  # number of questions
         self.answered = 0  # number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
@@ -504,6 +512,10 @@ class GpuWatcher:
     def ignoring(self, ignored: Ignore) -> None:
         """Set the foreign processes that do not count, from the next answer on."""
         self._uses.ignoring(ignored)
+
+    def asking_where(self, *, on: bool) -> None:
+        """Set whether the GPUs have a node and links, from the next answer on."""
+        self._where = on
 
     def fileno(self) -> int:
         """Return a descriptor to poll, which never changes. When it is readable, call `look`."""
@@ -557,7 +569,7 @@ class GpuWatcher:
     def _ask(self, now_ns: int, ours: Ours) -> None:
         self._asked_at_ns, self._asked_for, self._waited_ns = now_ns, ours, 0
         self.asked += 1
-        trouble = self._helper.ask()
+        trouble = self._helper.ask(where=self._where)
         if trouble is not None:
             self._fail(trouble)
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta, timezone, tzinfo
 from functools import lru_cache
+from importlib import invalidate_caches
 from pathlib import Path
 
 from msgspec import Struct
 
 from spool.core.errors import shown
+from spool.core.model import Core
 from spool.machine import cgroups
 
 _SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
@@ -85,9 +87,21 @@ def _zone(offset_s: int, name: str) -> tzinfo:
     return timezone(timedelta(seconds=offset_s), name)
 
 
+def usable_cpus() -> set[int]:
+    """Return the processors that this process may run on; a command in a pinned job is told those beside it as well."""
+    own = os.sched_getaffinity(0)
+    if "SPOOL_CPU_LIST" not in os.environ:
+        return own
+    try:
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))  # as far as its cpuset lets it
+        return os.sched_getaffinity(0)
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 def affinity() -> int:
     """Return how many processors this process may run on."""
-    return len(os.sched_getaffinity(0))
+    return len(usable_cpus())
 
 
 def host_memory(meminfo: str = "/proc/meminfo") -> HostMemory:
@@ -118,9 +132,19 @@ class Host:
         affinity: Callable[[], int] = affinity,
         memory: Callable[[], HostMemory] = host_memory,
     ) -> None:
+        self._root = root
         self._cgroups = cgroups.find(root)
         self._affinity = affinity
         self._memory = memory
+
+    def cores(self) -> tuple[Core, ...]:
+        """Return the cores that this process, and so a run, may use."""
+        try:
+            from spool.machine.cpus import read_cores  # only a spool with `cpu_pinning` needs it, and it first here
+        except ImportError:  # a shortage of descriptors; it is tried again
+            invalidate_caches()
+            raise
+        return read_cores(usable_cpus(), self._root)
 
     def cpus(self) -> int:
         """Return the number of whole processors that can be used at once, at least 1: a quota of 2.5 is 2."""

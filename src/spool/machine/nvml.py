@@ -19,11 +19,17 @@ from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct, json
+from msgspec.structs import replace
 
 IDLE_SECONDS = 60
 """The helper exits after this time without a question."""
 
 MIG_INDEX_STEP = 100
+
+WHERE = b"where\n"
+"""The question that also asks for the NUMA nodes of the GPUs and the links between them; they need some calls more."""
+
+_NODE_WORDS = 16  # of 64 NUMA nodes each: the kernel has at most 1024
 
 _LATELY_US = 5_000_000  # how far back to ask for the work of single processes
 
@@ -47,6 +53,8 @@ class Device(Struct, frozen=True):
     computing: tuple[tuple[int, int], ...] | None = None  # (pid, percent) of the processes that computed; None: unknown
     parent: str | None = None  # UUID of the GPU that contains the MIG instance
     problem: str | None = None
+    node: int | None = None  # its NUMA node
+    links: tuple[tuple[str, int], ...] = ()  # (UUID of another GPU, NVLinks to it)
 
 
 class Sample(Struct, frozen=True):
@@ -81,6 +89,19 @@ class _Nvml:
         self._withheld = {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION}
         self._withheld |= {pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
         self._problem: str | None = None
+        self._places: dict[str, tuple[int | None, tuple[tuple[str, int], ...]]] | None = None
+
+    def where(self, sample: Sample) -> Sample:
+        """Return *sample* with the node and the links of each device, which are asked for once."""
+        if self._places is None:
+            whole = {device.parent or device.uuid for device in sample.devices}
+            self._places = _Neighbours(self.py, sorted(whole)).places()
+        placed = [
+            replace(device, node=node, links=links if device.parent is None else ())
+            for device in sample.devices
+            for node, links in [self._places.get(device.parent or device.uuid, (None, ()))]
+        ]
+        return replace(sample, devices=tuple(placed))
 
     def sample(self) -> Sample:
         """Query everything. Raises pynvml.NVMLError if NVML as a whole refuses."""
@@ -238,12 +259,60 @@ class _Nvml:
         return tuple(sorted((pid, min(share, 100)) for pid, (_, share) in newest.items()))
 
 
-def _answer(nvml: _Nvml | None) -> tuple[Sample, _Nvml | None]:
+class _Neighbours:
+    """Where whole GPUs are. What NVML does not tell is unknown, and no problem: it decides between equals only."""
+
+    def __init__(self, py: Any, uuids: list[str]) -> None:
+        self._py = py
+        self._handles = {}
+        for uuid in uuids:
+            with suppress(py.NVMLError):
+                self._handles[uuid] = py.nvmlDeviceGetHandleByUUID(uuid)
+
+    def places(self) -> dict[str, tuple[int | None, tuple[tuple[str, int], ...]]]:
+        """Return the NUMA node and the links of each."""
+        by_bus = {self._bus(handle): uuid for uuid, handle in self._handles.items()}
+        return {uuid: (self._node(handle), self._links(uuid, by_bus)) for uuid, handle in self._handles.items()}
+
+    def _bus(self, handle: Any) -> tuple[int, int, int] | None:
+        with suppress(self._py.NVMLError):
+            pci = self._py.nvmlDeviceGetPciInfo_v3(handle)
+            return pci.domain, pci.bus, pci.device
+        return None
+
+    def _node(self, handle: Any) -> int | None:
+        py = self._py
+        with suppress(py.NVMLError):
+            masks = py.nvmlDeviceGetMemoryAffinity(handle, _NODE_WORDS, py.NVML_AFFINITY_SCOPE_NODE)
+            nodes = [64 * at + bit for at, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1]
+            return nodes[0] if nodes else None
+        return None
+
+    def _links(self, uuid: str, by_bus: Mapping[tuple[int, int, int] | None, str]) -> tuple[tuple[str, int], ...]:
+        """Return the number of links to each other GPU: direct ones, or 1 for a way through a switch."""
+        py, handle, found = self._py, self._handles[uuid], dict[str, int]()
+        for link in range(py.NVML_NVLINK_MAX_LINKS):
+            with suppress(py.NVMLError):
+                if py.nvmlDeviceGetNvLinkState(handle, link) == py.NVML_FEATURE_ENABLED:
+                    pci = py.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
+                    other = by_bus.get((pci.domain, pci.bus, pci.device))
+                    if other is not None:
+                        found[other] = found.get(other, 0) + 1
+        for other, there in self._handles.items():
+            if other != uuid and other not in found:
+                with suppress(py.NVMLError):
+                    if py.nvmlDeviceGetP2PStatus(handle, there, py.NVML_P2P_CAPS_INDEX_NVLINK) == py.NVML_P2P_STATUS_OK:
+                        found[other] = 1
+        return tuple(sorted(found.items()))
+
+
+def _answer(nvml: _Nvml | None, *, where: bool = False) -> tuple[Sample, _Nvml | None]:
     try:
         if nvml is None:
             nvml = _Nvml()
             nvml.py.nvmlInit()
-        return nvml.sample(), nvml
+        sample = nvml.sample()
+        return nvml.where(sample) if where else sample, nvml
     except Exception as error:  # report any error instead of dying
         if nvml is not None and isinstance(error, nvml.py.NVMLError):
             missing = error.value == nvml.py.NVML_ERROR_LIBRARY_NOT_FOUND
@@ -272,8 +341,8 @@ def main(idle_seconds: float = IDLE_SECONDS) -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of the library must not mix with the answers
     nvml: _Nvml | None = None
-    while select.select([0], [], [], idle_seconds)[0] and os.read(0, 4096):
-        sample, nvml = _answer(nvml)
+    while select.select([0], [], [], idle_seconds)[0] and (asked := os.read(0, 4096)):
+        sample, nvml = _answer(nvml, where=asked.endswith(WHERE))
         print(sample.to_json(), file=answers, flush=True)
         if sample.leaving:
             break

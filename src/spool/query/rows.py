@@ -25,6 +25,7 @@ class JobRow(Struct):
     cpus: int | None = None
     memory_bytes: int | None = None
     gpus: int | None = None
+    cpu_list: str = ""  # the CPUs that its run is, or was, pinned to
     resources: tuple[tuple[str, int], ...] = ()
     user: str | None = None
     project: str | None = None
@@ -124,6 +125,7 @@ def row_of_result(result: Result) -> JobRow:
         cpus=result.request.cpus,
         memory_bytes=result.request.memory_bytes,
         gpus=result.request.gpus,
+        cpu_list=result.grant.cpu_list,
         resources=result.request.resources,
         user=result.user,
         project=result.project,
@@ -158,6 +160,7 @@ def row_of_view(name: str, state: State, view: JobView, place: str | None = None
     row.cpus = view.cpus
     row.memory_bytes = view.memory_bytes
     row.gpus = view.gpus
+    row.cpu_list = view.cpu_list
     row.resources = tuple(sorted(view.resources.items())) if view.resources else ()
     row.user = view.user
     row.project = view.project

@@ -1,8 +1,8 @@
 """The runs of a period, for pictures: rows of CPUs and GPUs, their use, waits and memory.
 
 A picture has columns, intervals of equal length, and so do these values: a hundred thousand runs are reduced to the
-cells. The history has the GPUs of a run and its number of CPUs, but not which. So the CPUs are laid out: in the order
-of their starts, runs take the lowest free rows, adjacent ones if possible.
+cells. The history has the GPUs of a run and its number of CPUs, and which these are only if it was pinned. The CPUs of
+the others are laid out: in the order of their starts, runs take the lowest free rows, adjacent ones if possible.
 """
 
 from __future__ import annotations
@@ -300,6 +300,7 @@ def live_run(
         cpus=grant.cpus,
         gpus=grant.gpu_uuids,
         memory_bytes=grant.memory_bytes,
+        cpu_list=grant.cpu_list,
         user=row.user,
         project=row.project,
         group=group,
@@ -467,16 +468,16 @@ def _cpu_rows(runs: Sequence[TimelineRun], axis: _Axis, cpus: int, most: int) ->
             part = (mask >> at * each) & ((1 << each) - 1)
             rows[at].add(run, part.bit_count())
             mask &= ~(part << at * each)
-    found = []
+    found, begin = [], 0 if any(run.account.cpu_list for run in runs) else 1  # the kernel counts them from 0
     for at, row in enumerate(rows):
-        first, last = at * each + 1, min((at + 1) * each, lanes)
+        first, last = at * each + begin, min((at + 1) * each, lanes) + begin - 1
         label = f"CPU {first}" if first == last else f"CPU {first}-{last}"
         found.append(TimelineRow(label, 0, row.bars(last - first + 1)))
     return tuple(found)
 
 
 def _placed(runs: Iterable[TimelineRun]) -> Iterator[tuple[TimelineRun, int]]:
-    """Yield each run with its lanes as bits: the lowest free ones, adjacent if there is room.
+    """Yield each run with its lanes as bits: its own CPUs, or the lowest free ones, adjacent if there is room.
 
     There are as many lanes as needed, since the machine's size at that time is unknown.
     """
@@ -487,10 +488,20 @@ def _placed(runs: Iterable[TimelineRun]) -> Iterator[tuple[TimelineRun, int]]:
             taken &= ~heapq.heappop(ends)[1]
         if not run.account.cpus:
             continue
-        lanes = _free(taken, run.account.cpus)
+        lanes = _own(run.account) or _free(taken, run.account.cpus)
         taken |= lanes
         heapq.heappush(ends, (LARGEST if run.ended_at_ns is None else run.ended_at_ns, lanes))
         yield run, lanes
+
+
+def _own(run: RunAccount) -> int:
+    """Return the CPUs that a run was pinned to, as bits; 0 if it was not pinned."""
+    if not run.cpu_list:
+        return 0
+    from spool.core.pinning import cpus_in  # only the history of a spool with `cpu_pinning` needs it
+
+    cpus = cpus_in(run.cpu_list)
+    return sum(1 << cpu for cpu in cpus) if len(cpus) == run.cpus else 0
 
 
 def _free(taken: int, count: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from spool.core.constraints import short_of_disk
-from spool.core.model import SECOND_NS, Gpu, Grant, Machine, NoLeases
+from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, NoLeases, cpus_of
 from spool.core.reservations import known_gpus
 from spool.formats.config import Config
 from spool.formats.state import GpusTold, SharedView
@@ -29,6 +29,7 @@ _DISK_EVERY_NS = SECOND_NS
 def on_shared(machine: Machine, config: Config, shared: SharedView) -> Machine:
     """Return *machine* with the totals of the arbiter that shares it out, as far as *config* allows this spool them."""
     no_leases = NoLeases(shared.problem, shared.problem_since_ns, shared.remedy) if shared.problem else None
+    machine = replace(machine, cores=())  # the arbiter knows which CPUs other spools have
     if shared.cpus is None or shared.memory_bytes is None:
         return replace(machine, no_leases=no_leases)
     own = {pool.name: pool for pool in machine.resources}
@@ -85,6 +86,7 @@ class MachineMonitor:
         self._host = Host()
         self.gpus: GpuWatcher | None = None  # None until a job needs one
         self._totals: tuple[int, int, int] = (0, 0, 0)  # cpus, memory, when
+        self._cores: tuple[Core, ...] = ()  # that runs are pinned to
         self._available: tuple[int, int] = (0, 0)  # bytes, when
         self._disk: tuple[int | None, int] = (None, 0)
         self._seen: Machine | None = None
@@ -126,6 +128,7 @@ class MachineMonitor:
             problem,
             self._disk[0],
             resources=self._settings.config.resources,
+            cores=self._cores,
         )
         if self.gpus_matter() and (known := known_gpus(seen)) is not None:
             self.gpu_indices = known
@@ -203,6 +206,7 @@ class MachineMonitor:
             self.gpus = GpuWatcher()
         watcher, config = self.gpus, self._settings.config.gpu
         watcher.ignoring(Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes))
+        watcher.asking_where(on=self._settings.config.cpu_pinning)
         anew = self._needed > watcher.asked
         look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else config.poll_ns, patience_ns=patience_ns)
         if self._needed > watcher.answered and time.monotonic_ns() >= self._doubt_at_ns:
@@ -215,12 +219,33 @@ class MachineMonitor:
             config = self._settings.config
             host = self._host.memory()
             cpus = config.cpus if config.cpus is not None else self._host.cpus()
+            self._cores = self._host.cores() if config.cpu_pinning else ()
+            if self._cores:
+                cpus = min(cpus, cpus_of(self._cores))
             self._totals = (cpus, config.memory_of(host.total_bytes), now_ns)
             self._available = (host.available_bytes, now_ns)
         if not 0 <= now_ns - self._available[1] < _AVAILABLE_EVERY_NS and self._memory_matters():
             self._available = (self._host.memory().available_bytes, now_ns)
         if not 0 <= now_ns - self._disk[1] < _DISK_EVERY_NS:
             self._disk = (disk_free_bytes(self._spool_dir), now_ns)
+
+    def why_not_pinned(self, *, is_shared: bool) -> str | None:
+        """Return what of the configuration has no effect on which CPUs runs get, and what to do; None if all has."""
+        config = self._settings.config
+        if not config.cpu_pinning:
+            return None
+        if is_shared:
+            return (
+                "cpu_pinning has no effect in config.toml: this machine is shared, and its arbiter hands out the CPUs; "
+                "remove the key, or set it in machine.toml for all users"
+            )
+        usable = cpus_of(self._cores)
+        if usable and config.cpus is not None and config.cpus > usable:
+            return (
+                f"cpus = {config.cpus} counts as {usable}: with cpu_pinning no two runs share a CPU, and the "
+                "dispatcher may use no more than these; set less, or cpu_pinning = false"
+            )
+        return None
 
     def configuration_changed(self) -> None:
         """Read everything again."""

@@ -1,0 +1,187 @@
+"""Runs with CPUs of their own, with real dispatchers under each executor of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from served import Served
+from spool.core.pinning import cpu_list, cpus_in
+from support import ROOT, wait_for
+
+EXECUTORS = ("process", "sh", "tmux")
+OURS = sorted(os.sched_getaffinity(0))
+HAS = 'python3 -c \'import os; print("has", *sorted(os.sched_getaffinity(0)), os.environ.get("SPOOL_CPU_LIST"))\''
+
+pytestmark = pytest.mark.skipif(len(OURS) < 2, reason="there is only one CPU here")
+
+
+@pytest.fixture
+def gate(served: Served) -> Path:
+    """Give the file that jobs wait for, in a spool that pins."""
+    (served.root / "config.toml").write_text('cpu_pinning = true\nlook_every = "1s"\n')
+    return served.root.parent / "gate"
+
+
+def until(gate: Path) -> str:
+    """Return the text of a job that tells its CPUs and runs until *gate* is there."""
+    return f"{HAS}; until [ -e {gate} ]; do sleep 0.02; done"
+
+
+def command(served: Served, *words: str) -> str:
+    """Return what a command prints."""
+    command = [sys.executable, "-m", "spool", *words]
+    return subprocess.run(command, env=served.environment, capture_output=True, text=True, check=True).stdout
+
+
+def has(served: Served, name: str) -> tuple[list[int], str]:
+    """Return the affinity that a job told, and its `SPOOL_CPU_LIST`."""
+    line = next(line for line in served.says(name, "has").splitlines() if line.startswith("has "))
+    *cpus, told = line.split()[1:]
+    return [int(cpu) for cpu in cpus], told
+
+
+def test_no_two_runs_have_a_cpu_also_after_the_dispatcher_was_killed(served: Served, gate: Path) -> None:
+    """Each has its own, in its affinity, its environment and its record; the next dispatcher gives out only others."""
+    served.start()
+    served.drop("one", until(gate))
+    first, told = has(served, "one")
+    assert (len(first), told) == (1, cpu_list(first))
+    assert f'cpu_list = "{told}"' in (served.record("one", "grant.toml") or "")
+    served.kill()
+    rest = len(OURS) - 1
+    served.drop("two", until(gate), cpus=rest)
+    served.drop("wide", HAS, cpus=len(OURS))
+    served.start()
+    second, told = has(served, "two")
+    assert (sorted(first + second), cpus_in(told)) == (OURS, tuple(second))
+    wait_for(lambda: served.state()["jobs"]["two"]["cpu_list"] == told, what="its CPUs in state.json")
+    gate.touch()
+    served.wait_done("one", "two", "wide")
+    assert has(served, "wide") == (OURS, cpu_list(OURS))
+    assert (served.result("two") or {})["grant"]["cpu_list"] == told
+    assert {line["job"]: line["cpu_list"] for line in served.history()} == {
+        "one": cpu_list(first), "two": told, "wide": cpu_list(OURS),
+    }  # fmt: skip
+
+
+def test_a_job_without_cpus_runs_anywhere_between_pinned_ones(served: Served, gate: Path) -> None:
+    """With `cpus = 0` it has the affinity of the dispatcher, though the run before it was pinned."""
+    served.start()
+    for name, cpus in (("a", 1), ("free", 0), ("b", 1), ("free2", 0)):
+        served.drop(name, HAS, cpus=cpus)
+        served.wait_done(name)
+    assert [has(served, name) for name in ("free", "free2")] == [(OURS, "None")] * 2
+    assert len(has(served, "a")[0]) == len(has(served, "b")[0]) == 1
+    assert "cpu_list" not in (served.record("free", "grant.toml") or "")
+
+
+def test_it_is_switched_on_and_off_while_jobs_run(served: Served, gate: Path) -> None:
+    """Runs keep what they began with, and count; those that begin afterwards are pinned, or no longer."""
+    config = served.root / "config.toml"
+    pins = config.read_text()
+    config.write_text('look_every = "1s"\n')
+    served.start()
+    served.drop("old", until(gate), cpus=len(OURS) - 1)
+    assert has(served, "old") == (OURS, "None")
+    config.write_text(pins)
+    wait_for(lambda: served.said().count("the configuration has changed") == 1, what="the new configuration")
+    served.drop("new", until(gate))
+    served.drop("third", HAS)
+    cpus, told = has(served, "new")
+    assert (len(cpus), told) == (1, cpu_list(cpus))
+    assert "0 free" in served.wait_reason("third", "cpus: needs 1")
+    config.write_text('look_every = "1s"\n')
+    wait_for(lambda: served.said().count("the configuration has changed") == 2, what="the old configuration")
+    gate.touch()
+    served.wait_done("old", "new", "third")
+    assert has(served, "third") == (OURS, "None")
+
+
+def test_more_cpus_than_there_are_count_as_those_that_there_are(served: Served, gate: Path) -> None:
+    """With `cpus` above the CPUs of the dispatcher no CPU is given out twice, and the problem says what counts."""
+    config = served.root / "config.toml"
+    config.write_text(f"{config.read_text()}cpus = {10 * len(OURS)}\n")
+    served.start()
+    served.drop("wide", until(gate), cpus=len(OURS))
+    assert has(served, "wide")[0] == OURS
+    served.drop("more", "true")
+    served.wait_reason("more", "cpus: needs 1, 0 free")
+    words = f"cpus = {10 * len(OURS)} counts as {len(OURS)}: with cpu_pinning no two runs share a CPU"
+    wait_for(lambda: any(words in problem for problem in served.state()["problems"]), what="the problem")
+    gate.touch()
+    served.wait_done("wide", "more")
+
+
+def test_a_dispatcher_gives_out_only_cpus_that_it_may_use(served: Served, gate: Path) -> None:
+    """Under `taskset` or in a cpuset, its runs have its CPUs."""
+    served.start(prefix=("python3", "-c", f"import os, sys; os.sched_setaffinity(0, {{{OURS[-1]}}}); "
+                         "os.execvp(sys.argv[1], sys.argv[1:])"))  # fmt: skip
+    served.drop("one", HAS)
+    served.drop("two", HAS, cpus=2)
+    served.wait_done("one")
+    assert has(served, "one") == ([OURS[-1]], str(OURS[-1]))
+    served.wait_reason("two", "never fits: needs 2 CPUs, the machine has 1")
+
+
+def test_a_retry_and_the_tasks_of_an_array_are_pinned_anew(served: Served, gate: Path) -> None:
+    """Each run has its own grant."""
+    served.start()
+    served.drop("again", f"{HAS}; exit 3", retry={"max": 1})
+    served.drop("many", HAS, array="0-2")
+    served.wait_done("again", "many")
+    assert [len(cpus_in((served.result("again", run) or {})["grant"]["cpu_list"])) for run in (1, 2)] == [1, 1]
+    assert all(len(has(served, f"many_{at}")[0]) == 1 for at in range(3))
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True)
+def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
+    """`ls`, `show` and `plot` tell which CPUs a run has or had; a row of `plot` is that CPU."""
+    served.start()
+    served.drop("first", until(gate))
+    cpu = has(served, "first")[1]
+    served.drop("other", HAS)
+    served.wait_done("other")
+    gate.touch()
+    served.wait_done("first")
+    own = {name: has(served, name)[1] for name in ("first", "other")}
+    assert len({cpu, *own.values()}) == 2
+    listed = command(served, "ls", "--columns", "name,cpu_list").splitlines()
+    assert {tuple(line.split()) for line in listed[1:]} == set(own.items())
+    assert f"1 CPU ({cpu})" in command(served, "show", "first")
+    (run,) = json.loads(command(served, "show", "first", "--json"))["runs"]
+    assert run["grant"]["cpu_list"] == cpu
+    rows = json.loads(command(served, "plot", "--json"))["cpu_rows"]
+    drawn = {bar["run"]["job"]: row["label"] for row in rows for bar in row["bars"]}
+    assert drawn == {name: f"CPU {text}" for name, text in own.items()}
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True)
+def test_a_command_in_a_pinned_job_sees_the_whole_machine(served: Served, gate: Path) -> None:
+    """What it says of the machine, and of jobs that wait for room, does not depend on where it runs."""
+    served.start()
+    served.drop("job", f"{sys.executable} -m spool info --json", env={"PYTHONPATH": str(ROOT / "src")})
+    served.wait_done("job")
+    assert json.loads(served.log("job"))["cpus"] == len(OURS)
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True)
+def test_a_dispatcher_that_a_pinned_job_starts_is_not_pinned(served: Served, gate: Path) -> None:
+    """It serves others as well: it has all CPUs, as if the job's user had started it."""
+    other = served.root.parent / "other"
+    served.start()
+    spool = f"{sys.executable} -m spool --spool {other}"
+    text = f"{spool} submit --name inner -c {shlex.quote(HAS)} && {spool} wait inner"
+    served.drop("job", text, env={"PYTHONPATH": str(ROOT / "src")})
+    served.wait_done("job")
+    assert served.outcome("job") == "finished", served.log("job")
+    text = (other / "jobs/inner/1/log").read_text()
+    assert text.split()[1:-1] == list(map(str, OURS))
+    pid = json.loads((other / "state.json").read_text())["pid"]
+    os.kill(pid, 15)
