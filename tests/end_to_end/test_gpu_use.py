@@ -12,6 +12,7 @@ import pytest
 
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
+from spool.formats.state import parse_recent
 
 _UUID = "GPU-00000000-1111-2222-3333-444444444444"
 _OTHER = "GPU-00000001-1111-2222-3333-444444444444"
@@ -299,5 +300,6 @@ def test_the_last_half_hour_outlives_the_dispatcher(gpus: Served, fake_nvml: Fak
     gpus.kill()
     (gpus.root / "state.json").write_text('{"recent": 3')
     gpus.start()
-    gpus.until(lambda: {*recent()["queued"]} == {1}, "a new beginning")
+    state = gpus.root / "state.json"
+    gpus.until(lambda: {*parse_recent(state.read_bytes()).queued} == {1}, "a new beginning")
     _go(gpus, "train")

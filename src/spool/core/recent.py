@@ -25,7 +25,7 @@ class RecentUse(Struct, frozen=True, kw_only=True):
     gpus: dict[str, tuple[int | None, ...]] = field(default_factory=dict)  # by UUID: the mean utilisation in percent
 
     def as_of(self, now_ns: int, queued: int | None) -> RecentUse:
-        """Return it with the steps up to *now_ns* that nobody has noted: the queue was as now, the rest is unknown."""
+        """Return it with the later steps up to *now_ns*: in these the queue was as now, the rest is unknown."""
         if not self.until_ns:
             return self  # nothing was noted
         missing = min(max(0, -((self.until_ns - now_ns) // self.step_ns)), STEPS) if self.step_ns > 0 else 0

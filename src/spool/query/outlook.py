@@ -44,7 +44,7 @@ class Outlook(Struct, frozen=True):
 
 
 UNKNOWN = Outlook()
-"""What is expected where nobody is asked."""
+"""An outlook without the planner."""
 
 
 class OutlookReader:
