@@ -437,7 +437,7 @@ def test_the_gpus_have_their_memory_and_use(
         async def steps(screen: Screen) -> None:
             await screen.sees("GPU 0", "60G/80G", "87%", "training", "dispatching", "GPU", "1/2")
             await screen.press("3")
-            await screen.sees("MEMORY", "COMPUTES", "H100", "━━━━━━━╾── 60G/80G", "▇ 87%")
+            await screen.sees("MEMORY", "COMPUTES", "H100", "━━━━━━━╾── 60G/80G", "█ 87%")
             fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
             fake_nvml.hang("nvmlDeviceGetMemoryInfo")
             await screen.press("1")
@@ -463,7 +463,7 @@ def test_a_real_run_is_seen_from_its_start_to_its_end(spool: Command, spool_root
         await screen.sees("█  dispatching")
         (spool_root / "queued/later.toml").unlink()
         put_job(spool_root, "live", 'command = "echo begun; sleep 1000"\ntime_limit = "1h"\n')
-        await screen.sees("live", "running", "begun", "LEFT", "≤59m5", "≤59m59s left")
+        await screen.sees("live", "running", "begun", "LEFT", "≤59m", "s left · run 1")
         await screen.press("h")
         await screen.sees("Hold live? It is stopped")
         await screen.press("y")
