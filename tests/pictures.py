@@ -1,130 +1,368 @@
-"""Draw the pictures of the documentation anew: `python tests/pictures.py docs/pictures`.
+"""Draw the pictures of the documentation anew: `python tests/pictures.py docs/pictures [WHICH]...`.
 
-They show a real spool with a real dispatcher and real runs; only the GPUs are those of tests/fake_nvml.
+WHICH are `screens`, what the commands print about a prepared spool with two users, whose clock stands still; `session`,
+the first minute with a real spool; and `page`, the status page, which needs Chromium. Without any it is all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
+import fcntl
+import io
 import os
+import pty
 import re
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest import mock
 
-from calling import start
-from plugins.fake_nvml import GIB, SOURCE, FakeNvml
+from msgspec import Struct
+from rich.segment import Segment
+from rich.style import Style
+
+from browser import Browser
+from pages import an_end, lay
+from spool.cli import main
 from spool.cli.tui.app import Top
+from spool.core.model import SECOND_NS, Grant, Request, Result, State
+from spool.core.recent import STEP_NS, STEPS, RecentUse
+from spool.core.units import parse_duration, parse_size
+from spool.formats import journal, run_records
+from spool.formats.journal import Waits
+from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, StateView, parse_state
+from spool.machine import identity
+from spool.machine.marks import MachineProber
+from spool.page.content import ContentReader
+from spool.page.document import render
+from spool.query.snapshot import snapshot
+from spool.store.lock import hold
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
-from support import make_spool, wait_for
+from support import ROOT, make_spool
+from terminal import Line, lines_of, session, still
 
-SIZE = (100, 30)
-_USED = ((77, 97), (69, 94), (46, 88), (28, 61))  # GiB of each GPU, and how much it computes
-_EPOCHS = """
-for epoch in 1 2 3 4 5 6 7; do echo "epoch $epoch/12  loss 0.${left}$((97 - 9 * epoch))  accuracy 0.$((61 + 4 * epoch))"
-done; printf '\\repoch 8/12: %3d%%|%s| %d/1200 [00:09<00:14, 52.4it/s]' "$percent" "$bar" "$((12 * percent))"
-sleep 1000
-"""
+NOW_NS = int(datetime.datetime(2026, 3, 14, 15, 0, tzinfo=datetime.UTC).timestamp()) * SECOND_NS
+MINUTE = 60 * SECOND_NS
+G = 1 << 30
+_HOME = "/home/alice"  # in the pictures
+TOP = {40: 30, 80: 24, 100: 30, 200: 40}  # the lines of the screen by its columns
+_GPUS = ((77, 97), (74, 94), (46, 88), (28, 61))  # GiB in use, and how much it computes
+_BAR = "\repoch 8/12: {0:3d}%|{1:20}| {2}/1200 [00:09<00:14, 52.4it/s]"
 
 
-def _training(percent: int, left: int) -> str:
-    cells = "█" * (percent // 5)
-    assigned = f"percent={percent}; left={left}; bar='{cells.ljust(20)}'"
-    return f"command = '''{assigned}{_EPOCHS}'''\n"
+class Job(Struct, frozen=True):
+    """A job of the prepared spool: its file, how long ago it came and started, and what it says."""
+
+    text: str
+    user: str
+    came: int  # minutes ago
+    began: int | None = None
+    gpus: tuple[int, ...] = ()
+    percent: int | None = None
 
 
 JOBS = {
-    "preprocess": 'command = "echo 1281167 images"\ncpus = 4\n',
-    "smoke_test": 'command = "echo no CUDA here; exit 3"\n',
-    "train_vit_base": _training(63, 4) + 'gpus = 1\ncpus = 8\nmemory = "12G"\npriority = 50\nproject = "vision"\n',
-    "train_resnet50": _training(27, 7) + 'gpus = 1\ncpus = 4\nmemory = "4G"\npriority = 40\nproject = "vision"\n',
-    "finetune_llm": _training(88, 2) + 'gpus = 2\ncpus = 2\nmemory = "2G"\npriority = 60\n',
-    "index_papers": 'command = "echo reading; sleep 1000"\ncpus = 2\nmemory = "1G"\npriority = 45\n',
-    "distill_vit": 'command = "true"\ngpus = 2\ncpus = 2\npriority = 40\n',
-    **{f"sweep_lr_{at}": 'command = "true"\ngpus = 1\ncpus = 2\npriority = 30\n' for at in (1, 2, 3)},
-    "evaluate_vit": 'command = "true"\ncpus = 1\ndepends_on = ["train_vit_base"]\npriority = 30\n',
-    "nightly_backup": 'command = "true"\nstart_after = "2099-01-01T03:00:00Z"\npriority = 5\n',
-}
+    "finetune_llm": Job('gpus = 2\ncpus = 8\nmemory = "64G"\ntime_limit = "8h"\npriority = 60\n', "alice",
+                        200, 192, (0, 1), 88),
+    "train_vit_base": Job('gpus = 1\ncpus = 8\nmemory = "32G"\ntime_limit = "4h"\npriority = 50\n', "bob",
+                          70, 65, (2,), 63),
+    "train_resnet50": Job('gpus = 1\ncpus = 4\nmemory = "16G"\ntime_limit = "6h"\n', "alice", 50, 48, (3,), 27),
+    "index_papers": Job('cpus = 2\nmemory = "4G"\n', "bob", 141, 140),
+    "distill_vit": Job('gpus = 2\ncpus = 2\nmemory = "16G"\ntime_limit = "2h"\n', "bob", 55),
+    **{f"sweep_lr_{at}": Job('gpus = 1\ncpus = 2\ntime_limit = "1h"\npriority = 5\n', "alice", 40) for at in (1, 2, 3)},
+    "evaluate_vit": Job('depends_on = ["train_vit_base"]\ntime_limit = "30m"\n', "bob", 35),
+    "nightly_backup": Job('start_after = "2026-03-15T03:00:00Z"\npriority = 0\n', "alice", 300),
+    "retrain_all": Job("gpus = 4\n", "alice", 20),
+}  # fmt: skip
+ENDED = (
+    ("tokenize", "alice", State.FINISHED, 250, 38, "exit code 0"),
+    ("preprocess", "bob", State.FINISHED, 150, 12, "exit code 0"),
+    ("smoke_test", "bob", State.FAILED, 80, 1, "exit code 3"),
+)
 
 
-def _fill(root: Path) -> None:
-    """Have what ended end, and what runs run, before the rest is put into the queue."""
-    for name, text in JOBS.items():
-        (root / f"queued/{name}.toml").write_text(text)
-        if name in ("preprocess", "smoke_test"):
-            wait_for(lambda name=name: (root / f"done/{name}.toml").exists())
-        elif "1000" in text:
-            wait_for(lambda name=name: (root / f"running/{name}.toml").exists())
-    (root / "held/retrain_all.toml").write_text('command = "true"\ngpus = 4\n')
+@contextmanager
+def _prepared() -> Iterator[Path]:
+    """Yield a spool at a moment at which much happens, with the clock stopped there and its dispatcher's lock held."""
+    with tempfile.TemporaryDirectory() as directory, mock.patch.object(time, "time_ns", return_value=NOW_NS):
+        os.environ |= {"HOME": directory, "TZ": "UTC", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            os.environ.pop(name, None)
+        time.tzset()
+        root = make_spool(Path(directory) / ".spool")
+        os.environ["SPOOL_DIR"] = str(root)
+        (root / "config.toml").write_text('cpus = 32\nmemory = "256G"\nautostart = false\n')
+        own = identity.of_process(os.getpid())
+        assert own is not None
+        for name, job in JOBS.items():
+            _put(root, name, job, run_records.render_jid(own))
+        ended = [_result(*each) for each in ENDED]
+        for one in ended:
+            (root / f"done/{one.job}.toml").write_text('command = "true"\n')
+        waits = [
+            Waits(name, NOW_NS - job.came * MINUTE, 0, NOW_NS - job.came * MINUTE)
+            for name, job in JOBS.items()
+            if job.began is None
+        ]
+        (root / ".journal").write_bytes(journal.render(waits))
+        lock = hold(str(root / ".lock"))
+        with mock.patch.object(MachineProber, "is_wrapper", return_value=True):
+            _show(root, {}, ended)
+            plan = snapshot(Spool(str(root)), NOW_NS).plan
+            _show(root, {name: str(plan.reason(name) or "") for name in JOBS}, ended)
+            yield root
+        lock.release()
 
 
-def _gpus(directory: Path) -> FakeNvml:
-    library = directory / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
-    fake = FakeNvml(library, directory)
-    for index in range(len(_USED)):
-        fake.gpu(f"GPU-{index}", bus=index, name="NVIDIA H100 80GB HBM3")
-    return fake
+def _put(root: Path, name: str, job: Job, jid: bytes) -> None:
+    text = f'command = "python3 {name}.py"\n{job.text}'
+    place = "running" if job.began is not None else "held" if name == "retrain_all" else "queued"
+    path = root / place / f"{name}.toml"
+    path.write_text(text)
+    came_ns = NOW_NS - job.came * MINUTE
+    os.utime(path, ns=(came_ns, came_ns))
+    if job.began is None:
+        return
+    metadir = root / "jobs" / name / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text(text)
+    record = run_records.GrantRecord(
+        name, 1, grant=_grant(job), user=job.user, submitted_at_ns=came_ns, granted_at_ns=NOW_NS - job.began * MINUTE
+    )
+    (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
+    (metadir / "jid").write_bytes(jid)
+    said = "".join(f"epoch {at}/12  loss 0.{97 - 9 * at}  accuracy 0.{61 + 4 * at}\n" for at in range(1, 8))
+    done = job.percent or 0
+    said += _BAR.format(done, "█" * (done // 5), 12 * done)
+    (metadir / "log").write_text(said if job.percent is not None else "reading papers/2026-03\n")
 
 
-def _use(fake: FakeNvml, spool: Spool) -> None:
-    """Have the runs use the GPUs that they were given."""
-    for name in spool.names("running"):
-        grant, jid = spool.grant(name, 1), spool.jid(name, 1)
-        for index in grant.grant.gpu_indices if grant is not None else ():
-            used, percent = _USED[index]
-            fake.process(f"GPU-{index}", getattr(jid, "pid", 0), used * GIB)
-            fake.gpu(f"GPU-{index}", bus=index, free=(80 - used) * GIB, name="NVIDIA H100 80GB HBM3")
-            fake.busy(f"GPU-{index}", percent, 30)
+def _stated(job: Job, key: str) -> str:
+    found = re.search(rf"^{key} = \"?([^\"\n]*)", job.text, re.MULTILINE)
+    return found[1] if found else ""
 
 
-async def _draw(root: Path, path: Path, theme: str, size: tuple[int, int]) -> None:
+def _grant(job: Job) -> Grant:
+    return Grant(int(_stated(job, "cpus") or 1), _memory(job), tuple(f"GPU-{at}" for at in job.gpus), job.gpus)
+
+
+def _memory(job: Job) -> int | None:
+    return parse_size(_stated(job, "memory")) if _stated(job, "memory") else None
+
+
+def _result(name: str, user: str, outcome: State, ago: int, ran: int, reason: str) -> Result:
+    at_ns = NOW_NS - ago * MINUTE
+    return an_end(
+        NOW_NS, name, hours_ago=0, user=user, outcome=outcome, reason=reason, ended_at_ns=at_ns,
+        started_at_ns=at_ns - ran * MINUTE, submitted_at_ns=at_ns - (ran + 3) * MINUTE,
+        exit_code=int(reason.rpartition(" ")[2]), request=Request(4), grant=Grant(4),
+    )  # fmt: skip
+
+
+def _show(root: Path, reasons: dict[str, str], ended: list[Result]) -> None:
+    """Write what a dispatcher would show of it."""
+    live = {name: job for name, job in JOBS.items() if job.began is not None}
+    gpus = tuple(
+        GpuView(
+            uuid=f"GPU-{at}", index=at, name="NVIDIA H100 80GB HBM3", memory_total_bytes=80 * G,
+            memory_free_bytes=(80 - used) * G, utilisation_percent=percent,
+            jobs=tuple(name for name, job in live.items() if at in job.gpus),
+        )
+        for at, (used, percent) in enumerate(_GPUS)
+    )  # fmt: skip
+    machine = MachineView(
+        cpus=32, cpus_free=32 - sum(_grant(job).cpus for job in live.values()), memory_bytes=256 * G,
+        memory_free_bytes=256 * G - sum(_memory(job) or 0 for job in live.values()), gpus_at_ns=NOW_NS, gpus=gpus,
+    )  # fmt: skip
+    began = {f"GPU-{at}": job.began for job in live.values() for at in job.gpus}
+    recent = RecentUse(
+        until_ns=(NOW_NS // STEP_NS + 1) * STEP_NS,
+        queued=tuple([3] * 14 + [4] * 6 + [8, 9, 9, 10, 10, 10, 11, 11] + [10] * 8 + [9] * 6 + [8] * 6 + [6] * 12),
+        gpus={
+            uuid: tuple(
+                max(2, percent - (17 * step * step) % 29 - (40 if step < 40 and at == 3 else 0))
+                for step in range(STEPS)
+            )
+            for at, (uuid, (_, percent)) in enumerate(zip(sorted(began), _GPUS, strict=True))
+        },
+    )
+    jobs = {name: _view(name, job, reasons.get(name, "")) for name, job in JOBS.items()}
+    view = StateView(
+        version=1, at_ns=NOW_NS, heartbeat_ns=NOW_NS, pid=os.getpid(), host="gpu-box", boot_id=identity.boot_id(),
+        started_at_ns=NOW_NS - 500 * MINUTE, machine=machine, jobs=jobs, recent=recent,
+    )  # fmt: skip
+    lay(root, view, ended)
+    os.utime(root / "state.json", ns=(NOW_NS, NOW_NS))
+
+
+def _view(name: str, job: Job, reason: str) -> JobView:
+    grant, limit = _grant(job), _stated(job, "time_limit")
+    percents = [_GPUS[at][1] for at in job.gpus]
+    state = State.RUNNING if job.began is not None else State.HELD if name == "retrain_all" else State.QUEUED
+    return JobView(
+        state=state, run=1 if job.began is not None else None, cpus=grant.cpus, memory_bytes=grant.memory_bytes,
+        gpus=int(_stated(job, "gpus") or 0), gpu_uuids=grant.gpu_uuids, user=job.user,
+        gpu_use=tuple(GpuUseView(percent=each, mean_percent=each - 4.0, watched_ns=MINUTE) for each in percents),
+        since_ns=NOW_NS - job.came * MINUTE, started_at_ns=None if job.began is None else NOW_NS - job.began * MINUTE,
+        reason="" if state is State.RUNNING else "held" if state is State.HELD else reason,
+        priority=int(_stated(job, "priority") or 10), time_limit_ns=parse_duration(limit) if limit else None,
+    )  # fmt: skip
+
+
+class _Terminal(io.StringIO):
+    """A terminal that keeps what is printed."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _printed(words: Sequence[str], columns: int) -> list[Line]:
+    """Return what a command prints on a terminal of that width, below its own line."""
+    out = _Terminal()
+    with mock.patch.object(sys, "stdout", out), mock.patch.dict(os.environ, {"COLUMNS": str(columns), "LINES": "50"}):
+        main.run(list(words))
+    return [_prompt(" ".join(("spool", *words))), *lines_of(out.getvalue())]
+
+
+def _prompt(command: str) -> Line:
+    return [Segment("$ ", Style(dim=True)), Segment(command, Style(bold=True))]
+
+
+async def _top(root: Path, theme: str, columns: int, at: str = "train_vit_base") -> list[Line]:
     app = Top(str(root), theme)
-    async with app.run_test(size=size) as pilot:
-        while app._seen is None or len(app._seen.active) < len(JOBS) - 1:
+    async with app.run_test(size=(columns, TOP.get(columns, 30))) as pilot:
+        while app._seen is None or len(app._seen.active) < len(JOBS):
             await pilot.pause(0.1)
-        await pilot.press("down")
-        await pilot.pause(3)
-        text = app.export_screenshot(title="spool top")
-    path.write_text(re.sub(r"\s*@font-face \{.*?\}", "", text, flags=re.DOTALL))  # they would be fetched from elsewhere
+        while app._row is None or app._row.name != at:
+            await pilot.press("down")
+        for _ in range(20):
+            await pilot.pause(0.1)
+        return [list(strip) for strip in app.screen._compositor.render_strips()]
 
 
-def main() -> None:
-    """Draw all pictures into the directory that is named."""
-    into = Path(sys.argv[1])
-    into.mkdir(exist_ok=True)
+def _screens(into: Path) -> None:
+    with _prepared() as root:
+        for columns in TOP:
+            printed = {"ls": _printed(["ls"], columns), "why": _printed(["why", "distill_vit"], columns)}
+            for theme in ("dark", "light"):
+                screens = printed | {"top": asyncio.run(_top(root, theme, columns))}
+                for name, lines in screens.items():
+                    (into / f"{name}-{columns}-{theme}.svg").write_text(still(lines, columns, theme), encoding="utf-8")
+        (into / "top.svg").write_text(still(asyncio.run(_top(root, "dark", 140, "distill_vit")), 140, "dark"))
+
+
+def _page(into: Path) -> None:
+    """Have Chromium draw the status page."""
+    with _prepared() as root:
+        page = root.parent / "status.html"
+        text = render(ContentReader(str(root)).read(NOW_NS, served=True), 3600, 0).decode()
+        text = text.replace(str(root.parent), _HOME).replace(str(NOW_NS // 10**6), str(int(time.time() * 1000)))
+        page.write_text(text, encoding="utf-8")
+        with Browser() as browser:
+            browser.screen(1000, 1250)
+            browser.open(page)
+            browser.picture(into / "page.png", whole=False)
+
+
+SESSION = (
+    ("spool submit --name hello -c 'echo \"hello from $SPOOL_JOB\"'", 2.0),
+    ("spool wait hello && spool log hello", 2.5),
+    ("spool submit --name train --cpus 2 --time-limit 1m -- ./train.sh", 2.0),
+    ("spool submit --name evaluate --depends-on train -- ./evaluate.sh", 2.0),
+    ("spool ls", 5.0),
+    ("spool why evaluate", 5.0),
+    ("spool wait evaluate && spool log evaluate", 4.0),
+)
+_TRAIN = "#!/bin/sh\nfor epoch in 1 2 3 4 5 6 7 8; do echo epoch $epoch/8 > $SPOOL_METADIR/progress; sleep 0.7; done\n"
+_TYPED = 6  # letters at once
+
+
+def _session(into: Path) -> None:
+    """Play the first minute with spool, in a home of its own, and draw it."""
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
-        os.environ["HOME"] = directory
-        root = make_spool(home / ".spool")
-        (root / "config.toml").write_text('cpus = 24\nmemory = "21G"\n')
-        fake = _gpus(home)
-        os.environ.update(fake.variables)
-        os.environ["SPOOL_DIR"] = str(root)
-        dispatcher = start("dispatch")
+        (home / "bin").mkdir()
+        (home / "bin/spool").write_text(f'#!/bin/sh\nexec {sys.executable} -m spool "$@"\n')
+        (home / "train.sh").write_text(_TRAIN)
+        (home / "evaluate.sh").write_text("#!/bin/sh\necho accuracy 0.93\n")
+        for path in (home / "bin/spool", home / "train.sh", home / "evaluate.sh"):
+            path.chmod(0o755)
+        environment = {
+            "HOME": directory, "PATH": f"{home}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src"),
+            "TERM": "xterm-256color", "LANG": "C.UTF-8", "TZ": "UTC",
+        }  # fmt: skip
         try:
-            wait_for(Spool(str(root)).dispatcher_lives)
-            _fill(root)
-            _use(fake, Spool(str(root)))
-            time.sleep(8)
-            asyncio.run(_draw(root, into / "top.svg", "dark", SIZE))
-            for each in sys.argv[2:]:  # THEME:COLUMNSxLINES, for whoever wants to look at others
-                theme, columns, lines = re.split("[:x]", each)
-                name = f"top-{theme}-{columns}x{lines}.svg"
-                asyncio.run(_draw(root, into / name, theme, (int(columns), int(lines))))
+            frames = list(_played(home, environment))
         finally:
-            for path in (*root.glob("queued/*.toml"), *root.glob("held/*.toml"), *root.glob("running/*.toml")):
-                path.unlink(missing_ok=True)
-            wait_for(lambda: not list(root.glob("running/*")) and not _live(root))
-            dispatcher.terminate()
-            dispatcher.communicate(timeout=30)
+            subprocess.run([home / "bin/spool", "cancel", "--all"], env=environment, capture_output=True, check=False)
+            _end_dispatcher(home)
+    for theme in ("dark", "light"):
+        (into / f"session-{theme}.svg").write_text(session(frames, 80, theme), encoding="utf-8")
 
 
-def _live(root: Path) -> list[Path]:
-    return [path for path in root.glob("jobs/*/*") if not (path / "result.toml").exists()]
+def _played(home: Path, environment: dict[str, str]) -> Iterator[tuple[float, Sequence[Line]]]:
+    screen: list[Line] = []
+    for command, seconds in SESSION:
+        for at in range(0, len(command), _TYPED):
+            yield 0.12, [*screen, _prompt(command[:at])]
+        yield 0.5, [*screen, _prompt(command)]
+        screen += [_prompt(command), *lines_of(_in_terminal(command, home, environment))]
+        yield seconds, [*screen, _prompt("")]
+    yield 3.0, screen
+
+
+def _in_terminal(command: str, home: Path, environment: dict[str, str]) -> str:
+    """Return what a command of the shell prints on a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    process = subprocess.Popen(
+        ["sh", "-c", command],
+        cwd=home,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    printed = b""
+    try:
+        while data := os.read(ours, 65536):
+            printed += data
+    except OSError:  # all its ends are closed
+        pass
+    os.close(ours)
+    process.wait()
+    text = printed.decode().replace("\r\n", "\n")
+    text = re.sub(r"[^\n]*\r\x1b\[K", "", text)  # what was drawn over
+    return text.replace(str(home), _HOME).replace(f"{this_user()}'s", "alice's")
+
+
+def _end_dispatcher(home: Path) -> None:
+    state = home / ".spool/state.json"
+    if state.exists() and (view := parse_state(state.read_bytes())) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(view.pid, signal.SIGTERM)
+        while Spool(str(home / ".spool")).dispatcher_lives():
+            time.sleep(0.1)
+
+
+WHICH = {"screens": _screens, "session": _session, "page": _page}
 
 
 if __name__ == "__main__":
-    main()
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    for which in sys.argv[2:] or WHICH:
+        WHICH[which](folder)

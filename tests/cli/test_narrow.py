@@ -583,10 +583,15 @@ def test_an_interrupted_submission_says_how_many_jobs_are_there(
 def test_an_empty_list_says_what_to_do_next(
     spool: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
 ) -> None:
-    """On a terminal a line on stderr follows the empty table; a pipe gets the table alone."""
-    assert spool("ls", *words).err == ""
+    """A line on stderr stands for the empty table, in a pipe too, as of each list; programs get their form alone."""
+    said = spool("ls", *words)
+    assert said.out == ""
+    assert why in said.err
+    assert spool("ls", *words, "-q").err == spool("ls", *words, "--csv").err == ""
     on_terminal(monkeypatch, 80)
-    assert why in spool("ls", *words).err
+    said = spool("ls", *words)
+    assert said.out == ""
+    assert why in said.err
 
 
 def test_an_interrupted_wait_says_that_the_job_goes_on(

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
+from pages import a_running_job, a_view, a_waiting_job, lay, page_of
 from spool.core.model import SECOND_NS, Grant, Result, State
 from spool.formats import run_records
 from spool.formats.history import render_history
 from spool.machine import identity
+from spool.python.client import Client
 from spool.query.jobs import list_jobs
-from spool.query.outlook import with_outlook
+from spool.query.outlook import OutlookReader, with_outlook
+from spool.query.overview import OverviewReader
+from spool.store.lock import hold
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
@@ -93,3 +97,44 @@ def test_the_planner_adds_guesses_and_starts_where_a_dispatcher_serves(spool_roo
     assert (found["next"].start_at_ns, found["next"].start_is_guess) == (now + 20 * MINUTE, True)
     unserved = {row.name: row for row in with_outlook(spool, rows, now, served=False)}
     assert unserved["next"].outlook(now) == unserved["x_3"].outlook(now) == "-"
+
+
+def test_the_screen_the_page_and_python_foresee_the_same(spool_root: Path, now: int) -> None:
+    """Where a dispatcher serves, all of them have the end of the run and the start behind it."""
+    (spool_root / "config.toml").write_text("cpus = 1\n")
+    _running(spool_root, "first", now - 10 * MINUTE, "1h")
+    put_job(spool_root, "next", 'command = "true"\n')
+    jobs = {"first": a_running_job(now, hours=1 / 6, limit_hours=1.0, cpus=1), "next": a_waiting_job(now, "cpus")}
+    lock = hold(str(spool_root / ".lock"))
+    lay(spool_root, a_view(now, jobs=jobs, pid=os.getpid()))
+    os.utime(spool_root / "state.json", ns=(now, now))
+    client = Client(spool_root)
+    plain = {row.name: row for row in client.jobs().rows}
+    rows = {row.name: row for row in client.jobs(forecast=True).rows}
+    seen = OverviewReader(str(spool_root)).look(now)
+    assert seen is not None
+    on_screen = {row.name: seen.outlook.of(row, now) for row in seen.active}
+    page = page_of(spool_root, now)
+    lock.release()
+    assert (plain["first"].left_ns, plain["next"].start) == (50 * MINUTE, None)
+    assert rows["first"].left_ns == on_screen["first"].left_ns == 50 * MINUTE
+    assert rows["next"].start_at_ns == on_screen["next"].start_at_ns == now + 50 * MINUTE
+    assert on_screen["next"].outlook(now + MINUTE) == "in 49m00s"
+    assert "Starts" in page
+    assert "in 50m00s" in page
+    unserved = OverviewReader(str(spool_root)).look(now)
+    assert unserved is not None
+    assert unserved.outlook.starts == {}
+
+
+def test_a_view_that_stays_open_asks_rarely(spool_root: Path, now: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within seconds it has the same answer; without a dispatcher it has none, and asks at once when one is there."""
+    (spool_root / "config.toml").write_text("cpus = 1\n")
+    put_job(spool_root, "next", 'command = "true"\n')
+    spool, reader = Spool(str(spool_root)), OutlookReader()
+    rows = list_jobs(spool).rows
+    assert reader.look(spool, rows, now, served=False).starts == {}
+    first = reader.look(spool, rows, now, served=True)
+    assert set(first.starts) == {"next"}
+    assert reader.look(spool, rows, now + SECOND_NS, served=True) is first
+    assert reader.look(spool, rows, now + 61 * SECOND_NS, served=True) is not first

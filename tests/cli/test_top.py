@@ -437,7 +437,7 @@ def test_the_gpus_have_their_memory_and_use(
         async def steps(screen: Screen) -> None:
             await screen.sees("GPU 0", "60G/80G", "87%", "training", "dispatching", "GPU", "1/2")
             await screen.press("3")
-            await screen.sees("MEMORY", "COMPUTES", "H100", "━━━━━━── 60G/80G")
+            await screen.sees("MEMORY", "COMPUTES", "H100", "━━━━━━━╾── 60G/80G", "█ 87%")
             fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
             fake_nvml.hang("nvmlDeviceGetMemoryInfo")
             await screen.press("1")
@@ -458,8 +458,12 @@ def test_a_real_run_is_seen_from_its_start_to_its_end(spool: Command, spool_root
 
     async def steps(screen: Screen) -> None:
         await screen.sees("dispatching", "no active jobs", "CPU ", "MEM ")
-        put_job(spool_root, "live", 'command = "echo begun; sleep 1000"\n')
-        await screen.sees("live", "running", "begun")
+        assert "queue " not in screen.lines[0]
+        put_job(spool_root, "later", 'command = "true"\ncpus = 1000000\n')
+        await screen.sees("█  dispatching")
+        (spool_root / "queued/later.toml").unlink()
+        put_job(spool_root, "live", 'command = "echo begun; sleep 1000"\ntime_limit = "1h"\n')
+        await screen.sees("live", "running", "begun", "LEFT", "≤59m", "s left · run 1")
         await screen.press("h")
         await screen.sees("Hold live? It is stopped")
         await screen.press("y")
@@ -478,7 +482,7 @@ def test_a_real_run_is_seen_from_its_start_to_its_end(spool: Command, spool_root
         await screen.press("2")
         await screen.sees("live", "cancelled")
 
-    drive(spool_root, steps)
+    drive(spool_root, steps, (160, 30))
 
 
 def test_edit_leaves_the_terminal_to_the_editor(

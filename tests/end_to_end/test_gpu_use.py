@@ -12,6 +12,7 @@ import pytest
 
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
+from spool.formats.state import parse_recent
 
 _UUID = "GPU-00000000-1111-2222-3333-444444444444"
 _OTHER = "GPU-00000001-1111-2222-3333-444444444444"
@@ -65,6 +66,8 @@ def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nv
     fake_nvml.busy(_UUID, 90, 10)
     fake_nvml.gpu(_UUID, bus=0, free=40 * GIB)
     gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [90, 0], "a look at both")
+    gpus.until(lambda: (gpus.state()["recent"]["gpus"].get(_UUID) or [0])[-1] > 50, "the last half hour")
+    assert gpus.state()["recent"]["gpus"][_OTHER][-1] == 0
     listed = gpus.spool("ls", "train", "--json")
     assert json.loads(listed.stdout)["jobs"][0]["gpu_percent"] == 45
     gpus.until(lambda: (_use(gpus, "train")[0]["mean_percent"] or 0) > 50, "a mean")
@@ -272,4 +275,31 @@ def test_single_processes_are_asked_for_only_where_several_share_the_work(gpus: 
     fake_nvml.process(_UUID, 4712)
     gpus.until(lambda: any(each.startswith(call) for each in fake_nvml.calls()), "the question")
     assert not any(each.startswith(f"{call} {_OTHER}") for each in fake_nvml.calls())
+    _go(gpus, "train")
+
+
+def test_the_last_half_hour_outlives_the_dispatcher(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """After a crash the next dispatcher goes on with the curves of the queue and the GPUs; what is damaged is left."""
+    fake_nvml.busy(_UUID, 90, 10)
+    gpus.start()
+    gpus.drop("train", _UNTIL_GO, gpus=1)
+    gpus.drop("never", "true", cpus=65)
+
+    def recent() -> Any:
+        return gpus.state()["recent"]
+
+    gpus.until(lambda: recent()["queued"][-1] and 90 in recent()["gpus"].get(_UUID, ()), "the last half hour")
+    gpus.kill()
+    before = gpus.state()
+    steps = [7] * 5
+    before["recent"] |= {"queued": steps, "gpus": {_UUID: steps}}
+    (gpus.root / "state.json").write_text(json.dumps(before))
+    gpus.start()
+    gpus.until(lambda: 7 in recent()["queued"] and gpus.state()["pid"] != before["pid"], "the same after a restart")
+    assert recent()["gpus"][_UUID][:4] == steps[:4]
+    gpus.kill()
+    (gpus.root / "state.json").write_text('{"recent": 3')
+    gpus.start()
+    state = gpus.root / "state.json"
+    gpus.until(lambda: {*parse_recent(state.read_bytes()).queued} == {1}, "a new beginning")
     _go(gpus, "train")

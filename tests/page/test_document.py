@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pages import (
     EVIL,
@@ -29,6 +30,7 @@ from pages import (
 )
 from sharing import BOB, gpu_share, join, mine, shares
 from spool.core.model import SECOND_NS, ForeignProcess, State
+from spool.core.recent import RecentUse
 from spool.formats.machine_status import UserShare
 from spool.formats.state import JobView, MachineView, PoolView, SharedView, StateView
 from spool.page.content import ContentReader
@@ -184,6 +186,19 @@ def test_without_a_dispatcher_the_page_says_that_nothing_starts(spool_root: Path
     assert "No dispatcher is running, so nothing starts. Active jobs: 6." in the_page(spool_root, served=False).text
     lay(spool_root, a_view(NOW_NS))
     assert "no jobs are active" in the_page(spool_root, served=False).text
+
+
+def test_the_last_half_hour_is_drawn(spool_root: Path) -> None:
+    """Each GPU has a curve of its use and the queue one of its length, with gaps where nothing is known."""
+    recent = RecentUse(until_ns=NOW_NS + 1, queued=(0, 2, None, 4), gpus={"GPU-0": (50, None, 100)})
+    lay(spool_root, replace(busy_view(NOW_NS), recent=recent))
+    page = the_page(spool_root)
+    assert [each["d"] for each in page.all("path")] == [
+        "M0 20V20.0h1V10.0h1V20ZM3 20V0.0h1V20Z",
+        "M0 20V10.0h1V20ZM2 20V0.0h1V20Z",
+    ]
+    lay(spool_root, busy_view(NOW_NS))
+    assert the_page(spool_root).all("path") == []
 
 
 def test_a_paused_spool_says_so(spool_root: Path) -> None:

@@ -75,7 +75,7 @@ def _value_field(word: str) -> JobField:
 FIELDS = {
     "name": JobField(render.Column("NAME", cut="middle"), lambda one, now_ns: one.name),
     "state": JobField(render.Column("STATE"), lambda one, now_ns: one.row.state.value),
-    "priority": JobField(render.Column("PRIO", right=True, drop=5), lambda one, now_ns: render.count(one.row.priority)),
+    "priority": JobField(render.Column("PRIO", right=True, drop=6), lambda one, now_ns: render.count(one.row.priority)),
     "cpus": JobField(render.Column("CPU", right=True, drop=2), lambda one, now_ns: render.count(one.row.cpus)),
     "cpu_list": JobField(render.Column("CPUS", cut="end", drop=2), lambda one, now_ns: one.row.cpu_list),
     "memory": JobField(render.Column("MEM", right=True, drop=4), lambda one, now_ns: render.size(one.row.memory_bytes)),
@@ -84,7 +84,7 @@ FIELDS = {
         render.Column("BUSY", right=True, drop=3),
         lambda one, now_ns: "" if one.row.gpu_percent is None else f"{one.row.gpu_percent}%",
     ),
-    "user": JobField(render.Column("USER", cut="middle", drop=6), lambda one, now_ns: one.row.user or ""),
+    "user": JobField(render.Column("USER", cut="middle", drop=5), lambda one, now_ns: one.row.user or ""),
     "time": JobField(
         render.Column("TIME", right=True, drop=1), lambda one, now_ns: render.duration(one.row.time_ns(now_ns))
     ),
@@ -258,6 +258,9 @@ def _show(spool: Spool, asked: _Asked) -> int:
     if asked.by is not None and (asked.form in ("table", "csv")):
         rows = _by(rows, asked.by)
     match asked.form:
+        case "table" | "tree" if not rows:
+            if asked.watch:
+                render.clear()
         case "json":
             _print_json(found, arrays)
         case "names":
@@ -274,7 +277,7 @@ def _show(spool: Spool, asked: _Asked) -> int:
             lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
             _print_table(lines, asked, found.at_ns)
     _remark(found)
-    if not rows and not found.unknown and asked.form in ("table", "tree") and sys.stdout.isatty():
+    if not rows and not found.unknown and asked.form in ("table", "tree"):
         tell(_why_empty(asked))
     for name in found.unknown:
         tell(str(spool.no_such_job("list", f"job {name}", name)))
@@ -288,7 +291,7 @@ def _needs_metrics(asked: _Asked) -> bool:
 
 def _why_empty(asked: _Asked) -> str:
     """Return a remark for an empty list, with the next step."""
-    what = "no active jobs" if asked.wanted == JobFilter() else "no job matches"
+    what = ("no jobs" if asked.everything else "no active jobs") if asked.wanted == JobFilter() else "no job matches"
     if asked.everything:
         return f"{what}; `spool submit --help` shows how to submit one"
     return f"{what}; `spool ls --all` lists ended jobs too"

@@ -169,6 +169,7 @@ class GpuUseRecorder:
             return
         self._seen_at_ns = at_ns
         state = self._context.state
+        state.recent.note_gpus(at_ns, {gpu.uuid: gpu.utilisation_percent for gpu in machine.gpus})
         work = {gpu.uuid: {done.job: done for done in gpu.work} for gpu in machine.gpus}
         for name in list(state.runs.with_gpus):
             job = state.jobs.get(name)

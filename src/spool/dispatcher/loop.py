@@ -182,6 +182,7 @@ class Dispatcher:
         self.observer.open()
         self.wakeup.watch_files(self.watcher.fileno(), self.watcher.read)
         self.wakeup.watch_files(self.events.fileno(), self.events.read)
+        self.status.open()
         memory = recall(self.logs.read_journal())
         self.events.open()
         self.monitor.open(memory.told)

@@ -29,6 +29,7 @@ from spool.formats.state import (
     PoolView,
     RefusalView,
     StateView,
+    parse_recent,
     render_state,
     rendered,
 )
@@ -73,6 +74,11 @@ class StatusWriter:
         self._machine_text = b""  # as it was written last
         self._running: dict[ActiveRun, tuple[Spec, JobView]] = {}  # the views of runs that merely run
         self._spoken: set[tuple[str, int]] = set()  # runs whose jid was seen, though their handle does not know it
+
+    def open(self) -> None:
+        """Go on with what the last dispatcher showed of the half hour before."""
+        with self._confinement.service("read", layout.STATE):
+            self._state.recent.resume(parse_recent(self._spool.file(layout.STATE) or b""))
 
     def changed(self) -> None:
         """Mark the file's content as outdated."""
@@ -141,6 +147,7 @@ class StatusWriter:
 
     def _view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
         jobs: dict[str, JobView] = {}
+        queued, stand_for_tasks = 0, self._state.array_files | self._state.arrays.keys()
         steady = not self._confinement.troubled
         if not steady or len(self._running) > 2 * len(self._state.live):
             self._running = {}  # ended runs are in it, too
@@ -156,9 +163,11 @@ class StatusWriter:
                 else:
                     jobs[job.name] = self._live(live, steady=steady and alone)
             elif (file := job.queued or job.held) is not None:
-                jobs[job.name] = self._waiting(job, file, plan, paused=paused)
+                jobs[job.name] = view = self._waiting(job, file, plan, paused=paused)
+                queued += view.state == State.QUEUED and job.name not in stand_for_tasks
         jobs |= array_views(self._state)
         now = time.time_ns()
+        self._state.recent.note_queue(now, queued)
         return StateView(
             version=1,
             at_ns=now,
@@ -181,6 +190,7 @@ class StatusWriter:
                 for job in self._state.jobs.values()
                 if job.refused.until_ns > now and job.live is None
             },
+            recent=self._state.recent.noted(),
         )
 
     def _waiting(self, job: JobEntry, file: JobFileVersion, plan: Plan | None, *, paused: bool) -> JobView:

@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch
 from spool.core.model import ForeignProcess, Gpu, GpuUse, Pool
+from spool.core.recent import RecentUse
 
 
 class GpuUseView(Struct, frozen=True, kw_only=True):
@@ -233,6 +234,7 @@ class StateView(Struct, frozen=True, kw_only=True):
     held_back: HoldingView | None = None
     refused: dict[str, RefusalView] = field(default_factory=dict)  # jobs whose start the machine refused
     executors: dict[str, str] = field(default_factory=dict)  # executors that cannot start anything now, and why
+    recent: RecentUse = RecentUse()
 
     def counts(self) -> Counter[str]:
         """Return how many jobs are in each state: tasks count, not their arrays; each job of a name counts."""
@@ -284,6 +286,18 @@ def parse_machine(data: bytes) -> MachineView | None:
         return json.decode(data, type=_MachineAlone).machine
     except (DecodeError, UnicodeDecodeError):
         return None
+
+
+class _RecentAlone(Struct, frozen=True):
+    recent: RecentUse = RecentUse()
+
+
+def parse_recent(data: bytes) -> RecentUse:
+    """Return the last half hour in `state.json`, an empty one if it is missing or cannot be parsed."""
+    try:
+        return json.decode(data, type=_RecentAlone).recent
+    except (DecodeError, UnicodeDecodeError):
+        return RecentUse()
 
 
 def parse_state(data: bytes) -> StateView | None:

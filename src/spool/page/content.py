@@ -21,12 +21,13 @@ from spool.core.accounting import By, Ledger, RunFilter, Statistics
 from spool.core.errors import SpoolError
 from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Grant, Machine, Result, RunAccount, State
 from spool.core.names import natural
+from spool.core.recent import RecentUse
 from spool.core.timeleft import part_done
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
 from spool.query.details import FAILURES
 from spool.query.jobs import RECENT_NS, with_parameters
-from spool.query.outlook import left_of
+from spool.query.outlook import Outlook, OutlookReader
 from spool.query.progress import progress_of
 from spool.query.rows import JobRow, row_of_result, row_of_view
 from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
@@ -130,6 +131,7 @@ class PageContent(Struct, frozen=True):
     shared: MachineSharing | None = None  # None: the machine is this spool's alone
     leases: Mapping[str, tuple[GpuLease, ...]] = field(default_factory=dict)  # of others, by the UUID of the GPU
     outputs: Mapping[tuple[str, int | None], tuple[str, ...]] = field(default_factory=dict)  # last lines of failed runs
+    recent: RecentUse = RecentUse()
 
     @property
     def active(self) -> int:
@@ -156,6 +158,7 @@ class ContentReader:
         self._outputs: dict[tuple[str, int | None], tuple[str, ...]] = {}
         self._day_due_ns = 0
         self._day_problem = ""
+        self._outlook = OutlookReader()
         self.aside_ns = 0  # processor time of the last look for work that has its own pace
 
     def changed(self) -> bool:
@@ -177,7 +180,13 @@ class ContentReader:
         active = sorted((row for row in rows.values() if row.state in ALIVE), key=_by_start)
         real = [row for row in rows.values() if not row.array]
         self._read_day(now_ns, real)
-        runs = tuple(self._run(row, jobs[row.name], now_ns) for row in with_parameters(self._spool, active[:MOST_RUNS]))
+        active, total = active[:MOST_RUNS], len(active)
+        waiting.sort(key=_by_turn)
+        asked = [*active, *waiting[:_DEEP]]
+        outlook = self._outlook.look(self._spool, asked, now_ns, served=served and not self._spool.paused)
+        self.aside_ns += self._outlook.took_ns
+        runs = tuple(self._run(row, jobs[row.name], outlook, now_ns) for row in with_parameters(self._spool, active))
+        waiting[:_DEEP] = [outlook.of(row, now_ns) for row in waiting[:_DEEP]]
         machine = view.machine if view is not None else None
         counts = Counter[State]()
         for word, number in (view.counts() if view is not None else {}).items():
@@ -198,13 +207,16 @@ class ContentReader:
             gpus=tuple(_without_users(gpu, leases) for gpu in self._gpus) if leases else self._gpus,
             gpus_watched=machine is not None and machine.gpus_at_ns is not None,
             runs=runs,
-            runs_left_out=max(0, len(active) - MOST_RUNS),
+            runs_left_out=total - len(active),
             waiting=lists[0],
             held=lists[1],
             day=self._day,
             shared=shared,
             leases=leases,
             outputs=self._last_lines() if with_output else {},
+            recent=view.recent.as_of(now_ns, counts[State.QUEUED] if served else None)
+            if view is not None
+            else RecentUse(),
         )
 
     def _last_lines(self) -> Mapping[tuple[str, int | None], tuple[str, ...]]:
@@ -272,14 +284,14 @@ class ContentReader:
         first = sorted(rows[:_DEEP], key=lambda row: (*_by_turn(row), natural(row.name)))
         return Shown(tuple(islice(folded(self._spool, first), most)), len(rows))
 
-    def _run(self, row: JobRow, view: JobView, now_ns: int) -> RunShown:
+    def _run(self, row: JobRow, view: JobView, outlook: Outlook, now_ns: int) -> RunShown:
         index = {gpu.uuid: gpu.index for gpu in self._gpus}
         gpus = tuple(sorted(index[uuid] for uuid in view.gpu_uuids if uuid in index))
         if row.state is State.RUNNING and row.run is not None and not row.array:
             row.progress = progress_of(self._spool, row.name, row.run)
         done = part_done(row.progress)
         percent = round(100 * done) if done is not None else None
-        row.left = left_of(row, now_ns)
+        row = outlook.of(row, now_ns)
         known = [use.mean_percent for use in view.gpu_use if use.mean_percent is not None]
         mean_percent = round(sum(known) / len(known)) if known else None
         return RunShown(row, gpus, view.time_limit_ns, mean_percent, percent)

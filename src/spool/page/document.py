@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib import resources
+from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -35,6 +36,7 @@ _LONGEST = 400  # characters of a sentence
 _LONGEST_NAME = 60  # characters of a name, before its middle is left out
 _MOST_LANES = 24
 _COLOURS = 8
+_HIGH = 20  # of a curve, in its own units
 
 
 def render(content: PageContent, every_s: float, fresh_s: float) -> bytes:
@@ -188,6 +190,17 @@ def _busy(run: RunShown) -> Iterator[str]:
         yield f"GPU {mean}% busy on average"
 
 
+def _curve(numbers: Sequence[int | None], most: float) -> str:
+    """Return the outline of *numbers* in steps as an SVG path, *most* of them high; unknown ones are gaps."""
+    drawn, at = "", 0
+    for known, group in groupby(numbers, lambda number: number is not None):
+        steps = [min(1.0, (number or 0) / most) * _HIGH if most else 0 for number in group]
+        if known:
+            drawn += f"M{at} {_HIGH}" + "".join(f"V{_HIGH - step:.1f}h1" for step in steps) + f"V{_HIGH}Z"
+        at += len(steps)
+    return drawn
+
+
 def _facts(day: Day) -> Iterator[tuple[str, str]]:
     if (line := day.timeline) is not None:
         for what, curve, there_are in (("CPUs", line.cpus_used, line.cpus), ("GPUs", line.gpus_used, line.gpus)):
@@ -242,7 +255,7 @@ def _ticks(line: Timeline) -> Iterator[tuple[float, str, str]]:
 
 # fmt: off
 _FILTERS = (
-    _bar_title, _busy, _clock, _colour_of, _cut, _date, _duration, _facts, _hours, _lanes, _left, _middle_cut,
+    _bar_title, _busy, _clock, _colour_of, _curve, _cut, _date, _duration, _facts, _hours, _lanes, _left, _middle_cut,
     _on_gpus, _outcomes, _parameters, _size, _some, _strange, _ticks, _unit, _wide, _words, lease_words,
     pools_of,
 )

@@ -85,9 +85,9 @@ class AsyncClient:
         """End a job, as `Client.cancel` does."""
         return await asyncio.to_thread(self.client.cancel, job, reason)
 
-    async def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False) -> JobList:
+    async def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False, forecast: bool = False) -> JobList:
         """Return the jobs that `Client.jobs` returns."""
-        return await asyncio.to_thread(self.client.jobs, wanted, everything=everything)
+        return await asyncio.to_thread(self.client.jobs, wanted, everything=everything, forecast=forecast)
 
     async def output(self, job: str | Job, *, run: int | None = None) -> bytes:
         """Return the output of a job so far, as `Client.output` does."""

@@ -197,9 +197,16 @@ class Client:
         """Return the output of a job so far: of its newest run, or of *run*; for an array that of each task."""
         return Job(self._spool, str(job)).output(run)
 
-    def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False) -> JobList:
-        """Return active and recently ended jobs; with *everything* all that ever ended."""
-        return list_jobs(self._spool, wanted, everything=everything)
+    def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False, forecast: bool = False) -> JobList:
+        """Return active and recently ended jobs; with *everything* all that ever ended.
+
+        The `left_ns` of a run is known by its progress or its limit. With *forecast* the planner is asked too: for when
+        runs end that are like earlier ones (`left_by` "guess"), and when each waiting job starts (`start_at_ns`).
+        """
+        from spool.query.outlook import foreseen
+
+        found = list_jobs(self._spool, wanted, everything=everything)
+        return foreseen(self._spool, found, {}, ask=forecast)[0]
 
     def why(self, job: str | Job) -> Explanation:
         """Return why a job does not run yet, what must end first, and when it could start."""

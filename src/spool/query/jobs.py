@@ -72,6 +72,11 @@ class JobList(Struct, frozen=True):
     unserved: bool  # jobs wait or run, and no dispatcher is running or starting
     unknown: tuple[str, ...] = ()  # requested names without a job
 
+    @property
+    def serves(self) -> bool:
+        """Whether a dispatcher that is not silent starts jobs."""
+        return self.dispatcher and self.stale_ns is None and not self.paused
+
     def __repr__(self) -> str:
         states = Counter(row.state.value for row in self.rows)
         return f"<spool.JobList: {', '.join(f'{count} {state}' for state, count in states.items()) or 'no jobs'}>"

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.gpus import stranger
 from spool.core.model import SECOND_NS, Gpu, Machine, State
+from spool.core.recent import RecentUse
 from spool.core.units import show_size
 from spool.formats.state import MachineView
 from spool.query.jobs import JobFilter, JobList, counts, list_jobs
 from spool.query.last_view import last_view
+from spool.query.outlook import UNKNOWN, Outlook, OutlookReader
 from spool.query.progress import progress_of
 from spool.query.rows import JobRow
 from spool.query.shared import (
@@ -38,11 +40,15 @@ _WATCHED = (layout.STATE, layout.PAUSED, layout.CONFIG, layout.HISTORY, *layout.
 
 
 class GpuGlance(Struct, frozen=True):
-    """One GPU. `jobs` are its runs, `remark` is its problem, what others have of it by lease, and its foreign users."""
+    """One GPU. `jobs` are its runs, `remark` is its problem, what others have of it by lease, and its foreign users.
+
+    `recent` is its utilisation in the steps of the last half hour, in percent.
+    """
 
     gpu: Gpu
     jobs: tuple[str, ...]
     remark: str
+    recent: tuple[int | None, ...] = ()
 
 
 class Overview(Struct, frozen=True):
@@ -60,6 +66,8 @@ class Overview(Struct, frozen=True):
     problems: tuple[str, ...]
     at_ns: int
     shared: MachineSharing | None = None  # None: the machine is this spool's alone
+    outlook: Outlook = UNKNOWN  # of the active jobs
+    queued: tuple[int | None, ...] = ()  # how many jobs were in the queue, in the steps of the last half hour
 
     def count(self, *states: State) -> int:
         """Return how many jobs are in one of *states*."""
@@ -77,6 +85,7 @@ class OverviewReader:
         self._machine = Machine(0, 0)
         self._asked_at_ns = 0
         self._settings: Settings | None = None
+        self._outlook = OutlookReader()
 
     def look(self, now_ns: int) -> Overview | None:
         """Return the present view; None if it has not changed since the last call. Raises SpoolUnusable."""
@@ -105,6 +114,8 @@ class OverviewReader:
         view, _ = last_view(spool, now_ns) if found.dispatcher else (None, None)
         machine = view.machine if view is not None else None
         active = tuple(row for row in found.rows if not row.state.ended)
+        recent = view.recent if view is not None else RecentUse()
+        recent = recent.as_of(now_ns, counts(active)[State.QUEUED])
         if machine is not None and machine.gpus_at_ns is not None:
             seen = tuple(_glance(each.gpu(), each.jobs, shared) for each in machine.gpus)
             problem = machine.gpu_problem
@@ -117,12 +128,14 @@ class OverviewReader:
             active=active,
             ended=tuple(row for row in reversed(found.rows) if row.state.ended),
             machine=machine,
-            gpus=seen,
+            gpus=tuple(replace(each, recent=recent.gpus.get(each.gpu.uuid, ())) for each in seen),
             gpu_problem=problem,
             found=found,
             problems=tuple(dict.fromkeys(filter(None, (refusal, *problems_of(shared), *found.problems, *unread)))),
             at_ns=now_ns,
             shared=shared,
+            queued=recent.queued,
+            outlook=self._outlook.look(spool, active, now_ns, served=found.serves),
         )
 
     def _asked(

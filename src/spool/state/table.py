@@ -24,6 +24,7 @@ from spool.core.model import (
 )
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
+from spool.core.recent import RecentRecorder
 from spool.core.runs import Runs
 from spool.core.scheduler import View
 from spool.executors import Executors
@@ -78,6 +79,7 @@ class SchedulerState(Struct):
     over: list[int] = field(default_factory=list)  # the leases of runs that left their room, until they are taken
     runs: Runs = field(default_factory=Runs)  # those that hold grants
     past: Past = field(default_factory=lambda: Past(Policy()))
+    recent: RecentRecorder = field(default_factory=RecentRecorder)
 
     def job(self, name: str) -> JobEntry:
         """Return the entry of *name*, created if needed."""

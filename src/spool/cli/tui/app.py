@@ -41,6 +41,7 @@ _REST = 4  # a pause lasts at least this many times the look, to spare a large s
 _LONGEST_S = 5.0
 _FEW = 1000  # jobs: with fewer, the reasons of a job are computed as soon as the cursor is on it
 _LOW = 16  # lines: a lower terminal shows nothing below the list until requested
+_GPU_CELLS = 10  # of a bar in the list of GPUs
 _GPU_LINES = 4  # even if the list below needs the room
 _HIGH = 22  # lines: a higher terminal has all of these
 _PART_BELOW = 0.35  # of the lines, for the output of a job
@@ -50,8 +51,9 @@ _USER_LINES = 4  # of the other users of a shared machine
 _VIEWS = ("queue", "history", "gpus")
 _NARROW_KEYS = " ? help  c cancel  / filter  q quit"
 _THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
+_EXPECTED = ("left", "progress")
 _COLUMNS = {
-    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "busy", "user", "time", "progress", "reason"),
+    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "busy", "user", "time", *_EXPECTED, "reason"),
     "history": ("name", "state", "exit", "cpus", "memory", "gpus", "user", "time", "reason"),
 }
 _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
@@ -61,7 +63,7 @@ _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
     ListColumn(
         "use",
         render.Column("COMPUTES"),
-        lambda seen: _bar((seen.gpu.utilisation_percent or 0) / 100, header.use(seen.gpu)),
+        lambda seen: f"{header.computes(seen, _GPU_CELLS)} {header.use(seen.gpu)}",
     ),
     ListColumn("jobs", render.Column("JOBS", cut="end"), lambda seen: ", ".join(seen.jobs)),
     ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda seen: seen.remark),
@@ -69,11 +71,13 @@ _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
 _MORE = """\
 The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
 heading to sort by it, again to restore the usual order. Double-click a job to open it.
+
+The curves beside a GPU and the queue show the last half hour: how busy the GPU was, and how many jobs were queued.
 """
 
 
 def _bar(part: float, words: str) -> str:
-    return f"{header.bar(part, 8)} {words}"
+    return f"{header.bar(part, _GPU_CELLS)} {words}"
 
 
 class Looked(Message):
@@ -199,7 +203,7 @@ class Top(App[int]):
         self._filter = Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
         self._lists: dict[str, RowList[Any]] = {
             view: RowList(
-                [_column(name) for name in names],
+                [self._column(name) for name in names],
                 lambda row: (row.name, row.place),
                 render.style_of_row,
                 id=view,
@@ -335,6 +339,24 @@ class Top(App[int]):
         self._list.draw_changed()
         self._draw_facts()
 
+    def _column(self, name: str) -> ListColumn[JobRow]:
+        field = ls.FIELDS[name]
+
+        def text(row: JobRow) -> str:
+            if name == "left":
+                row = self._foreseen(row)
+                return row.outlook(time.time_ns()) if row.left or row.start else ""
+            words = field.text(ListedJob(row, row.name), time.time_ns())
+            if words or name != "reason":
+                return words
+            return header.progress_bar(row, self.size.width)  # a running job needs no reason
+
+        return ListColumn(name, field.column, text)
+
+    def _foreseen(self, row: JobRow) -> JobRow:
+        """Return *row* with what is expected of it at this moment."""
+        return self._seen.outlook.of(row, time.time_ns()) if self._seen is not None else row
+
     # --- drawing -------------------------------------------------------------------------------------------------
 
     @property
@@ -412,7 +434,7 @@ class Top(App[int]):
 
     def _draw_facts(self) -> None:
         row = self._row
-        text = f" {header.facts(row, time.time_ns())}" if row is not None else ""
+        text = f" {header.facts(self._foreseen(row), time.time_ns())}" if row is not None else ""
         if text != self._facts:
             self._facts = text
             narrow = self.size.width < header.NARROW
@@ -636,16 +658,6 @@ def _with_priority(spool: Spool, name: str, text: str) -> str:
     except ValueError:
         raise SpoolError(f"cannot change job {name}: {text!r} is not a whole number") from None
     return change_keys(spool, name, {"priority": priority})
-
-
-def _column(name: str) -> ListColumn[JobRow]:
-    field = ls.FIELDS[name]
-
-    def text(row: JobRow) -> str:
-        words = field.text(ListedJob(row, row.name), time.time_ns())
-        return words if words or name != "reason" else header.progress_bar(row)  # a running job needs no reason
-
-    return ListColumn(name, field.column, text)
 
 
 def _matches(row: JobRow, words: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from spool.cli import render
 from spool.core.errors import shown
 from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
+from spool.core.recent import in_cells
 from spool.core.units import show_duration, show_size
 from spool.formats.machine_status import UserShare
 from spool.query.overview import GpuGlance, Overview
@@ -19,7 +21,10 @@ from spool.query.rows import JobRow
 from spool.query.shared import in_words
 
 _PERCENT = re.compile(r"(\d{1,3})(?:[.,]\d+)? ?%")
-_PROGRESS_BAR = 24  # cells
+_PROGRESS_BAR, _SHORT_BAR = 24, 8  # cells
+_QUEUE = "queue "
+_LEVELS = "▁▂▃▄▅▆▇█"
+_LEAST_CURVE, _MOST_CURVE = 10, 30  # cells
 _LEAST_BAR, _MOST_BAR = 4, 24  # cells
 _PROBLEMS = 2
 _NARROW_LINES = 3  # of a problem
@@ -36,10 +41,23 @@ def bar(part: float, width: int) -> str:
     return ("━" * full + "╾" * half).ljust(width, "─")
 
 
-def progress_bar(row: JobRow) -> str:
-    """Return a bar for the progress of a run, "" without a percentage."""
+def curve(numbers: Sequence[int | None], most: float, width: int) -> str:
+    """Return the last half hour as a line of *width* cells, the highest at *most*; a blank where it is unknown."""
+    return "".join(
+        " " if number is None else _level(number / most if most else 0) for number in in_cells(numbers, width)
+    )
+
+
+def _level(part: float) -> str:
+    """Return a sign for a *part* of the whole; anything above zero is higher than the base line."""
+    top = len(_LEVELS) - 1
+    return _LEVELS[min(top, math.ceil(part * top))]
+
+
+def progress_bar(row: JobRow, width: int) -> str:
+    """Return a bar for the progress of a run on a screen of that *width*, "" without a percentage."""
     match = _PERCENT.fullmatch(row.progress)
-    return bar(int(match[1]) / 100, _PROGRESS_BAR) if match else ""
+    return bar(int(match[1]) / 100, _PROGRESS_BAR if width >= NARROW else _SHORT_BAR) if match else ""
 
 
 def header(seen: Overview | None, root: str, problem: str, width: int, users: int = 0) -> Text:
@@ -83,8 +101,18 @@ def _title(seen: Overview | None, root: str, width: int) -> Iterator[Text]:
         return
     room = width - len(counts) - len(word) - 8
     left = Text.assemble((f" {render.short(shown(where), max(room, 8), middle=True)}", "bold"), f"  {counts}")
-    gap = max(2, width - left.cell_len - len(word) - 1)
-    yield Text.assemble(left, " " * gap, (word, style))
+    queue = _queue_curve(seen, width - left.cell_len - len(word) - 5) if seen is not None else Text()
+    gap = max(2, width - left.cell_len - queue.cell_len - len(word) - 1)
+    yield Text.assemble(left, " " * gap, queue, (word, style))
+
+
+def _queue_curve(seen: Overview, room: int) -> Text:
+    """Return the length of the queue of late, if there was one and there is room for it."""
+    most = max((number for number in seen.queued if number is not None), default=0)
+    cells = min(room - len(_QUEUE), _MOST_CURVE)
+    if not most or cells < _LEAST_CURVE:
+        return Text()
+    return Text.assemble(_QUEUE, (curve(seen.queued, most, cells), "cyan"), "  ")
 
 
 def _counts(seen: Overview) -> str:
@@ -173,7 +201,7 @@ def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
             line.append(f"{bar(part, room)} ", style="magenta")
         line.append(f"{words:<9} ", style="not bold")
         if width >= NARROW:
-            line.append(f"{bar((gpu.utilisation_percent or 0) / 100, room)} ", style="green")
+            line.append(f"{computes(seen, room)} ", style="green")
         line.append(f"{use(gpu):>5}  ", style="not bold")
         line.append(shown(", ".join(seen.jobs) or seen.remark or "idle"), style="not bold")
         line.truncate(max(width - 1, 1), overflow="ellipsis")
@@ -181,6 +209,13 @@ def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
     if len(gpus) > len(lines):
         lines.append(Text(f" {count_of(len(gpus) - len(lines), 'more GPU')}: press 3"))
     return _stacked(lines)
+
+
+def computes(seen: GpuGlance, width: int) -> str:
+    """Return how much a GPU has computed of late, or, where only the present is known, a bar."""
+    if any(percent is not None for percent in seen.recent):
+        return curve(seen.recent, 100, width)
+    return bar((seen.gpu.utilisation_percent or 0) / 100, width)
 
 
 def memory(gpu: Gpu) -> tuple[float, str]:
@@ -202,6 +237,8 @@ def facts(row: JobRow, now_ns: int) -> str:
         row.name,
         row.state.value if time_ns is None else f"{row.state} {show_duration(max(0, time_ns))}",
         row.progress,
+        f"{row.left.words()} left" if row.left is not None else "",
+        f"starts {row.start.words(now_ns)}" if row.start is not None else "",
         f"run {row.run}" if row.run is not None else "",
         f"exit {row.exit_code}" if row.exit_code else "",
         row.reason if row.state.ended else "",
