@@ -50,6 +50,7 @@ EXPECTED = {
     "newfstatat jobs/J/1/rc": (1, 1, "when it was written, which is the end of the run; of the same descriptor"),
     "newfstatat jobs/J": (3, 2, "no link stands for its directory: for the exit code, the result, a second start"),
     "newfstatat jobs/J/1": (2, 2, "no link stands for the metadir: for the exit code, and for the result"),
+    "newfstatat jobs/J/1/metrics": (1, 1, "the result has the figures that the job has reported: there are none"),
     "newfstatat jobs/J/1/stop": (1, 1, "somebody may have ordered a stop in the last moment"),
     "openat .tmp/NEW": (1, 1, "the result appears whole"),
     "write .tmp/NEW": (1, 1, "the result appears whole"),

@@ -83,7 +83,7 @@ PUBLIC = {
         started_at_ns=record.started_at_ns ended_at_ns=record.ended_at_ns exit_code=record.exit_code
         peak_memory_bytes=record.peak_memory_bytes cpu_time_ns=record.cpu_time_ns again=record.again
         again_at_ns=record.again_at_ns grant stop progress suspension gpu_use=record.gpu_use gpu_idle_ns
-        end_is_bound=record.end_is_bound
+        end_is_bound=record.end_is_bound parameters=record.parameters metrics=record.metrics
     """,
     "RunFilter": "since_at_ns until_at_ns user project tag",
     "RunHere": """
