@@ -95,7 +95,7 @@ class Captures:
         return found
 
     def work(self) -> bool:
-        """Take in the answers, and let starts wait no longer for them; return whether there were any."""
+        """Record the answers, and let their starts begin; return whether there were any."""
         answered = dict(self._runner.work())
         for order in self._orders:
             if (end := answered.get(order.number)) is not None:
