@@ -70,7 +70,7 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
     code = capture.code
     assert code is not None
     tree = f"{spool.root}/{layout.WORKTREES}/{new}"
-    moved = _moved(spool, job, run, text, code, tree)
+    moved = _moved(text, spool.record(job, run, layout.DEFAULTS), code, tree)
     if not dry_run:
         _make(spool, job, run, code, tree)
     try:
@@ -160,10 +160,9 @@ def _remove(code: Code, tree: str) -> None:
         git(["worktree", "remove", "--force", tree], code.top, time.monotonic() + _WITHIN_S)
 
 
-def _moved(spool: Spool, job: str, run: int, text: bytes, code: Code, tree: str) -> dict[str, Any]:
+def _moved(text: bytes, defaults: bytes | None, code: Code, tree: str) -> dict[str, Any]:
     """Return the keys of a job file and the defaults of its run, with the new tree in all paths into the old one."""
-    keys = toml.read(text, f"job {job}")
-    defaults = spool.record(job, run, layout.DEFAULTS)
+    keys = toml.read(text, "a job file")
     for key, value in toml.read(defaults or b"", "the defaults of a run").items():
         if key == "env":
             keys["env"] = {**value, **keys.get("env", {})}

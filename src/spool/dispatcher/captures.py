@@ -25,7 +25,8 @@ from spool.core.scheduler import Start
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import workdir_of
 from spool.formats.capture import render_capture
-from spool.machine.commands import Command, CommandRunner
+from spool.formats.freetext import one_line
+from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.machine.host import login_environment
 from spool.state.run import ActiveRun
 from spool.state.table import JobEntry
@@ -40,7 +41,7 @@ _WITHIN_S = 15.0  # a little more than the worker gives itself
 _GOOD_FOR_NS = 60 * SECOND_NS  # for the start that it was made for, which may wait for a hook or NVML
 
 
-class _Order(Struct, eq=False):
+class _Capturing(Struct, eq=False):
     """One capture, on its way or done, of the array with that metadir or of one pass. `problem`: it has no files."""
 
     number: int
@@ -49,6 +50,13 @@ class _Order(Struct, eq=False):
     array: str | None
     is_done: bool = False
     problem: str = ""
+
+    def answered(self, end: CommandEnd) -> None:
+        """Record how the process that captures has ended."""
+        self.is_done = True
+        if end.status != 0:
+            self.problem = one_line("; ".join(end.err.split("\n")[-2:])) or "the process that captures was ended"
+            log.warning("cannot capture the code of a job: %s", self.problem)
 
 
 class Captures:
@@ -62,9 +70,9 @@ class Captures:
         self._runner = CommandRunner()
         self._common = login_environment()
         self._serial = 0
-        self._orders: list[_Order] = []
-        self._asked: dict[tuple[object, ...], _Order] = {}  # in this pass, by what they capture
-        self._of: dict[str, tuple[tuple[object, ...], _Order]] = {}  # by the job, with its version
+        self._orders: list[_Capturing] = []
+        self._asked: dict[tuple[object, ...], _Capturing] = {}  # in this pass, by what they capture
+        self._of: dict[str, tuple[tuple[object, ...], _Capturing]] = {}  # by the job, with its version
 
     def fileno(self) -> int:
         """Return the descriptor to watch; it never changes."""
@@ -99,10 +107,7 @@ class Captures:
         answered = dict(self._runner.work())
         for order in self._orders:
             if (end := answered.get(order.number)) is not None:
-                order.is_done = True
-                if end.status != 0:
-                    order.problem = " ".join((end.err or "the process that captures was ended").split("\n")[-2:])
-                    log.warning("cannot capture the code of a job: %s", order.problem)
+                order.answered(end)
         for name, (_, order) in self._of.items():
             if order.number in answered and (job := self._state.jobs.get(name)) is not None:
                 self._state.await_answer(job, "")
@@ -142,7 +147,7 @@ class Captures:
             self._state.await_answer(job, ASKED)
         return order.is_done
 
-    def _of_tree(self, spec: Spec, array: str | None, now_ns: int) -> _Order:
+    def _of_tree(self, spec: Spec, array: str | None, now_ns: int) -> _Capturing:
         """Return the capture of a work tree: one that begins in this pass, or is made for the array.
 
         An older one may lack what a run has changed since.
@@ -166,7 +171,7 @@ class Captures:
         }  # fmt: skip
         arguments = (sys.executable, "-P", "-m", "spool.dispatcher.capture_worker")
         command = Command(arguments, within_s=_WITHIN_S, urgent=True, standard_input=json.dumps(said))
-        order = self._asked[key] = _Order(self._runner.order(command), directory, now_ns, array)
+        order = self._asked[key] = _Capturing(self._runner.order(command), directory, now_ns, array)
         self._orders.append(order)
         return order
 
@@ -221,6 +226,6 @@ def _link(spool: LockedSpool, source: str, target: str) -> None:
                 spool.disk.create(f"{target}/{name}", file.read(), 0o400)
 
 
-def _discard(spool: LockedSpool, order: _Order) -> None:
+def _discard(spool: LockedSpool, order: _Capturing) -> None:
     with contextlib.suppress(OSError):
         spool.disk.remove_tree(order.directory)
