@@ -126,6 +126,20 @@ def test_a_pipeline_of_make_is_a_pipeline_of_jobs(home: Home) -> None:
     assert "up to date" in home.run("make", "-j4", cwd=make).stdout
 
 
+def test_an_earlier_run_is_run_again_as_it_was(home: Home) -> None:
+    """With the configuration of the page, `diff` names what has changed, and the first run's code runs again."""
+    if shutil.which("git", path=home.environment["PATH"]) is None:
+        pytest.skip("git is not installed")
+    example = folder(home, "capture")
+    fence = re.search(r"```toml\n(.*?)```", (example / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert fence is not None
+    config = home.spool / "config.toml"
+    config.write_text((config.read_text() if config.exists() else "") + fence.group(1))
+    output = home.run("/bin/sh", "again.sh", cwd=example).stdout
+    assert re.search(r"loss +0\.5 +0\.4", output)
+    assert output.endswith("the loss is 0.5\n")
+
+
 def test_resources_are_given_and_named(home: Home) -> None:
     """With the configuration of the page, each job finds in its environment what it was given."""
     resources = folder(home, "resources")

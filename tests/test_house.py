@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import Policy, Result, Spec
-from spool.formats.config import Config, GcConfig, GpuConfig
+from spool.formats.config import CaptureConfig, Config, GcConfig, GpuConfig
 from support import ROOT
 
 SOURCE = ROOT / "src" / "spool"
@@ -153,6 +153,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
+    "dispatcher/capture_worker.py": "a program of its own, which no dispatcher loads",
     "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "client/machine_service.py": "what root installs, apart from what users do with their own service managers",
     "python/worker.py": "a program of its own, which each call of a Python function starts",
@@ -840,7 +841,7 @@ def test_every_key_of_a_file_is_used() -> None:
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    kinds = (Spec, Policy, Config, GpuConfig, GcConfig)
+    kinds = (Spec, Policy, Config, GpuConfig, GcConfig, CaptureConfig)
     assert [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__struct_fields__ if name not in read] == []
 
 

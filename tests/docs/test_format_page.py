@@ -70,6 +70,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
         layout.LAST_RUNS,
         layout.IDENTITY,
         layout.TERMINALS,
+        layout.WORKTREES,
         *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS),
     }
     heads = " ".join(re.findall(r"^\*\*1\.\d+ (.*?)\.?\*\*", PAGE, re.MULTILINE))
@@ -84,6 +85,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
         layout.SCRIPT,
         layout.SUSPENDED,
         layout.GPUS,
+        layout.CAPTURE,
         layout.USAGE,
         layout.ENGINE,
         layout.ENGINE_LOG,

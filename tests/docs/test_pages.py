@@ -148,7 +148,7 @@ def _amount(text: str) -> float:
     unit = _UNITS.get(unit, unit)
     if not unit and number[-1].isdigit():
         return float(number)
-    return (parse_size if (unit or number).endswith("G") else parse_duration)(number + unit)
+    return (parse_size if (unit or number).endswith(("G", "M")) else parse_duration)(number + unit)
 
 
 def test_pages_name_the_defaults_that_keys_have() -> None:

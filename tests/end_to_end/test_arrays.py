@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
 
 from served import Served, marked, overlap
@@ -35,6 +36,23 @@ def test_tasks_run_in_the_order_of_their_indices(shared: Served) -> None:
     shared.wait_done("ordered")
     lines = sorted(_ledger(shared, "ordered_"), key=lambda line: str(line["started_at"]))
     assert [line["job"] for line in lines] == [f"ordered_{index}" for index in range(12)]
+
+
+def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served) -> None:
+    """Also where the task runs again after the array is over, and where a job has no right to its metrics."""
+    shared.drop(
+        "s", 'echo "loss = 0.{lr}" >> $SPOOL_METADIR/metrics; echo "a = b" > $SPOOL_METADIR/x', matrix={"lr": [3, 4]}
+    )
+    shared.drop("odd", 'ln -s /etc/passwd "$SPOOL_METADIR/metrics"')
+    for name in ("s", "odd"):
+        shared.wait_done(name)
+    shared.move("s_1", "done", "queued")
+    shared.wait_outcome("s_1", 2)
+    for run in (1, 2):
+        result = tomllib.loads((shared.root / f"jobs/s_1/{run}/result.toml").read_text())
+        assert (result["parameters"], result["metrics"]) == ({"lr": "4"}, {"loss": "0.4"})
+    result = tomllib.loads((shared.root / "jobs/odd/1/result.toml").read_text())
+    assert not {"parameters", "metrics"} & result.keys()
 
 
 def test_a_matrix_puts_its_values_in(shared: Served, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ EXPECTED = {
         f"{call} jobs/J/1/jid": (1, 0, "who the wrapper is, where a busy machine ran something else before it said so")
         for call in ("newfstatat", "openat", "read", "close")
     },
+    "newfstatat jobs/J/1/metrics": (1, 1, "the result has the figures that the job has reported: there are none"),
     "newfstatat jobs/J/1/stop": (1, 1, "somebody may have ordered a stop in the last moment"),
     "openat .tmp/NEW": (1, 1, "the result appears whole"),
     "write .tmp/NEW": (1, 1, "the result appears whole"),

@@ -99,6 +99,20 @@ def test_golden_records_load_for_ever() -> None:
     assert run_records.parse_usage((GOLDEN / "usage").read_bytes()) == usage
 
 
+def test_a_result_keeps_parameters_and_metrics_whatever_they_are() -> None:
+    """Keys and values of any kind come back as one line each; what is too much is left out, and nothing else is."""
+    odd = (("lr", "0.1"), ('a "b".c', "x = 1"), ("é", "ü"))
+    result = replace(RESULT, parameters=odd, metrics=(("loss/eval", "0.5"),))
+    assert parse_result(render_result(result)) == result
+    many = tuple((f"k{at}", "v" * 1000) for at in range(1000))
+    found = parse_result(render_result(replace(RESULT, parameters=many, metrics=(("loss", "1"),))))
+    assert 0 < len(found.parameters) < 100
+    assert found.metrics == (("loss", "1"),)
+    assert parse_result(b'parameters = 1\nmetrics = { a = 2, b = "x" }\n' + render_result(NEVER)).metrics == (
+        ("b", "x"),
+    )
+
+
 @pytest.mark.parametrize(
     ("parse", "whole"),
     [
@@ -297,9 +311,12 @@ _result = st.builds(
 
 
 def test_no_field_of_a_result_is_left_out_of_its_forms() -> None:
-    """Each field reads back from `result.toml` and from the line of history; when it was recorded is of the line."""
+    """Each field reads back from `result.toml` and from the line of history.
+
+    When it was recorded is of the line alone; parameters and metrics are of `result.toml` alone.
+    """
     result = filled(Result, outcome=State.FAILED)
-    assert parse_history_line(render_history(result)) == result
+    assert parse_history_line(render_history(result)) == replace(result, parameters=(), metrics=())
     assert parse_result(render_result(result)) == replace(result, recorded_at_ns=None)
 
 

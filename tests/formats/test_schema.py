@@ -135,6 +135,7 @@ CONFIG_PARTS = {
     "policy": Policy,
     "gpu": config.GpuConfig,
     "gc": config.GcConfig,
+    "capture": config.CaptureConfig,
     "slurm": slurm.SlurmConfig,
     "sge": engines.SgeConfig,
     "hq": engines.HqConfig,

@@ -27,7 +27,7 @@ from msgspec import Struct
 from spool.client.submit import ever_used
 from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import CALLS, DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
+from spool.core.layout import CALLS, DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING, WORKTREES
 from spool.formats import jobfile, journal, run_records
 from spool.formats.journal import recall
 from spool.store.disk import Disk, open_directory, remedy_for, walk
@@ -259,6 +259,10 @@ class _Collector:
         if CALLS in self._at:
             with suppress(OSError):  # it is small, and the next collection sees it
                 self._disk.discard(name, self._at[CALLS])
+        if WORKTREES in self._at:  # git itself forgets a work tree that is gone
+            where = self._spool.layout.at(f"{WORKTREES}/{name}")
+            for failed in filter(None, self._disk.removing(name, self._at[WORKTREES])):
+                self.problems.append(_cannot("remove", f"the work tree of job {name}", failed, where))
         return True
 
     def remove_reservation(self, filename: str) -> bool:
@@ -292,7 +296,7 @@ def _directories(spool: Spool) -> Iterator[dict[str, int]]:
         path = spool.root
         try:
             root = open_directory(path)
-            for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS, CALLS):
+            for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS, CALLS, WORKTREES):
                 path = spool.layout.at(name)
                 with suppress(FileNotFoundError):
                     at[name] = open_directory(name, root)

@@ -46,6 +46,7 @@ HOOKS = "hooks"
 EVENTS = "events.jsonl"
 CURSORS = ".listeners"
 TERMINALS = ".tmux"
+WORKTREES = "worktrees"  # of `spool rerun --exact`: a git work tree for each job
 CALLS = "calls"  # of Python functions, FORMAT 18
 
 # The metadir, FORMAT 4.
@@ -72,6 +73,10 @@ KEPT = "kept"
 LAUNCH = "launch"
 PROGRESS = "progress"
 METRICS = "metrics"
+CAPTURE = "capture.toml"
+CAPTURE_DIFF = "capture.diff"
+CAPTURE_LOCK = "capture.lock"
+CAPTURED = (CAPTURE_DIFF, CAPTURE_LOCK, CAPTURE)  # the last says what the others are
 SUSPENDED = "suspended"
 GPUS = "gpus.toml"
 CALL = "call"  # of a Python function, FORMAT 18

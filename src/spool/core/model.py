@@ -289,6 +289,8 @@ class Result(Struct, frozen=True):
     gpu_use: tuple[GpuUse, ...] = ()  # of each GPU of the grant; () is unknown
     recorded_at_ns: int | None = None  # when the history line was written, if that was long after the end
     end_is_bound: bool = False  # it was last known alive at `ended_at_ns`: it ended then or later
+    parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
+    metrics: tuple[tuple[str, str], ...] = ()  # that it has written
 
     @property
     def told_at_ns(self) -> int | None:

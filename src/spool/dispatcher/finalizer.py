@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
+from spool.core.arrays import Tasks
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import continued
@@ -24,7 +25,7 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.scanner import Scanner
 from spool.formats import journal, run_records
-from spool.formats.freetext import one_line
+from spool.formats.freetext import metrics_in, one_line
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
 from spool.state.outcomes import OutcomeIndex
@@ -33,7 +34,7 @@ from spool.state.submission import Attempts, JobFileVersion, QueueTime, attempts
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 from spool.store.ownership import mover, name_of
-from spool.store.reading import is_too_long
+from spool.store.reading import end_of_file, is_too_long
 from spool.store.spool import spec_of
 
 log = logging.getLogger(__name__)
@@ -279,6 +280,8 @@ class Finalizer:
             node=live.node,
             suspended_ns=live.suspension.total_ns(end.at_ns),
             gpu_use=live.gpu_watch.known if live.gpu_watch is not None else (),
+            parameters=self._parameters(live.spec),
+            metrics=self._metrics(live),
         )
         kind = live.stop_kind
         if kind in (StopKind.REQUEUE, StopKind.HOLD):
@@ -288,6 +291,34 @@ class Finalizer:
             return result
         unstarted, most = reason.startswith(COULD_NOT_START), self._settings.config.max_requeues
         return continued(live.spec, result, kind, could_not_start=unstarted, max_requeues=most)
+
+    def _parameters(self, spec: Spec) -> tuple[tuple[str, str], ...]:
+        """Return what a task has of its array's matrix or rows; () for another job."""
+        if spec.task is None:
+            return ()
+        array = self._state.arrays.get(spec.task.array)
+        tasks = array.tasks if array is not None else self._tasks_before(spec.task.array)
+        if tasks is None or len(tasks.keys) == 1:  # the index alone, which is no parameter
+            return ()
+        position = tasks.position_of(spec.task.index)
+        return tuple(tasks.parameters(position).items()) if position is not None else ()
+
+    def _tasks_before(self, array: str) -> Tasks | None:
+        """Return the tasks of an array that is over, one of whose tasks ran again; None if its file is lost."""
+        record = self._spool.newest_array(array)
+        spec = self._spool.spec(array, record.run) if record is not None else None
+        return Tasks(array, spec) if spec is not None else None
+
+    def _metrics(self, live: ActiveRun) -> tuple[tuple[str, str], ...]:
+        """Return the metrics that a run has written; () if there are none, or the job has made them unreadable.
+
+        Nothing looks for a link that stands for the metadir: the writing of the result, which comes next, does.
+        """
+        path = self._spool.layout.record(live.name, live.run, layout.METRICS)
+        try:
+            return metrics_in(end_of_file(path)) if status_of(path) is not None else ()
+        except OSError:
+            return ()
 
     def _superseded(self, job: JobEntry, live: ActiveRun) -> bool:
         """Whether this submission does not go on: its file was taken away, or a newer one of its name waits."""

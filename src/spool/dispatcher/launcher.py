@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -59,7 +59,11 @@ class Blocked(Struct, frozen=True):
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(self, context: Context, shortage: Shortage) -> None:
+    def __init__(
+        self, context: Context, shortage: Shortage, keep_capture: Callable[[ActiveRun], object] = lambda live: None
+    ) -> None:
+        """*keep_capture* is called for each claimed run, and raises nothing."""
+        self._keep_capture = keep_capture
         self._confinement = context.confinement
         self._shortage = shortage
         self._share = context.share
@@ -258,6 +262,7 @@ class Launcher:
             spool.withdraw(name, run)
             _remove(group)
             return {}
+        self._keep_capture(live)
         return {live: group}
 
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:

@@ -17,6 +17,10 @@ MOST_READ = 4096
 """The longest part of a one-line record that is read."""
 
 _CUT = "…"
+_METRIC = re.compile(r"[ \t]*([A-Za-z_][A-Za-z0-9_./@-]{0,39})[ \t]*=(.*)")
+_MOST_METRICS = 20
+_LONGEST_METRIC = 40  # characters of a value
+_METRICS_TAIL = 8192  # bytes at the end of the file that count
 _PEAK = re.compile(r"exceeded memory limit \(([0-9]{1,18}) > ([0-9]{1,18})\)", re.IGNORECASE | re.ASCII)
 
 
@@ -28,6 +32,22 @@ def one_line(text: bytes | str) -> str:
         if words := line.split():
             return _shortened(" ".join(words))
     return ""
+
+
+def metrics_in(text: bytes) -> tuple[tuple[str, str], ...]:
+    """Return the metrics in the end of a file `metrics`: the last value of each, in the order of their first lines.
+
+    Lines that are not `key = value` say nothing, and neither does what comes before the last few KiB.
+    """
+    if not text:
+        return ()
+    found: dict[str, str] = {}
+    for line in text[-_METRICS_TAIL:].decode("utf-8", "replace").splitlines():
+        match = _METRIC.fullmatch(line)
+        value = one_line(match[2]) if match is not None else ""
+        if match is not None and value and (match[1] in found or len(found) < _MOST_METRICS):
+            found[match[1]] = value if len(value) <= _LONGEST_METRIC else f"{value[: _LONGEST_METRIC - 1]}…"
+    return tuple(found.items())
 
 
 def peak_in(words: str) -> int | None:

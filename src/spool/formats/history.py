@@ -26,6 +26,8 @@ from spool.formats.run_records import (
     gpu_use_of,
     grant_lines,
     grant_of,
+    named,
+    named_lines,
     number_lines,
     optional,
     read_keys,
@@ -81,6 +83,7 @@ def render_result(result: Result) -> bytes:
     ]
     if result.grant != NOTHING:
         lines.append(f"\n[grant]\n{grant_lines(result.grant)}")
+    lines += [named_lines("parameters", result.parameters), named_lines("metrics", result.metrics)]
     lines.append(gpu_use_lines(result.gpu_use))
     return "".join(lines).encode()
 
@@ -125,6 +128,8 @@ def parse_result(data: bytes) -> Result:
         node=said(keys, "node"),
         suspended_ns=max(0, optional(keys, "suspended_ns", int) or 0),
         gpu_use=gpu_use_of(keys),
+        parameters=named(keys, "parameters"),
+        metrics=named(keys, "metrics"),
     )
 
 

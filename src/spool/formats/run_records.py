@@ -38,6 +38,7 @@ VOID_JID = b"void\n"
 NS_PER_MS = 1_000_000
 
 _MOST_PID = (1 << 31) - 1
+_MOST_NAMED = 64 << 10  # bytes of a table of texts, in a record that has 1 MiB at most
 _MOST = (1 << 63) - 1  # of counted or measured values: no record that spool has written has a larger one
 
 _JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: (?:([a-z]+:\S+)(?: .*)?|.*))?")
@@ -410,6 +411,24 @@ def resource_lines(resources: tuple[tuple[str, int], ...]) -> str:
     if not resources:
         return ""
     return f"resources = {{ {', '.join(f'{toml.quote(name)} = {count}' for name, count in resources)} }}\n"
+
+
+def named_lines(table: str, pairs: tuple[tuple[str, str], ...]) -> str:
+    """Return a TOML table of texts by their names, "" if there are none; more than 64 KiB are left out."""
+    lines, size = list[str](), 0
+    for name, text in pairs:
+        line = f"{toml.quote(one_line(name))} = {toml.quote(one_line(text))}\n"
+        size += len(line.encode())
+        if size > _MOST_NAMED:
+            break
+        lines.append(line)
+    return f"\n[{table}]\n{''.join(lines)}" if lines else ""
+
+
+def named(keys: dict[str, Any], table: str) -> tuple[tuple[str, str], ...]:
+    """Return the texts that `named_lines` wrote."""
+    texts = optional(keys, table, dict) or {}
+    return tuple((one_line(name), one_line(text)) for name, text in texts.items() if isinstance(text, str))
 
 
 def resources_of(keys: dict[str, Any]) -> tuple[tuple[str, int], ...]:

@@ -72,6 +72,7 @@ _SLACK_BYTES = 4 << 10  # for the environment of every job, and for additions by
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
+_EXPORT = re.compile(r"export ([A-Za-z_][A-Za-z0-9_]*)='((?:[^']|'\\'')*)'\n")
 _ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
 
 
@@ -308,6 +309,18 @@ class Outputs(Struct, frozen=True):
 
     stdout: str | None
     stderr: str | None
+
+
+def variables_of(script: bytes) -> dict[str, str]:
+    """Return the variables that the wrapper *script* exports by name; those of other names are left out."""
+    _, _, rest = script.decode("utf-8", "surrogateescape").partition(_HOLE.decode())
+    _, _, body = rest.partition("spool_environment() {\n")
+    found: dict[str, str] = {}
+    at = 0
+    while match := _EXPORT.match(body, at):
+        found[match[1]] = match[2].replace("'\\''", "'")
+        at = match.end()
+    return found
 
 
 def outputs_of(script: bytes, metadir: str) -> Outputs | None:

@@ -8,14 +8,11 @@ import stat
 
 from spool.client.output import outputs
 from spool.core import layout
-from spool.formats.freetext import one_line
+from spool.formats.freetext import metrics_in, one_line
 from spool.store.spool import Spool
 
 _TAIL = 8192  # bytes at the end of an output to search
 _MOST = 24  # characters of a text
-_MOST_METRICS = 20
-_METRIC = re.compile(r"[ \t]*([A-Za-z_][A-Za-z0-9_./@-]{0,39})[ \t]*=(.*)")
-_LONGEST_METRIC = 40  # characters of a value
 _BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draws it: " 37%|###7      | 37/100"
 
 
@@ -36,16 +33,9 @@ def progress_of(spool: Spool, name: str, run: int) -> str:
 def metrics_of(spool: Spool, name: str, run: int) -> tuple[tuple[str, str], ...]:
     """Return the metrics that a run has written, the last value of each, in the order of their keys' first lines.
 
-    Lines that are not `key = value` say nothing, and neither does what comes before the last few KiB of the file.
+    Only the last few KiB of the file count.
     """
-    text = spool.record_end(name, run, layout.METRICS)[-_TAIL:].decode("utf-8", "replace")
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        match = _METRIC.fullmatch(line)
-        value = one_line(match[2]) if match is not None else ""
-        if match is not None and value and (match[1] in found or len(found) < _MOST_METRICS):
-            found[match[1]] = value if len(value) <= _LONGEST_METRIC else f"{value[: _LONGEST_METRIC - 1]}…"
-    return tuple(found.items())
+    return metrics_in(spool.record_end(name, run, layout.METRICS))
 
 
 def last_line_of(spool: Spool, name: str, run: int) -> str:

@@ -1,0 +1,231 @@
+"""Capture the code of a job before it starts, in a process of its own, without waiting for it (FORMAT 4.27).
+
+A start whose code is being captured keeps its place in the plan, with its room, and begins in the pass after the
+answer: what is captured is what the run begins with. The tasks of an array share the capture of the first, and starts
+of one pass in one work tree share one too. The records are hard links to the same files. Nothing here holds up a
+start for long or for good: what cannot be captured is said in the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from spool.core import layout
+from spool.core.capture import Capture
+from spool.core.model import SECOND_NS, Spec
+from spool.core.scheduler import Start
+from spool.dispatcher.context import Context
+from spool.dispatcher.launcher import workdir_of
+from spool.formats.capture import render_capture
+from spool.formats.freetext import one_line
+from spool.machine.commands import Command, CommandEnd, CommandRunner
+from spool.machine.host import login_environment
+from spool.state.run import ActiveRun
+from spool.state.table import JobEntry
+from spool.store.disk import status_of
+from spool.store.locked_spool import LockedSpool
+from spool.store.ownership import name_of
+
+log = logging.getLogger(__name__)
+
+ASKED = "its code is being captured"
+_WITHIN_S = 15.0  # a little more than the worker gives itself
+_GOOD_FOR_NS = 60 * SECOND_NS  # for the start that it was made for, which may wait for a hook or NVML
+
+
+class _Capturing(Struct, eq=False):
+    """One capture, on its way or done, of the array with that metadir or of one pass. `problem`: it has no files."""
+
+    number: int
+    directory: str
+    at_ns: int  # monotonic
+    array: str | None
+    is_done: bool = False
+    problem: str = ""
+
+    def answered(self, end: CommandEnd) -> None:
+        """Record how the process that captures has ended."""
+        self.is_done = True
+        if end.status != 0:
+            self.problem = one_line("; ".join(end.err.split("\n")[-2:])) or "the process that captures was ended"
+            log.warning("cannot capture the code of a job: %s", self.problem)
+
+
+class Captures:
+    """The captures that are on their way, or wait for their start. `fileno` is readable when there is an answer."""
+
+    def __init__(self, context: Context) -> None:
+        self._spool = context.spool
+        self._state = context.state
+        self._settings = context.settings
+        self._timer = context.timers.timer("answers")
+        self._runner = CommandRunner()
+        self._common = login_environment()
+        self._serial = 0
+        self._orders: list[_Capturing] = []
+        self._asked: dict[tuple[object, ...], _Capturing] = {}  # in this pass, by what they capture
+        self._of: dict[str, tuple[tuple[object, ...], _Capturing]] = {}  # by the job, with its version
+
+    def fileno(self) -> int:
+        """Return the descriptor to watch; it never changes."""
+        return self._runner.fileno()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is still missing."""
+        return any(not order.is_done for order in self._orders)
+
+    def close(self) -> None:
+        """Release everything that was captured and not used."""
+        self._runner.close()
+        for order in self._orders:
+            _discard(self._spool, order)
+
+    def ready(self, starts: Sequence[Start]) -> list[Start]:
+        """Return the starts whose code has been captured; begin a capture of the others."""
+        found = []
+        self._asked.clear()
+        for start in starts:
+            job = self._state.jobs.get(start.name)
+            if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
+                found.append(start)  # the launcher reports why it cannot be started
+            elif self._is_ready(job, job.queued.spec, name_of(job.queued.uid)):
+                found.append(start)
+        self._tidy()
+        return found
+
+    def work(self) -> bool:
+        """Record the answers, and let their starts begin; return whether there were any."""
+        answered = dict(self._runner.work())
+        for order in self._orders:
+            if (end := answered.get(order.number)) is not None:
+                order.answered(end)
+        for name, (_, order) in self._of.items():
+            if order.number in answered and (job := self._state.jobs.get(name)) is not None:
+                self._state.await_answer(job, "")
+        if answered:
+            self._state.changed()  # a new plan is made, and these jobs start
+        self._tidy()
+        return bool(answered)
+
+    def put(self, live: ActiveRun) -> None:
+        """Give a claimed run its records. An error is logged: it must not hold up the start."""
+        metadir = self._spool.layout.metadir(live.name, live.run)
+        array = self._array_of(live.spec)
+        _, order = self._of.pop(live.name, (None, None))
+        source = order.directory if order is not None else array
+        try:
+            if order is not None and order.problem:
+                said = render_capture(Capture(captured_at_ns=time.time_ns(), problem=order.problem))
+                self._spool.disk.create(f"{metadir}/{layout.CAPTURE}", said, 0o400)
+            elif source is not None:
+                _link(self._spool, source, metadir)
+                if order is not None and array is not None and not _has(array):
+                    _link(self._spool, metadir, array)
+        except OSError as error:
+            log.warning("cannot keep the captured code of job %s run %d: %s", live.name, live.run, error)
+
+    def _is_ready(self, job: JobEntry, spec: Spec, user: str) -> bool:
+        array = self._array_of(spec)
+        if array is not None and job.name not in self._of and _has(array):
+            return True
+        version = (job.queued.version if job.queued is not None else None, job.attempts)
+        known, order = self._of.get(job.name, (None, None))
+        now_ns = time.monotonic_ns()
+        if order is None or known != version or (order.is_done and now_ns - order.at_ns > _GOOD_FOR_NS):
+            order = self._of_tree(spec, array, now_ns)
+            self._of[job.name] = version, order
+        if not order.is_done:
+            self._state.await_answer(job, ASKED)
+        return order.is_done
+
+    def _of_tree(self, spec: Spec, array: str | None, now_ns: int) -> _Capturing:
+        """Return the capture of a work tree: one that begins in this pass, or is made for the array.
+
+        An older one may lack what a run has changed since.
+        """
+        workdir, environment = workdir_of(spec), {**self._common, **dict(spec.env)}
+        environment = {key: environment.get(key, "") for key in ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
+        words = _first_words(spec)
+        wanted = self._settings.config.capture
+        # The tasks of an array ask once, whatever their values make of the command.
+        key = (workdir, *environment.values(), array if array is not None else tuple(words))
+        order = self._asked.get(key)
+        if order is None and array is not None:
+            order = next((each for each in self._orders if each.array == array and not each.is_done), None)
+        if order is not None:
+            return order
+        self._serial += 1
+        directory = f"{self._spool.disk.staging}/{os.getpid()}.capture.{self._serial}"
+        said = {
+            "workdir": workdir, "words": words, "environment": environment, "into": directory, "git": wanted.git,
+            "diff_bytes": wanted.diff_bytes, "packages": wanted.packages,
+        }  # fmt: skip
+        arguments = (sys.executable, "-P", "-m", "spool.dispatcher.capture_worker")
+        command = Command(arguments, within_s=_WITHIN_S, urgent=True, standard_input=json.dumps(said))
+        order = self._asked[key] = _Capturing(self._runner.order(command), directory, now_ns, array)
+        self._orders.append(order)
+        return order
+
+    def _array_of(self, spec: Spec) -> str | None:
+        """Return the metadir of a task's array, None for another job, or while the array is unknown."""
+        array = self._state.arrays.get(spec.task.array) if spec.task is not None else None
+        return self._spool.layout.metadir(array.name, array.run) if array is not None else None
+
+    def _tidy(self) -> None:
+        """Remove captures that no start wants any more, and set when there is work without an answer."""
+        now_ns = time.monotonic_ns()
+        for name, (_, order) in list(self._of.items()):
+            if order.is_done and now_ns - order.at_ns > _GOOD_FOR_NS:
+                del self._of[name]
+        wanted = {id(order) for _, order in self._of.values()}
+        over = [order for order in self._orders if order.is_done and id(order) not in wanted]
+        self._orders = [order for order in self._orders if not order.is_done or id(order) in wanted]
+        for order in over:
+            _discard(self._spool, order)
+        due_ns = self._runner.due_ns()
+        if any(order.is_done for order in self._orders):  # their starts are next, or never come
+            due_ns = min(due_ns or now_ns + SECOND_NS, now_ns + SECOND_NS)
+        self._timer.set(due_ns)
+
+
+def _first_words(spec: Spec) -> list[str]:
+    """Return the words by which a command names its interpreter."""
+    if spec.script is not None:
+        words = spec.script.partition("\n")[0].removeprefix("#!").split()
+        return words[1:] if words and os.path.basename(words[0]) == "env" else words
+    return (spec.command.split()[:8] if isinstance(spec.command, str) else list(spec.command))[:8]
+
+
+def _has(directory: str) -> bool:
+    try:
+        return status_of(f"{directory}/{layout.CAPTURE}") is not None
+    except OSError:
+        return False
+
+
+def _link(spool: LockedSpool, source: str, target: str) -> None:
+    """Give the records in *source* names in *target* too; a file system without links gets copies."""
+    for name in layout.CAPTURED:
+        try:
+            spool.disk.link(f"{source}/{name}", f"{target}/{name}")
+        except FileNotFoundError:
+            continue  # there is no diff, or no lock file
+        except FileExistsError:
+            continue
+        except OSError:
+            with open(f"{source}/{name}", "rb") as file:
+                spool.disk.create(f"{target}/{name}", file.read(), 0o400)
+
+
+def _discard(spool: LockedSpool, order: _Capturing) -> None:
+    with contextlib.suppress(OSError):
+        spool.disk.remove_tree(order.directory)

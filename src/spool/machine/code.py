@@ -1,0 +1,260 @@
+"""Which code a directory has: its git commit and changes, the interpreter of a command, and its packages.
+
+git is asked such that a repository starts no other program: no file system monitor, hook, external diff or text
+conversion, and no bare repository that lies inside a work tree counts. It writes nothing, not even the index. In
+another user's work tree git itself refuses to work (`safe.directory`). Filters of the user's own configuration, such
+as those of LFS, run as in `git status`. No interpreter is started: its version and packages are read off names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+
+from spool.core.capture import CUT, MOST_PACKAGES, MOST_UNTRACKED, NONE, WHOLE, Code, Interpreter, LockFile
+
+LOCK_FILES = (
+    "uv.lock", "pixi.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "conda-lock.yml", "requirements.txt",
+    "environment.yml",
+)  # fmt: skip
+"""The names of lock files; the first that is there counts."""
+
+MOST_LOCK_BYTES = 1 << 20
+_MOST_LISTED = 4 << 20  # bytes of git's list of files; a longer one is cut
+_PLAIN = (
+    "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
+    "-c", "safe.bareRepository=explicit",
+)  # fmt: skip
+_PYTHON = re.compile(r"(?:python|pypy)[0-9]*(?:\.[0-9]+)?")
+_VERSION = re.compile(r"(?:version|version_info)\s*=\s*([0-9]+(?:\.[0-9]+)*)", re.ASCII)
+_INFO = re.compile(r"([A-Za-z0-9._]+)-([^-]+?)(?:-py[0-9.]+)?\.(?:dist|egg)-info")
+_DRIVER = re.compile(r"Kernel Module\S*\s+(?:for \S+\s+)?([0-9]+(?:\.[0-9]+)+)")
+
+
+class GitError(Exception):
+    """git has not answered; the message is its own, or says that it took too long."""
+
+
+def git(arguments: Sequence[str], where: str, until: float, most: int = _MOST_LISTED) -> tuple[bytes, bool]:
+    """Return what git prints in *where*, at most *most* bytes, and whether that is all.
+
+    *until* is on the monotonic clock. Raises GitError.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "PYTHON"))}
+    environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        process = subprocess.Popen(
+            ["git", *_PLAIN, *arguments],
+            cwd=where,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:
+        raise GitError(f"cannot run git in {where}: {error.strerror}") from None
+    with process:
+        try:
+            return _read(process, until, most)
+        finally:
+            process.kill()
+
+
+def _read(process: subprocess.Popen[bytes], until: float, most: int) -> tuple[bytes, bool]:
+    """Read what a process prints. Both pipes are read, so that neither fills up and stops it."""
+    import selectors
+
+    out, err = bytearray(), bytearray()
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ, out)
+        ready.register(process.stderr, selectors.EVENT_READ, err)
+        while ready.get_map():
+            events = ready.select(max(0.0, until - time.monotonic()))
+            if not events and time.monotonic() >= until:
+                raise GitError("git took too long")
+            for key, _ in events:
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    ready.unregister(key.fileobj)
+                elif key.data is out or len(err) < 4096:
+                    key.data.extend(data)
+            if len(out) > most:
+                return bytes(out[:most]), False
+    try:
+        status = process.wait(max(0.1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise GitError("git took too long") from None
+    if status:
+        said = err.decode("utf-8", "replace").strip().splitlines()
+        raise GitError(said[0].removeprefix("fatal: ") if said else f"git failed with code {status}")
+    return bytes(out), True
+
+
+def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
+    """Return the work tree that *directory* is in, and its uncommitted changes, at most *most_diff* bytes of them.
+
+    Raises GitError, also if it is in none.
+    """
+    answer, _ = git(["rev-parse", "--show-toplevel", "--show-prefix"], directory, until)
+    top, prefix = [os.fsdecode(line) for line in answer.split(b"\n")][:2]
+    status = ["status", "--porcelain=v2", "--branch", "-z", "--untracked-files=normal", "--no-renames"]
+    listed, _ = git([*status, "--ignore-submodules=dirty"], top, until)
+    commit = branch = None
+    changed, untracked = 0, list[str]()
+    for entry in listed.split(b"\0"):
+        kind, _, rest = entry.partition(b" ")
+        if entry.startswith(b"# branch.oid ") and not entry.endswith(b"(initial)"):
+            commit = entry.split(b" ")[2].decode()
+        elif entry.startswith(b"# branch.head ") and not entry.endswith(b"(detached)"):
+            branch = entry.split(b" ", 2)[2].decode("utf-8", "replace")
+        elif kind == b"?":
+            untracked.append(rest.decode("utf-8", "replace"))
+        elif kind in (b"1", b"2", b"u"):
+            changed += 1
+    diff, whole = b"", True
+    if changed and commit is not None and most_diff:
+        words = ["diff", "--no-ext-diff", "--no-textconv", "--binary", "--no-color", "--no-renames", "--no-relative"]
+        words += ["--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty", "HEAD"]
+        diff, whole = git(words, top, until, most_diff)
+    code = Code(
+        top=top,
+        prefix=prefix.rstrip("/"),
+        commit=commit,
+        branch=branch,
+        changed=changed,
+        diff=None if not changed else NONE if not most_diff or commit is None else WHOLE if whole else CUT,
+        diff_bytes=len(diff),
+        diff_hash=sha256(diff).hexdigest() if diff else None,
+        untracked=tuple(untracked[:MOST_UNTRACKED]),
+        untracked_count=len(untracked),
+        submodules=os.path.lexists(f"{top}/.gitmodules"),
+    )
+    return code, diff
+
+
+def interpreter_of(words: Sequence[str], workdir: str, environment: Mapping[str, str]) -> Interpreter | None:
+    """Return the Python of a command whose first words are *words*; None if the job can find none."""
+    found = _named(words, workdir, environment)
+    if found is None:
+        return None
+    path, by = found
+    prefix = os.path.dirname(os.path.dirname(path))
+    packages = sorted({name for directory in _sites(prefix, path) for name in _packages(directory)}, key=str.lower)
+    return Interpreter(path, prefix, _version(path, prefix), by, tuple(packages[:MOST_PACKAGES]))
+
+
+def _named(words: Sequence[str], workdir: str, environment: Mapping[str, str]) -> tuple[str, str] | None:
+    while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
+        words = words[1:]  # an assignment before the program
+    if words and _PYTHON.fullmatch(os.path.basename(words[0])):
+        if "/" in words[0]:
+            path = os.path.normpath(os.path.join(workdir, words[0]))
+            return (path, "command") if os.path.exists(path) else None
+        path = _in_path(words[0], environment.get("PATH", ""))
+        return (path, "command") if path else None
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        path = f"{environment.get(variable, '')}/bin/python"
+        if environment.get(variable, "").startswith("/") and os.path.exists(path):
+            return path, variable
+    if words and words[0] == "uv" and os.path.exists(f"{workdir}/.venv/bin/python"):
+        return f"{workdir}/.venv/bin/python", "uv"
+    for name in ("python", "python3"):
+        if path := _in_path(name, environment.get("PATH", "")):
+            return path, "PATH"
+    return None
+
+
+def _in_path(name: str, path: str) -> str:
+    places = (f"{each}/{name}" for each in path.split(":") if each.startswith("/"))
+    return next((each for each in places if os.access(each, os.X_OK)), "")
+
+
+def _version(path: str, prefix: str) -> str | None:
+    """Return the version of an interpreter, from its environment's records or else from its name."""
+    with suppress(OSError, UnicodeDecodeError), open(f"{prefix}/pyvenv.cfg", encoding="utf-8") as file:
+        if match := _VERSION.search(file.read(8192)):
+            return match[1]
+    with suppress(OSError):
+        for name in os.listdir(f"{prefix}/conda-meta"):
+            if match := re.fullmatch(r"python-([0-9][0-9.]*)-.*\.json", name):
+                return match[1]
+    match = re.search(r"([0-9]+\.[0-9]+)$", os.path.basename(os.path.realpath(path)))
+    return match[1] if match else None
+
+
+def _sites(prefix: str, path: str) -> Iterator[str]:
+    """Yield the directories of an interpreter's packages."""
+    base = os.path.basename(os.path.realpath(path))
+    minor = base if re.fullmatch(r"python[0-9]+\.[0-9]+", base) else ""
+    for lib in dict.fromkeys((f"{prefix}/lib", f"{prefix}/lib64", f"{prefix}/local/lib")):
+        with suppress(OSError):
+            for name in sorted(os.listdir(lib)):
+                if _PYTHON.fullmatch(name) and (not minor or name in (minor, "python3")):
+                    yield from (f"{lib}/{name}/{site}" for site in ("site-packages", "dist-packages"))
+
+
+def _packages(directory: str) -> Iterator[str]:
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            if match := _INFO.fullmatch(name):
+                yield f"{match[1].replace('_', '-')} {match[2]}"
+
+
+def sources_in(prefix: str, top: str) -> list[str]:
+    """Return the directories in the tree *top* from which the Python of *prefix* imports, by editable installs."""
+    found: dict[str, None] = {}
+    for site in _sites(prefix, f"{prefix}/bin/python"):
+        with suppress(OSError):
+            for name in sorted(os.listdir(site)):
+                if name.endswith(".pth"):
+                    with suppress(OSError, UnicodeDecodeError), open(f"{site}/{name}", encoding="utf-8") as file:
+                        lines = file.read(1 << 16).splitlines()
+                        found.update(dict.fromkeys(os.path.normpath(line) for line in lines if line.startswith("/")))
+                elif name.endswith(".dist-info"):
+                    with suppress(OSError, ValueError), open(f"{site}/{name}/direct_url.json", "rb") as said:
+                        path = str(json.loads(said.read(1 << 16))["url"]).removeprefix("file://")
+                        found.update(dict.fromkeys((f"{path}/src", path)))
+    return [path for path in found if path == top or path.startswith(f"{top}/")]
+
+
+def lock_file_of(workdir: str, top: str | None) -> tuple[LockFile, bytes] | None:
+    """Return the lock file in a working directory or else at the top of its work tree, and its text; None without."""
+    for directory in dict.fromkeys((workdir, top or workdir)):
+        for name in LOCK_FILES:
+            path = f"{directory}/{name}"
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                text = b""
+                while len(text) <= MOST_LOCK_BYTES and (more := os.read(fd, MOST_LOCK_BYTES + 1)):
+                    text += more
+            except OSError:
+                continue
+            finally:
+                os.close(fd)
+            if len(text) > MOST_LOCK_BYTES:
+                return LockFile(path, None, status.st_size), b""
+            return LockFile(path, sha256(text).hexdigest(), status.st_size, kept=True), text
+    return None
+
+
+def driver_version() -> str | None:
+    """Return the version of NVIDIA's kernel module; None if there is none."""
+    with suppress(OSError, UnicodeDecodeError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+        if match := _DRIVER.search(file.readline(4096)):
+            return match[1]
+    return None

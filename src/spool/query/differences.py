@@ -1,0 +1,163 @@
+"""What differs between two runs: what they were asked to do, with which code, where, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from spool.core import layout
+from spool.core.capture import code_in_words
+from spool.core.errors import InvalidFile
+from spool.core.model import Result
+from spool.core.units import show_duration, show_size
+from spool.formats import toml
+from spool.formats.wrapper import variables_of
+from spool.query.details import RunDetails, job_details
+from spool.store.spool import Spool
+
+_OF_EACH_RUN = frozenset({"SPOOL_JOB", "SPOOL_RUN", "SPOOL_METADIR"})
+_MOST_SHOWN = 200  # characters of a value
+
+
+class Difference(Struct, frozen=True):
+    """One thing that differs. None: this run has none."""
+
+    section: str
+    key: str
+    one: str | None
+    other: str | None
+
+
+class Comparison(Struct, frozen=True):
+    """Two runs, `JOB/RUN`, with what differs between them."""
+
+    one: str
+    other: str
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]  # what could not be compared, and how to see more
+
+
+class _Side(Struct, frozen=True):
+    run: RunDetails
+    facts: dict[str, dict[str, str]]  # by section and key
+
+
+def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | None]) -> Comparison:
+    """Return what differs between two runs; the run None is the newest. Raises NoSuchJob."""
+    sides = [_side(spool, *each) for each in (one, other)]
+    first, second = sides
+    found = []
+    for section in first.facts:
+        left, right = first.facts[section], second.facts[section]
+        keys = dict.fromkeys((*left, *right))
+        found += [
+            Difference(section, key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)
+        ]
+    names = [f"{side.run.record.job}/{side.run.record.run}" for side in sides]
+    return Comparison(names[0], names[1], tuple(found), tuple(_notes(names, sides)))
+
+
+def _side(spool: Spool, name: str, run: int | None) -> _Side:
+    if run is None:
+        run = spool.latest_run(name)
+    details = job_details(spool, name, run)
+    if not details.runs:
+        raise spool.no_such_job("compare", f"the newest run of {name}", name)
+    found = details.runs[-1]
+    record, capture = found.record, found.capture
+    code = capture.code if capture is not None else None
+    python = capture.interpreter if capture is not None else None
+    lock = capture.lock_file if capture is not None else None
+    packages = dict(text.partition(" ")[::2] for text in python.packages) if python is not None else {}
+    facts: dict[str, dict[str, str | None]] = {
+        "file": {**_flat(spool.record(name, record.run, layout.SPEC_COPY))},
+        "defaults": {**_flat(spool.record(name, record.run, layout.DEFAULTS))},
+        "parameters": {**dict(record.parameters or details.row.parameters)},
+        "code": {
+            "commit": code.commit if code is not None else None,
+            "branch": code.branch if code is not None else None,
+            "changes": None
+            if code is None or not code.changed
+            else f"{code.changed} files, sha256 {code.diff_hash or '?'}",
+            "work tree": code.top if code is not None else None,
+            "untracked": ", ".join(code.untracked) or None if code is not None else None,
+        },
+        "python": {
+            "path": python.path if python is not None else None,
+            "version": python.version if python is not None else None,
+            "lock file": (lock.hash or f"{lock.size_bytes} bytes") if lock is not None else None,
+        },
+        "packages": {**packages},
+        "environment": {**_variables(spool, name, record.run)},
+        "machine": {
+            "executor": record.executor,
+            "host": record.node or (capture.host if capture is not None else None) or record.host,
+            "kernel": capture.kernel if capture is not None else None,
+            "driver": capture.driver if capture is not None else None,
+            "gpus": ", ".join(found.grant.gpu_uuids) or None if found.grant is not None else None,
+        },
+        "outcome": _outcome(found, record),
+        "metrics": {**dict(record.metrics or (details.row.metrics if details.row.run == record.run else ()))},
+    }
+    known = {
+        section: {key: value for key, value in values.items() if value is not None} for section, values in facts.items()
+    }
+    return _Side(found, known)
+
+
+def _outcome(run: RunDetails, record: Result) -> dict[str, str | None]:
+    started_ns, submitted_ns = record.started_at_ns, record.submitted_at_ns
+    waited = started_ns - submitted_ns if started_ns is not None and submitted_ns is not None else None
+    ran = run.ran_ns(record.ended_at_ns) if record.ended_at_ns is not None else None
+    cpu_ns = record.cpu_time_ns
+    return {
+        "state": run.state.value if run.state is not None else None,
+        "reason": run.reason or None,
+        "attempt": str(record.attempt),
+        "waited": show_duration(waited) if waited is not None and waited >= 0 else None,
+        "ran": show_duration(ran) if ran is not None else None,
+        "CPU time": show_duration(cpu_ns) if cpu_ns is not None else None,
+        "peak memory": show_size(record.peak_memory_bytes) if record.peak_memory_bytes is not None else None,
+    }
+
+
+def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
+    """Yield what could not be compared, and the commands that show more."""
+    captures = [side.run.capture for side in sides]
+    for name, side, capture in zip(names, sides, captures, strict=True):
+        if capture is None:
+            yield f"{name}: its code was not captured; `[capture]` in config.toml does that (docs/OPERATIONS.md)"
+        elif capture.problem:
+            yield f"{name}: {capture.problem}"
+        elif capture.code is not None and capture.code.diff_bytes:
+            yield f"{name}: {code_in_words(capture.code)}: {side.run.metadir}/{layout.CAPTURE_DIFF}"
+    codes = [capture.code for capture in captures if capture is not None and capture.code is not None]
+    if len(codes) == len(sides) and all(code.commit for code in codes) and codes[0].commit != codes[1].commit:
+        yield f"the commits: git -C {codes[1].top} diff {str(codes[0].commit)[:12]} {str(codes[1].commit)[:12]}"
+
+
+def _variables(spool: Spool, name: str, run: int) -> Mapping[str, str]:
+    """Return what spool set in the environment of a run, and what is the same for no two."""
+    script = spool.record(name, run, layout.WRAPPER)
+    found = variables_of(script) if script else {}
+    return {key: value[:_MOST_SHOWN] for key, value in found.items() if key not in _OF_EACH_RUN}
+
+
+def _flat(text: bytes | None, what: str = "a job file") -> dict[str, str]:
+    """Return the keys of a job file, those of tables with dots, and their values as written; {} if it is not TOML."""
+    found: dict[str, str] = {}
+    try:
+        document = toml.read(text or b"", what)
+    except InvalidFile:
+        return found
+
+    def add(table: Mapping[str, object], before: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                add(value, f"{before}{key}.")
+            else:
+                found[f"{before}{key}"] = str(value)
+
+    add(document, "")
+    return {key: value for key, value in found.items() if not key.startswith("env.")}

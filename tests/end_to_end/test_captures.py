@@ -1,0 +1,242 @@
+"""With `[capture]`, each run says which code it began with."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machine.test_code import git
+from served import Served
+from support import wait_for
+
+EXECUTORS = ("process", "sh", "tmux")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Give a work tree with one commit and a change."""
+    path = tmp_path / "tree"
+    path.mkdir()
+    git(path, "init", "-q")
+    (path / "a").write_text("one\n")
+    git(path, "add", ".")
+    git(path, "commit", "-qm", "one")
+    (path / "a").write_text("two\n")
+    return path
+
+
+def configure(served: Served, text: str = "git = true\n") -> None:
+    """Write the configuration."""
+    (served.root / "config.toml").write_text(f'cpus = 4\nlook_every = "1h"\n[capture]\n{text}')
+
+
+def captured(served: Served, name: str, run: int = 1) -> dict[str, Any]:
+    """Return what was captured."""
+    return tomllib.loads(served.record(name, "capture.toml", run) or "")
+
+
+def inodes(served: Served, name: str, run: int = 1) -> set[int]:
+    """Return the files of a capture."""
+    return {path.stat().st_ino for path in (served.root / "jobs" / name / str(run)).glob("capture.*")}
+
+
+def test_a_run_has_the_commit_and_the_diff_that_it_began_with(served: Served, tree: Path) -> None:
+    """What the job itself changes is not in it; the next run has that."""
+    configure(served, "git = true\npackages = true\n")
+    served.start()
+    served.drop("train", "cat a; echo three > a", workdir=str(tree))
+    served.wait_done("train")
+    assert (served.log("train"), served.outcome("train")) == ("two\n", "finished")
+    found = captured(served, "train")
+    assert found["git"]["commit"] == git(tree, "rev-parse", "HEAD")
+    assert (found["git"]["top"], found["git"]["changed"], found["git"]["diff"]) == (str(tree), 1, "whole")
+    assert "+two" in (served.record("train", "capture.diff") or "")
+    assert {"path", "found_by"} <= found["python"].keys()
+    served.move("train", "done", "queued")
+    served.wait_outcome("train", 2)
+    assert "+three" in (served.record("train", "capture.diff", 2) or "")
+    shown = served.spool("show", "train")
+    assert f"commit {found['git']['commit'][:12]}" in " ".join(shown.stdout.split())
+    runs = json.loads(served.spool("show", "train", "--json").stdout)["runs"]
+    assert runs[0]["capture"]["git"]["commit"] == found["git"]["commit"]
+    assert not any(".capture." in entry for entry in os.listdir(served.root / ".tmp") if served.process is None)
+
+
+def test_the_tasks_of_an_array_share_one_capture(served: Served, tree: Path) -> None:
+    """Also under a dispatcher that came later, and after the tree has changed: it is of the submission."""
+    configure(served)
+    served.start()
+    served.drop("s", "until [ -e ../go ]; do sleep 0.02; done", array="0-3%1", workdir=str(tree))
+    served.until(lambda: served.record("s_0", "jid"), "the first task")
+    (tree / "a").write_text("changed\n")
+    served.kill()
+    served.start()
+    (tree.parent / "go").touch()
+    served.wait_done("s")
+    assert len({frozenset(inodes(served, name)) for name in ("s", "s_0", "s_1", "s_2", "s_3")}) == 1
+    assert "+two" in (served.record("s_3", "capture.diff") or "")
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_what_is_no_work_tree_starts_all_the_same(served: Served) -> None:
+    """The record says why there is no commit; a dispatcher that leaves when it is idle waits for the answer."""
+    configure(served)
+    served.drop("plain", "true", workdir=str(served.root.parent))
+    served.drop("gone", "true", workdir="/nowhere/at/all")
+    assert served.run() == 0
+    assert (served.outcome("plain"), served.outcome("gone")) == ("finished", "failed")
+    assert "not a git repository" in captured(served, "plain")["problem"]
+    assert "No such file" in captured(served, "gone")["problem"]
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_a_git_that_hangs_holds_up_its_own_start_alone_and_not_for_long(
+    tmp_path: Path, tree: Path, executor: str
+) -> None:
+    """Meanwhile ends are recorded and the reason is said; a killed dispatcher captures again."""
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text(f"#!/bin/sh\necho >> {tmp_path}/asked\nexec sleep 100\n")
+    slow.chmod(0o755)
+    path = f"{slow.parent}:{os.environ['PATH']}"
+    with Served(tmp_path / "spool", {"PATH": path}, executor) as served:
+        served.start()
+        served.drop("before", "until [ -e ../go ]; do sleep 0.02; done", workdir=str(tree))
+        served.until(lambda: served.record("before", "jid"), "its start")
+        configure(served)
+        served.until(lambda: "has changed" in served.said(), "the configuration")
+        served.drop("slow", "true", workdir=str(tree))
+        served.wait_reason("slow", "its code is being captured")
+        wait_for((tmp_path / "asked").exists, what="git")
+        served.kill()
+        served.start()
+        served.wait_reason("slow", "its code is being captured")
+        (tmp_path / "go").touch()
+        served.wait_done("before")
+        assert served.places("slow") == ["queued"]
+        served.wait_done("slow")
+        assert captured(served, "slow")["problem"] == "git took too long"
+        assert served.runs("slow") == [1]
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_starts_in_one_tree_share_a_capture_and_none_is_left_over(served: Served, tree: Path) -> None:
+    """Many jobs at once ask git once; a capture that is not wanted any more goes away."""
+    configure(served)
+    for number in range(12):
+        served.drop(f"j{number}", "true", workdir=str(tree), cpus=0)
+    served.start()
+    served.wait_done(*(f"j{number}" for number in range(12)))
+    assert len({frozenset(inodes(served, f"j{number}")) for number in range(12)}) <= 2
+    wait_for(lambda: not [name for name in os.listdir(served.root / ".tmp") if ".capture." in name], what="tidying")
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_without_capture_nothing_is_asked_or_kept(served: Served, tree: Path) -> None:
+    """No helper runs, and the metadir has no such record."""
+    (served.root / "config.toml").write_text("cpus = 4\n[capture]\n")
+    served.start()
+    served.drop("plain", "true", workdir=str(tree))
+    served.wait_done("plain")
+    assert not inodes(served, "plain")
+    assert served.process is not None
+    children = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
+    assert not any(b"commands" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+
+
+@pytest.fixture
+def ran(served: Served, tree: Path) -> Served:
+    """Give a spool with two runs of a job, with other code each."""
+    configure(served, "git = true\npackages = true\n")
+    served.start()
+    served.drop(
+        "train", 'cat a "$0"; echo "loss = 1" > $SPOOL_METADIR/metrics', workdir=str(tree), env={"A": f"{tree}/a"}
+    )
+    served.wait_done("train")
+    git(tree, "commit", "-qam", "two")
+    (tree / "a").write_text("three\n")
+    served.drop("train", "cat a $A; exit 3", workdir=str(tree), env={"A": f"{tree}/a"})
+    served.wait_outcome("train", 2)
+    return served
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_diff_says_what_differs_between_two_runs(ran: Served, tree: Path) -> None:
+    """What is the same is left out; a run against itself, and one that is not there, are answered."""
+    said = json.loads(ran.spool("diff", "train/1", "train", "--json").stdout)
+    assert (said["one"], said["other"]) == ("train/1", "train/2")
+    found = {(each["section"], each["key"]): (each["one"], each["other"]) for each in said["differences"]}
+    commits = tuple(captured(ran, "train", run)["git"]["commit"] for run in (1, 2))
+    assert found["code", "commit"] == commits
+    assert found["outcome", "state"] == ("finished", "failed")
+    assert found["metrics", "loss"] == ("1", None)
+    assert ("file", "command") in found
+    assert ("file", "workdir") not in found
+    assert not {key for section, key in found if section in ("machine", "environment", "python", "packages")}
+    assert any(f"git -C {tree} diff {commits[0][:12]} {commits[1][:12]}" in note for note in said["notes"])
+    assert "do not differ" in ran.spool("diff", "train/1", "train/1").stdout
+    assert "finished" in ran.spool("diff", "train/1", "train/2").stdout
+    for other in ("train/7", "nobody", "train/"):
+        done = ran.spool("diff", "train/1", other)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == (0 if other == "train/" else 3)
+
+
+@pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True, scope="module")
+def test_an_exact_rerun_has_the_code_of_its_run(ran: Served, tree: Path) -> None:
+    """In a tree of its own, paths and all, whatever the old tree has become; gc removes it with the job."""
+    (tree / "a").write_text("later\n")
+    done = ran.spool("rerun", "train/2", "--exact")
+    assert (done.returncode, done.stdout) == (0, "train-2\n"), done.stderr
+    ran.wait_done("train-2")
+    assert ran.log("train-2") == "three\nthree\n"
+    new = ran.root / "worktrees" / "train-2"
+    assert captured(ran, "train-2")["git"]["top"] == str(new)
+    assert captured(ran, "train-2")["git"]["commit"] == captured(ran, "train", 2)["git"]["commit"]
+    assert (tree / "a").read_text() == "later\n"
+    assert ran.spool("rerun", "train/2", "--name", "plain").stdout == "plain\n"
+    ran.wait_done("plain")
+    assert ran.log("plain") == "later\nlater\n"
+    assert ran.spool("gc", "--older-than", "0s").returncode == 0
+    assert not new.exists()
+    assert (tree / "a").exists()
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_what_could_not_be_the_same_is_refused_and_leaves_nothing(ran: Served, tree: Path) -> None:
+    """A patch that was changed, cut or not kept, a commit or a tree that is gone, a run that was not captured."""
+
+    def refused(run: str, why: str) -> None:
+        done = ran.spool("rerun", run, "--exact", "--name", "new")
+        assert done.returncode != 0
+        assert why in done.stderr
+        assert not (ran.root / "worktrees" / "new").exists()
+        assert ran.places("new") == []
+
+    directory = ran.root / "jobs" / "train" / "2"
+    original = (directory / "capture.toml").read_text()
+    patch = (directory / "capture.diff").read_bytes()
+    for file in directory.glob("capture.*"):
+        file.chmod(0o600)
+    (directory / "capture.diff").write_bytes(b"x")
+    refused("train/2", "was changed or removed")
+    (directory / "capture.diff").write_bytes(patch)
+    for old, new, why in (
+        ('diff = "whole"', 'diff = "cut"', "were cut"),
+        ('diff = "whole"', 'diff = "none"', "were not kept"),
+        ("submodules = false", "submodules = true", "submodules"),
+        (git(tree, "rev-parse", "HEAD"), "1" * 40, "is gone"),
+        (f'top = "{tree}"', 'top = "/nowhere"', "is gone"),
+        (original, "x = [", "capture record"),
+    ):
+        (directory / "capture.toml").write_text(original.replace(old, new))
+        refused("train/2", why)
+    (directory / "capture.toml").unlink()
+    refused("train/2", "was not captured")
+    refused("train/9", "no such run")
+    assert git(tree, "worktree", "list").count("\n") == 0

@@ -1,0 +1,212 @@
+"""Which code a directory has, whatever its repository would like to run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from spool.core.capture import CUT, MOST_UNTRACKED, NONE, WHOLE, Code
+from spool.machine.code import GitError, code_at, interpreter_of, lock_file_of
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+def git(where: Path, *words: str) -> str:
+    """Run git as a user does."""
+    author = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    return subprocess.run(
+        ["git", *words], cwd=where, env={**os.environ, **author}, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def asked(where: Path, most: int = 1 << 20) -> tuple[Code, bytes]:
+    """Look at *where* as the worker does."""
+    return code_at(str(where), time.monotonic() + 20, most)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Give a work tree with one commit."""
+    path = tmp_path / "tree"
+    (path / "sub").mkdir(parents=True)
+    git(path, "init", "-q", "-b", "main")
+    (path / "a").write_text("one\n")
+    (path / "sub" / "b").write_bytes(b"\0binary\xff")
+    git(path, "add", ".")
+    git(path, "commit", "-qm", "one")
+    return path
+
+
+def test_a_clean_tree_is_its_commit(tree: Path) -> None:
+    """The branch and the place of the directory in the tree are known too."""
+    code, diff = asked(tree / "sub")
+    assert (code.top, code.prefix, code.branch) == (str(tree), "sub", "main")
+    assert (code.commit, code.changed, code.diff, diff) == (git(tree, "rev-parse", "HEAD"), 0, None, b"")
+    git(tree, "checkout", "-q", "--detach")
+    assert asked(tree)[0].branch is None
+
+
+def test_the_diff_makes_the_tree_again(tree: Path, tmp_path: Path) -> None:
+    """Changed, staged, removed and binary files come back; untracked ones are named."""
+    (tree / "a").write_text("two\n")
+    (tree / "sub" / "b").write_bytes(b"\0other\xfe")
+    (tree / "staged").write_text("new\n")
+    git(tree, "add", "staged")
+    (tree / "new file").write_text("x")
+    code, diff = asked(tree)
+    assert (code.changed, code.diff, code.untracked, code.untracked_count) == (3, WHOLE, ("new file",), 1)
+    patch, clone = tmp_path / "patch", tmp_path / "clone"
+    patch.write_bytes(diff)
+    git(tmp_path, "clone", "-q", str(tree), str(clone))
+    git(clone, "apply", str(patch))
+    for name in ("a", "sub/b", "staged"):
+        assert (clone / name).read_bytes() == (tree / name).read_bytes()
+
+
+def test_a_large_diff_is_cut_and_said(tree: Path) -> None:
+    """So is one that is not wanted."""
+    (tree / "a").write_text("line\n" * 100_000)
+    code, diff = asked(tree, 1000)
+    assert (code.diff, code.diff_bytes, len(diff)) == (CUT, 1000, 1000)
+    code, diff = asked(tree, 0)
+    assert (code.diff, diff, code.changed) == (NONE, b"", 1)
+
+
+def test_many_untracked_files_are_counted(tree: Path) -> None:
+    """The first are named."""
+    for number in range(MOST_UNTRACKED + 50):
+        (tree / f"u{number:04}").touch()
+    code, _ = asked(tree)
+    assert (len(code.untracked), code.untracked_count) == (MOST_UNTRACKED, MOST_UNTRACKED + 50)
+
+
+def test_a_tree_without_a_commit_and_no_tree_at_all(tmp_path: Path) -> None:
+    """The first has no commit; the others say why, and so does a bare repository."""
+    git(tmp_path, "init", "-q", "empty")
+    (tmp_path / "empty" / "x").touch()
+    git(tmp_path / "empty", "add", "x")
+    code, diff = asked(tmp_path / "empty")
+    assert (code.commit, code.changed, code.diff, diff) == (None, 1, NONE, b"")
+    git(tmp_path, "init", "-q", "--bare", "bare")
+    (tmp_path / "plain").mkdir()
+    for name, words in (("bare", "bare|work tree"), ("plain", "not a git repository"), ("gone", "No such file")):
+        with pytest.raises(GitError, match=words):
+            asked(tmp_path / name)
+
+
+def test_a_repository_runs_no_program_of_its_own(tree: Path, tmp_path: Path) -> None:
+    """No monitor, hook, text conversion or external diff, and nothing of a repository inside the tree."""
+    ran = tmp_path / "ran"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho $0 $* >> {ran}\ncat $1 2>/dev/null\n")
+    program.chmod(0o755)
+    for key in ("core.fsmonitor", "diff.external", "diff.evil.textconv", "diff.evil.command", "core.pager"):
+        git(tree, "config", key, str(program))
+    (tree / ".gitattributes").write_text("* diff=evil\n")
+    for hook in ("post-index-change", "post-checkout", "pre-commit"):
+        shutil.copy(program, tree / ".git" / "hooks" / hook)
+    (tree / "a").write_text("two\n")
+    code, diff = asked(tree)
+    assert (code.changed, b"+two" in diff) == (1, True)
+    inner = tree / "inner"
+    git(tmp_path, "init", "-q", "--bare", str(inner))
+    git(inner, "config", "core.fsmonitor", str(program))
+    git(inner, "config", "core.worktree", str(tree))
+    git(inner, "config", "core.bare", "false")
+    with pytest.raises(GitError):
+        asked(inner)
+    assert not ran.exists()
+
+
+def test_nothing_is_written(tree: Path) -> None:
+    """Not even the index, which git would refresh."""
+    os.utime(tree / "a", (1, 1))
+    before = (tree / ".git" / "index").read_bytes()
+    asked(tree)
+    assert (tree / ".git" / "index").read_bytes() == before
+    assert not (tree / ".git" / "index.lock").exists()
+
+
+def test_a_git_that_hangs_is_ended(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes as long as it may, and no longer; a flood of words on stderr stops nothing."""
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nhead -c 1000000 /dev/zero >&2\nexec sleep 100\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    begun = time.monotonic()
+    with pytest.raises(GitError, match="took too long"):
+        code_at(str(tree), begun + 0.3, 100)
+    assert time.monotonic() - begun < 10
+
+
+def test_variables_of_the_caller_point_git_nowhere_else(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatcher that was started by a hook of git has them."""
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    monkeypatch.setenv("GIT_INDEX_FILE", "/nowhere/index")
+    assert asked(tree)[0].commit is not None
+
+
+# The interpreter, and its packages.
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """Give what a virtual environment looks like; its python must not run."""
+    path = tmp_path / "venv"
+    site = path / "lib" / "python3.11" / "site-packages"
+    (path / "bin").mkdir(parents=True)
+    site.mkdir(parents=True)
+    python = path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    python.chmod(0o755)
+    (path / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.7\n")
+    for name in ("numpy-2.1.0.dist-info", "My_Package-1.0.dist-info", "old-0.1-py3.11.egg-info", "numpy"):
+        (site / name).mkdir()
+    return path
+
+
+@pytest.mark.parametrize("by", ["command", "relative", "PATH", "VIRTUAL_ENV", "assignment"])
+def test_the_interpreter_of_a_command(venv: Path, tmp_path: Path, by: str) -> None:
+    """By its path, by the first in PATH, by the environment that is active: never by running it."""
+    words, environment = {
+        "command": ([f"{venv}/bin/python", "x.py"], {}),
+        "relative": (["venv/bin/python"], {}),
+        "PATH": (["python", "x.py"], {"PATH": f"relative:/nowhere:{venv}/bin:/usr/bin"}),
+        "VIRTUAL_ENV": (["./train.sh"], {"VIRTUAL_ENV": str(venv), "PATH": "/usr/bin"}),
+        "assignment": (["A=1", "python", "-u"], {"PATH": f"{venv}/bin"}),
+    }[by]
+    found = interpreter_of(words, str(tmp_path), environment)
+    assert found is not None
+    assert (found.path, found.version) == (f"{venv}/bin/python", "3.11.7")
+    assert found.packages == ("My-Package 1.0", "numpy 2.1.0", "old 0.1")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_interpreter_is_none(tmp_path: Path) -> None:
+    """Neither is one that is not there."""
+    assert interpreter_of([], str(tmp_path), {}) is None
+    assert interpreter_of(["venv/bin/python"], str(tmp_path), {"PATH": "/nowhere"}) is None
+
+
+def test_the_lock_file_is_the_first_that_is_there(tmp_path: Path) -> None:
+    """In the working directory before the top of the tree; no directory or pipe is one, and a huge one is not kept."""
+    below = tmp_path / "below"
+    below.mkdir()
+    (below / "uv.lock").mkdir()
+    os.mkfifo(below / "poetry.lock")
+    assert stat.S_ISFIFO((below / "poetry.lock").stat().st_mode)
+    (tmp_path / "requirements.txt").write_text("numpy==2.1\n")
+    found = lock_file_of(str(below), str(tmp_path))
+    assert found is not None
+    assert (found[0].path, found[0].kept, found[1]) == (f"{tmp_path}/requirements.txt", True, b"numpy==2.1\n")
+    (below / "requirements.txt").write_bytes(b"x" * (2 << 20))
+    found = lock_file_of(str(below), str(tmp_path))
+    assert found is not None
+    assert (found[0].size_bytes, found[0].kept, found[0].hash, found[1]) == (2 << 20, False, None, b"")
