@@ -51,6 +51,7 @@ EXPECTED = {
         requeue=False,
         stdout="logs/%n.%r.out",
         stderr="logs/%n.%r.err",
+        setup=". venv/bin/activate",
         prolog="module load cuda",
         epilog="rm -rf $TMPDIR",
         executor="tmux",
@@ -226,6 +227,10 @@ WRONG = {
     "long text": (f'command = "{"x" * 131072}"', "the kernel refuses a single argument"),
     "long argument": (f'command = ["echo", "{"x" * 131072}"]', "the kernel refuses a single argument"),
     "number": ("command = 3", "must be a text in quotes or a list, not 3"),
+    "setup of another shell": (
+        'command = ["x"]\nshell = "/usr/bin/fish"\nsetup = "x"',
+        "cannot be run by /usr/bin/fish before a command that is a list; write the command as a text",
+    ),
 }
 
 
@@ -352,6 +357,7 @@ REFUSED = [
         'are for the command of an engine such as Slurm, and the job says executor = "tmux"',
     ),
     ('executor = "slurm"\nkeep_session = true', 'needs executor = "tmux"'),
+    ('setup = ["x"]', "must be a text"),
     ('executor = "slurm"\ngpus = 1\ngpu_idle = "30m"', "has no effect in Slurm, where spool does not see the GPUs"),
     ('executor = "slurm"\nresources = { licence = 1 }', "are counted on this machine alone; name what Slurm counts in"),
     ('executor_options = "--constraint=ib"', "must be a list"),

@@ -163,6 +163,7 @@ class Spec(Struct, frozen=True):
     command: str | tuple[str, ...]
     script: str | None = None  # a script that replaces the first word of `command`
     shell: str = "/bin/sh"
+    setup: str | None = None
     workdir: str | None = None  # as written; None is the home directory
     env: tuple[tuple[str, str], ...] = ()
     request: Request = Request()

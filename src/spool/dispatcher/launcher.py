@@ -437,6 +437,7 @@ class WrapperWriter:
         command = spec.command
         if spec.script is not None:
             command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
+        command = wrapper.with_setup(spec.setup, command, spec.shell)
         environment = wrapper.job_environment(
             spec,
             live.grant,
@@ -451,6 +452,8 @@ class WrapperWriter:
             for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
                 environment.pop(name, None)
         environment = wrapper.with_references(environment, spec.env)
+        if texts is not None:
+            environment |= dict(texts.env)
         return wrapper.render(
             wrapper.Assignments(
                 metadir=metadir,

@@ -97,9 +97,10 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
     executor = document.get("executor")
-    if not isinstance(executor, str) or engine_of(executor) is None:
-        return defaults.keys
-    return {key: value for key, value in defaults.keys.items() if key not in ("gpu_idle", "gpu_idle_action")}
+    without: tuple[str, ...] = () if _can_set_up(document) else ("setup",)
+    if isinstance(executor, str) and engine_of(executor) is not None:
+        without = (*without, "gpu_idle", "gpu_idle_action")
+    return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
 def _variables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +195,9 @@ def _check_together(reading: Reading) -> None:
         problems.add(("gpu_idle_action",), 'needs "gpu_idle": how long GPUs may be idle before that')
     if "script" in document and isinstance(document.get("command"), str):
         problems.add(("command",), 'is a list beside "script": a name for the script, and its arguments')
+    if "setup" in document and not _can_set_up(document):
+        why = f"cannot be run by {document['shell']} before a command that is a list; write the command as a text"
+        problems.add(("setup",), f'{why}, or "shell" as /bin/sh or /bin/bash')
     executor = document.get("executor")
     if "executor_options" in found[""]:
         _check_options(executor, found[""]["executor_options"], problems)
@@ -216,6 +220,12 @@ def _check_together(reading: Reading) -> None:
     elif "max_running" in document:
         why = 'needs "array", "matrix" or "rows"; to limit several jobs together use "group"'
         problems.add(("max_running",), why)
+
+
+def _can_set_up(document: Mapping[str, Any]) -> bool:
+    """Whether the job's shell can run a setup before its command."""
+    shell = document.get("shell")
+    return not (isinstance(shell, str) and isinstance(document.get("command"), list) and not values.takes_setup(shell))
 
 
 def _check_options(executor: str | None, options: tuple[str, ...], problems: Problems) -> None:

@@ -167,6 +167,13 @@ _COMMAND = (
         help="Set an environment variable; without =VALUE, pass on its current value. May be repeated."),
 )
 
+_SETUP = (
+    Key("setup", "script",
+        "Lines for `shell` to run just before the command, in the same shell: `module load cuda`, "
+        "`. venv/bin/activate`, `ulimit -c 0`. If they fail, the command does not run.",
+        examples=["module load cuda"], option="--setup SHELL-TEXT"),
+)
+
 _MACHINE = (
     Key("cpus", "count", "Number of CPUs.", field="request.cpus", option="--cpus N", also="--cpus-per-task"),
     Key("memory", "size", "Host memory: counted when the job is scheduled and enforced while it runs.", least=1,
@@ -311,8 +318,8 @@ _PEOPLE = (
 JOB = KeyTable(
     "JobFile",
     "A job: what to run, what it needs, and when. Only `command` is required; an unknown key is an error.",
-    *_COMMAND, *_MACHINE, *_GPUS, *_RESOURCES, *_LIMITS, *_WHEN, *_GROUPS, *_MANY, *_AGAIN, *_OUTPUT, *_RUNNING,
-    *_PEOPLE,
+    *_COMMAND, *_SETUP, *_MACHINE, *_GPUS, *_RESOURCES, *_LIMITS, *_WHEN, *_GROUPS, *_MANY, *_AGAIN, *_OUTPUT,
+    *_RUNNING, *_PEOPLE,
 )
 
 DEFAULTS = KeyTable(
@@ -320,12 +327,13 @@ DEFAULTS = KeyTable(
     "Defaults for keys that a job file does not set.",
     *(key for key in JOB.keys if key.name in (
         "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "notify", "env",
+        "setup",
     )),
 )
 
 BY_OPTION = (
-    *_GPUS, *_MACHINE, *_RESOURCES, *_LIMITS, *_WHEN, *_AGAIN, *reversed(_COMMAND), *_OUTPUT, *_RUNNING, *_GROUPS,
-    *_MANY, *_PEOPLE,
+    *_GPUS, *_MACHINE, *_RESOURCES, *_LIMITS, *_WHEN, *_AGAIN, *reversed(_COMMAND), *_SETUP, *_OUTPUT, *_RUNNING,
+    *_GROUPS, *_MANY, *_PEOPLE,
 )  # fmt: skip
 """The keys of a job file in the order in which a submission writes them."""
 
@@ -340,7 +348,7 @@ SECTIONS = (
     ("Arrays", _MANY),
     ("Environment", _COMMAND),
     ("Output", _OUTPUT),
-    ("How it runs", _RUNNING),
+    ("How it runs", (*_SETUP, *_RUNNING)),
     ("Labels and notifications", _PEOPLE),
 )
 """The sections of the help, each with the keys whose options it lists unless they are common."""
