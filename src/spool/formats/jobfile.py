@@ -19,6 +19,7 @@ from spool.core.errors import InvalidConfig, InvalidFile, InvalidJob, InvalidVal
 from spool.core.model import (
     ArraySpec,
     ArrayTask,
+    Container,
     Dependencies,
     JobDefaults,
     Notify,
@@ -168,6 +169,8 @@ def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
         spec["depends_on"] = Dependencies(**found["depends_on"])
     if "notify" in found:
         spec["notify"] = Notify(**found["notify"])
+    if "container" in found:
+        spec["container"] = _shared(Container(**found["container"]))
     if "task" in found:
         spec["task"] = ArrayTask(**found["task"])
     if "start_after" in spec:
@@ -198,6 +201,9 @@ def _check_together(reading: Reading) -> None:
     if "setup" in document and not _can_set_up(document):
         why = f"cannot be run by {document['shell']} before a command that is a list; write the command as a text"
         problems.add(("setup",), f'{why}, or "shell" as /bin/sh or /bin/bash')
+    for option in found.get("container", {}).get("options", ()):
+        if engines.option_name(option) in _OPTIONS_OF_CONTAINERS:
+            problems.add(("container", "options"), f"{option} is set by spool itself")
     executor = document.get("executor")
     if "executor_options" in found[""]:
         _check_options(executor, found[""]["executor_options"], problems)
@@ -207,6 +213,7 @@ def _check_together(reading: Reading) -> None:
             bool(set_here.get("keep_session")),
             set_here.get("gpu_idle_ns") is not None,
             bool(asked.get("resources")),
+            "container" in found,
         )
         for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
             if is_stated:
@@ -220,6 +227,9 @@ def _check_together(reading: Reading) -> None:
     elif "max_running" in document:
         why = 'needs "array", "matrix" or "rows"; to limit several jobs together use "group"'
         problems.add(("max_running",), why)
+
+
+_OPTIONS_OF_CONTAINERS = frozenset({"--name", "--detach", "-d", "--rm", "--entrypoint"})
 
 
 def _can_set_up(document: Mapping[str, Any]) -> bool:
@@ -241,6 +251,7 @@ _NOT_ELSEWHERE = {
     "keep_session": 'needs executor = "tmux"; a job in {} has no session',
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
+    "container": 'is for this machine alone; for {} write the runtime into the command, as ["apptainer", "exec", …]',
 }
 """The keys that mean something on this machine only, with the remedy for a job of an engine."""
 
@@ -253,7 +264,7 @@ def why_not_elsewhere(spec: Spec, engine: str) -> str | None:
     idle_ns = spec.gpu_idle_ns
     if idle_ns is not None and idle_ns == _default_idle_ns(spec.defaults_text):
         idle_ns = None
-    stated = bool(spec.keep_session), idle_ns is not None, bool(spec.request.resources)
+    stated = bool(spec.keep_session), idle_ns is not None, bool(spec.request.resources), spec.container is not None
     for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
         if is_stated:
             return f"its {key} {_NOT_ELSEWHERE[key].format(engine_title(engine))}"

@@ -9,7 +9,7 @@ the plain case of `spool submit` starts quickly.
 
 from __future__ import annotations
 
-from spool.core.names import EXECUTORS
+from spool.core.names import CONTAINER_RUNTIMES, EXECUTORS
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -147,6 +147,20 @@ TASK = KeyTable(
     Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1),
 )
 
+CONTAINER = KeyTable(
+    "ContainerTable",
+    "The image in which the command runs, and how.",
+    image := Key("image", "label", "Name of the image, or the path of a file of apptainer.", default=REQUIRED,
+        option="--container IMAGE", help="Run the command in a container of this image."),
+    Key("runtime", "word", "What runs the container. Default: the first of these that is installed.",
+        words=CONTAINER_RUNTIMES),
+    Key("options", "options of an engine",
+        "More options for `podman run`, `docker run` or `apptainer exec`, such as `--volume=/data:/data:ro`.",
+        default=(), examples=[["--volume=/data:/data:ro"]], option="--container-option OPTION",
+        help="An option for its runtime. May be repeated."),
+    short=image,
+)
+
 # The keys of a job file in blocks, because the docs list them in one order and the help in another.
 
 _COMMAND = (
@@ -171,7 +185,11 @@ _SETUP = (
     Key("setup", "script",
         "Lines for `shell` to run just before the command, in the same shell: `module load cuda`, "
         "`. venv/bin/activate`, `ulimit -c 0`. If they fail, the command does not run.",
-        examples=["module load cuda"], option="--setup SHELL-TEXT"),
+        examples=["module load cuda"], option="--setup SHELL-TEXT",
+        help="Shell code to run first, in the command's shell."),
+    Key("container", CONTAINER,
+        "Run the command in a container: the name of an image, or a table. The container gets the granted CPUs, memory "
+        "and GPUs, the working directory and the metadir."),
 )
 
 _MACHINE = (

@@ -198,6 +198,11 @@ def added_variables(text: bytes) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
+def words_of(command: str | tuple[str, ...], shell: str) -> tuple[str, ...]:
+    """Return *command* as arguments; a text is for the shell."""
+    return (shell, "-c", _not_an_option(command)) if isinstance(command, str) else command
+
+
 def with_setup(setup: str | None, command: str | tuple[str, ...], shell: str) -> str | tuple[str, ...]:
     """Return *command*, preceded by *setup* in the same shell; if that fails, the command is not run.
 
@@ -244,7 +249,7 @@ def _script() -> tuple[bytes, bytes]:
 
 def _hole(a: Assignments) -> str:
     around = a.surroundings
-    words = (a.shell, "-c", _not_an_option(a.command)) if isinstance(a.command, str) else a.command
+    words = words_of(a.command, a.shell)
     if not words or not words[0] or a.command == "":
         raise InvalidValue(cannot("run", "the command", "it is empty"))
     _check_size(a, words)
