@@ -866,6 +866,12 @@ def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
     assert (jobfile.why_not_elsewhere(own, "slurm") or "").startswith("its gpu_idle has no effect in Slurm")
 
 
+def test_a_container_is_no_job_of_a_configured_engine() -> None:
+    """Where the configuration alone sends the job to an engine, its reason says what to write instead."""
+    why = jobfile.why_not_elsewhere(parsed('container = "x"'), "slurm") or ""
+    assert why.startswith("its container is for this machine alone; for Slurm write the runtime into the command")
+
+
 @pytest.mark.parametrize("key", ['gpu_idle = "0s"', "keep_session = false", "resources = {}"])
 def test_a_key_that_says_nothing_is_no_problem_on_an_engine(key: str) -> None:
     """No idle time, no session and no resource are what a job of an engine has."""
