@@ -362,6 +362,7 @@ REFUSED = [
     ('setup = ["x"]', "must be a text"),
     ("container = 3", "container"),
     ('container = { runtime = "docker" }', "is required"),
+    ('container = "--volume=/:/x"', "which no image does"),
     ('container = { image = "x", runtime = "dokcer" }', 'did you mean "docker"?'),
     ('container = { image = "x", options = ["--name=x"] }', "--name=x is set by spool itself"),
     ('container = { image = "x", options = ["/data:/data"] }', "is no option"),

@@ -201,6 +201,8 @@ def _check_together(reading: Reading) -> None:
     if "setup" in document and not _can_set_up(document):
         why = f"cannot be run by {document['shell']} before a command that is a list; write the command as a text"
         problems.add(("setup",), f'{why}, or "shell" as /bin/sh or /bin/bash')
+    if found.get("container", {}).get("image", "").startswith("-"):
+        problems.add(("container",), 'begins with "-", which no image does; options go into "options"')
     for option in found.get("container", {}).get("options", ()):
         if engines.option_name(option) in _OPTIONS_OF_CONTAINERS:
             problems.add(("container", "options"), f"{option} is set by spool itself")
