@@ -76,10 +76,12 @@ def test_the_runtime_is_the_first_that_is_there_and_knows_the_image(
 def test_a_container_gets_what_was_granted(place: Path, name: str) -> None:
     """CPUs, memory and exactly these GPUs; the user; the variables of the job that are not the host's."""
     install(place, name)
-    words = contained(Container("docker://x:1", options=("--cpus=9",)), ("a", "-b", "c d"), inside()).command
+    words = contained(
+        Container("docker://x:1", options=("-v /a b:/c", "--cpus=9")), ("a", "-b", "c d"), inside()
+    ).command
     assert words[1] == "run"
     assert words[-4:] == ("--entrypoint=a", "x:1", "-b", "c d")
-    assert words[-5] == "--cpus=9"  # the last one counts
+    assert words[-7:-4] == ("-v", "/a b:/c", "--cpus=9")  # the last one counts
     assert {"--cpus=3", f"--memory={100 << 20}b", "--workdir=/work", f"--user={os.geteuid()}:{os.getegid()}"} <= {
         *words
     }

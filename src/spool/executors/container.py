@@ -82,11 +82,11 @@ def contained(container: Container, words: tuple[str, ...], inside: Inside) -> C
     """
     name, program = _found(container) or (_possible(container)[0],) * 2
     if name == "apptainer":
-        return Contained((program, "exec", *_apptainer(inside), *container.options, _image(container, name), *words))
+        return Contained((program, "exec", *_apptainer(inside), *_options(container), _image(container, name), *words))
     title = f"spool-{zlib.crc32(os.fsencode(inside.spool_dir)):08x}-{inside.job}-{inside.run}"
     labels = (f"--label=spool.dir={inside.spool_dir}", f"--label=spool.metadir={inside.metadir}")
     words = (f"--entrypoint={words[0]}", _image(container, name), *words[1:])
-    command = (program, "run", f"--name={title}", *labels, *_engine(name, inside), *container.options, *words)
+    command = (program, "run", f"--name={title}", *labels, *_engine(name, inside), *_options(container), *words)
     filled = {"runtime": quote(program), "title": title, "stop": quote(f"{inside.metadir}/{STOP}")}
     filled["filter"] = quote(f"label=spool.dir={inside.spool_dir}")
     return Contained(command, _fill(_BEFORE, filled), _fill(_AFTER, filled))
@@ -138,6 +138,16 @@ def _field(key: str, path: str) -> str:
     """Return a part of such an option, which is a line of CSV."""
     text = f"{key}={path}"
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\n') else text
+
+
+def _options(container: Container) -> list[str]:
+    """Return the job's own options; name and value of "-v /data:/data" are two arguments."""
+    split = (re.fullmatch(r"(-[^\s=]+)\s+(.+)", option) for option in container.options)
+    return [
+        word
+        for option, parts in zip(container.options, split, strict=True)
+        for word in (parts.groups() if parts else (option,))
+    ]
 
 
 def _goes_along(key: str) -> bool:
