@@ -180,6 +180,17 @@ def test_a_script_carries_its_own_options(home: Home) -> None:
     assert "job none" in home.run("sh", "primes.sh", "10", cwd=script).stdout
 
 
+def test_a_prolog_gives_a_directory_and_a_setup_an_environment(home: Home) -> None:
+    """The command has both, and the directory is gone after the run."""
+    setup = folder(home, "setup")
+    home.run("spool", "submit", "-f", "scratch.toml", cwd=setup)
+    home.run("spool", "wait", "scratch")
+    scratch, prefix = home.run("spool", "log", "scratch").stdout.split()
+    assert "/scratch." in scratch
+    assert not Path(scratch).exists()
+    assert prefix == str(setup / "venv")
+
+
 def test_cron_s_lines_do_what_they_say(home: Home) -> None:
     """The two lines of the crontab put the report into the queue and make passes until it has been written."""
     home.close()

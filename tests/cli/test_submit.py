@@ -91,8 +91,11 @@ def test_a_fresh_name_is_never_one_in_use(spool_root: Path, monkeypatch: pytest.
 def test_every_key_has_an_option_and_every_option_a_key() -> None:
     """The table of options and the keys of the job file are the same, but for what is no option."""
     made = schema("job")
-    keys = {key for key in made["properties"] if key not in ("command", "script", "task", "retry", "notify")}
+    keys = {
+        key for key in made["properties"] if key not in ("command", "script", "task", "retry", "notify", "container")
+    }
     keys |= {f"retry.{key}" for key in made["$defs"]["RetryTable"]["properties"]}
+    keys |= {f"container.{key}" for key in made["$defs"]["ContainerTable"]["properties"]}
     keys |= {f"notify.{key}" for key in made["$defs"]["NotifyTable"]["properties"]}
     assert {option.key for option in OPTIONS} == keys
 
@@ -104,6 +107,7 @@ def test_every_option_reaches_the_file(spool: Command, spool_root: Path) -> None
         "-p50", "-e", "A=1", "--env", "B=x=y", "-d", "any:x,y", "-d", "z", "--retry-max", 3, "--retry-on", "failed,7",
         "--resource", "licence=1,scratch-bw=30", "--resource", "tpu",
         "--no-requeue", "--tag", "t,u", "--notify", "me", "--notify-on", "started", "--retry-backoff", "1.5",
+        "--container", "an/image", "--container-option=--ipc=host", "--container-option=-v /a:/a", "--setup", "X=1",
         "--", "true",
     )  # fmt: skip
     assert said.code == 0, said.err
@@ -124,6 +128,8 @@ def test_every_option_reaches_the_file(spool: Command, spool_root: Path) -> None
         "resources": {"licence": 1, "scratch-bw": 30, "tpu": 1},
         "tags": ["t", "u"],
         "notify": {"to": ["me"], "on": ["started"]},
+        "container": {"image": "an/image", "options": ["--ipc=host", "-v /a:/a"]},
+        "setup": "X=1",
     }
 
 

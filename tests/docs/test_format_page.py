@@ -80,6 +80,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
     records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, layout.KEPT, layout.LAUNCH, layout.REFUSED}
     records |= {
         layout.DEFAULTS,
+        layout.ENVIRONMENT,
         layout.PROGRESS,
         layout.METRICS,
         layout.SCRIPT,

@@ -214,6 +214,54 @@ def test_prolog_command_and_epilog_run_in_their_order(shared: Served) -> None:
     assert shared.log("phases") == "prolog m\ncommand m\nepilog 3\n"
 
 
+def test_a_prolog_reaches_the_command_in_every_run(shared: Served) -> None:
+    """Its lines are in the environment of the command, anew for each retry; a line that is not good fails the run."""
+    shared.drop(
+        "reached",
+        ["sh", "-c", 'echo "$TOKEN|$OWN"; [ "$SPOOL_ATTEMPT" = 2 ]'],
+        prolog='[ ! -e "$SPOOL_ENV" ]; echo "TOKEN=t $SPOOL_ATTEMPT" >> "$SPOOL_ENV"; echo OWN=2 >> "$SPOOL_ENV"',
+        env={"OWN": "1"},
+        retry={"max": 1},
+    )
+    shared.wait_done("reached")
+    assert [shared.log("reached", run) for run in (1, 2)] == ["t 1|2\n", "t 2|2\n"]
+    shared.drop("unreached", "echo ran", prolog='echo SPOOL_JOB=other >> "$SPOOL_ENV"')
+    result = shared.wait_done("unreached")
+    assert result is not None
+    why = "cannot run the command: $SPOOL_ENV has SPOOL_JOB in line 1, which spool sets itself"
+    assert (result["outcome"], result["exit_code"]) == ("failed", 125)
+    assert result["reason"] == f"could not start: {why}"
+    assert shared.log("unreached") == f"spool: {why}\n"
+
+
+def test_a_setup_runs_in_the_shell_of_the_command(shared: Served) -> None:
+    """What it sets is there for a text, a list and a script, also in an array; one that fails is the reason."""
+    setup = 'X="{x} $SPOOL_CPUS"; export X; ulimit -S -c 0'
+    shared.drop("set-up", ["printenv", "X"], setup=setup, matrix={"x": ["a b"]})
+    shared.drop("set-text", 'echo "$X"', setup="X=text", shell="/bin/bash")
+    shared.drop("set-script", ["name", "1"], script='#!/bin/sh\necho "$X $1"\n', setup="export X=script")
+    for name, log in (("set-up_0", "a b 1\n"), ("set-text", "text\n"), ("set-script", "script 1\n")):
+        shared.wait_done(name)
+        assert shared.log(name) == log
+    shared.drop("not-set-up", "echo ran", setup="cd /no/such 2> /dev/null", retry={"max": 1})
+    result = shared.wait_done("not-set-up")
+    assert result is not None
+    assert shared.runs("not-set-up") == [1, 2]
+    code = result["exit_code"]
+    assert result["reason"] == f"could not start: cannot run the command: the setup ended with exit code {code}"
+    assert "ran" not in shared.log("not-set-up", 2)
+
+
+def test_a_setup_of_the_configuration_is_for_every_job_without_one(served: Served) -> None:
+    """A list that its shell could not run after a setup goes without."""
+    (served.root / "config.toml").write_text('[defaults]\nsetup = "X=default; export X"\n')
+    served.drop("given", ["printenv", "X"])
+    served.drop("own", "echo $X", setup="X=own")
+    served.drop("odd", ["sh", "-c", "echo $X."], shell="/usr/bin/python3")
+    assert served.run() == 0
+    assert [served.log(name) for name in ("given", "own", "odd")] == ["default\n", "own\n", ".\n"]
+
+
 def test_the_configurations_prolog_and_epilog_go_around_the_jobs(served: Served) -> None:
     """Those of the configuration are the outermost."""
     (served.root / "config.toml").write_text('prolog = "echo P"\nepilog = "echo E"\n')

@@ -358,6 +358,38 @@ def test_a_dispatcher_of_one_pass_tells_what_it_has_done(served: Served, tmp_pat
 NO = 'cat > /dev/null; [ "$SPOOL_JOB" != x ] || { echo "thinking"; echo "not on a Friday"; exit 1; }'
 
 
+def test_a_hook_adds_to_the_environment_of_a_run(served: Served) -> None:
+    """What hooks append to $SPOOL_ENV before a start is in the environment, the last hook's above the others'."""
+    hook(served, "submitting", 'echo "A=it\'s $SPOOL_JOB" >> "$SPOOL_ENV"; env -i sh -c "echo B=1 >> $SPOOL_ENV"')
+    hook(served, "submitting.d/2", 'echo B=2 >> "$SPOOL_ENV"; sleep 600 > /dev/null 2>&1 &')
+    served.drop(
+        "x", ["sh", "-c", 'echo "$A|$B|${SPOOL_ENV-none}"'], env={"A": "own"}, prolog='echo C=1 >> "$SPOOL_ENV"'
+    )
+    assert served.run() == 0
+    assert served.log("x") == "it's x|2|none\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo nonsense", "has a line 1 that is not KEY=VALUE"),
+        ("echo A=1; echo SPOOL_DIR=/x", "has SPOOL_DIR in line 2, which spool sets itself"),
+        ("echo IFS=x", "has IFS in line 1, which the shell keeps for itself"),
+        ("printf 'A=\\0'", "has a line 1 that is not KEY=VALUE"),
+        ("printf 'A=\\377'", "is not UTF-8"),
+        ("head -c 70000 /dev/zero", "has more than 1000 lines, more than 64 KiB, or a line of more than 32 KiB"),
+    ],
+)
+def test_a_line_of_a_hook_that_is_not_good_is_a_veto(served: Served, script: str, why: str) -> None:
+    """The job is held with the words, instead of running without what the hook wanted to give."""
+    hook(served, "submitting", f'{{ {script}; }} >> "$SPOOL_ENV"')
+    served.start()
+    served.drop("x", "echo ran")
+    served.until(lambda: served.path("held", "x").exists(), "a job that is held")
+    reason = served.path("held", "x").with_name("x.toml.reason")
+    served.until(lambda: reason.exists() and why in reason.read_text(), f"{why} as the reason")
+
+
 def test_a_start_that_is_refused_is_held_with_the_words(served: Served) -> None:
     """The job is held, other jobs run, and why, ls and show have the hook's last line, also after a restart."""
     hook(served, "submitting", NO)

@@ -16,6 +16,7 @@ from spool.core.errors import InvalidConfig, InvalidJob, InvalidValue
 from spool.core.model import (
     ArraySpec,
     ArrayTask,
+    Container,
     Dependencies,
     JobDefaults,
     Notify,
@@ -51,6 +52,8 @@ EXPECTED = {
         requeue=False,
         stdout="logs/%n.%r.out",
         stderr="logs/%n.%r.err",
+        setup=". venv/bin/activate",
+        container=Container("pytorch/pytorch", "docker", ("--ipc=host",)),
         prolog="module load cuda",
         epilog="rm -rf $TMPDIR",
         executor="tmux",
@@ -226,6 +229,10 @@ WRONG = {
     "long text": (f'command = "{"x" * 131072}"', "the kernel refuses a single argument"),
     "long argument": (f'command = ["echo", "{"x" * 131072}"]', "the kernel refuses a single argument"),
     "number": ("command = 3", "must be a text in quotes or a list, not 3"),
+    "setup of another shell": (
+        'command = ["x"]\nshell = "/usr/bin/fish"\nsetup = "x"',
+        "cannot be run by /usr/bin/fish before a command that is a list; write the command as a text",
+    ),
 }
 
 
@@ -352,6 +359,16 @@ REFUSED = [
         'are for the command of an engine such as Slurm, and the job says executor = "tmux"',
     ),
     ('executor = "slurm"\nkeep_session = true', 'needs executor = "tmux"'),
+    ('setup = ["x"]', "must be a text"),
+    ("container = 3", "container"),
+    ('container = { runtime = "docker" }', "is required"),
+    ('container = "--volume=/:/x"', "which no image does"),
+    ('container = { image = "x", runtime = "dokcer" }', 'did you mean "docker"?'),
+    ('container = { image = "x", options = ["--name=x"] }', "--name=x is set by spool itself"),
+    ('container = { image = "x", options = ["/data:/data"] }', "is no option"),
+    ('executor = "slurm"\ncontainer = "x"', "is for this machine alone; for Slurm write the runtime into the command"),
+    ('executor = "hq"\ncontainer = "x"', "for HyperQueue write the runtime into the command"),
+    ('executor = "sge"\ncontainer = "x"', "for Grid Engine write the runtime into the command"),
     ('executor = "slurm"\ngpus = 1\ngpu_idle = "30m"', "has no effect in Slurm, where spool does not see the GPUs"),
     ('executor = "slurm"\nresources = { licence = 1 }', "are counted on this machine alone; name what Slurm counts in"),
     ('executor_options = "--constraint=ib"', "must be a list"),
@@ -848,6 +865,12 @@ def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
     assert jobfile.why_not_elsewhere(usual, "slurm") is None
     own = jobfile.parse(b'command = "x"\ngpu_idle = "20m"\n', name="x", defaults=defaults)
     assert (jobfile.why_not_elsewhere(own, "slurm") or "").startswith("its gpu_idle has no effect in Slurm")
+
+
+def test_a_container_is_no_job_of_a_configured_engine() -> None:
+    """Where the configuration alone sends the job to an engine, its reason says what to write instead."""
+    why = jobfile.why_not_elsewhere(parsed('container = "x"'), "slurm") or ""
+    assert why.startswith("its container is for this machine alone; for Slurm write the runtime into the command")
 
 
 @pytest.mark.parametrize("key", ['gpu_idle = "0s"', "keep_session = false", "resources = {}"])

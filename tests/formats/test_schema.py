@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spool.core.model import ArrayTask, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State
+from spool.core.model import ArrayTask, Container, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State
 from spool.core.names import EXECUTORS
 from spool.core.units import format_duration
 from spool.formats import config, engines, jobfile, keys, machinefile, schema, slurm, toml
@@ -129,6 +129,7 @@ JOB_PARTS = {
     "notify": Notify,
     "task": ArrayTask,
     "depends_on": Dependencies,
+    "container": Container,
 }
 CONFIG_PARTS = {
     "": config.Config,

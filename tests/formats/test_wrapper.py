@@ -127,6 +127,7 @@ def test_the_script_names_its_records_as_the_layout_does() -> None:
         "signal",
         layout.SIGNALS,
         layout.USAGE,
+        layout.ENVIRONMENT,
     }
 
 
@@ -550,6 +551,107 @@ def test_texts_of_plugins_stand_around_and_between_the_others(runs: Runs) -> Non
     assert run.log == "init none\nprolog none\nprep none\ncommand none\nend 3\nepilog 3\n"
 
 
+def test_lines_of_a_prolog_are_in_the_environment_of_all_that_comes_later(runs: Runs) -> None:
+    """Values are taken as they are; the last line of a key counts; what comes after the command has them too."""
+    lines = ("# a comment", "", 'A=it\'s $HOME `x` "q" = ', "B=1", "EMPTY=", "B=2")
+    text = f'printf \'%s\\n\' {shlex.join(lines)} >> "$SPOOL_ENV"; printf X=end >> "$SPOOL_ENV"'
+    say = 'echo WHAT "$A|$B|${EMPTY-none}|$X|${SPOOL_ENV-none}"'
+    texts = {name: say.replace("WHAT", name) for name in ("prep", "end", "epilog")}
+    run = runs.make(("sh", "-c", say.replace("WHAT", "command")), prolog=text, environment={"B": "own"}, **texts)
+    assert run.run() == 0
+    told = 'it\'s $HOME `x` "q" = |2||end|'
+    path = f"{run.metadir}/env"
+    assert run.log == f"prep {told}{path}\ncommand {told}none\nend {told}none\nepilog {told}none\n"
+
+
+def test_a_program_is_found_in_the_path_of_a_prolog(runs: Runs) -> None:
+    """PATH, LC_ALL and the libraries that a prolog states are those with which the command is looked for and begins."""
+    tool = runs.root / "bin" / "own-tool"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "$LC_ALL $LD_LIBRARY_PATH"\n')
+    tool.chmod(0o755)
+    lines = f"PATH={tool.parent}:$PATH", "LC_ALL=C", "LD_LIBRARY_PATH=/x"
+    text = "".join(f'echo "{line}" >> "$SPOOL_ENV"; ' for line in lines)
+    run = runs.make(("own-tool",), init=text)
+    assert (run.run(), run.log) == (0, "C /x\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("echo A=1; echo nonsense", "has a line 2 that is not KEY=VALUE"),
+        ("echo =1", "has a line 1 that is not KEY=VALUE"),
+        ("echo 'export A=1'", "has a line 1 that is not KEY=VALUE"),
+        ("echo 1A=1", "has a line 1 that is not KEY=VALUE"),
+        ("echo SPOOL_JOB=other", "has SPOOL_JOB in line 1, which spool sets itself"),
+        ("echo CUDA_VISIBLE_DEVICES=0", "has CUDA_VISIBLE_DEVICES in line 1, which spool sets itself"),
+        ("echo UID=0", "has UID in line 1, which the shell keeps for itself"),
+        ("echo IFS=x", "has IFS in line 1, which the shell keeps for itself"),
+        ("yes A=1 | head -n 1001", MUCH := "has more than 1000 lines, more than 64 KiB, or a line of more than 32 KiB"),
+        ("head -c 40000 /dev/zero | tr '\\0' x", MUCH),
+        ("for i in 1 2 3; do printf A=; head -c 30000 /dev/zero | tr '\\0' x; echo; done", MUCH),
+    ],
+)
+def test_a_line_of_a_prolog_that_is_not_good_stands_for_the_command(runs: Runs, lines: str, why: str) -> None:
+    """The command is not run; the epilog is, with the lines that are good."""
+    run = runs.make(
+        "echo ran", prolog=f'{{ {lines}; }} >> "$SPOOL_ENV"; echo B=b >> "$SPOOL_ENV"', epilog="echo epilog $B"
+    )
+    assert run.run() == 125
+    said = f"cannot run the command: $SPOOL_ENV {why}\n"
+    assert run.text("error") == said
+    assert run.log == f"spool: {said}epilog {'' if why == MUCH else 'b'}".rstrip() + "\n"
+
+
+@pytest.mark.parametrize("instead", ["mkfifo", "mkdir", "ln -s /etc/passwd"])
+def test_what_is_no_file_is_not_read_for_an_environment(runs: Runs, instead: str) -> None:
+    """Nothing waits for a writer, and nothing is read through a link."""
+    run = runs.make("echo ran", prolog=f'{instead} "$SPOOL_ENV"')
+    assert run.run() == 125
+    assert run.text("error") == "cannot run the command: $SPOOL_ENV is not a file\n"
+
+
+def test_a_prolog_that_fails_half_way_leaves_its_lines_to_the_epilog(runs: Runs) -> None:
+    """What it has made by then can be taken away again."""
+    run = runs.make("echo ran", prolog='echo PLACE=here >> "$SPOOL_ENV"; exit 4', epilog="echo removes $PLACE")
+    assert run.run() == 4
+    assert run.log.endswith("removes here\n")
+
+
+def test_the_most_that_a_prolog_may_add_is_not_taken_for_a_refusal_of_the_machine(runs: Runs) -> None:
+    """Characters of four bytes up to the limits reach the command, or are too much where the shell counts bytes."""
+    line = "printf A$i=; head -c 32700 /dev/zero | tr '\\0' x | sed 's/x/\U0001f600/g'; echo"
+    text = f'for i in 1 2; do {line}; done >> "$SPOOL_ENV"'
+    run = runs.make(("sh", "-c", 'printf %s "$A1$A2" | wc -c'), prolog=text, environment={"LC_ALL": "C.UTF-8"})
+    code = run.run()
+    assert (run.rc, run.text("refused")) == (code, None)
+    assert run.log is not None
+    assert code == 125 or run.log.strip() == str(2 * 4 * 32700)
+
+
+@pytest.mark.parametrize(
+    ("setup", "command", "code", "log"),
+    [
+        ("A=a; f() { echo f $A; }", "f; exit 3", 3, "f a\n"),
+        ("export A=it\\'s", ("printf", "%s|", "x y", "$A", "", "it's"), 0, "x y|$A||it's|"),
+        ("ulimit -S -n 77 # comment", "ulimit -n", 0, "77\n"),
+        ("cd /", ("pwd",), 0, "/\n"),
+        ("-x 2> /dev/null || :", "echo ran", 0, "ran\n"),
+        ("exit 5", "echo ran", 5, ""),
+        ("false", "echo ran", 1, "spool: cannot run the command: the setup ended with exit code 1\n"),
+        ("(exit 7)", ("echo", "ran"), 7, "spool: cannot run the command: the setup ended with exit code 7\n"),
+    ],
+)
+def test_a_setup_runs_in_the_shell_of_the_command(
+    runs: Runs, setup: str, command: str | tuple[str, ...], code: int, log: str
+) -> None:
+    """What it sets is there; a list is executed as it is. One that fails stands for the command, and error says so."""
+    run = runs.make(wrapper.with_setup(setup, command, "/bin/sh"), environment={"SPOOL_METADIR": str(runs.root)})
+    assert (run.run(), run.log) == (code, log)
+    error = runs.root / "error"
+    assert ("spool: " + error.read_text() if error.exists() else "") == (log if "spool" in log else "")
+
+
 @pytest.mark.parametrize("failing", ["init", "prep"])
 def test_a_text_of_a_plugin_that_fails_stands_for_the_command(runs: Runs, failing: str) -> None:
     """Nothing that would come after it and before the command is run, and what comes after the command is."""
@@ -736,6 +838,9 @@ def test_both_wrappers_know_the_same_special_variables() -> None:
     """The list of the compiled wrapper is that of the module; prompts, which it tells by their digit, stand apart."""
     patterns = {name.removesuffix("=") if name.endswith("=") else f"{name}.*" for name in _array_in_c("names")}
     assert patterns | {"PS[0-9]"} == set(wrapper._SPECIAL.pattern.split("|"))
+    kept = re.search(r"\n    (IFS \|.*?)\)\n", SCRIPT.read_text(), re.DOTALL)
+    assert kept is not None
+    assert set(re.sub(r"[\s\\]", "", kept[1]).replace("*", ".*").split("|")) == set(wrapper._SPECIAL.pattern.split("|"))
 
 
 def test_the_compiled_wrapper_knows_every_assignment() -> None:

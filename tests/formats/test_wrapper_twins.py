@@ -228,6 +228,21 @@ def test_both_leave_the_same_behind(place: Path, case: dict[str, Any]) -> None:
     same_by_both(place, lambda root: furnished(root, case), HOME | case["given"])
 
 
+def test_both_give_what_a_prolog_adds_to_the_command(place: Path) -> None:
+    """The program leaves such a script to the shell, with the same environment."""
+
+    def script(root: Path) -> bytes:
+        text = furnished(root, PLAIN | {"command": ("sh", "-c", 'echo "$A|$B|$PATH|${SPOOL_ENV-none}"')})
+        lines = "A=a b", "PATH=/usr/bin:/bin", "B=it'\\''s"
+        prolog = 'printf "%s\\n" ' + " ".join(f'"{line}"' for line in lines) + ' >> "$SPOOL_ENV"'
+        assert b"spool_prolog=''\n" in text
+        return text.replace(b"spool_prolog=''\n", f"spool_prolog='{prolog}'\n".encode())
+
+    left = same_by_both(place, script)
+    assert left.code == 0
+    assert left.files["run/log"][1] == b"a b|it's|/usr/bin:/bin|none\n"
+
+
 # The assignments that no case above varies.
 AS_AN_EPILOG = {"shell", "init", "prolog", "prep", "end"}  # the program leaves a script with one of them to a shell
 OF_EACH_CASE = {"metadir", "surroundings"}

@@ -64,9 +64,10 @@ def keys_of(values: Values) -> dict[str, object]:
         into = keys.setdefault(table, {}) if table else keys
         assert isinstance(into, dict)
         into[key] = _READERS.get(option.kind, _last)(given)
-    notify = keys.get("notify")
-    if isinstance(notify, dict) and list(notify) == ["to"]:
-        keys["notify"] = notify["to"]
+    for table, short in (("notify", "to"), ("container", "image")):
+        stated = keys.get(table)
+        if isinstance(stated, dict) and list(stated) == [short]:
+            keys[table] = stated[short]
     return keys
 
 

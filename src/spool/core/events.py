@@ -57,11 +57,13 @@ class Answer(Struct, frozen=True):
     init: str = ""  # shell text for the wrapper: before anything else, just before the command, after it
     prep: str = ""
     end: str = ""
+    env: tuple[tuple[str, str], ...] = ()  # variables for the run
 
     def joined(self, other: Answer) -> Answer:
-        """Return an approval with the texts of both."""
+        """Return an approval with the texts and the variables of both."""
         pairs = ((self.init, other.init), (self.prep, other.prep), (self.end, other.end))
-        return Answer(None, *("\n".join(filter(None, pair)) for pair in pairs))
+        init, prep, end = ("\n".join(filter(None, pair)) for pair in pairs)
+        return Answer(None, init, prep, end, (*self.env, *other.env))
 
 
 class NotifyRule(Struct, frozen=True):

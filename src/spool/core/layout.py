@@ -57,6 +57,7 @@ WRAPPER = "run.sh"
 SCRIPT = "script"
 ENGINE = "engine"
 ENGINE_LOG = "engine.log"
+ENVIRONMENT = "env"  # what texts before the command add to its environment
 JID = "jid"
 USAGE = "usage"
 RC = "rc"

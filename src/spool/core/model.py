@@ -146,6 +146,14 @@ class ArrayTask(Struct, frozen=True):
     max_running: int | None = None
 
 
+class Container(Struct, frozen=True):
+    """The image in which the command runs."""
+
+    image: str
+    runtime: str | None = None  # None: whichever is there
+    options: tuple[str, ...] = ()  # passed to the runtime
+
+
 class Notify(Struct, frozen=True):
     """Where to send notifications about the job, and for which events."""
 
@@ -164,6 +172,8 @@ class Spec(Struct, frozen=True):
     command: str | tuple[str, ...]
     script: str | None = None  # a script that replaces the first word of `command`
     shell: str = "/bin/sh"
+    setup: str | None = None
+    container: Container | None = None
     workdir: str | None = None  # as written; None is the home directory
     env: tuple[tuple[str, str], ...] = ()
     request: Request = Request()

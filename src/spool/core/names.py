@@ -17,6 +17,9 @@ ENGINES = {"slurm": "Slurm", "sge": "Grid Engine", "hq": "HyperQueue"}
 EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
 """The built-in executors; installed packages offer others by entry points (`spool.formats.engines`)."""
 
+CONTAINER_RUNTIMES = ("podman", "docker", "apptainer")
+"""What can run a container, in the order in which it is looked for."""
+
 EXPORTED = (
     "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
 )  # fmt: skip

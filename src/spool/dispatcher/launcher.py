@@ -11,15 +11,17 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from importlib import import_module
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Spec
+from spool.core.model import SECOND_NS, Container, Spec
 from spool.core.phases import Unstartable
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _LOAD_AGAIN_NS = SECOND_NS  # for an executor that could not be imported
 
+_SHELL = "/bin/sh"  # of the texts around a container
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
@@ -444,6 +447,7 @@ class WrapperWriter:
         command = spec.command
         if spec.script is not None:
             command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
+        command = wrapper.with_setup(spec.setup, command, spec.shell)
         if spec.terminal is not None:
             from spool.executors import holder  # imported here, because most jobs have no terminal
 
@@ -462,25 +466,44 @@ class WrapperWriter:
             for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
                 environment.pop(name, None)
         environment = wrapper.with_references(environment, spec.env)
-        return wrapper.render(
-            wrapper.Assignments(
-                metadir=metadir,
-                command=command,
-                surroundings=executor.surroundings(),
-                environment=environment,
-                shell=spec.shell,
-                workdir=workdir_of(spec),
-                stdout=output_path(spec.stdout, live),
-                stderr=output_path(spec.stderr, live),
-                init=texts.init if texts is not None else None,
-                prep=texts.prep if texts is not None else None,
-                end=texts.end if texts is not None else None,
-                prolog=_both(self._settings.config.prolog, spec.prolog),
-                epilog=_both(spec.epilog, self._settings.config.epilog),
-                umask=self._umask,
-                cgroup=str(group.procs) if group is not None else None,
-            )
+        if texts is not None:
+            environment |= dict(texts.env)
+        written = wrapper.Assignments(
+            metadir=metadir,
+            command=command,
+            surroundings=executor.surroundings(),
+            environment=environment,
+            shell=spec.shell,
+            workdir=workdir_of(spec),
+            stdout=output_path(spec.stdout, live),
+            stderr=output_path(spec.stderr, live),
+            init=texts.init if texts is not None else None,
+            prep=texts.prep if texts is not None else None,
+            end=texts.end if texts is not None else None,
+            prolog=_both(self._settings.config.prolog, spec.prolog),
+            epilog=_both(spec.epilog, self._settings.config.epilog),
+            umask=self._umask,
+            cgroup=str(group.procs) if group is not None else None,
         )
+        return wrapper.render(written if spec.container is None else _in_container(spec.container, written, live))
+
+
+def _in_container(container: Container, written: wrapper.Assignments, live: ActiveRun) -> wrapper.Assignments:
+    """Return what is written for a run whose command runs in a container; its shell is in the image."""
+    containers = import_module("spool.executors.container")  # on this call, because few spools need it
+    inside = containers.Inside(
+        spool_dir=written.environment["SPOOL_DIR"],
+        job=live.name,
+        run=live.run,
+        metadir=written.metadir,
+        workdir=written.workdir,
+        grant=live.grant,
+        environment=written.environment,
+        terminal=written.surroundings.terminal,
+    )
+    made = containers.contained(container, wrapper.words_of(written.command, written.shell), inside)
+    prep, end = _both(written.prep, made.before), _both(made.after, written.end)
+    return replace(written, command=made.command, shell=_SHELL, prep=prep, end=end)
 
 
 def _both(first: str | None, second: str | None) -> str | None:

@@ -11,7 +11,7 @@ from importlib import import_module, invalidate_caches
 from typing import Any
 
 from spool.core.errors import InvalidValue, SpoolError, cannot
-from spool.core.model import Jid, Machine, Spec
+from spool.core.model import Container, Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
@@ -116,6 +116,7 @@ class Executors:
         self._made: dict[str, Executor] = {}
         self.engines: dict[str, Engine] = {}  # those that start runs elsewhere
         self._problems: dict[str, str | None] = {}
+        self._containers: dict[tuple[str, str | None], str | None] = {}
         self._told: Mapping[str, str] = {}
         self.unloaded: dict[str, str] = {}  # executors that could not be imported, and why: `ask_again` tries again
         self._silent: list[Engine] = []
@@ -149,11 +150,22 @@ class Executors:
         if spec.executor_options and self.elsewhere(spec.executor) is None:
             executor = spec.executor or self._default()
             return f"its executor_options are for an engine such as Slurm, but its executor is {executor}"
-        if spec.keep_session or spec.gpu_idle_ns is not None or spec.request.resources or spec.terminal is not None:
+        here = spec.keep_session or spec.gpu_idle_ns is not None or spec.request.resources
+        if here or spec.terminal is not None or spec.container is not None:
             engine = self.elsewhere(spec.executor)
             if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:
                 return why
-        return self.problem(spec.executor)
+        return self.problem(spec.executor) or (self._container_problem(spec.container) if spec.container else None)
+
+    def _container_problem(self, container: Container) -> str | None:
+        """Return why a container cannot be started here; the answer is kept like those about executors."""
+        asked = container.image, container.runtime
+        if asked not in self._containers:
+            try:
+                self._containers[asked] = import_module("spool.executors.container").problem(container)
+            except (ImportError, OSError) as error:
+                self._containers[asked] = f"cannot load what starts containers: {_why_not_imported(error)}"
+        return self._containers[asked]
 
     def _problem(self, name: str) -> str | None:
         try:
@@ -215,7 +227,8 @@ class Executors:
     def ask_again(self) -> bool:
         """Clear the cached answers, so that the executors are asked again; return whether an answer has changed."""
         before, self._problems = self._problems, {}
-        return any(self.problem(name) != problem for name, problem in before.items())
+        contained, self._containers = bool(self._containers), {}
+        return contained or any(self.problem(name) != problem for name, problem in before.items())
 
     def problems(self) -> list[str]:
         """Return which executors cannot be loaded, and why engines that have runs of this spool do not answer now."""

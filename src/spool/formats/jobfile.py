@@ -19,6 +19,7 @@ from spool.core.errors import InvalidConfig, InvalidFile, InvalidJob, InvalidVal
 from spool.core.model import (
     ArraySpec,
     ArrayTask,
+    Container,
     Dependencies,
     JobDefaults,
     Notify,
@@ -96,11 +97,12 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
-    executor, without = document.get("executor"), tuple[str, ...]()
+    executor = document.get("executor")
+    without: tuple[str, ...] = () if _can_set_up(document) else ("setup",)
     if isinstance(executor, str) and engine_of(executor) is not None:
-        without = ("gpu_idle", "gpu_idle_action")
+        without = (*without, "gpu_idle", "gpu_idle_action")
     if "terminal" in document:
-        without = (*without, "retry")
+        without = (*without, "retry", "container")
     return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
@@ -169,6 +171,8 @@ def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
         spec["depends_on"] = Dependencies(**found["depends_on"])
     if "notify" in found:
         spec["notify"] = Notify(**found["notify"])
+    if "container" in found:
+        spec["container"] = _shared(Container(**found["container"]))
     if "task" in found:
         spec["task"] = ArrayTask(**found["task"])
     if "start_after" in spec:
@@ -196,6 +200,14 @@ def _check_together(reading: Reading) -> None:
         problems.add(("gpu_idle_action",), 'needs "gpu_idle": how long GPUs may be idle before that')
     if "script" in document and isinstance(document.get("command"), str):
         problems.add(("command",), 'is a list beside "script": a name for the script, and its arguments')
+    if "setup" in document and not _can_set_up(document):
+        why = f"cannot be run by {document['shell']} before a command that is a list; write the command as a text"
+        problems.add(("setup",), f'{why}, or "shell" as /bin/sh or /bin/bash')
+    if found.get("container", {}).get("image", "").startswith("-"):
+        problems.add(("container",), 'begins with "-", which no image does; options go into "options"')
+    for option in found.get("container", {}).get("options", ()):
+        if engines.option_name(option) in _OPTIONS_OF_CONTAINERS:
+            problems.add(("container", "options"), f"{option} is set by spool itself")
     executor = document.get("executor")
     if "executor_options" in found[""]:
         _check_options(executor, found[""]["executor_options"], problems)
@@ -206,6 +218,7 @@ def _check_together(reading: Reading) -> None:
             set_here.get("gpu_idle_ns") is not None,
             bool(asked.get("resources")),
             "terminal" in set_here,
+            "container" in found,
         )
         for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
             if is_stated:
@@ -228,6 +241,18 @@ def _check_terminal(reading: Reading) -> None:
     for key in ("array", "matrix", "rows", "retry", "preemptible"):
         if reading.document.get(key):
             reading.problems.add((key,), 'does not go with "terminal": such a job has one run, in one terminal')
+    if reading.document.get("container"):
+        why = 'does not go with "terminal": start it by its runtime, as in `spool run --here -- podman run -it IMAGE`'
+        reading.problems.add(("container",), why)
+
+
+_OPTIONS_OF_CONTAINERS = frozenset({"--name", "--detach", "-d", "--rm", "--entrypoint"})
+
+
+def _can_set_up(document: Mapping[str, Any]) -> bool:
+    """Whether the job's shell can run a setup before its command."""
+    shell = document.get("shell")
+    return not (isinstance(shell, str) and isinstance(document.get("command"), list) and not values.takes_setup(shell))
 
 
 def _check_options(executor: str | None, options: tuple[str, ...], problems: Problems) -> None:
@@ -244,6 +269,7 @@ _NOT_ELSEWHERE = {
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
     "terminal": "is one of this machine, and its job runs here",
+    "container": 'is for this machine alone; for {} write the runtime into the command, as ["apptainer", "exec", …]',
 }
 """The keys that mean something on this machine only, with the remedy for a job of an engine."""
 
@@ -256,7 +282,13 @@ def why_not_elsewhere(spec: Spec, engine: str) -> str | None:
     idle_ns = spec.gpu_idle_ns
     if idle_ns is not None and idle_ns == _default_idle_ns(spec.defaults_text):
         idle_ns = None
-    stated = bool(spec.keep_session), idle_ns is not None, bool(spec.request.resources), spec.terminal is not None
+    stated = (
+        bool(spec.keep_session),
+        idle_ns is not None,
+        bool(spec.request.resources),
+        spec.terminal is not None,
+        spec.container is not None,
+    )
     for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
         if is_stated:
             return f"its {key} {_NOT_ELSEWHERE[key].format(engine_title(engine))}"

@@ -9,7 +9,7 @@ the plain case of `spool submit` starts quickly.
 
 from __future__ import annotations
 
-from spool.core.names import EXECUTORS
+from spool.core.names import CONTAINER_RUNTIMES, EXECUTORS
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -147,6 +147,20 @@ TASK = KeyTable(
     Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1),
 )
 
+CONTAINER = KeyTable(
+    "ContainerTable",
+    "The image in which the command runs, and how.",
+    image := Key("image", "label", "Name of the image, or the path of a file of apptainer.", default=REQUIRED,
+        option="--container IMAGE", help="Run the command in a container of this image."),
+    Key("runtime", "word", "What runs the container. Default: the first of these that is installed.",
+        words=CONTAINER_RUNTIMES, option="--container-runtime NAME", help="podman, docker or apptainer."),
+    Key("options", "options of an engine",
+        "More options for `podman run`, `docker run` or `apptainer exec`, such as `--volume=/data:/data:ro`.",
+        default=(), examples=[["--volume=/data:/data:ro"]], option="--container-option OPTION",
+        help="An option for its runtime. May be repeated."),
+    short=image,
+)
+
 # The keys of a job file in blocks, because the docs list them in one order and the help in another.
 
 _COMMAND = (
@@ -165,6 +179,17 @@ _COMMAND = (
     Key("env", "variables", "Environment variables, added to those that every job starts with (clause 7).", default={},
         option="-e --env KEY[=VALUE]",
         help="Set an environment variable; without =VALUE, pass on its current value. May be repeated."),
+)
+
+_SETUP = (
+    Key("setup", "script",
+        "Lines for `shell` to run just before the command, in the same shell: `module load cuda`, "
+        "`. venv/bin/activate`, `ulimit -c 0`. If they fail, the command does not run.",
+        examples=["module load cuda"], option="--setup SHELL-TEXT",
+        help="Shell code to run first, in the command's shell."),
+    Key("container", CONTAINER,
+        "Run the command in a container: the name of an image, or a table. The container gets the granted CPUs, memory "
+        "and GPUs, the working directory and the metadir."),
 )
 
 _MACHINE = (
@@ -314,8 +339,8 @@ _PEOPLE = (
 JOB = KeyTable(
     "JobFile",
     "A job: what to run, what it needs, and when. Only `command` is required; an unknown key is an error.",
-    *_COMMAND, *_MACHINE, *_GPUS, *_RESOURCES, *_LIMITS, *_WHEN, *_GROUPS, *_MANY, *_AGAIN, *_OUTPUT, *_RUNNING,
-    *_PEOPLE,
+    *_COMMAND, *_SETUP, *_MACHINE, *_GPUS, *_RESOURCES, *_LIMITS, *_WHEN, *_GROUPS, *_MANY, *_AGAIN, *_OUTPUT,
+    *_RUNNING, *_PEOPLE,
 )
 
 DEFAULTS = KeyTable(
@@ -323,12 +348,13 @@ DEFAULTS = KeyTable(
     "Defaults for keys that a job file does not set.",
     *(key for key in JOB.keys if key.name in (
         "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "notify", "env",
+        "setup",
     )),
 )
 
 BY_OPTION = (
-    *_GPUS, *_MACHINE, *_RESOURCES, *_LIMITS, *_WHEN, *_AGAIN, *reversed(_COMMAND), *_OUTPUT, *_RUNNING, *_GROUPS,
-    *_MANY, *_PEOPLE,
+    *_GPUS, *_MACHINE, *_RESOURCES, *_LIMITS, *_WHEN, *_AGAIN, *reversed(_COMMAND), *_SETUP, *_OUTPUT, *_RUNNING,
+    *_GROUPS, *_MANY, *_PEOPLE,
 )  # fmt: skip
 """The keys of a job file in the order in which a submission writes them."""
 
@@ -343,7 +369,7 @@ SECTIONS = (
     ("Arrays", _MANY),
     ("Environment", _COMMAND),
     ("Output", _OUTPUT),
-    ("How it runs", _RUNNING),
+    ("How it runs", (*_SETUP, *_RUNNING)),
     ("Labels and notifications", _PEOPLE),
 )
 """The sections of the help, each with the keys whose options it lists unless they are common."""

@@ -59,10 +59,11 @@ OWN_VARIABLES = (
     "SPOOL_GPUS",
     "SPOOL_ARRAY_INDEX",
     "SPOOL_EXIT_CODE",
+    "SPOOL_ENV",
 )
 """Every `SPOOL_*` variable that a job may find, but for those of its resources. The wrapper forgets inherited ones."""
 
-SET_BY_SPOOL = frozenset({*OWN_VARIABLES, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} - {"SPOOL_EXIT_CODE"})
+SET_BY_SPOOL = frozenset({*OWN_VARIABLES[:-2], "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 """Variables that a job finds in its environment and may not set itself, nor those of its resources."""
 
 RESOURCE_PREFIX = "SPOOL_RESOURCE_"
@@ -72,6 +73,7 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _PADDED = re.compile(r"(?<![0-9])0+(?=[0-9])")
 _AT_ONCE = re.compile(r"[1-9][0-9]{0,8}")
 _RESOURCE = re.compile(r"[a-z0-9_-]{1,100}")
+_BOURNE = frozenset({"sh", "ash", "bash", "dash", "ksh", "ksh93", "mksh", "oksh", "posh", "yash", "zsh"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|BASH_FUNC_[A-Za-z_][A-Za-z0-9_.-]*%%")  # bash exports functions so
 _MOMENT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
@@ -216,6 +218,11 @@ def shell(value: str) -> str:
     if trimmed(value).startswith("/"):
         return value
     raise InvalidValue(f'{show(value)} must be an absolute path such as "/bin/{value.rpartition("/")[2] or "sh"}"')
+
+
+def takes_setup(shell: str) -> bool:
+    """Whether *shell* can run a setup before a list of arguments, and say that it failed."""
+    return shell.rpartition("/")[2] in _BOURNE
 
 
 def _path(value: str) -> str:

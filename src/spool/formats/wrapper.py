@@ -13,7 +13,8 @@ The steps of the script, in order, and its records (docs/FORMAT.md has their gra
   prolog ends the prolog and not the wrapper, and none sees the other's variables. A prolog that fails gives
   the run its exit code and the command is not run. The epilog runs whenever the prolog or the command was
   tried, finds `SPOOL_EXIT_CODE`, and changes nothing about the run's exit code. Texts of plugins stand around and
-  between these three, in the same way: init, prolog, prep, command, end, epilog.
+  between these three, in the same way: init, prolog, prep, command, end, epilog. Texts before the command find
+  `SPOOL_ENV`, the path of the record `env`: what they append to it is in the environment of all that comes later.
 * HUP, INT, QUIT, TERM, USR1 and USR2 go on to the child that runs at that moment. After one of the first four,
   or once the record `stop` is there, no prolog or command is started any more. `signal` names the last of
   those four that the wrapper was sent.
@@ -41,7 +42,7 @@ from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
 from spool.core.model import Grant, Spec
-from spool.formats.values import resource_variable
+from spool.formats.values import SET_BY_SPOOL, resource_variable, takes_setup
 
 ALREADY_STARTED = 17
 """The wrapper's exit code when `jid` was there before it: it has run nothing."""
@@ -69,6 +70,13 @@ _LONGEST_BYTES = (128 << 10) - 1  # MAX_ARG_STRLEN of Linux, less the NUL byte a
 _MOST_BYTES = 6 << 20  # of all of them together, however large the stack may be
 _POINTER_BYTES = 8  # the kernel counts this for each
 _SLACK_BYTES = 4 << 10  # for the environment of every job, and for additions by the wrapper and env
+_MOST_LINES, _MOST_CHARACTERS, _LONGEST_LINE = 1000, 64 << 10, (32 << 10) - 1  # of what is added to an environment
+_BEFORE = ("init", "prolog", "prep")
+# After a setup, in the same shell, with the exit code of that.
+_AFTER_SETUP = """\
+case $? in 0) ;; *) set -- "$?"; echo "spool: cannot run the command: the setup ended with exit code $1" >&2
+echo "cannot run the command: the setup ended with exit code $1" > "$SPOOL_METADIR/error"; exit "$1" ;; esac
+"""
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
@@ -165,6 +173,45 @@ def with_references(environment: Mapping[str, str], own: Iterable[tuple[str, str
             else:
                 del found[key]
     return found
+
+
+def added_variables(text: bytes) -> tuple[tuple[str, str], ...]:
+    """Return the variables in what a hook has appended to `$SPOOL_ENV`: lines `KEY=VALUE`, as `wrapper.sh` reads them.
+
+    Raises InvalidValue, whose text follows the name of the file.
+    """
+    try:
+        lines = text.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise InvalidValue("is not UTF-8") from None
+    if len(text) > _MOST_CHARACTERS or len(lines) > _MOST_LINES or max(map(len, lines)) > _LONGEST_LINE:
+        raise InvalidValue("has more than 1000 lines, more than 64 KiB, or a line of more than 32 KiB")
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        key, equals, value = line.partition("=")
+        if not line or line.startswith("#"):
+            continue
+        if not equals or _IDENTIFIER.fullmatch(key) is None or "\0" in value:
+            raise InvalidValue(f"has a line {number} that is not KEY=VALUE")
+        if key.startswith("SPOOL_") or key in SET_BY_SPOOL:
+            raise InvalidValue(f"has {key} in line {number}, which spool sets itself")
+        if _SPECIAL.fullmatch(key) is not None:
+            raise InvalidValue(f"has {key} in line {number}, which the shell keeps for itself")
+        found[key] = value
+    return tuple(found.items())
+
+
+def with_setup(setup: str | None, command: str | tuple[str, ...], shell: str) -> str | tuple[str, ...]:
+    """Return *command*, preceded by *setup* in the same shell; if that fails, the command is not run.
+
+    A shell of another kind than Bourne's is not asked whether the setup failed.
+    """
+    if not setup:
+        return command
+    before = f"{setup}\n{_AFTER_SETUP}" if takes_setup(shell) else f"{setup}\n"
+    if isinstance(command, str):
+        return before + command
+    return (shell, "-c", _not_an_option(f'{before}exec "$@"'), shell, *command)
 
 
 def resource_variables(grant: Grant) -> dict[str, str]:
@@ -264,6 +311,8 @@ def _check_size(a: Assignments, words: tuple[str, ...]) -> None:
     if longest + own <= _SLACK_BYTES:
         return
     most = min(os.sysconf("SC_ARG_MAX"), _MOST_BYTES)
+    if any(getattr(a, name) for name in _BEFORE):
+        most -= 4 * _MOST_CHARACTERS  # they may add that much
     if longest + own + _SLACK_BYTES > most:
         why = f"its arguments and environment take {longest + own} bytes, and the kernel takes {most} at most"
         raise InvalidValue(cannot("run", f"the {name}", why, remedy="put them into a file"))

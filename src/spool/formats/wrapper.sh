@@ -7,7 +7,7 @@
 # shellcheck disable=SC2317  # traps call functions, and end the script in more places than one
 set -f
 unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL_MEMORY_MB SPOOL_GPUS
-unset SPOOL_CPU_LIST SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE
+unset SPOOL_CPU_LIST SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE SPOOL_ENV
 unset SHLVL _ # which tell of who started this, and through how many shells
 
 spool_told=${1-} # told: who this process is comes on stdin
@@ -37,7 +37,7 @@ spool_environment() { spool_exec "$@"; }
 
 spool_records=$spool_metadir # where the records are, which no move of the spool changes: spool_open_records
 spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
-spool_watcher='' spool_seen=0 spool_count=0
+spool_watcher='' spool_seen=0 spool_count=0 spool_added='' spool_size=0 spool_why=''
 spool_phase='' spool_before='' spool_done='' spool_tries=0 spool_id='' spool_own='' spool_groups=/sys/fs/cgroup
 spool_newline='
 '
@@ -214,8 +214,55 @@ spool_can_execute() {
     return 1
 }
 
+# spool_add_variables: export what the record `env` says, to which texts before the command append. A text after it has
+# to run whatever that says, and leaves out what is wrong.
+spool_add_variables() {
+    spool_count=0 spool_size=0 spool_why=''
+    if spool_astray || spool_in_the_way env; then
+        spool_why='is not a file'
+    elif [ -e "$spool_records/env" ]; then
+        while IFS= read -r spool_line || [ -n "$spool_line" ]; do
+            spool_add_variable
+            if [ -n "$spool_why" ] && [ -z "$spool_late" ]; then break; fi
+        done < "$spool_records/env"
+    fi
+    if [ -z "$spool_why" ] || [ -n "$spool_late" ]; then return; fi
+    spool_fail 125 "cannot run the $spool_phase: \$SPOOL_ENV $spool_why" 5>&2 2> /dev/null
+    exit 125
+}
+
+# spool_add_variable: export spool_line, or let spool_why say what is wrong with it. A program that is given more than it
+# can take could not be told from one that the machine refuses, so there are limits, for characters of up to four bytes.
+spool_add_variable() {
+    spool_count=$((spool_count + 1)) spool_size=$((spool_size + ${#spool_line}))
+    spool_key=${spool_line%%=*}
+    if [ "$spool_count" -gt 1000 ] || [ "$spool_size" -gt 65536 ] || [ "${#spool_line}" -gt 32767 ]; then
+        spool_why="has more than 1000 lines, more than 64 KiB, or a line of more than 32 KiB"
+        return
+    fi
+    case $spool_line in
+    '' | '#'*) return ;;
+    esac
+    case $spool_key in
+    "$spool_line" | '' | [0-9]* | *[!A-Za-z0-9_]*) spool_why="has a line $spool_count that is not KEY=VALUE" ;;
+    SPOOL_* | CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER)
+        spool_why="has $spool_key in line $spool_count, which spool sets itself"
+        ;;
+    IFS | PWD | OLDPWD | OPTIND | OPTARG | OPTERR | PPID | _ | LINENO | PS[0-9] | ENV | FUNCNEST | POSIXLY_CORRECT | \
+        EUID | UID | SHLVL | GROUPS | BASH* | SHELLOPTS | FUNCNAME | DIRSTACK | RANDOM | SRANDOM | SECONDS | EPOCH* | \
+        PIPESTATUS | HISTCMD | COMP_* | spool_*)
+        spool_why="has $spool_key in line $spool_count, which the shell keeps for itself"
+        ;;
+    *) export "$spool_key=${spool_line#*=}" ;;
+    esac
+}
+
 # spool_exec ARGUMENT...: the last step of a child, called by spool_environment: turn into the command.
 spool_exec() {
+    if [ -n "$spool_added" ]; then spool_add_variables; fi
+    case $spool_phase in
+    init | prolog | prep) export SPOOL_ENV="$spool_metadir/env" ;;
+    esac
     if ! spool_find "$spool_program"; then
         spool_fail "$spool_code" "cannot run the $spool_phase: $spool_program: $spool_why" 5>&2 2> /dev/null
         exit "$spool_code"
@@ -336,6 +383,7 @@ spool_into() {
 # spool_before PHASE TEXT: run what comes before the command; once something has failed, nothing of it.
 spool_before() {
     if [ "$spool_code" -ne 0 ]; then return; fi
+    spool_added=yes
     spool_run "$1" "$spool_shell" -c "$2"
     if [ "$spool_code" -ne 0 ] && [ ! -e "$spool_records/error" ]; then
         spool_fail "$spool_code" "cannot run the command: the $1 ended with exit code $spool_code"

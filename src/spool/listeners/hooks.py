@@ -15,17 +15,19 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
+from spool.core.errors import InvalidValue
 from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
 from spool.core.model import SECOND_NS, Jid
 from spool.core.units import whole_words
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
+from spool.formats.wrapper import added_variables
 from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
 from spool.machine import children, identity, marks, processes
@@ -68,20 +70,29 @@ class Hooks(Listener):
         done()
 
     def ask(self, event: Event, begin: Begin) -> Answer:
-        """Run the hooks of *event* until one exits with a code other than 0; its output is the reason."""
+        """Run the hooks of *event* until one exits with a code other than 0; its output is the reason.
+
+        What those of a start append to `$SPOOL_ENV` is for the environment of the run.
+        """
+        found: dict[str, str] = {}
         for path in find_hooks(self._root).paths.get(event.name, ()):
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
-            ran = self._run(path, event, limit_ns)
-            if ran.problem is not None:
-                said = ran.output.strip()
-                return Answer(no=f"hook {event.name}: {_brief(said) or ran.problem}")
-        return Answer()
+            with _added_to(event) as added:
+                ran = self._run(path, event, limit_ns, added.variables)
+                if ran.problem is not None:
+                    said = ran.output.strip()
+                    return Answer(no=f"hook {event.name}: {_brief(said) or ran.problem}")
+                try:
+                    found |= added_variables(added.text())
+                except InvalidValue as error:
+                    return Answer(no=f"hook {event.name}: its $SPOOL_ENV {error}")
+        return Answer(env=tuple(found.items()))
 
-    def _run(self, path: str, event: Event, limit_ns: int) -> _HookResult:
+    def _run(self, path: str, event: Event, limit_ns: int, more: Mapping[str, str] | None = None) -> _HookResult:
         shown = os.path.relpath(path, self._root)
         given = render_facts(facts(event))
-        ran = _run_hook(path, given, variables(event), self._root, limit_ns)
+        ran = _run_hook(path, given, {**variables(event), **(more or {})}, self._root, limit_ns)
         for line in ran.output.splitlines():
             if line.strip():
                 log.info("%s: %s", shown, _printable(line))
@@ -92,6 +103,31 @@ class Hooks(Listener):
         if ran.left:
             log.warning("%s for %s: killed %d processes that it left behind", shown, about, ran.left)
         return ran
+
+
+class _Added(Struct, frozen=True):
+    """A file in memory, to which a hook may append variables; -1: none."""
+
+    fd: int
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the hook is told: a path of this process, because a hook may start programs that close the rest."""
+        return {"SPOOL_ENV": f"/proc/{os.getpid()}/fd/{self.fd}"} if self.fd >= 0 else {}
+
+    def text(self) -> bytes:
+        """Return what it holds, up to a byte more than can be good."""
+        return os.pread(self.fd, _MOST_OUTPUT + 1, 0) if self.fd >= 0 else b""
+
+
+@contextmanager
+def _added_to(event: Event) -> Iterator[_Added]:
+    fd = os.memfd_create("env") if event.name is EventName.SUBMITTING else -1
+    try:
+        yield _Added(fd)
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _printable(text: str) -> str:

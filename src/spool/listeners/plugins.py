@@ -125,7 +125,8 @@ class Plugins(Listener):
                     return Answer(no=f"plugin {implementation.plugin_name}: {words}")
             if event.name is not EventName.SUBMITTING:
                 return Answer()
-            return Answer(**{word: self._texts(word, event, begin) for word in _TEXTS})
+            init, prep, end = (self._texts(word, event, begin) for word in _TEXTS)
+            return Answer(init=init, prep=prep, end=end)
         except _FailedError as error:
             log.error("a plugin failed when asked about %s: %s", event.id, error)
             return Answer(no=f"plugin {error}")

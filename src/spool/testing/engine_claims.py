@@ -76,6 +76,14 @@ def test_a_failure_has_its_exit_code(served_site: Site, code: int) -> None:
     assert (result["outcome"], result["exit_code"], served_site.spool.runs("x")) == ("failed", code, [1])
 
 
+def test_a_prolog_and_a_setup_reach_the_command(served_site: Site) -> None:
+    """What the prolog adds to the environment is there, and the setup runs in the shell of the command."""
+    prolog, setup = 'echo "TOKEN=it is" >> "$SPOOL_ENV"', "X=set; export X"
+    served_site.spool.drop("reached", ["sh", "-c", 'echo "$TOKEN $X"'], prolog=prolog, setup=setup)
+    served_site.spool.wait_done("reached")
+    assert served_site.spool.log("reached") == "it is set\n"
+
+
 def test_a_cancel_lets_the_job_leave_in_order(served_site: Site) -> None:
     """Its command is told once to end."""
     spool = served_site.spool

@@ -1,0 +1,183 @@
+"""Containers: the command line that runs a job's command in an image, and the texts around it.
+
+What spool relies on, whatever the runtime: the container has the marks of its run (FORMAT 6.1) and the user of the
+spool, so its processes are found, measured and ended as those of any run, also where a daemon started them; and the
+program of the command line stays until the container ends, passes signals on and has its exit code. The records that a
+runtime keeps of a container are removed by a text after the command, and by one before the next run of the job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping
+from shlex import quote
+
+from msgspec import Struct
+
+from spool.core.layout import ENVIRONMENT, STOP
+from spool.core.model import Container, Grant
+from spool.core.names import CONTAINER_RUNTIMES
+
+# Variables of the host that mean nothing, or harm, in an image. An option of the job can set them.
+_OF_THE_HOST = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "TMPDIR", "VIRTUAL_ENV", "PYTHONHOME"})
+_PREFIXES_OF_THE_HOST = ("LD_", "CONDA_", "BASH_FUNC_")
+_ALSO_CALLED = {"apptainer": ("apptainer", "singularity")}
+_INITS = ("/usr/libexec/podman/catatonit", "/usr/lib/podman/catatonit", "/usr/local/libexec/podman/catatonit")
+_REGISTRY = "docker://"
+# The containers of runs that are over are removed by a later one: where a run was killed, nothing of it could do that.
+_BEFORE = """\
+: >> "$SPOOL_ENV"
+@runtime@ ps --all --quiet --filter @filter@ | while read -r container; do
+    metadir=$(@runtime@ inspect --format '{{index .Config.Labels "spool.metadir"}}' "$container")
+    if [ -e "$metadir/run.sh" ] && [ ! -e "$metadir/result.toml" ]; then continue; fi
+    @runtime@ rm --force "$container"
+done > /dev/null 2>&1
+:
+"""
+_AFTER = """\
+if [ "$(@runtime@ inspect --format '{{.State.OOMKilled}}' @title@ 2> /dev/null)" = true ] && [ ! -e @stop@ ]; then
+    echo memory > @stop@
+fi
+@runtime@ rm --force @title@ > /dev/null 2>&1
+"""
+
+
+class Inside(Struct, frozen=True):
+    """What a container gets of its run. Paths are the same inside and outside."""
+
+    spool_dir: str
+    job: str
+    run: int
+    metadir: str
+    workdir: str
+    grant: Grant
+    environment: Mapping[str, str]
+    terminal: bool = False  # it reads what is typed
+
+
+class Contained(Struct, frozen=True):
+    """A command in a container, and the shell texts just before and just after it."""
+
+    command: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+
+
+def problem(container: Container) -> str | None:
+    """Return why that container cannot be started on this machine, and what to do; None if it can."""
+    if _found(container) is not None:
+        return None
+    names = _possible(container)
+    remedy = "install it" if len(names) == 1 else "install one of them"
+    return f"its container needs {' or '.join(names)}, not found in the dispatcher's PATH; {remedy}"
+
+
+def contained(container: Container, words: tuple[str, ...], inside: Inside) -> Contained:
+    """Return what runs *words* in the container.
+
+    Without a runtime, the name of the first that it may have is left, and the run fails with 127.
+    """
+    name, program = _found(container) or (_possible(container)[0],) * 2
+    if name == "apptainer":
+        return Contained((program, "exec", *_apptainer(inside), *_options(container), _image(container, name), *words))
+    title = f"spool-{zlib.crc32(os.fsencode(inside.spool_dir)):08x}-{inside.job}-{inside.run}"
+    labels = (f"--label=spool.dir={inside.spool_dir}", f"--label=spool.metadir={inside.metadir}")
+    words = (f"--entrypoint={words[0]}", _image(container, name), *words[1:])
+    command = (program, "run", f"--name={title}", *labels, *_engine(name, inside), *_options(container), *words)
+    filled = {"runtime": quote(program), "title": title, "stop": quote(f"{inside.metadir}/{STOP}")}
+    filled["filter"] = quote(f"label=spool.dir={inside.spool_dir}")
+    return Contained(command, _fill(_BEFORE, filled), _fill(_AFTER, filled))
+
+
+def _fill(text: str, filled: Mapping[str, str]) -> str:
+    return re.sub(r"@(\w+)@", lambda match: filled[match[1]], text)
+
+
+def _engine(name: str, inside: Inside) -> tuple[str, ...]:
+    """Return the options of docker and podman, which are the same but for these few."""
+    grant, uid, gid = inside.grant, os.geteuid(), os.getegid()
+    options = [f"--user={uid}:{gid}", f"--workdir={inside.workdir}", "--security-opt=label=disable"]
+    if name == "docker" or shutil.which("catatonit") or any(map(os.path.exists, _INITS)):
+        options.append("--init")  # else a command that does not expect it is a process 1, and hears no TERM
+    if name == "podman" and uid:
+        options.append("--userns=keep-id")
+    if inside.terminal:
+        options.append("--interactive")
+    if grant.cpus:
+        options.append(f"--cpus={grant.cpus}")
+    if grant.memory_bytes is not None:
+        options.append(f"--memory={grant.memory_bytes}b")
+    if grant.gpu_uuids and name == "docker":
+        options.append(f'--gpus="device={",".join(grant.gpu_uuids)}"')
+    elif grant.gpu_uuids:
+        options += [f"--device=nvidia.com/gpu={uuid}" for uuid in grant.gpu_uuids]
+    else:
+        options.append("--env=NVIDIA_VISIBLE_DEVICES=void")  # where the runtime gives all GPUs to images that ask
+    options += _mounts(inside)
+    options.append(f"--env-file={inside.metadir}/{ENVIRONMENT}")  # what texts before the command have added
+    return (*options, *(f"--env={key}" for key in inside.environment if _goes_along(key)))
+
+
+def _apptainer(inside: Inside) -> tuple[str, ...]:
+    """Return the options of apptainer, which passes on the environment and stays within the run and its limits."""
+    return (f"--pwd={inside.workdir}", *_mounts(inside), *(["--nv"] if inside.grant.gpu_uuids else []))
+
+
+def _mounts(inside: Inside) -> list[str]:
+    return [f"--mount=type=bind,{_field('source', path)},{_field('destination', path)}" for path in _folders(inside)]
+
+
+def _folders(inside: Inside) -> tuple[str, ...]:
+    return (inside.workdir, inside.metadir)
+
+
+def _field(key: str, path: str) -> str:
+    """Return a part of such an option, which is a line of CSV."""
+    text = f"{key}={path}"
+    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\n') else text
+
+
+def _options(container: Container) -> list[str]:
+    """Return the job's own options; name and value of "-v /data:/data" are two arguments."""
+    split = (re.fullmatch(r"(-[^\s=]+)\s+(.+)", option) for option in container.options)
+    return [
+        word
+        for option, parts in zip(container.options, split, strict=True)
+        for word in (parts.groups() if parts else (option,))
+    ]
+
+
+def _goes_along(key: str) -> bool:
+    return key not in _OF_THE_HOST and not key.startswith(_PREFIXES_OF_THE_HOST)
+
+
+def _image(container: Container, runtime: str) -> str:
+    image = container.image
+    if runtime != "apptainer":
+        return image.removeprefix(_REGISTRY)
+    if image.startswith("~"):
+        return os.path.expanduser(image)
+    return image if "://" in image or image.startswith(("/", ".")) or image.endswith(".sif") else _REGISTRY + image
+
+
+def _possible(container: Container) -> tuple[str, ...]:
+    """Return the runtimes that can run the image, the first one first."""
+    if container.runtime is not None:
+        return (container.runtime,)
+    image = container.image
+    is_file = image.endswith(".sif") or image.startswith(("/", ".", "~"))
+    if is_file or ("://" in image and not image.startswith(_REGISTRY)):
+        return ("apptainer",)
+    return CONTAINER_RUNTIMES
+
+
+def _found(container: Container) -> tuple[str, str] | None:
+    """Return the runtime to use and its path."""
+    for name in _possible(container):
+        for called in _ALSO_CALLED.get(name, (name,)):
+            if (path := shutil.which(called)) is not None:
+                return name, path
+    return None

@@ -1,0 +1,116 @@
+"""Command lines of containers."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from spool.core.model import Container, Grant
+from spool.executors import container
+from spool.executors.container import Inside, contained
+
+GPUS = Grant(cpus=3, memory_bytes=100 << 20, gpu_uuids=("GPU-a", "GPU-b"), gpu_indices=(0, 1))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the only directory in which programs are looked for."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def install(place: Path, *names: str) -> None:
+    """Install programs."""
+    for name in names:
+        (place / name).write_text("#!/bin/sh\n")
+        (place / name).chmod(0o755)
+
+
+def inside(grant: Grant = GPUS, **keys: object) -> Inside:
+    """Return what a run gives to its container."""
+    environment = {
+        "A": "1",
+        "PATH": "/x",
+        "LD_PRELOAD": "x",
+        "BASH_FUNC_f%%": "()",
+        "CONDA_PREFIX": "/c",
+        "SPOOL_JOB": "j",
+    }
+    given = {"environment": environment, "workdir": "/work", "metadir": "/s/jobs/j/2"} | keys
+    return Inside("/s", "j", 2, grant=grant, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stated", "there", "used"),
+    [
+        (Container("x"), ["docker", "apptainer"], "docker"),
+        (Container("x"), ["docker", "podman"], "podman"),
+        (Container("x"), ["singularity"], "singularity"),
+        (Container("x", "docker"), ["docker", "podman"], "docker"),
+        (Container("x", "docker"), ["podman"], None),
+        (Container("/images/x.sif"), ["docker", "podman"], None),
+        (Container("library://x"), ["docker", "podman", "apptainer"], "apptainer"),
+        (Container("docker://x"), ["podman"], "podman"),
+        (Container("x"), [], None),
+    ],
+)
+def test_the_runtime_is_the_first_that_is_there_and_knows_the_image(
+    place: Path, stated: Container, there: list[str], used: str | None
+) -> None:
+    """Without one the reason says what to install."""
+    install(place, *there)
+    why = container.problem(stated)
+    if used is None:
+        assert why is not None
+        assert why.startswith("its container needs ")
+        assert why.endswith(("install it", "install one of them"))
+    else:
+        assert why is None
+        assert contained(stated, ("true",), inside()).command[0] == str(place / used)
+
+
+@pytest.mark.parametrize("name", ["podman", "docker"])
+def test_a_container_gets_what_was_granted(place: Path, name: str) -> None:
+    """CPUs, memory and exactly these GPUs; the user; the variables of the job that are not the host's."""
+    install(place, name)
+    words = contained(
+        Container("docker://x:1", options=("-v /a b:/c", "--cpus=9")), ("a", "-b", "c d"), inside()
+    ).command
+    assert words[1] == "run"
+    assert words[-4:] == ("--entrypoint=a", "x:1", "-b", "c d")
+    assert words[-7:-4] == ("-v", "/a b:/c", "--cpus=9")  # the last one counts
+    assert {"--cpus=3", f"--memory={100 << 20}b", "--workdir=/work", f"--user={os.geteuid()}:{os.getegid()}"} <= {
+        *words
+    }
+    gpus = {word for word in words if "GPU-" in word}
+    each = {"--device=nvidia.com/gpu=GPU-a", "--device=nvidia.com/gpu=GPU-b"}
+    assert gpus == ({'--gpus="device=GPU-a,GPU-b"'} if name == "docker" else each)
+    assert [word for word in words if word.startswith("--env=")] == ["--env=A", "--env=SPOOL_JOB"]
+    none = contained(Container("x"), ("a",), inside(Grant(cpus=0))).command
+    assert "--env=NVIDIA_VISIBLE_DEVICES=void" in none
+    assert not [word for word in none if word.startswith(("--cpus", "--memory", "--gpus", "--device", "--interactive"))]
+    assert "--interactive" in contained(Container("x"), ("a",), inside(terminal=True)).command
+
+
+@pytest.mark.parametrize("path", ["/a,b", '/a"b', "/a:b c", "/it's"])
+def test_odd_paths_are_mounted_as_they_are(place: Path, path: str) -> None:
+    """The option is a line of CSV."""
+    install(place, "podman")
+    words = contained(Container("x"), ("a",), inside(workdir=path)).command
+    (option,) = [word for word in words if word.startswith("--mount") and "/s/jobs" not in word]
+    (fields,) = csv.reader([option.removeprefix("--mount=")])
+    assert fields == ["type=bind", f"source={path}", f"destination={path}"]
+
+
+def test_a_container_of_apptainer_is_within_the_run(place: Path) -> None:
+    """It needs no limits of its own and leaves nothing behind; GPUs are there if the run has some."""
+    install(place, "apptainer")
+    made = contained(Container("x:1", options=("--writable-tmpfs",)), ("a", "b"), inside())
+    assert made.command[1] == "exec"
+    assert made.command[-5:] == ("--nv", "--writable-tmpfs", "docker://x:1", "a", "b")
+    assert (made.before, made.after) == ("", "")
+    assert "--nv" not in contained(Container("/x.sif"), ("a",), inside(Grant(cpus=1))).command
+    assert contained(Container("~/x.sif"), ("a",), inside()).command[-2] == os.path.expanduser("~/x.sif")
