@@ -311,7 +311,7 @@ class Launcher:
             script=f"{metadir}/{layout.WRAPPER}",
             keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
             group=group,
-            spec=live.spec,
+            spec=live.requested,
             at_once=self._at_once(live.spec),
         )
         try:

@@ -149,7 +149,7 @@ class Executors:
         if spec.executor_options and self.elsewhere(spec.executor) is None:
             executor = spec.executor or self._default()
             return f"its executor_options are for an engine such as Slurm, but its executor is {executor}"
-        if spec.keep_session or spec.gpu_idle_ns is not None or spec.request.resources:
+        if spec.keep_session or spec.gpu_idle_ns is not None or spec.request.resources or spec.request.gpu_memory_auto:
             engine = self.elsewhere(spec.executor)
             if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:
                 return why

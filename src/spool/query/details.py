@@ -86,6 +86,7 @@ class JobDetails(Struct, frozen=True):
     others: tuple[OtherFile, ...] = ()
     expected_run_ns: int | None = None  # None: it has ended, or is an array
     expected: str = ""  # … in words, with its source
+    requests: str = ""  # the memory that its next run requests and why, if its file leaves that to spool
     tasks: tuple[JobRow, ...] = ()  # of an expanded array
     task_counts: dict[str, int] = field(default_factory=dict)  # number of its tasks in each state
     failed_tasks: tuple[str, ...] = ()
@@ -136,6 +137,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         others=tuple(_other(spool, row) for row in found[1:]),
         expected_run_ns=expected.ns if expected is not None else None,
         expected=expected.words(name, found[0].user or "") if expected is not None else "",
+        requests=_requests(spool, found[0]),
         tasks=tasks.rows,
         task_counts=tasks.counts(),
         failed_tasks=tasks.failed(),
@@ -182,6 +184,18 @@ def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
         return None
     run_times = past_of(spool, time.time_ns(), settings.config.policy).run_times
     return run_times.expected(row.user or "", row.name, spec)
+
+
+def _requests(spool: Spool, row: JobRow) -> str:
+    if row.place not in (layout.QUEUED, layout.HELD):
+        return ""
+    spec = spool.job_spec(row.place, row.name, Settings(spool).config.defaults)
+    if spec is None or not spec.is_sized:
+        return ""
+    from spool.query.sizes import next_request  # few jobs need it
+
+    found = next_request(spool, row.name, row.user or "", spec)
+    return "" if found is None else found.why
 
 
 def _other(spool: Spool, row: JobRow) -> OtherFile:

@@ -122,7 +122,7 @@ def row_of_result(result: Result) -> JobRow:
         run=result.run,
         attempt=result.attempt,
         cpus=result.request.cpus,
-        memory_bytes=result.request.memory_bytes,
+        memory_bytes=result.grant.memory_bytes if result.request.memory_auto else result.request.memory_bytes,
         gpus=result.request.gpus,
         resources=result.request.resources,
         user=result.user,
@@ -183,7 +183,7 @@ def of_spec(spec: Spec | None) -> dict[str, Any] | None:
     return {
         "priority": spec.priority,
         "cpus": request.cpus,
-        "memory_bytes": request.memory_bytes,
+        "memory_bytes": None if request.memory_auto else request.memory_bytes,  # the plan has it
         "gpus": request.gpus,
         "resources": request.resources,
         "project": spec.project,
