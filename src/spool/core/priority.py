@@ -64,18 +64,18 @@ class Past:
         self.served: dict[str, Served] = {}  # by the keys of the shares
         self.passed = PassedWork()
         self.passed_by: dict[str, PassedWork] = {}  # by named resource; its use is the first pool
-        self.policy = policy
+        self._policy = policy
         self.sizes: Sizes | None = None  # where a job leaves its size to spool
 
     def begin(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
         """Count the usage of a run from its start on."""
-        key, rate = share_key(user, project, self.policy), weigh(grant, self.policy)
+        key, rate = share_key(user, project, self._policy), weigh(grant, self._policy)
         self.shares.begin(key, rate, at_ns)
         self._serve(key, in_units(rate), at_ns)
 
     def end(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
         """Count the usage up to its end."""
-        key, rate = share_key(user, project, self.policy), weigh(grant, self.policy)
+        key, rate = share_key(user, project, self._policy), weigh(grant, self._policy)
         self.shares.end(key, rate, at_ns)
         self._serve(key, -in_units(rate), at_ns)
 
@@ -90,7 +90,7 @@ class Past:
         """Return an independent copy; the learnt run times are shared, for reading only."""
         other = Past.__new__(Past)
         other._asked = None  # the copy is asked about the same jobs, and is short-lived
-        other.policy, other.run_times, other.sizes = self.policy, self.run_times, self.sizes
+        other._policy, other.run_times, other.sizes = self._policy, self.run_times, self.sizes
         other.shares, other.passed = self.shares.copy(), self.passed.copy()
         other.served = {key: served.copy() for key, served in self.served.items()}
         other.passed_by = {name: passed.copy() for name, passed in self.passed_by.items()}
@@ -115,7 +115,7 @@ class Past:
         if arrived_at_ns is None or elsewhere:
             return
         self._add(self.passed, arrived_at_ns, Work.of(grant, ran_ns))
-        runs = () if self.policy.max_running is None else ((_RUNS, 1),)
+        runs = () if self._policy.max_running is None else ((_RUNS, 1),)
         for name, count in (*grant.resources, *runs):
             passed = self.passed_by.setdefault(name, PassedWork())
             self._add(passed, arrived_at_ns, Work(count * ran_ns, 0, 0))

@@ -40,30 +40,31 @@ class Most(NamedTuple):
 class _Peaks:
     """The last peaks of one kind, and the sizes that they make."""
 
-    __slots__ = ("gpu_peaks", "gpu_size", "killed", "peaks", "size")
+    __slots__ = ("enough", "gpu_peaks", "gpu_size", "killed", "peaks", "size")
 
     def __init__(self) -> None:
         self.peaks: deque[int] = deque(maxlen=_LASTS)
         self.gpu_peaks: deque[int] = deque(maxlen=_LASTS)
-        self.killed = 0  # what is enough after the largest that was too little, until a run has shown it
+        self.killed = 0  # the largest grant that was too little, until a run has shown how much is enough
+        self.enough = 0  # … and what is requested until then
         self.size: int | None = None
         self.gpu_size: int | None = None
 
     def sizes(self) -> tuple[int | None, int | None]:
         size, gpu_size = _size(self.peaks), _size(self.gpu_peaks)
         if self.killed:
-            size = max(size or 0, self.killed)
+            size = max(size or 0, self.enough)
         return size, gpu_size
 
 
 def _size(peaks: deque[int]) -> int | None:
     if not peaks:
         return None
-    return max(LEAST_BYTES, _and_margin(_high(peaks)))
+    return _and_margin(_high(peaks))
 
 
 def _and_margin(peak: int) -> int:
-    return rounded_size(peak + peak // _MARGIN)
+    return max(LEAST_BYTES, rounded_size(peak + peak // _MARGIN))
 
 
 def _after_kill(granted: int, peak: int | None) -> int:
@@ -97,12 +98,13 @@ class Sizes:
         if len(self._kinds) > _KINDS:
             del self._kinds[next(iter(self._kinds))]
         if killed:
-            kind.killed = max(kind.killed, _after_kill(granted or 0, peak))
+            kind.killed = max(kind.killed, granted or 0)
+            kind.enough = max(kind.enough, _after_kill(granted or 0, peak))
         else:
             if peak is not None:
                 kind.peaks.append(peak)
-                if (granted or 0) >= kind.killed or len(kind.peaks) == _LASTS:
-                    kind.killed = 0
+                if peak > kind.killed or len(kind.peaks) == _LASTS:  # engines may see the largest process only
+                    kind.killed = kind.enough = 0
             if gpu_peak is not None:
                 kind.gpu_peaks.append(gpu_peak)
         before = kind.size, kind.gpu_size
@@ -166,7 +168,7 @@ def _memory(spec: Spec, kind: _Peaks | None, last: Result | None) -> tuple[int |
         return base, words
     if last.outcome is State.OUT_OF_MEMORY:
         more = int(granted * factor) if factor else _after_kill(granted, last.peak_memory_bytes)
-        if more > base or not words:
+        if more >= base:
             return more, f"after the {show_size(granted)} with which run {last.run} ran out of memory"
     elif granted > base and (last.again is not None or not stated.memory_auto):
         return granted, f"as run {last.run}, after one that ran out of memory"
@@ -174,7 +176,7 @@ def _memory(spec: Spec, kind: _Peaks | None, last: Result | None) -> tuple[int |
 
 
 def _basis(kind: _Peaks) -> str:
-    if kind.killed and kind.size == kind.killed:
+    if kind.killed and kind.size == kind.enough:
         return "after a run like it that ran out of memory"
     return _above(kind.peaks)
 

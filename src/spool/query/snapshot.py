@@ -101,7 +101,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         machine = on_shared(machine, settings.config, _arbiter(said) or arbiter_view(shared))
     policy = settings.config.policy
     alone = machine if shared is None else as_if_alone(machine)
-    table.fit(alone)
+    table.fit(alone, policy)
     arrays = _ForeseenNames(spool, table, _expand(table, now_ns)) if with_tasks else ArrayNames(spool, table)
     if table.queue or table.held or table.runs:  # otherwise no estimate needs the history
         table.remember(past_of(spool, now_ns, policy, sizes=table.sizing is not None))

@@ -23,6 +23,7 @@ class Sizing:
     def __init__(self, newest_result: Callable[[str], Result | None]) -> None:
         self._newest_result = newest_result
         self._last: dict[str, Result | None] = {}  # of each waiting job, read once
+        self._policy = Policy()
         self._memory_bytes: int | None = None
         self._gpus: tuple[tuple[str, int | None], ...] = ()
 
@@ -34,9 +35,10 @@ class Sizing:
     def fit(self, machine: Machine, policy: Policy) -> bool:
         """Set what there is; return whether that is news."""
         gpus = tuple((gpu.name, gpu.memory_total_bytes) for gpu in machine.gpus if chosen(gpu, policy.gpu_use))
-        if (machine.memory_bytes, gpus) == (self._memory_bytes, self._gpus):
+        seen = machine.memory_bytes, gpus, policy
+        if seen == (self._memory_bytes, self._gpus, self._policy):
             return False
-        self._memory_bytes, self._gpus = machine.memory_bytes, gpus
+        self._memory_bytes, self._gpus, self._policy = seen
         return True
 
     def of(self, job: Waiting, past: Past) -> Sized | None:
@@ -45,11 +47,11 @@ class Sizing:
             self._last[job.name] = None
             with suppress(OSError, SpoolError):  # a smaller size is only a worse guess
                 self._last[job.name] = self._newest_result(job.name)
-        return sized(job, self._last[job.name], past.sizes, self._most_for(job.spec, job.user, job.elsewhere, past))
+        return sized(job, self._last[job.name], past.sizes, self._most_for(job.spec, job.user, job.elsewhere))
 
     def of_task(self, job: Waiting, past: Past) -> Sized | None:
         """Return the same of a task that has no file yet."""
-        return sized(job, None, past.sizes, self._most_for(job.spec, job.user, job.elsewhere, past))
+        return sized(job, None, past.sizes, self._most_for(job.spec, job.user, job.elsewhere))
 
     def forget(self, name: str) -> None:
         """Remove a job that does not wait any more, or that a new result changes."""
@@ -60,14 +62,14 @@ class Sizing:
         common = stem(name)
         return (other for other in self.names if stem(other) == common)
 
-    def retried(self, spec: Spec, result: Result, elsewhere: str | None, past: Past) -> Spec:
+    def retried(self, spec: Spec, result: Result, elsewhere: str | None) -> Spec:
         """Return *spec* with the retry that a run deserves if spool had worked out too little for it."""
-        return may_grow(spec, result, self._most_for(spec, result.user or "", elsewhere, past))
+        return may_grow(spec, result, self._most_for(spec, result.user or "", elsewhere))
 
-    def _most_for(self, spec: Spec, user: str, elsewhere: str | None, past: Past) -> Most:
+    def _most_for(self, spec: Spec, user: str, elsewhere: str | None) -> Most:
         if elsewhere is not None:
             return Most()
-        policy = past.policy
+        policy = self._policy
         quotas = [limits_of(policy.default_user_limits, policy.user_limits, user)]
         if spec.project is not None:
             quotas.append(limits_of(policy.default_project_limits, policy.project_limits, spec.project))

@@ -84,7 +84,7 @@ class SchedulerState(Struct):
     over: list[int] = field(default_factory=list)  # the leases of runs that left their room, until they are taken
     runs: Runs = field(default_factory=Runs)  # those that hold grants
     past: Past = field(default_factory=lambda: Past(Policy()))
-    machine: Machine | None = None  # of the last view
+    fits: tuple[Machine, Policy] | None = None  # what there is for jobs that are sized, as last seen
     newest_result: Callable[[str], Result | None] = lambda name: None  # the recorded one of a job's newest run
     sizing: Sizing | None = None  # None: no job was sized yet
 
@@ -161,12 +161,12 @@ class SchedulerState(Struct):
         """Return the spec of a run that has ended, with the retry that it deserves if spool sized it too small."""
         if not live.spec.is_sized:
             return live.spec
-        return self._sizing().retried(live.spec, result, live.elsewhere, self.past)
+        return self._sizing().retried(live.spec, result, live.elsewhere)
 
-    def fit(self, machine: Machine) -> None:
-        """Let no job that is sized request more than *machine* has."""
-        self.machine = machine
-        if self.sizing is not None and self.sizing.fit(machine, self.past.policy):
+    def fit(self, machine: Machine, policy: Policy) -> None:
+        """Let no job that is sized request more than *machine* and the quotas of *policy* have."""
+        self.fits = machine, policy
+        if self.sizing is not None and self.sizing.fit(machine, policy):
             self._size_again(self.sizing.names)
 
     def _sizing(self) -> Sizing:
@@ -174,8 +174,8 @@ class SchedulerState(Struct):
             from spool.state.sizing import Sizing  # most spools never need it
 
             self.sizing = Sizing(self.newest_result)
-            if self.machine is not None:
-                self.sizing.fit(self.machine, self.past.policy)
+            if self.fits is not None:
+                self.sizing.fit(*self.fits)
         return self.sizing
 
     def view(
@@ -189,7 +189,6 @@ class SchedulerState(Struct):
         holding: Holding,
     ) -> View:
         """Return the input of `decide`: for the dispatcher, and for every command that explains or predicts."""
-        self.fit(machine)
         return View(
             machine=machine,
             elsewhere=self.executors.machines(),
