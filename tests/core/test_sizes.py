@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spool.core.efficiency import rounded_size
 from spool.core.model import FIRST_BYTES, GpuUse, Grant, Request, Result, Retry, Spec, State, Waiting
 from spool.core.queue import WaitingQueue
-from spool.core.sizes import LEAST_BYTES, Most, Sizes, may_grow, sized
+from spool.core.sizes import LEAST_BYTES, Most, Sizes, may_grow, rounded_size, sized
 
 GIB, MIB = 1 << 30, 1 << 20
 AUTO = Request(memory_bytes=FIRST_BYTES, memory_auto=True)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from spool.core.efficiency import rounded_size
 from spool.core.gpuuse import peak_memory_bytes
 from spool.core.model import Request, Result, Sized, Spec, State, Waiting
 from spool.core.runtimes import TEACHES, stem
@@ -23,11 +22,24 @@ from spool.core.units import show_size
 LEAST_BYTES = 256 << 20
 """The least that is worked out: a peak that short is easily missed."""
 
+_MIB, _GIB = 1 << 20, 1 << 30
+_STEPS = ((_GIB, 64 * _MIB), (4 * _GIB, 256 * _MIB), (16 * _GIB, 512 * _MIB), (64 * _GIB, _GIB))
+_LARGEST_STEP = 4 * _GIB
 _LASTS = 30  # peaks remembered of each kind
 _PERCENTILE = 95  # of up to 19 peaks that is the highest
 _MARGIN = 5  # a fifth is added
 _TWICE = 2.0  # after a run that was killed for too little of what spool had worked out
 _KINDS = 5_000  # kinds remembered; beyond that, the kind whose last run is the oldest is forgotten
+
+
+def rounded_size(size_bytes: int) -> int:
+    """Return the next larger size that a person would write: "192M", "1.5G", "20G"."""
+    return round_up(size_bytes, next((step for below, step in _STEPS if size_bytes <= below), _LARGEST_STEP))
+
+
+def round_up(number: int, step: int) -> int:
+    """Return the next multiple of *step*, at least one."""
+    return max(-(-number // step), 1) * step
 
 
 class Most(NamedTuple):
@@ -84,7 +96,7 @@ class Sizes:
         self._kinds: dict[tuple[str, str, Request], _Peaks] = {}
 
     def add(self, user: str, result: Result) -> bool:
-        """Learn from the peaks of a run; return whether jobs like it request another size now."""
+        """Add the peaks of a run; return whether jobs like it request another size now."""
         peak, granted = result.peak_memory_bytes, result.grant.memory_bytes
         killed = result.outcome is State.OUT_OF_MEMORY and granted is not None
         gpu_peak = peak_memory_bytes(result.gpu_use)

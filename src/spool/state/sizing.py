@@ -33,7 +33,7 @@ class Sizing:
         return tuple(self._last)
 
     def fit(self, machine: Machine, policy: Policy) -> bool:
-        """Set what there is; return whether that is news."""
+        """Set the resources and the quotas; return whether that is news."""
         gpus = tuple((gpu.name, gpu.memory_total_bytes) for gpu in machine.gpus if chosen(gpu, policy.gpu_use))
         seen = machine.memory_bytes, gpus, policy
         if seen == (self._memory_bytes, self._gpus, self._policy):

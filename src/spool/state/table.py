@@ -84,7 +84,7 @@ class SchedulerState(Struct):
     over: list[int] = field(default_factory=list)  # the leases of runs that left their room, until they are taken
     runs: Runs = field(default_factory=Runs)  # those that hold grants
     past: Past = field(default_factory=lambda: Past(Policy()))
-    fits: tuple[Machine, Policy] | None = None  # what there is for jobs that are sized, as last seen
+    fits: tuple[Machine, Policy] | None = None  # the resources for jobs that are sized, as last seen
     newest_result: Callable[[str], Result | None] = lambda name: None  # the recorded one of a job's newest run
     sizing: Sizing | None = None  # None: no job was sized yet
 
