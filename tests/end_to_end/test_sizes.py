@@ -115,5 +115,5 @@ def test_commands_say_what_would_be_requested_and_why(served: Served) -> None:
     assert row["memory_bytes"] == 384 * MIB
     (served.root / "paused").unlink()
     served.wait_done("train")
-    assert 'memory = "auto"' in served.spool("seff", "train").stdout
+    assert "memory 384 MiB" in served.spool("seff", "train").stdout
     assert json.loads(served.spool("show", "--json", "train").stdout)["requests"] == ""

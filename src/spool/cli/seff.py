@@ -84,7 +84,7 @@ def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
         ),
         ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
         *_next_time(compared.advice),
-        ('memory = "auto"', found.auto.removeprefix("memory ")),
+        ("auto", found.auto),
     ]
 
 

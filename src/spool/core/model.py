@@ -439,6 +439,7 @@ class Sized(Struct, frozen=True):
 
     request: Request
     why: str
+    learnt: bool = False  # by the memory that similar runs used
 
 
 class Waiting(Struct, frozen=True):

@@ -150,7 +150,7 @@ def sized(job: Waiting, last: Result | None, sizes: Sizes | None, most: Most) ->
     why += [f"GPU memory {gpu_words}"] if gpu_words else []
     if not why:
         return None
-    return Sized(_with(stated, memory, gpu_memory), "; ".join(why))
+    return Sized(_with(stated, memory, gpu_memory), "; ".join(why), learnt=kind is not None and kind.size is not None)
 
 
 @lru_cache(maxsize=1024)

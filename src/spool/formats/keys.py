@@ -125,8 +125,7 @@ RETRY = KeyTable(
     Key("memory_factor", "number",
         "After `out_of_memory` the next run requests that many times the memory, never more than the machine has, and "
         "later runs of the name do too. Adds `out_of_memory` to `on`.", least=1, most=1000,
-        option="--retry-memory-factor FACTOR",
-        help="After out_of_memory, try again with FACTOR times the memory; later runs of the name keep it."),
+        option="--retry-memory-factor N", help="After out_of_memory, N times the memory."),
 )
 
 NOTIFY = KeyTable(
@@ -177,7 +176,8 @@ _MACHINE = (
     Key("memory", "size or auto",
         'Host memory: counted when the job is scheduled and enforced while it runs. "auto": what earlier runs of its '
         'name used, and a margin; "auto:8G" states the first guess.', least=1,
-        field="request.memory_bytes", option="-m --memory SIZE|auto", also="--mem"),
+        field="request.memory_bytes", option="-m --memory SIZE|auto", also="--mem",
+        help="Host memory, enforced while it runs. auto: what earlier runs of its name used, and a margin."),
 )
 
 _GPUS = (
@@ -187,6 +187,8 @@ _GPUS = (
         "Memory on each GPU. With it, the job shares its GPUs with other jobs that set it; without it, the job has "
         'its GPUs to itself. "auto": to itself until a run of its name has shown how much it uses.', least=1,
         field="request.gpu_memory_bytes", option="--gpu-memory SIZE|auto",
+        help="Memory on each GPU, which the job then shares with others that set it; auto: by what earlier runs of its "
+        "name used.",
         needs="gpus: it is the memory on each GPU"),
     Key("gpu_type", "GPU type", 'The GPU model or part of its name, such as "A100". "auto" means any.',
         field="request.gpu_type", option="--gpu-type NAME", needs="gpus"),

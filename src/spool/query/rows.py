@@ -183,7 +183,7 @@ def of_spec(spec: Spec | None) -> dict[str, Any] | None:
     return {
         "priority": spec.priority,
         "cpus": request.cpus,
-        "memory_bytes": None if request.memory_auto else request.memory_bytes,  # the plan has it
+        "memory_bytes": request.memory_bytes,
         "gpus": request.gpus,
         "resources": request.resources,
         "project": spec.project,

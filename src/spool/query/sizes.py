@@ -28,10 +28,13 @@ def next_request(spool: Spool, name: str, user: str, spec: Spec) -> Sized | None
 
 
 def as_auto(spool: Spool, result: Result) -> str:
-    """Return what the next run of a job would request with `memory = "auto"`, after *result*, its newest."""
+    """Return what the next run of a job would request with `memory = "auto"`, after *result*, its newest.
+
+    "" if no run has shown that.
+    """
     request = result.request
     if not request.memory_auto:
         request = replace(request, memory_bytes=FIRST_BYTES, memory_auto=True)
     spec = Spec("true", request=request, executor=result.executor, project=result.project)
     found = next_request(spool, result.job, result.user or "", spec)
-    return "" if found is None else found.why
+    return "" if found is None or not found.learnt else found.why
