@@ -33,6 +33,25 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_learnt_sizes_kill_fewer_runs_and_waste_less_than_one_number() -> None:
+    """The replay prints a row for each way to request memory, with the shares of killed runs and of wasted memory."""
+    if not SCRIPT.exists():
+        pytest.skip("this copy of the project is without its benchmarks/")
+    said = subprocess.run(
+        [sys.executable, SCRIPT.with_name("memory"), "--jobs", "150"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        timeout=100,
+    )
+    assert said.returncode == 0, said.stderr
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.stdout.splitlines()[2:]]
+    figures = {row[0]: [float(cell.split()[0]) for cell in row[1:]] for row in rows}
+    auto, small, large = figures['`memory = "auto"`'], figures["4G for each job"], figures["16G for each job"]
+    assert auto[0] < small[0]
+    assert auto[1] < large[1]
+
+
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
     """Write a trace that names its machine, a CSV that does not, and something else."""

@@ -40,6 +40,13 @@ def result(home: Home, job: str, run: int = 1) -> dict[str, object]:
     return tomllib.loads((home.spool / "jobs" / job / str(run) / "result.toml").read_text(encoding="utf-8"))
 
 
+def granted(home: Home, job: str, run: int) -> int:
+    """Return the memory that a run got, in MiB."""
+    grant = result(home, job, run)["grant"]
+    assert isinstance(grant, dict)
+    return int(grant["memory_bytes"]) >> 20
+
+
 def runs_of(home: Home, job: str) -> list[str]:
     """Return the runs of a job."""
     return sorted(path.name for path in (home.spool / "jobs" / job).iterdir())
@@ -138,6 +145,19 @@ def test_an_earlier_run_is_run_again_as_it_was(home: Home) -> None:
     output = home.run("/bin/sh", "again.sh", cwd=example).stdout
     assert re.search(r"loss +0\.5 +0\.4", output)
     assert output.endswith("the loss is 0.5\n")
+
+
+def test_memory_is_worked_out_and_grows(home: Home) -> None:
+    """The second run of a name requests what the first used; one that had too little is followed by a larger one."""
+    sizes = folder(home, "sizes")
+    home.run("spool", "submit", "--wait", "-f", "fit.toml", "-f", "grow.toml", cwd=sizes)
+    grown = [granted(home, "grow", run) for run in (1, 2)]
+    assert grown == [60, 240]
+    home.run("spool", "requeue", "fit", "grow")
+    home.run("spool", "wait", "fit", "grow")
+    assert granted(home, "grow", 3) == 240
+    assert "requests" not in home.run("spool", "show", "fit").stdout
+    assert granted(home, "fit", 2) == 256
 
 
 def test_resources_are_given_and_named(home: Home) -> None:

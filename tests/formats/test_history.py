@@ -38,7 +38,7 @@ RESULTS = st.builds(
     project=TEXTS,
     group=TEXTS,
     tags=st.lists(st.text(max_size=5), max_size=3).map(tuple),
-    request=st.just(Request()),
+    request=st.builds(Request, memory_auto=st.booleans(), gpu_memory_auto=st.booleans()),
     grant=st.builds(
         Grant,
         st.integers(0, 64),

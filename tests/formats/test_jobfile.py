@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidJob, InvalidValue
 from spool.core.model import (
+    FIRST_BYTES,
     ArraySpec,
     ArrayTask,
     Container,
@@ -266,6 +267,19 @@ REFUSED = [
     ("memory = 16", 'write "16G" for GiB'),
     ('memory = "16"', 'write "16G" for GiB'),
     ('memory = "0G"', "is zero"),
+    ('memory = "Auto"', "is not a size"),
+    ('memory = "auto:"', "the first guess is empty; a size is a number and a unit"),
+    ('memory = "auto:8"', 'the first guess "8" has no unit'),
+    ('memory = "auto:0G"', "the first guess"),
+    ('memory = "auto 8G"', "is not a size"),
+    ('gpu_memory = "auto"', 'needs "gpus"'),
+    (
+        'gpus = 1\ngpu_memory = "auto"\nexecutor = "slurm"',
+        "learns from the GPUs of this machine; in Slurm state",
+    ),
+    ("retry = { max = 1, memory_factor = 2 }", 'needs "memory": what it multiplies'),
+    ('memory = "1G"\nretry = { memory_factor = 2 }', 'needs "max": how many times to try again'),
+    ('memory = "1G"\nretry = { max = 1, memory_factor = 0.5 }', ">= 1"),
     ("gpus = -1", ">= 0"),
     ('gpu_memory = "10G"', 'needs "gpus"'),
     ('gpu_type = "A100"', 'needs "gpus"'),
@@ -877,3 +891,24 @@ def test_a_container_is_no_job_of_a_configured_engine() -> None:
 def test_a_key_that_says_nothing_is_no_problem_on_an_engine(key: str) -> None:
     """No idle time, no session and no resource are what a job of an engine has."""
     assert parsed(f'executor = "slurm"\n{key}').executor == "slurm"
+
+
+@pytest.mark.parametrize(
+    ("text", "request_"),
+    [
+        ('memory = "auto"', Request(memory_bytes=FIRST_BYTES, memory_auto=True)),
+        ('memory = "auto:8G"', Request(memory_bytes=8 << 30, memory_auto=True)),
+        ('gpus = 1\ngpu_memory = "auto"', Request(gpus=1, gpu_memory_auto=True)),
+        ('gpus = 1\ngpu_memory = "auto:8G"', Request(gpus=1, gpu_memory_bytes=8 << 30, gpu_memory_auto=True)),
+    ],
+)
+def test_a_size_that_spool_works_out_may_have_a_first_guess(text: str, request_: Request) -> None:
+    """Without one that of memory is a default, and that of GPU memory whole GPUs."""
+    assert jobfile.parse(f'command = "true"\n{text}\n'.encode(), name="x").request == request_
+
+
+def test_a_memory_factor_is_for_runs_out_of_memory() -> None:
+    """They are tried again without a word in `on`."""
+    text = b'command = "true"\nmemory = "1G"\nretry = { max = 2, memory_factor = 1.5 }\n'
+    retry = jobfile.parse(text, name="x").retry
+    assert (retry.memory_factor, retry.on) == (1.5, {"failed", "out_of_memory"})

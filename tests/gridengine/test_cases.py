@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gridengine.cluster import GridEngine
+from served import remember
 from spool.testing.engine_claims import Site
 from support import wait_for
 
@@ -108,6 +109,16 @@ def test_resources_are_requested(site: Site, sge: GridEngine) -> None:
     (requests,) = [line.split()[-1] for line in asked.splitlines() if line.startswith("hard resource_list")]
     assert set(requests.split(",")) == {"mem_free=10M", "gpu=2", "h_rt=660"}
     assert "priority:                   -5" in asked
+
+
+def test_memory_that_spool_works_out_is_asked_for(engine_site: Site, sge: GridEngine) -> None:
+    """By the peaks of earlier runs, as a number in the file would be."""
+    sge.command("qmod", "-d", "main.q")
+    remember(engine_site.spool, "x_1", 300)
+    engine_site.spool.start()
+    engine_site.spool.drop("x_2", "true", memory="auto")
+    asked = sge.command("qstat", "-j", engine_site.id("x_2")).stdout
+    assert "mem_free=384M" in asked
 
 
 def test_lines_of_a_script_that_look_like_options_are_not(site: Site) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from served import remember
 from spool.core.errors import InvalidValue, SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.formats import hq
@@ -37,6 +38,15 @@ def test_a_job_of_a_cluster_is_not_pinned(served_site: Site) -> None:
     served_site.spool.wait_done("x")
     assert served_site.spool.log("x") == "<none>\n"
     assert "cpu_list" not in (served_site.spool.record("x", "grant.toml") or "")
+
+
+def test_memory_that_spool_works_out_is_asked_for(engine_site: Site, server: Path) -> None:
+    """By the peaks of earlier runs, as a number in the file would be."""
+    remember(engine_site.spool, "x_1", 300)
+    engine_site.spool.start()
+    engine_site.spool.drop("x_2", "true", memory="auto")
+    engine_site.spool.wait_done("x_2")
+    assert json.loads((server / "1" / "job").read_text())["resource"] == ["mem=384"]
 
 
 def test_options_are_checked_by_the_engine_that_gets_the_job(engine_site: Site) -> None:

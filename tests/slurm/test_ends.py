@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from served import Served, alive, pids_in
+from served import Served, alive, pids_in, remember
 from slurm.cluster import NODES, Cluster
 from support import wait_for
 
@@ -203,6 +203,18 @@ def test_what_slurm_refuses_is_held_with_its_words(served: Served, slurm: Cluste
     assert served.spool("release", "huge").returncode == 0
     served.until(lambda: len(served.runs("huge")) >= 2 and served.places("huge") == ["held"], "the second refusal")
     assert all(served.outcome("huge", run) is None for run in served.runs("huge"))
+
+
+def test_memory_that_spool_works_out_is_asked_for(unserved: Served) -> None:
+    """By the peaks of earlier runs, for each task of an array, and twice as much after a run that had too little."""
+    remember(unserved, "sweep_9", 100)
+    unserved.start()
+    unserved.drop("sweep", "echo $SLURM_MEM_PER_NODE", array="0-1", memory="auto")
+    grows = "echo $SLURM_MEM_PER_NODE; [ $SPOOL_ATTEMPT != 1 ] || exec tail /dev/zero"
+    unserved.drop("grows", grows, memory="50M", retry={"max": 1, "memory_factor": 2})
+    unserved.wait_done("sweep", "grows")
+    assert [unserved.log(f"sweep_{index}") for index in (0, 1)] == ["256\n"] * 2
+    assert (unserved.outcome("grows", 1), unserved.log("grows", 2)) == ("out_of_memory", "100\n")
 
 
 def test_a_refusal_that_speaks_of_sockets_is_a_refusal(served: Served) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spool.formats.keys import Key
 
 _MAX_BYTES = 100_000
-_AMOUNTS = {"size": "KMGT", "duration": "smhd", "timeout": "smhd"}
+_AMOUNTS = {"size": "KMGT", "size or auto": "KMGT", "duration": "smhd", "timeout": "smhd"}
 
 OF_A_JOB = {
     "-n": ("name", ""),

@@ -32,7 +32,7 @@ PUBLIC = {
     "Explanation": """
         name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score standing
         behind behind_score ahead dispatcher last_said at_ns engine engine_id starts_after if_finished
-        later_than_at_ns start_unknown start_is_earliest room_of room_is_made preempted_for outcome last_lines
+        later_than_at_ns start_unknown start_is_earliest room_of room_is_made preempted_for requests outcome last_lines
     """,
     "Figures": """
         jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
@@ -56,7 +56,7 @@ PUBLIC = {
     "Interpreter": "path prefix version found_by packages",
     "JobDetails": """
         name row places path file defaults problem runs dispatcher others expected_run_ns expected tasks
-        task_counts failed_tasks last_lines
+        task_counts failed_tasks last_lines requests
     """,
     "JobRow": """
         name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns

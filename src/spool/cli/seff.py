@@ -58,6 +58,7 @@ def _json(found: RunEfficiency | ArrayEfficiency) -> dict[str, object]:
         **publicjson.plain(found.used),
         "so_far": not found.used.ended,
         "memory_now_bytes": found.memory_now_bytes,
+        "auto": found.auto,
         **publicjson.plain(found.compared),
         "runs": publicjson.plain(found.runs),
     }
@@ -83,6 +84,7 @@ def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
         ),
         ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
         *_next_time(compared.advice),
+        ("auto", found.auto),
     ]
 
 

@@ -81,6 +81,7 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
         ("metrics", render.parameters(row.metrics)),
         ("priority", render.count(row.priority)),
         ("asks for", _asks(found)),
+        ("requests", found.requests),
         ("expected run time", found.expected),
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
         ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.task_counts.items())),

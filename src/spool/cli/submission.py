@@ -20,6 +20,7 @@ from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, ne
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
+from spool.core.model import Spec
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.formats.toml import MAX_BYTES
@@ -237,11 +238,23 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
         return
     defaults = defaults_of(root)
     specs = [(job.name, jobfile.parse(job.text(), name=job.name, defaults=defaults)) for job in jobs]
+    if (first := next(((name, spec) for name, spec in specs if spec.is_sized), None)) is not None:
+        _tell_size(root, *first)  # others of these are most likely like it
     found = doubts(root, specs)
     for name, why in found:
         tell(f"{'' if strict else 'warning: '}job {name} {why}")
     if found and strict:
         raise SpoolError("nothing was submitted: --strict treats warnings as errors")
+
+
+def _tell_size(root: str, name: str, spec: Spec) -> None:
+    from spool.query.sizes import next_request
+    from spool.store.ownership import this_user
+    from spool.store.spool import Spool
+
+    found = next_request(Spool(root), name, this_user(), spec)
+    if found is not None:
+        tell(f"job {name} requests {found.why}")
 
 
 def publish(root: str, jobs: Sequence[Draft], *, held: bool, replace: bool) -> None:

@@ -121,6 +121,8 @@ def sentences(answer: Explanation) -> Iterator[str]:
     helpless = any(reason.code in _HELPLESS for reason in answer.reasons)
     if answer.reasons and not helpless:
         yield from _start(answer)
+    if answer.requests:
+        yield f"requests: {answer.requests}"
     if answer.expected and not helpless:
         yield f"expected run time: {answer.expected}"
     if not helpless:

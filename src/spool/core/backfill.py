@@ -56,12 +56,12 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     not_before = now_ns if opens is None else max(opens, now_ns)
     then = room.then()
     moments = [not_before] if not_before > now_ns else []
-    if job.spec.request.gpus:
+    if job.request.gpus:
         moments += [at for each in room.reservations for at in (each.start_at_ns, each.end_at_ns) if at > now_ns]
     moments.sort()
     guessed = False
     waits_for_gpus = False  # from here on only the end of a run with GPUs can change the answer
-    request = job.spec.request
+    request = job.request
     at_ns, next_moment = now_ns, 0
     while True:
         if at_ns >= not_before and not waits_for_gpus and not then.lacks(request):
@@ -140,7 +140,7 @@ class BackfillReservation:
         self._then = foretold.then
         self._now_ns = now_ns
         self._run_times = run_times
-        request, spec = job.spec.request, job.spec
+        request, spec = job.request, job.spec
         counts, machine = self._then.counts, self._then.machine
         # If processors and memory alone decide, the room beside the job is two numbers.
         limits = spec.group or spec.task or self._then.quotas.limited or self._then.policy.max_running is not None
@@ -153,7 +153,7 @@ class BackfillReservation:
         """Return a grant for *job*, which fits *room*, that does not delay the protected job; None if there is none."""
         if self._now_ns + self._run_times.of_job(job).ns <= self.at_ns:  # it ends by then
             return room.grant(job)
-        request, own = job.spec.request, self.job.spec.request
+        request, own = job.request, self.job.request
         if request.cpus > self._spare_cpus or (request.memory_bytes or 0) > self._spare_bytes:
             return None
         if self._by_sums and not (request.gpus and own.gpus) and not (request.resources and own.resources):
@@ -164,7 +164,7 @@ class BackfillReservation:
         if not grant.gpu_uuids:
             return None
         # Other GPUs may do: try first those that the protected job could not use anyway.
-        wanted = frozenset(card.gpu.uuid for card in self._then.cards.open_to(self.job.spec.request))
+        wanted = frozenset(card.gpu.uuid for card in self._then.cards.open_to(self.job.request))
         grant = room.grant(job, avoid=wanted)
         return grant if self._leaves_room(job, grant) else None
 

@@ -16,13 +16,11 @@ from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
 from spool.core.model import SECOND_NS, Grant, Result, State
 from spool.core.names import engine_of, engine_title
+from spool.core.sizes import round_up, rounded_size
 from spool.core.units import show_duration, show_size
 
-_MIB, _GIB = 1 << 20, 1 << 30
 _MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
 _ENOUGH_NS = 10 * SECOND_NS  # a shorter run says little about its CPUs: most of it is startup and shutdown
-_SIZE_STEPS = ((_GIB, 64 * _MIB), (4 * _GIB, 256 * _MIB), (16 * _GIB, 512 * _MIB), (64 * _GIB, _GIB))
-_LARGEST_STEP = 4 * _GIB
 _TIME_STEPS_NS = (
     (10 * _MINUTE_NS, _MINUTE_NS),
     (2 * _HOUR_NS, 5 * _MINUTE_NS),
@@ -210,18 +208,11 @@ def _twice(used: int | None, given: int | None, show: Callable[[int], str]) -> t
     return rounded_size(2 * most), f"try about twice the {show(most)} that it used before that was noticed"
 
 
-def rounded_size(size_bytes: int) -> int:
-    """Return the next larger size that a person would write: "192M", "1.5G", "20G"."""
-    return _up(size_bytes, next((step for below, step in _SIZE_STEPS if size_bytes <= below), _LARGEST_STEP))
-
-
 def rounded_time(duration_ns: int) -> int:
     """Return the next longer time that a person would write: "4m", "1h30m", "14h"."""
-    return _up(duration_ns, next((step for below, step in _TIME_STEPS_NS if duration_ns <= below), _LONGEST_STEP_NS))
-
-
-def _up(number: int, step: int) -> int:
-    return max(-(-number // step), 1) * step
+    return round_up(
+        duration_ns, next((step for below, step in _TIME_STEPS_NS if duration_ns <= below), _LONGEST_STEP_NS)
+    )
 
 
 def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:

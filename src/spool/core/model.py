@@ -70,6 +70,10 @@ class StopKind(StrEnum):
     PREEMPT = "preempt"  # a short job gets its room; the reason is the name of that job
 
 
+FIRST_BYTES = 4 << 30
+"""The first guess of `memory = "auto"`, until a run of that name has ended."""
+
+
 class Request(Struct, frozen=True):
     """The resources that a job requests."""
 
@@ -79,6 +83,8 @@ class Request(Struct, frozen=True):
     gpu_memory_bytes: int | None = None  # per GPU; if set, the job shares its GPUs
     gpu_type: str | None = None  # a name or a part of one; None is any
     resources: tuple[tuple[str, int], ...] = ()  # named resources and their counts, ordered by name
+    memory_auto: bool = False  # spool sizes it by earlier runs (see `sizes`); `memory_bytes` is the first guess
+    gpu_memory_auto: bool = False  # the same; the first guess None is whole GPUs
 
 
 class Grant(Struct, frozen=True):
@@ -108,6 +114,7 @@ class Retry(Struct, frozen=True):
     backoff: float = 2.0
     max_delay_ns: int = 3600 * SECOND_NS
     on: frozenset[str | int] = frozenset({"failed"})  # outcomes and exit codes
+    memory_factor: float | None = None  # after `out_of_memory` the next run requests that many times the memory
 
 
 class WarningSignal(Struct, frozen=True):
@@ -211,6 +218,12 @@ class Spec(Struct, frozen=True):
     comment: str | None = None
     notify: Notify | None = None
     defaults_text: str = ""  # text of the configured defaults in force when it was read
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether its runs may request other memory than it states (see `sizes`)."""
+        request = self.request
+        return request.memory_auto or request.gpu_memory_auto or self.retry.memory_factor is not None
 
     @property
     def is_array(self) -> bool:
@@ -444,6 +457,21 @@ class Machine(Struct, frozen=True):
         return cls(cpus=0, memory_bytes=0, most_runs=most_runs, most_pending=most_pending, limits_arrays=limits_arrays)
 
 
+def granted_request(spec: Spec, grant: Grant) -> Request:
+    """Return the request of a run with that *grant*: that of its file, with the sizes that it got."""
+    request = spec.request
+    gpu_memory = grant.gpu_memory_bytes if request.gpu_memory_auto else request.gpu_memory_bytes
+    return replace(request, memory_bytes=grant.memory_bytes, gpu_memory_bytes=gpu_memory)
+
+
+class Sized(Struct, frozen=True):
+    """The request of a job's next run where that is not what its file states, and the reason in words."""
+
+    request: Request
+    why: str
+    learnt: bool = False  # by the memory that similar runs used
+
+
 class Waiting(Struct, frozen=True):
     """A job that waits in `queued/`, or is parked in `held/`."""
 
@@ -460,6 +488,12 @@ class Waiting(Struct, frozen=True):
     elsewhere: str | None = None  # name of the other machine that it is for; None: this one
     yields_to: str | None = None  # the job that its last run was preempted for, and which goes first
     preempted_at_ns: int | None = None  # when that was
+    sized: Sized | None = None  # None: it requests what its file states
+
+    @property
+    def request(self) -> Request:
+        """The resources that its next run requests."""
+        return self.spec.request if self.sized is None else self.sized.request
 
 
 class Suspension(Struct, frozen=True):
@@ -503,6 +537,11 @@ class Running(Struct, frozen=True):
     def suspended(self) -> bool:
         """Whether it is suspended, so that its end is unknown."""
         return self.suspension.since_ns is not None
+
+    @property
+    def sized(self) -> Sized | None:
+        """The request that its grant was for, if its file states another."""
+        return Sized(granted_request(self.spec, self.grant), "as its last run") if self.spec.is_sized else None
 
     @property
     def counts_from_ns(self) -> int:

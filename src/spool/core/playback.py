@@ -92,7 +92,7 @@ class Playback:
         self.past.end(run.user, run.spec.project, run.grant, now_ns)
         self._leave_machine(run)
         arrived_at_ns = run.arrived_at_ns or run.started_at_ns
-        again = Waiting(run.name, run.spec, run.user, arrived_at_ns, clock_at_ns=now_ns)
+        again = Waiting(run.name, run.spec, run.user, arrived_at_ns, clock_at_ns=now_ns, sized=run.sized)
         self.queue.put(replace(again, yields_to=winner, preempted_at_ns=now_ns))
 
     def conclude(self, name: str, outcome: State) -> None:

@@ -60,7 +60,7 @@ def may_yield(view: View, now_ns: int, policy: Policy) -> list[Running]:
 
 def is_of_size(run: Running, job: Waiting) -> bool:
     """Whether *run* holds little enough to be preempted for *job*: in GPUs, and for a job without GPUs in CPUs."""
-    request = job.spec.request
+    request = job.request
     if request.gpus or run.grant.gpu_uuids:
         return len(run.grant.gpu_uuids) <= _TIMES * request.gpus
     return run.grant.cpus <= _TIMES * max(request.cpus, 1)
@@ -107,5 +107,6 @@ def _without(view: View, runs: list[Running], imagined: ExitStack) -> View:
     for run in runs:
         imagined.enter_context(view.running.without(run.name))
         machine = machine_left_by(machine, run)
-        held[run.name] = Waiting(run.name, run.spec, run.user, run.arrived_at_ns or run.started_at_ns)
+        arrived_at_ns = run.arrived_at_ns or run.started_at_ns
+        held[run.name] = Waiting(run.name, run.spec, run.user, arrived_at_ns, sized=run.sized)
     return replace(view, machine=machine, held=held)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -24,6 +25,9 @@ from spool.core.queue import Place, Shape, WaitingQueue, place
 from spool.core.resources import FreeResources
 from spool.core.runtimes import TEACHES, Expected, RunTimes
 from spool.core.units import show_duration
+
+if TYPE_CHECKING:
+    from spool.core.sizes import Sizes
 
 OrderKey = tuple[int, int, float, int, str]
 """The full sort key: 255 - priority, 0 for a promoted job, -score (or arrival), arrival, name. Smaller comes first."""
@@ -61,6 +65,7 @@ class Past:
         self.passed = PassedWork()
         self.passed_by: dict[str, PassedWork] = {}  # by named resource; its use is the first pool
         self._policy = policy
+        self.sizes: Sizes | None = None  # where a job leaves its size to spool
 
     def begin(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
         """Count the usage of a run from its start on."""
@@ -85,21 +90,25 @@ class Past:
         """Return an independent copy; the learnt run times are shared, for reading only."""
         other = Past.__new__(Past)
         other._asked = None  # the copy is asked about the same jobs, and is short-lived
-        other._policy, other.run_times = self._policy, self.run_times
+        other._policy, other.run_times, other.sizes = self._policy, self.run_times, self.sizes
         other.shares, other.passed = self.shares.copy(), self.passed.copy()
         other.served = {key: served.copy() for key, served in self.served.items()}
         other.passed_by = {name: passed.copy() for name, passed in self.passed_by.items()}
         return other
 
-    def learn(self, user: str, result: Result) -> None:
-        """Use the result of a run: its run time for later guesses, its work for the jobs that it passed."""
+    def learn(self, user: str, result: Result) -> bool:
+        """Use the result of a run: its run time for later guesses, its work for the jobs that it passed, its peaks.
+
+        Return whether jobs like it have another size now.
+        """
         if result.started_at_ns is None or result.ended_at_ns is None:
-            return
+            return False
         ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)
         if result.outcome in TEACHES:
             self.run_times.add(user, result.job, result.request, max(ran_ns - result.suspended_ns, 0))
         elsewhere = result.executor not in (None, *LOCAL_EXECUTORS)
         self.pass_by(result.submitted_at_ns, result.grant, ran_ns, elsewhere=elsewhere)
+        return self.sizes is not None and self.sizes.add(user, result)
 
     def pass_by(self, arrived_at_ns: int | None, grant: Grant, ran_ns: int, *, elsewhere: bool) -> None:
         """Count the work of an ended run, whose job arrived at *arrived_at_ns*, for the jobs that it passed."""
@@ -236,7 +245,7 @@ class Order:
         where, key = shape.eligible[at], shape.key
         expected_ns = key.time_limit_ns
         if expected_ns is None and self._order != ARRIVAL:
-            expected_ns = self._run_times.guess(key.user, key.stem or "", key.request).ns
+            expected_ns = self._run_times.guess(key.user, key.stem or "", key.stated or key.request).ns
         if self._order != SLOWDOWN:
             return (
                 where[0],

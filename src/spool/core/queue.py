@@ -52,6 +52,7 @@ class ShapeKey(NamedTuple):
     executor_problem: str | None
     stem: str | None = None  # for jobs without a time limit: the key of its learnt run time
     elsewhere: str | None = None
+    stated: Request | None = None  # by its file, where the request is another
 
 
 class Shape:
@@ -84,7 +85,7 @@ def shape_key(job: Waiting) -> ShapeKey:
     return ShapeKey(
         job.user,
         spec.project,
-        spec.request,
+        job.request,
         spec.group,
         spec.group_limit if spec.group is not None else None,
         task.array if task is not None else None,
@@ -93,6 +94,7 @@ def shape_key(job: Waiting) -> ShapeKey:
         job.executor_problem,
         None if spec.time_limit_ns is not None else stem(job.name),
         job.elsewhere,
+        None if job.sized is None else spec.request,
     )
 
 

@@ -186,7 +186,7 @@ class Quotas:
 
     def _why(self, job: Waiting, kind: str, name: str, use: QuotaUse) -> str | None:
         limits = self.limits(kind, name)
-        request = job.spec.request
+        request = job.request
         who = name if kind == "user" else f"project {name}"
         for thing, limit, used, need in (
             ("jobs", limits.max_running_jobs, use.jobs, 1),

@@ -237,7 +237,7 @@ class FreeResources:
 
     def never_fits(self, job: Waiting) -> Reason | None:
         """Refuse more than the whole machine has."""
-        request = job.spec.request
+        request = job.request
         machine = self.machine
         if request.cpus > machine.cpus:
             why: str | None = f"needs {count_of(request.cpus, 'CPU')}, the machine has {machine.cpus}"
@@ -249,7 +249,7 @@ class FreeResources:
 
     def memory(self, job: Waiting) -> Reason | None:
         """Exceed neither the sum of the grants nor what the kernel can actually give."""
-        need = job.spec.request.memory_bytes
+        need = job.request.memory_bytes
         if not need:
             return None
         free = self.machine.memory_bytes - self.counts.memory_bytes
@@ -274,7 +274,7 @@ class FreeResources:
 
     def processors(self, job: Waiting) -> Reason | None:
         """Do not exceed the processors of this machine."""
-        need = job.spec.request.cpus
+        need = job.request.cpus
         free = self.machine.cpus - self.counts.cpus
         if need <= free or not need:
             return None
@@ -283,21 +283,21 @@ class FreeResources:
 
     def resources(self, job: Waiting) -> Reason | None:
         """Return why the named resources are short; "never fits" for a resource that does not exist."""
-        request, pools, named = job.spec.request, self.machine.resources, self.counts.named
+        request, pools, named = job.request, self.machine.resources, self.counts.named
         if not request.resources or not named.lacking(request, pools):
             return None
         return Reason("resources", named.why_full(request, pools))
 
     def gpus(self, job: Waiting) -> Reason | None:
         """Return why too few GPUs have room, reserved or not."""
-        request = job.spec.request
+        request = job.request
         if len(self.cards.open_to(request)) >= request.gpus or not request.gpus:
             return None
         return Reason("gpus", lambda: f"gpus: {self.cards.full(request)}")
 
     def kept(self, job: Waiting) -> Reason | None:
         """Return why too few of these are unreserved."""
-        request = job.spec.request
+        request = job.request
         if not self.reservations or not request.gpus or self.choose(job) is not None:
             return None
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
@@ -324,7 +324,7 @@ class FreeResources:
         room = self if job.elsewhere is None else self.of(job.elsewhere)
         if job.elsewhere is not None and room.machine.most_runs is not None:
             where = engine_title(job.elsewhere)
-            if room.lacks(spec.request):
+            if room.lacks(job.request):
                 count = f"{room.in_flight} of {room.machine.most_runs}"
                 yield Reason("max_in_flight", f"max_in_flight: {count} are in {where}")
             elif room.is_full_of_pending(job):
@@ -335,7 +335,7 @@ class FreeResources:
             reason = room.never_fits(job)
             if reason is not None:
                 yield reason
-        request = spec.request
+        request = job.request
         if not (request.gpus or request.memory_bytes or room.lacks(request)):
             return
         full = None
@@ -359,7 +359,7 @@ class FreeResources:
 
     def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[GpuSlot] | None:
         """Return the GPUs that *job* would get, preferably none of *avoid*; None if too few."""
-        request = job.spec.request
+        request = job.request
         if not request.gpus or self.machine.most_runs is not None:
             return []
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
@@ -382,7 +382,7 @@ class FreeResources:
 
     def grant(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> Grant:
         """Return the grant for *job*, which must fit."""
-        request = job.spec.request
+        request = job.request
         cards = sorted(self.choose(job, avoid) or [], key=lambda card: card.gpu.index)
         return Grant(
             cpus=request.cpus,

@@ -386,7 +386,7 @@ class SchedulingPass:
                 if following is not None:
                     insort(entries, following, at)
                 continue
-            if self._protection is not None and self._room.of(job.elsewhere).lacks(job.spec.request):
+            if self._protection is not None and self._room.of(job.elsewhere).lacks(job.request):
                 continue
             if not constraints.may_be_tried(job) or self._consider(job, entry[5]):
                 following = self._following(entry[5])
@@ -439,7 +439,7 @@ class SchedulingPass:
         if grant is None:
             # The rest of its shape is held back with it.
             behind = len(self._shapes[number].eligible) - self._next[number] if number is not None else 0
-            self._refused.append((job.spec.request, 1 + behind))
+            self._refused.append((job.request, 1 + behind))
             return False
         run = as_run(job, grant, constraints.now_ns)
         room.start(run)
@@ -464,7 +464,7 @@ class SchedulingPass:
             return
         part = constraints.policy.guess_budget
         if foretold.guessed:
-            idle = max((free / total for free, total in room.lacking(job.spec.request)), default=1.0)
+            idle = max((free / total for free, total in room.lacking(job.request)), default=1.0)
             until_s = (foretold.at_ns - constraints.now_ns) / SECOND_NS
             if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, constraints.now_ns):
                 return
@@ -476,7 +476,7 @@ class SchedulingPass:
         if protection is None or not protection.guessed:
             return Holding(self._held), None
         job, now_ns = protection.job, self._constraints.now_ns
-        rate = self._room.held_back(job.spec.request, self._refused)
+        rate = self._room.held_back(job.request, self._refused)
         left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
         holding = Holding(self._held, job.name, rate, now_ns)
         return holding, exhausted_at_ns(left_s, rate, part, now_ns)

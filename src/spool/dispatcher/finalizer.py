@@ -290,7 +290,8 @@ class Finalizer:
         elif self._superseded(self._state.job(live.name), live):
             return result
         unstarted, most = reason.startswith(COULD_NOT_START), self._settings.config.max_requeues
-        return continued(live.spec, result, kind, could_not_start=unstarted, max_requeues=most)
+        spec = self._state.may_grow(live, result)
+        return continued(spec, result, kind, could_not_start=unstarted, max_requeues=most)
 
     def _parameters(self, spec: Spec) -> tuple[tuple[str, str], ...]:
         """Return what a task has of its array's matrix or rows; () for another job."""

@@ -321,7 +321,7 @@ class Launcher:
             keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
             group=group,
             cpus=live.grant.cpu_list,
-            spec=live.spec,
+            spec=live.requested,
             at_once=self._at_once(live.spec),
         )
         try:

@@ -103,7 +103,7 @@ class Dispatcher:
         self.executors = Executors(
             lambda: self.settings.config.executor, self._local_processes(), lambda: self.settings.config, spool
         )
-        self.state = SchedulerState(executors=self.executors)
+        self.state = SchedulerState(executors=self.executors, newest_result=spool.newest_result)
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
         self.journal = Journal(self.logs, self.events.flush)

@@ -209,6 +209,7 @@ class Planner:
 
     def view(self, machine: Machine, now_ns: int, *, paused: bool, holding: Holding) -> View:
         """Return the input of the next plan; *holding* is what the previous plan holds back."""
+        self._state.fit(machine, self._settings.config.policy)
         self.past.see_to(now_ns, self._settings.config.policy)
         return self._state.view(
             machine,

@@ -24,6 +24,7 @@ PRELOADED = (
     "spool.executors.process",
     "spool.formats.jobfile",
     "spool.formats.slurm",
+    "spool.state.sizing",
     # third-party
     "filelock",
     "psutil",

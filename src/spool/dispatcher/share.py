@@ -353,7 +353,7 @@ class MachineShare:
         job = self._state.queue.get(name)
         if job is None or job.elsewhere is not None:
             return None
-        request = job.spec.request
+        request = job.request
         pools = {pool.name for pool in self.view.resources} if self.view is not None else set()
         return LeaseRequest(
             cpus=request.cpus,
@@ -375,7 +375,7 @@ class MachineShare:
             if name in wanted or not plan.waits_for_room(name):
                 continue
             demand = self._demand(name)
-            if demand is not None and demand.resources == self._state.queue[name].spec.request.resources:
+            if demand is not None and demand.resources == self._state.queue[name].request.resources:
                 found[name] = demand
         return found
 

@@ -211,7 +211,8 @@ class StatusWriter:
             reason = f"refused: {held_up}"  # as in the commands that plan with `refusal`
         else:
             reason = job.blocked or job.asked or job.hold_reason or reason or self._share.reason(job.name)
-        request = file.spec.request
+        waiting = self._state.queue.get(job.name) or self._state.held.get(job.name)
+        request = waiting.request if waiting is not None else file.spec.request
         return JobView(
             state=state,
             beside=beside,
@@ -240,7 +241,7 @@ class StatusWriter:
 
     def _view_of(self, live: ActiveRun) -> JobView:
         state, reason = self._state_of(live)
-        request, watch = live.spec.request, live.gpu_watch
+        request, watch = live.requested.request, live.gpu_watch
         idle = watch.words(live.spec) if watch is not None else ""
         if live.spec.terminal is not None and state is State.RUNNING:
             idle = idle or IN_A_TERMINAL

@@ -150,7 +150,8 @@ class Executors:
         if spec.executor_options and self.elsewhere(spec.executor) is None:
             executor = spec.executor or self._default()
             return f"its executor_options are for an engine such as Slurm, but its executor is {executor}"
-        here = spec.keep_session or spec.gpu_idle_ns is not None or spec.request.resources
+        request = spec.request
+        here = spec.keep_session or spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
         if here or spec.terminal is not None or spec.container is not None:
             engine = self.elsewhere(spec.executor)
             if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:

@@ -78,6 +78,8 @@ def render_result(result: Result) -> bytes:
         text_lines(("executor", result.executor), ("host", result.host), ("node", result.node)),
         f"\n[request]\ncpus = {request.cpus}\ngpus = {request.gpus}\n",
         number_lines(("memory_bytes", request.memory_bytes), ("gpu_memory_bytes", request.gpu_memory_bytes)),
+        "memory_auto = true\n" if request.memory_auto else "",
+        "gpu_memory_auto = true\n" if request.gpu_memory_auto else "",
         text_lines(("gpu_type", request.gpu_type)),
         resource_lines(request.resources),
     ]
@@ -142,6 +144,8 @@ def _request_of(keys: dict[str, object]) -> Request:
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
         gpu_type=said(keys, "gpu_type"),
         resources=resources_of(keys),
+        memory_auto=optional(keys, "memory_auto", bool) or False,
+        gpu_memory_auto=optional(keys, "gpu_memory_auto", bool) or False,
     )
 
 
@@ -196,6 +200,8 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     gpus: int = 0
     gpu_memory_bytes: int | UnsetType = UNSET
     gpu_type: str | UnsetType = UNSET
+    memory_auto: bool = False  # `memory_bytes` is the first guess; what was worked out is granted
+    gpu_memory_auto: bool = False
     resources: dict[str, int] | UnsetType = UNSET
     granted_cpus: int = 0  # granted
     granted_memory_bytes: int | UnsetType = UNSET
@@ -250,6 +256,8 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
         gpus=request.gpus,
         gpu_memory_bytes=_known(request.gpu_memory_bytes),
         gpu_type=_text(request.gpu_type),
+        memory_auto=request.memory_auto,
+        gpu_memory_auto=request.gpu_memory_auto,
         resources=_table(request.resources),
         granted_cpus=grant.cpus,
         granted_memory_bytes=_known(grant.memory_bytes),
@@ -372,6 +380,8 @@ def parse_history_line(data: bytes) -> Result:
             _set(line.gpu_memory_bytes),
             _set(line.gpu_type),
             _pairs(line.resources),
+            line.memory_auto,
+            line.gpu_memory_auto,
         ),
         grant=Grant(
             line.granted_cpus,

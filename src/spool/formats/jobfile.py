@@ -13,10 +13,12 @@ from sys import intern
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from spool.core.arrays import ARRAY, Substitution, Tasks
 from spool.core.errors import InvalidConfig, InvalidFile, InvalidJob, InvalidValue, cannot, shown
 from spool.core.model import (
+    FIRST_BYTES,
     ArraySpec,
     ArrayTask,
     Container,
@@ -164,9 +166,9 @@ def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
     spec = found[""]
     spec.setdefault("kill_grace_ns", defaults.kill_grace_ns)
     if "request" in found:
-        spec["request"] = _shared(Request(**found["request"]))
+        spec["request"] = _shared(Request(**_sizes(found["request"])))
     if "retry" in found:
-        spec["retry"] = _shared(Retry(**found["retry"]))
+        spec["retry"] = _shared(_retry(Retry(**found["retry"])))
     if "depends_on" in found:
         spec["depends_on"] = Dependencies(**found["depends_on"])
     if "notify" in found:
@@ -180,6 +182,21 @@ def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
     if "on_dependency_failure" in spec:
         spec["cancel_on_dependency_failure"] = spec.pop("on_dependency_failure") == "cancel"
     return Spec(**spec, defaults_text=defaults.text)
+
+
+def _sizes(stated: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a request; a size that spool works out is its first guess and a mark."""
+    for part in ("memory", "gpu_memory"):
+        size = stated.get(f"{part}_bytes")
+        if isinstance(size, values.AutoSize):
+            first = FIRST_BYTES if part == "memory" else None
+            stated[f"{part}_bytes"] = first if size.first_bytes is None else size.first_bytes
+            stated[f"{part}_auto"] = True
+    return stated
+
+
+def _retry(retry: Retry) -> Retry:
+    return retry if retry.memory_factor is None else replace(retry, on=retry.on | {"out_of_memory"})
 
 
 @lru_cache(maxsize=4096)
@@ -216,6 +233,7 @@ def _check_together(reading: Reading) -> None:
         stated = (
             bool(set_here.get("keep_session")),
             set_here.get("gpu_idle_ns") is not None,
+            isinstance(asked.get("gpu_memory_bytes"), values.AutoSize),
             bool(asked.get("resources")),
             "terminal" in set_here,
             "container" in found,
@@ -227,6 +245,11 @@ def _check_together(reading: Reading) -> None:
         _check_terminal(reading)
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
         problems.add(("depends_on",), 'is an empty table; set "all", "any", "ended", "failed" or "each"')
+    factor = found.get("retry", {}).get("memory_factor")
+    if factor is not None and "memory" not in document:
+        problems.add(("retry", "memory_factor"), 'needs "memory": what it multiplies')
+    if factor is not None and not found["retry"].get("max"):
+        problems.add(("retry", "memory_factor"), 'needs "max": how many times to try again')
     if "notify" in document and "to" not in found["notify"]:
         problems.add(("notify",), _NO_ADDRESS)
     if "array" in document or "matrix" in document or "rows" in document:
@@ -267,6 +290,7 @@ def _check_options(executor: str | None, options: tuple[str, ...], problems: Pro
 _NOT_ELSEWHERE = {
     "keep_session": 'needs executor = "tmux"; a job in {} has no session',
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
+    "gpu_memory": '= "auto" learns from the GPUs of this machine; in {} state a size, or leave it out',
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
     "terminal": "is one of this machine, and its job runs here",
     "container": 'is for this machine alone; for {} write the runtime into the command, as ["apptainer", "exec", …]',
@@ -285,6 +309,7 @@ def why_not_elsewhere(spec: Spec, engine: str) -> str | None:
     stated = (
         bool(spec.keep_session),
         idle_ns is not None,
+        spec.request.gpu_memory_auto,
         bool(spec.request.resources),
         spec.terminal is not None,
         spec.container is not None,

@@ -122,6 +122,10 @@ RETRY = KeyTable(
     Key("on", "ends", 'Outcomes ("failed", "timeout", "out_of_memory") and exit codes (1-255) to retry.',
         option="--retry-on OUTCOME|CODE,…",
         help="Outcomes (failed, timeout, out_of_memory) and exit codes to retry. Default: failed."),
+    Key("memory_factor", "number",
+        "After `out_of_memory` the next run requests that many times the memory, never more than the machine has, and "
+        "later runs of the name do too. Adds `out_of_memory` to `on`.", least=1, most=1000,
+        option="--retry-memory-factor N", help="After out_of_memory, N times the memory."),
 )
 
 NOTIFY = KeyTable(
@@ -194,16 +198,22 @@ _SETUP = (
 
 _MACHINE = (
     Key("cpus", "count", "Number of CPUs.", field="request.cpus", option="--cpus N", also="--cpus-per-task"),
-    Key("memory", "size", "Host memory: counted when the job is scheduled and enforced while it runs.", least=1,
-        field="request.memory_bytes", option="-m --memory SIZE", also="--mem"),
+    Key("memory", "size or auto",
+        'Host memory: counted when the job is scheduled and enforced while it runs. "auto": what earlier runs of its '
+        'name used, and a margin; "auto:8G" states the first guess.', least=1,
+        field="request.memory_bytes", option="-m --memory SIZE|auto", also="--mem",
+        help="Host memory, enforced while it runs. auto: what earlier runs of its name used, and a margin."),
 )
 
 _GPUS = (
     Key("gpus", "count", "Number of GPUs.", field="request.gpus", option="-g --gpus N",
         also="-G --gpus-per-node"),
-    Key("gpu_memory", "size",
+    Key("gpu_memory", "size or auto",
         "Memory on each GPU. With it, the job shares its GPUs with other jobs that set it; without it, the job has "
-        "its GPUs to itself.", least=1, field="request.gpu_memory_bytes", option="--gpu-memory SIZE",
+        'its GPUs to itself. "auto": to itself until a run of its name has shown how much it uses.', least=1,
+        field="request.gpu_memory_bytes", option="--gpu-memory SIZE|auto",
+        help="Memory on each GPU, which the job then shares with others that set it; auto: by what earlier runs of its "
+        "name used.",
         needs="gpus: it is the memory on each GPU"),
     Key("gpu_type", "GPU type", 'The GPU model or part of its name, such as "A100". "auto" means any.',
         field="request.gpu_type", option="--gpu-type NAME", needs="gpus"),

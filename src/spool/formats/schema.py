@@ -73,7 +73,7 @@ def _rows(table: KeyTable, format_: Format, shapes: dict[str, Any], prefix: str)
 
 
 def _type(value: dict[str, Any]) -> str:
-    if value.get("title") in ("size", "duration"):
+    if value.get("title") in ("size", "size or auto", "duration"):
         return str(value["title"])
     if "enum" in value:
         return " or ".join(f'`"{word}"`' for word in value["enum"])

@@ -29,6 +29,11 @@ K = TypeVar("K", bound=str | int)
 
 Size = Annotated[str, Meta(title="size", extra={"unit": parse_size}, extra_json_schema={"examples": ["512M", "16G"]})]
 """A size, as text in the file."""
+SizeOrAuto = Annotated[
+    str,
+    Meta(title="size or auto", extra={"unit": parse_size}, extra_json_schema={"examples": ["16G", "auto", "auto:8G"]}),
+]
+"""A size, or that spool works it out."""
 Duration = Annotated[
     str,
     Meta(

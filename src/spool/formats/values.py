@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from sys import intern
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -24,7 +24,7 @@ from spool.core.units import format_duration, format_size, parse_duration, parse
 from spool.formats import engines
 from spool.formats.keys import MAX_INDEX, Key
 from spool.formats.toml import show
-from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, closest
+from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, SizeOrAuto, closest
 
 Names = str | tuple[str, ...]
 Text = Annotated[str, Meta(min_length=1)]
@@ -413,6 +413,23 @@ def _amount(type_: Any, parse: Callable[[object], int], written: Callable[[int],
     return Kind(type_, parse if key.least is None else partial(at_least, key.least, parse), written=written)
 
 
+class AutoSize(NamedTuple):
+    """A size that spool works out; None: it has no first guess of its own."""
+
+    first_bytes: int | None
+
+
+def size_or_auto(least: float, text: str) -> int | AutoSize:
+    """Return the size *text*, or an `AutoSize` for "auto" or "auto:8G"."""
+    word, colon, first = text.partition(":")
+    if word != "auto":
+        return at_least(least, parse_size, text)
+    try:
+        return AutoSize(at_least(least, parse_size, first) if colon else None)
+    except InvalidValue as error:
+        raise InvalidValue(f"{show(text)}: the first guess {error}") from None
+
+
 KINDS: Kinds = {
     "flag": lambda key: Kind(bool),
     "count": lambda key: Kind(Annotated[int, Meta(ge=key.least or 0, le=key.most)]),
@@ -422,6 +439,7 @@ KINDS: Kinds = {
     "word": lambda key: Kind(str, partial(one_of, words=key.words)),
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
     "size": lambda key: _amount(Size, parse_size, format_size, key),
+    "size or auto": lambda key: Kind(SizeOrAuto, partial(size_or_auto, key.least or 0), written=format_size),
     "duration": lambda key: _amount(Duration, parse_duration, format_duration, key),
     "executor": lambda key: Kind(str, engines.executor),
     "options of an engine": lambda key: Kind(tuple[str, ...], engines.plausible),

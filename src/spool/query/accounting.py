@@ -19,6 +19,7 @@ from spool.formats.run_records import ArrayRecord
 from spool.machine import processes
 from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister
+from spool.query.sizes import as_auto
 from spool.store.history import History
 from spool.store.spool import Spool
 
@@ -55,6 +56,7 @@ class RunEfficiency(Struct, frozen=True):
     compared: Efficiency
     runs: tuple[int, ...]  # all runs of the job
     memory_now_bytes: int | None = None
+    auto: str = ""  # what `memory = "auto"` would request next, and why
 
 
 class ArrayEfficiency(Struct, frozen=True):
@@ -110,7 +112,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     if isinstance(result, InvalidRecord):
         raise result
     if result is not None:
-        return _of_result(result, spec, runs)
+        return replace(_of_result(result, spec, runs), auto=as_auto(spool, result) if run == max(runs) else "")
     grant, proof, began_ns, now_ns = files.grant, files.proof, files.began_ns, time.time_ns()
     if grant is None or proof.verdict is Verdict.VOID:
         raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never started"))

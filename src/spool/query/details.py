@@ -15,7 +15,7 @@ from spool.core import layout
 from spool.core.capture import Capture
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict
-from spool.core.model import NOT_SUSPENDED, Grant, Result, State, Stop, Suspension
+from spool.core.model import NOT_SUSPENDED, Grant, Result, Sized, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
 from spool.query.jobs import JobLister, with_parameters
@@ -88,6 +88,7 @@ class JobDetails(Struct, frozen=True):
     others: tuple[OtherFile, ...] = ()
     expected_run_ns: int | None = None  # None: it has ended, or is an array
     expected: str = ""  # … in words, with its source
+    requests: str = ""  # the memory that its next run requests and why, if its file leaves that to spool
     tasks: tuple[JobRow, ...] = ()  # of an expanded array
     task_counts: dict[str, int] = field(default_factory=dict)  # number of its tasks in each state
     failed_tasks: tuple[str, ...] = ()
@@ -125,6 +126,8 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         row = replace(row, progress=shown[-1].progress)
     (row,) = with_metrics(spool, (row,))
     (row,) = with_outlook(spool, (row,), lister.at_ns, served=lister.serves)
+    if (sized := _sized(spool, row)) is not None:
+        row = replace(row, memory_bytes=sized.request.memory_bytes)
     return JobDetails(
         name=name,
         row=row,
@@ -138,6 +141,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         others=tuple(_other(spool, row) for row in found[1:]),
         expected_run_ns=expected.ns if expected is not None else None,
         expected=expected.words(name, found[0].user or "") if expected is not None else "",
+        requests=sized.why if sized is not None else "",
         tasks=tasks.rows,
         task_counts=tasks.counts(),
         failed_tasks=tasks.failed(),
@@ -197,6 +201,17 @@ def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
         return None
     run_times = past_of(spool, time.time_ns(), settings.config.policy).run_times
     return run_times.expected(row.user or "", row.name, spec)
+
+
+def _sized(spool: Spool, row: JobRow) -> Sized | None:
+    if row.place not in (layout.QUEUED, layout.HELD):
+        return None
+    spec = spool.job_spec(row.place, row.name, Settings(spool).config.defaults)
+    if spec is None or not spec.is_sized:
+        return None
+    from spool.query.sizes import next_request  # few jobs need it
+
+    return next_request(spool, row.name, row.user or "", spec)
 
 
 def _other(spool: Spool, row: JobRow) -> OtherFile:

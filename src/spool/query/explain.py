@@ -66,6 +66,7 @@ class Explanation(Struct, frozen=True):
     room_of: str | None = None  # the preemptible job whose run is stopped for it
     room_is_made: bool = False  # that run is being stopped; else the dispatcher is about to stop it
     preempted_for: str | None = None  # the job that its last run was stopped for
+    requests: str = ""  # the memory that its next run requests and why, if its file leaves that to spool
     outcome: str | None = None  # how it ended; the reason says why, if there is one
     last_lines: tuple[str, ...] = ()  # of the output of a job that failed
 
@@ -123,6 +124,7 @@ def why(spool: Spool, name: str) -> Explanation:
         room_of=room_of,
         room_is_made=room_is_made,
         preempted_for=job.yields_to if job is not None else None,
+        requests=job.sized.why if job is not None and job.sized is not None else "",
     )
 
 

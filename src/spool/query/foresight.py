@@ -14,6 +14,8 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from spool.core.arrays import array_of
 from spool.core.layout import LOCK, valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
@@ -92,6 +94,8 @@ class _Seer:
 
         machine = self._told(request) or self._machine(request)
         room = FreeResources(machine, self._config.policy, self._now_ns, Runs())
+        if request.memory_auto:  # then it requests what there is
+            spec = replace(spec, request=replace(request, memory_bytes=None))
         reason = room.never_fits(Waiting(name, spec, "", self._now_ns))
         if reason is not None:
             yield reason.text

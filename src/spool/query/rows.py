@@ -123,7 +123,7 @@ def row_of_result(result: Result) -> JobRow:
         run=result.run,
         attempt=result.attempt,
         cpus=result.request.cpus,
-        memory_bytes=result.request.memory_bytes,
+        memory_bytes=result.grant.memory_bytes if result.request.memory_auto else result.request.memory_bytes,
         gpus=result.request.gpus,
         cpu_list=result.grant.cpu_list,
         resources=result.request.resources,

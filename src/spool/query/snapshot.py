@@ -78,7 +78,10 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool)
-    table = SchedulerState(executors=Executors(lambda: settings.config.executor, config=lambda: settings.config))
+    table = SchedulerState(
+        executors=Executors(lambda: settings.config.executor, config=lambda: settings.config),
+        newest_result=spool.newest_result,
+    )
     look = _Look(spool, table, settings, now_ns)
     said = _said(spool, now_ns)
     table.executors.believe(said.executors if said is not None else {})
@@ -97,11 +100,15 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     if shared is not None:
         machine = on_shared(machine, settings.config, _arbiter(said) or arbiter_view(shared))
     policy = settings.config.policy
+    alone = machine if shared is None else as_if_alone(machine)
+    table.fit(alone, policy)
     arrays = _ForeseenNames(spool, table, _expand(table, now_ns)) if with_tasks else ArrayNames(spool, table)
     if table.queue or table.held or table.runs:  # otherwise no estimate needs the history
-        table.remember(past_of(spool, now_ns, policy))
+        table.remember(past_of(spool, now_ns, policy, sizes=table.sizing is not None))
+        if table.sizing is not None and with_tasks:
+            _expand(table, now_ns)  # they have their sizes now
     view = table.view(
-        machine if shared is None else as_if_alone(machine),
+        alone,
         ended=OutcomeIndex(spool, table.array_state),
         arrays=arrays,
         reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,

@@ -195,13 +195,23 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
 def _wanted(result: Result, said: Spec) -> Spec:
     return Spec(
         "true",
-        request=result.request,
+        request=_requested(result),
         time_limit_ns=said.time_limit_ns,
         priority=said.priority,
         group=result.group,
         group_limit=said.group_limit if result.group is not None else None,
         project=result.project,
     )
+
+
+def _requested(result: Result) -> Request:
+    """Return the request of a run; a size that spool worked out is that of its grant."""
+    request, grant = result.request, result.grant
+    if request.memory_auto:
+        request = replace(request, memory_bytes=grant.memory_bytes, memory_auto=False)
+    if request.gpu_memory_auto:
+        request = replace(request, gpu_memory_bytes=grant.gpu_memory_bytes, gpu_memory_auto=False)
+    return request
 
 
 def gpus_like(number: int, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:

@@ -38,21 +38,33 @@ class Remembered:
             policy.fair_share_by,
             policy.learn_run_times,
             policy.max_running is None,
+            sizes := table.sizing is not None,
         )
-        if made_for != self._made_for and table.queue and len(table.queue) + len(table.runs) > 1:
-            table.remember(past_of(self._spool, now_ns, policy, table.arrivals))
+        if made_for != self._made_for and table.queue and (len(table.queue) + len(table.runs) > 1 or sizes):
+            table.remember(past_of(self._spool, now_ns, policy, table.arrivals, sizes=sizes))
             self._made_for = made_for
         return table.past
 
     def learn(self, live: ActiveRun) -> None:
         """Add the lessons of a run that is over and filed."""
         if live.result is not None and self._made_for is not None:
-            self._table.past.learn(live.user, live.result)
+            self._table.learn(live, live.result)
 
 
-def past_of(spool: Spool, now_ns: int, policy: Policy, asked: Callable[[], Iterable[int]] | None = None) -> Past:
-    """Return the lessons of the newest runs in the history; *asked* as in `Past`."""
+def past_of(
+    spool: Spool,
+    now_ns: int,
+    policy: Policy,
+    asked: Callable[[], Iterable[int]] | None = None,
+    *,
+    sizes: bool = False,
+) -> Past:
+    """Return the lessons of the newest runs in the history; *asked* as in `Past`, *sizes* whether their peaks count."""
     past = Past(policy, asked)
+    if sizes:
+        from spool.core.sizes import Sizes
+
+        past.sizes = Sizes()
     known: list[Result] = []
     for line in islice(spool.history(), _MOST):
         try:

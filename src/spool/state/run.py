@@ -18,6 +18,7 @@ from spool.core.model import (
     Stop,
     StopKind,
     Suspension,
+    granted_request,
     in_force,
 )
 from spool.core.names import LOCAL_EXECUTORS, engine_title
@@ -83,6 +84,12 @@ class ActiveRun(Struct, eq=False):
     def __post_init__(self) -> None:
         """Set its key."""
         self.key = self.name, self.run
+
+    @property
+    def requested(self) -> Spec:
+        """Its spec with the sizes that it was granted, for an engine."""
+        spec = self.spec
+        return replace(spec, request=granted_request(spec, self.grant)) if spec.is_sized else spec
 
     @property
     def holds_room(self) -> bool:

@@ -7,7 +7,8 @@ predicts.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -19,6 +20,8 @@ from spool.core.model import (
     Machine,
     Policy,
     Reservation,
+    Result,
+    Spec,
     State,
     Waiting,
 )
@@ -34,6 +37,9 @@ from spool.state.array import Array
 from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, NO_BACKOFF, Attempts, JobFileVersion, QueueTime, StartBackoff
 from spool.store.ownership import name_of, this_user
+
+if TYPE_CHECKING:
+    from spool.state.sizing import Sizing
 
 
 class JobEntry(Struct, eq=False):
@@ -80,6 +86,9 @@ class SchedulerState(Struct):
     runs: Runs = field(default_factory=Runs)  # those that hold grants
     past: Past = field(default_factory=lambda: Past(Policy()))
     recent: RecentRecorder = field(default_factory=RecentRecorder)
+    fits: tuple[Machine, Policy] | None = None  # the resources for jobs that are sized, as last seen
+    newest_result: Callable[[str], Result | None] = lambda name: None  # the recorded one of a job's newest run
+    sizing: Sizing | None = None  # None: no job was sized yet
 
     def job(self, name: str) -> JobEntry:
         """Return the entry of *name*, created if needed."""
@@ -134,10 +143,42 @@ class SchedulerState(Struct):
     def remember(self, past: Past) -> None:
         """Plan with that past from now on."""
         self.past = past
+        self._size_again(self.sizing.names if self.sizing is not None else ())
         self.runs.learn_from(past.run_times)
         for run in self.runs.values():
             if not run.submitted:
                 past.begin(run.user, run.spec.project, run.grant, run.started_at_ns)
+
+    def learn(self, live: ActiveRun, result: Result) -> None:
+        """Use the result of a run that is over, for the jobs like it that wait."""
+        if self.past.learn(live.user, result) and self.sizing is not None:
+            self._size_again(self.sizing.like(live.name))
+
+    def _size_again(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            if name in self.jobs:
+                self.settle(self.jobs[name])
+
+    def may_grow(self, live: ActiveRun, result: Result) -> Spec:
+        """Return the spec of a run that has ended, with the retry that it deserves if spool sized it too small."""
+        if not live.spec.is_sized:
+            return live.spec
+        return self._sizing().retried(live.spec, result, live.elsewhere)
+
+    def fit(self, machine: Machine, policy: Policy) -> None:
+        """Let no job that is sized request more than *machine* and the quotas of *policy* have."""
+        self.fits = machine, policy
+        if self.sizing is not None and self.sizing.fit(machine, policy):
+            self._size_again(self.sizing.names)
+
+    def _sizing(self) -> Sizing:
+        if self.sizing is None:
+            from spool.state.sizing import Sizing  # most spools never need it
+
+            self.sizing = Sizing(self.newest_result)
+            if self.fits is not None:
+                self.sizing.fit(*self.fits)
+        return self.sizing
 
     def view(
         self,
@@ -316,6 +357,10 @@ class SchedulerState(Struct):
             self.recount(live)
         job = self.job(live.name)
         job.live, job.told_run = None, None
+        if self.sizing is not None and live.spec.is_sized:
+            self.sizing.forget(live.name)
+            if job.queued is not None or job.held is not None:
+                self.settle(job)
 
     def told(self, job: JobEntry, run: int) -> bool:
         """Record that the end of a run was reported; return whether that is new."""
@@ -394,6 +439,8 @@ class SchedulerState(Struct):
             news = True
         elif self.held.pop(job.name, None) is not None:
             news = True
+        if self.sizing is not None and waiting is None and parked is None:
+            self.sizing.forget(job.name)
         news = self.queue.changed(job.name) or news  # it may have become an array, or stopped being one
         self.decisive += news or job.name in self.arrays
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
@@ -435,6 +482,9 @@ class SchedulerState(Struct):
 
     def _issued(self, array: Waiting, tasks: Tasks, positions: Iterable[int], now_ns: int) -> Iterator[Waiting]:
         spec = replace(array.spec, array=None, matrix=(), rows=(), max_running=None)
+        size = None
+        if spec.is_sized:
+            size = self._sizing().of_task(replace(array, name=tasks.task_name(0), spec=spec), self.past)
         for position in positions:
             task = tasks.task_name(position)
             if task not in self.jobs and task not in self.arrays:
@@ -445,6 +495,7 @@ class SchedulerState(Struct):
                     arrived_at_ns=array.arrived_at_ns + position,
                     waited_ns_before=0,
                     clock_at_ns=now_ns,
+                    sized=size,
                 )
 
     @property
@@ -465,7 +516,7 @@ class SchedulerState(Struct):
         if file is None or file.spec is None or job.wait is None:
             return None
         retry_ns, preempted = job.attempts.not_before_ns or 0, job.attempts.preempted
-        return Waiting(
+        waiting = Waiting(
             name=job.name,
             spec=file.spec,
             user=name_of(file.uid),
@@ -480,3 +531,6 @@ class SchedulerState(Struct):
             yields_to=preempted.reason if preempted is not None else None,
             preempted_at_ns=preempted.at_ns if preempted is not None else None,
         )
+        if not file.spec.is_sized or file.spec.is_array:
+            return waiting
+        return replace(waiting, sized=self._sizing().of(waiting, self.past))
