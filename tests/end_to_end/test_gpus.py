@@ -52,6 +52,32 @@ def test_a_job_finds_its_gpus_by_uuid(gpus: Served) -> None:
     assert ",".join(line["gpu_uuids"]) == visible
 
 
+@_BOTH
+def test_gpus_by_their_size_and_by_several_types(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """`gpu_min_memory` is a whole GPU as large as that, a list of types is any of them; both are in the history."""
+    for at, (name, size) in enumerate([("NVIDIA A10", 24), ("NVIDIA A100", 40), ("NVIDIA H100", 80), ("RTX 4090", 24)]):
+        fake_nvml.gpu(_uuid(at), bus=at, total=size * GIB, name=name)
+    gpus.start()
+    hold = "until [ -e go ]; do sleep 0.02; done"
+    gpus.drop("large", hold, gpus=1, gpu_min_memory="40G")
+    gpus.pid("large")
+    gpus.drop("either", hold, gpus=1, gpu_type=["A100", "H100"])
+    gpus.pid("either")
+    gpus.drop("third", "true", gpus=1, gpu_type=["a100", "h100"], gpu_min_memory="30G")
+    reason = gpus.wait_reason("third", "unshared GPU of type a100 or h100 of at least 30 GiB; none is idle")
+    assert "GPU 1 is in exclusive use by large" in reason
+    gpus.drop("never", "true", gpus=1, gpu_min_memory="100G")
+    gpus.wait_reason("never", "never fits: needs 1 GPU with 100 GiB, the machine has 0 as large as that")
+    gpus.move("never", "queued", "done")
+    (gpus.root.parent / "go").touch()
+    gpus.wait_done("large", "either", "third")
+    lines = {line["job"]: line for line in gpus.history()}
+    assert (_given(lines["large"]), _given(lines["either"])) == ({_uuid(1)}, {_uuid(2)})
+    assert lines["large"]["gpu_min_memory_bytes"] == 40 * GIB
+    assert lines["third"]["gpu_types"] == ["a100", "h100"]
+    assert "gpu_types" not in lines["large"]
+
+
 def test_short_jobs_share_four_gpus_without_a_gap(gpus: Served) -> None:
     """Twelve jobs of one GPU each on four GPUs: never two on one, up to four at once, and all end."""
     for at in range(12):

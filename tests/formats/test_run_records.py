@@ -59,7 +59,7 @@ RESULT = Result(
     project="llm",
     group="night",
     tags=("paper",),
-    request=Request(2, 1 << 34, 1, None, "A100"),
+    request=Request(2, 1 << 34, 1, None, ("A100",)),
     grant=GRANT,
     executor="process",
     host="box",
@@ -256,7 +256,9 @@ _named = st.dictionaries(_text, st.integers(1, 10**6), max_size=3).map(lambda na
 _which = st.dictionaries(_text, st.lists(st.integers(0, 64), max_size=3).map(tuple), max_size=2).map(
     lambda named: tuple(sorted(named.items()))
 )
-_request = st.builds(Request, st.integers(0, 64), _size, st.integers(0, 8), _size, st.none() | _text, _named)
+_request = st.builds(
+    Request, st.integers(0, 64), _size, st.integers(0, 8), _size, st.lists(_text, max_size=3).map(tuple), _named, _size
+)
 _grant = st.builds(
     Grant,
     st.integers(0, 64),

@@ -77,8 +77,9 @@ class Request(Struct, frozen=True):
     memory_bytes: int | None = None
     gpus: int = 0
     gpu_memory_bytes: int | None = None  # per GPU; if set, the job shares its GPUs
-    gpu_type: str | None = None  # a name or a part of one; None is any
+    gpu_types: tuple[str, ...] = ()  # names or parts of names: any of them will do; () is any
     resources: tuple[tuple[str, int], ...] = ()  # named resources and their counts, ordered by name
+    gpu_min_memory_bytes: int | None = None  # the least that each GPU has in total
 
 
 class Grant(Struct, frozen=True):

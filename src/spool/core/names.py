@@ -17,6 +17,9 @@ ENGINES = {"slurm": "Slurm", "sge": "Grid Engine", "hq": "HyperQueue"}
 EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
 """The built-in executors; installed packages offer others by entry points (`spool.formats.engines`)."""
 
+ANY_GPU_TYPE = "auto"
+"""The GPU type that every GPU has."""
+
 EXPORTED = (
     "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
 )  # fmt: skip

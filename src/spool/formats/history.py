@@ -76,13 +76,21 @@ def render_result(result: Result) -> bytes:
         text_lines(("executor", result.executor), ("host", result.host), ("node", result.node)),
         f"\n[request]\ncpus = {request.cpus}\ngpus = {request.gpus}\n",
         number_lines(("memory_bytes", request.memory_bytes), ("gpu_memory_bytes", request.gpu_memory_bytes)),
-        text_lines(("gpu_type", request.gpu_type)),
+        number_lines(("gpu_min_memory_bytes", request.gpu_min_memory_bytes)),
+        _type_lines(request.gpu_types),
         resource_lines(request.resources),
     ]
     if result.grant != NOTHING:
         lines.append(f"\n[grant]\n{grant_lines(result.grant)}")
     lines.append(gpu_use_lines(result.gpu_use))
     return "".join(lines).encode()
+
+
+def _type_lines(types: tuple[str, ...]) -> str:
+    """Return a lone type as `gpu_type`, several as `gpu_types`: older readers know one as a text."""
+    if len(types) > 1:
+        return f"gpu_types = [{', '.join(map(toml.quote, types))}]\n"
+    return text_lines(("gpu_type", types[0] if types else None))
 
 
 def _to_ms(duration_ns: int | None) -> int | None:
@@ -135,9 +143,14 @@ def _request_of(keys: dict[str, object]) -> Request:
         memory_bytes=optional(keys, "memory_bytes", int),
         gpus=optional(keys, "gpus", int) or 0,
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
-        gpu_type=said(keys, "gpu_type"),
+        gpu_types=tuple(map(one_line, several(keys, "gpu_types", str))) or _alone(said(keys, "gpu_type")),
         resources=resources_of(keys),
+        gpu_min_memory_bytes=optional(keys, "gpu_min_memory_bytes", int),
     )
+
+
+def _alone(gpu_type: str | None) -> tuple[str, ...]:
+    return () if gpu_type is None else (gpu_type,)
 
 
 def _is_bound(word: str | None, record: str) -> bool:
@@ -190,7 +203,9 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     memory_bytes: int | UnsetType = UNSET
     gpus: int = 0
     gpu_memory_bytes: int | UnsetType = UNSET
-    gpu_type: str | UnsetType = UNSET
+    gpu_min_memory_bytes: int | UnsetType = UNSET
+    gpu_type: str | UnsetType = UNSET  # if it named one
+    gpu_types: tuple[str, ...] = ()  # if it named several
     resources: dict[str, int] | UnsetType = UNSET
     granted_cpus: int = 0  # granted
     granted_memory_bytes: int | UnsetType = UNSET
@@ -243,7 +258,9 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
         memory_bytes=_known(request.memory_bytes),
         gpus=request.gpus,
         gpu_memory_bytes=_known(request.gpu_memory_bytes),
-        gpu_type=_text(request.gpu_type),
+        gpu_min_memory_bytes=_known(request.gpu_min_memory_bytes),
+        gpu_type=_text(request.gpu_types[0]) if len(request.gpu_types) == 1 else UNSET,
+        gpu_types=tuple(map(_clean, request.gpu_types)) if len(request.gpu_types) > 1 else (),
         resources=_table(request.resources),
         granted_cpus=grant.cpus,
         granted_memory_bytes=_known(grant.memory_bytes),
@@ -363,8 +380,9 @@ def parse_history_line(data: bytes) -> Result:
             _set(line.memory_bytes),
             line.gpus,
             _set(line.gpu_memory_bytes),
-            _set(line.gpu_type),
+            line.gpu_types or _alone(_set(line.gpu_type)),
             _pairs(line.resources),
+            _set(line.gpu_min_memory_bytes),
         ),
         grant=Grant(
             line.granted_cpus,
