@@ -363,6 +363,23 @@ def test_a_waiting_job_for_a_large_gpu_keeps_others_off_it():
     assert given(plan(job("j", gpus=1, waited=9), large[0], named, named_too(named), on=box)) == {"j": (0,)}
 
 
+def of_amd(*indices: int) -> tuple[Gpu, ...]:
+    """Return GPUs of AMD of these indices."""
+    return tuple(Gpu(f"GPU-{index:016x}", index, "AMD Instinct MI210", CARD, CARD) for index in indices)
+
+
+def test_gpus_of_two_vendors_are_never_mixed_up():
+    """Beside NVIDIA's, those of AMD are for jobs that name their type; several GPUs are of one vendor."""
+    box = machine(cpus=64, gpus=(*gpus(2), *of_amd(2, 3, 4)))
+    any_two, amd = job("any", gpus=2, waited=9), job("amd", gpus=3, gpu_type="amd")
+    assert given(plan(any_two, amd, on=box)) == {"any": (0, 1), "amd": (2, 3, 4)}
+    assert given(plan(job("either", gpus=2, gpu_type=("MI210", "A100")), on=box)) == {"either": (2, 3)}
+    assert why(plan(job("j", gpus=3), on=box), "j") == (
+        'never fits: needs 3 GPUs, the machine has 2; 3 GPUs of AMD not counted: gpu_type = "AMD" asks for them'
+    )
+    assert given(plan(any_two, on=machine(gpus=of_amd(0, 1)))) == {"any": (0, 1)}
+
+
 def named_too(waiting):
     """Return another job like *waiting*."""
     return replace(waiting, name=f"{waiting.name}-too")

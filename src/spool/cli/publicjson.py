@@ -36,7 +36,7 @@ PUBLIC = {
     "GpuLease": "user granted_bytes taken_bytes",
     "GpuList": "gpus problem reserved at_ns none_because",
     "GpuStatus": """
-        index=gpu.index uuid=gpu.uuid name=gpu.name memory_total_bytes=gpu.memory_total_bytes
+        index=gpu.index uuid=gpu.uuid name=gpu.name vendor=gpu.vendor memory_total_bytes=gpu.memory_total_bytes
         memory_free_bytes=gpu.memory_free_bytes utilisation_percent=gpu.utilisation_percent
         memory_utilisation_percent=gpu.memory_utilisation_percent mig=gpu.mig state holders foreign=gpu.foreign
         reserved why_not leases

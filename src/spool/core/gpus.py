@@ -10,7 +10,7 @@ from functools import lru_cache
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running
+from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running, is_amd
 from spool.core.names import ANY_GPU_TYPE
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size
@@ -82,6 +82,7 @@ class GpuSlots:
         self.strategy = policy.gpu_strategy
         self.cards = [GpuSlot(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
         self.by_uuid = {card.gpu.uuid: card for card in self.cards}
+        self._mixed = len({is_amd(card.gpu.uuid) for card in self.cards if card.given}) > 1
         self._suitable: dict[_Need, list[GpuSlot]] = {}
         self._open: dict[_Need, list[GpuSlot]] = {}
 
@@ -129,7 +130,8 @@ class GpuSlots:
         """Return the GPUs that could serve *request* if they were idle.
 
         A job with several GPUs gets whole ones only: CUDA shows a process one MIG instance and nothing beside it, so
-        the others would lie idle.
+        the others would lie idle. On a machine with GPUs of two vendors, those of AMD are for jobs that name their
+        type, and several GPUs are of one vendor: no program uses both.
         """
         need = request.gpu_memory_bytes
         kind = kind_of(request)
@@ -143,8 +145,18 @@ class GpuSlots:
                 and not (card.gpu.mig and request.gpus > 1)
                 and (need is None or card.gpu.memory_total_bytes is None or need <= card.gpu.memory_total_bytes)
                 and is_of_kind(card.gpu, kind)
+                and self._is_meant(card, kind)
             ]
+            if self._mixed and request.gpus > 1:
+                amd = [card for card in found if is_amd(card.gpu.uuid)]
+                nvidia = [card for card in found if not is_amd(card.gpu.uuid)]
+                found = self._suitable[asked] = max(nvidia, amd, key=len)
         return found
+
+    def _is_meant(self, card: GpuSlot, kind: Kind) -> bool:
+        """Tell whether a job that names that *kind* can use the vendor's programs: NVIDIA's, if it names no type."""
+        types = kind[0]
+        return not (self._mixed and is_amd(card.gpu.uuid)) or bool(types and types != (ANY_GPU_TYPE,))
 
     def _instances(self, request: Request) -> str:
         """Return a note about the MIG instances that *request* cannot have, "" if there are none."""
@@ -181,12 +193,15 @@ class GpuSlots:
         if suitable >= request.gpus:
             return None
         wanted = count_of(request.gpus, "GPU")
-        given = [card for card in self.cards if card.given]
+        usable = [card for card in self.cards if card.given]
+        given = [card for card in usable if self._is_meant(card, kind_of(request))]
         if not given:
             unused = f" that may be used ({len(self.cards)} in all)" if self.cards else ""
             return f"needs {wanted}, the machine has none{unused}"
         whole = [card for card in given if not card.gpu.mig or request.gpus == 1]
-        beside = f"; {instances}" if (instances := self._instances(request)) else ""
+        others = len(usable) - len(given)
+        vendor = f'{count_of(others, "GPU")} of AMD not counted: gpu_type = "AMD" asks for them' if others else ""
+        beside = "".join(f"; {note}" for note in (self._instances(request), vendor) if note)
         if len(whole) < request.gpus:
             return f"needs {wanted}, the machine has {len(whole)}{beside}"
         types, least = kind_of(request)

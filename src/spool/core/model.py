@@ -362,6 +362,19 @@ class Gpu(Struct, frozen=True):
     memory_utilisation_percent: int | None = None  # the same for access to its memory
     work: tuple[GpuWork, ...] = ()  # the activity of each of our runs that was there all the time
 
+    @property
+    def vendor(self) -> str:
+        """Who made it: "NVIDIA" or "AMD"."""
+        return "AMD" if is_amd(self.uuid) else "NVIDIA"
+
+
+_AMD_UUID_LENGTH = 20
+
+
+def is_amd(uuid: str) -> bool:
+    """Whether that is the UUID of a GPU of AMD: `GPU-` and a unique ID of 16 digits. NVIDIA's are longer."""
+    return len(uuid) == _AMD_UUID_LENGTH and uuid.startswith("GPU-")
+
 
 class ForeignProcess(Struct, frozen=True):
     """A process on a GPU that was not granted to the run of that process.
