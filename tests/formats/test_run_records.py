@@ -418,6 +418,11 @@ def test_the_use_of_gpus_reads_back_from_each_record() -> None:
     line = json.loads(render_history(result))
     assert line["gpu_use"][1] == {"memory_watched_ms": 1}
     assert b"gpu_use" not in render_history(RESULT)
+    used = (replace(USE[0], energy_watched_ns=9_000_000, energy_mj=0), USE[1])
+    counted = replace(WATCH, gpus=used, counters_mj=(5_000, None))
+    assert run_records.parse_gpus(run_records.render_gpus(counted)) == counted
+    result = replace(RESULT, gpu_use=used)
+    assert parse_result(render_result(result)).gpu_use == parse_history_line(render_history(result)).gpu_use == used
 
 
 @pytest.mark.parametrize("number", ["-1", "nan", "inf", "1e300", '"many"', "true", "[1]"])

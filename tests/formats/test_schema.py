@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spool.core.model import ArrayTask, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State
+from spool.core.model import ArrayTask, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State, Tariff
 from spool.core.names import EXECUTORS
 from spool.core.units import format_duration
 from spool.formats import config, engines, jobfile, keys, machinefile, schema, slurm, toml
@@ -135,6 +135,7 @@ CONFIG_PARTS = {
     "policy": Policy,
     "gpu": config.GpuConfig,
     "gc": config.GcConfig,
+    "tariff": Tariff,
     "slurm": slurm.SlurmConfig,
     "sge": engines.SgeConfig,
     "hq": engines.HqConfig,

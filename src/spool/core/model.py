@@ -325,6 +325,7 @@ class RunAccount(Struct, gc=False):
     cpu_time_ns: int | None = None
     suspended_ns: int = 0  # within the time from its start to its end
     gpu_percent: float | None = None  # share of the time in which its GPUs computed, on average
+    gpu_energy_mj: int | None = None  # of its GPUs whose energy is known, together
 
 
 class GpuUse(Struct, frozen=True):
@@ -336,6 +337,8 @@ class GpuUse(Struct, frozen=True):
     memory_watched_ns: int = 0
     mean_memory_bytes: int | None = None
     peak_memory_bytes: int | None = None
+    energy_watched_ns: int = 0
+    energy_mj: int | None = None  # of the GPU, divided equally among the runs that share it
 
 
 class GpuWork(Struct, frozen=True):
@@ -344,6 +347,8 @@ class GpuWork(Struct, frozen=True):
     job: str
     percent: int | None  # share of the last moments in which it computed
     memory_bytes: int | None
+    counter_mj: int | None = None  # what the GPU has consumed since its driver was loaded
+    sharers: int = 1  # our runs on it
 
 
 class Gpu(Struct, frozen=True):
@@ -511,6 +516,21 @@ class Reservation(Struct, frozen=True):
     def holder(self) -> str:
         """The user or the project that has them, in words."""
         return self.user if self.user is not None else f"project {self.project}"
+
+
+class Tariff(Struct, frozen=True):
+    """What use costs, in units of the currency. A price of None is not charged."""
+
+    currency: str | None = None
+    gpu_hour: float | None = None
+    cpu_hour: float | None = None
+    kwh: float | None = None  # of GPUs, as far as their energy is known
+
+    def cost(self, cpu_hours: float, gpu_hours: float, kwh: float) -> float | None:
+        """Return what that much use costs, None without any price."""
+        if (self.gpu_hour, self.cpu_hour, self.kwh) == (None, None, None):
+            return None
+        return cpu_hours * (self.cpu_hour or 0) + gpu_hours * (self.gpu_hour or 0) + kwh * (self.kwh or 0)
 
 
 class Limits(Struct, frozen=True):

@@ -178,6 +178,8 @@ class GpuUseLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     memory_watched_ms: int = 0
     mean_memory_bytes: int | UnsetType = UNSET
     peak_memory_bytes: int | UnsetType = UNSET
+    energy_watched_ms: int = 0
+    energy_mj: int | UnsetType = UNSET
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -293,6 +295,8 @@ def use_line(use: GpuUse) -> GpuUseLine:
         memory_watched_ms=use.memory_watched_ns // NS_PER_MS,
         mean_memory_bytes=_known(use.mean_memory_bytes),
         peak_memory_bytes=_known(use.peak_memory_bytes),
+        energy_watched_ms=use.energy_watched_ns // NS_PER_MS,
+        energy_mj=_known(use.energy_mj),
     )
 
 
@@ -304,6 +308,8 @@ def _use_of(line: GpuUseLine) -> GpuUse:
         memory_watched_ns=line.memory_watched_ms * NS_PER_MS,
         mean_memory_bytes=_set(line.mean_memory_bytes),
         peak_memory_bytes=_set(line.peak_memory_bytes),
+        energy_watched_ns=max(0, line.energy_watched_ms) * NS_PER_MS,
+        energy_mj=_set(line.energy_mj),
     )
 
 
@@ -499,6 +505,8 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
         if line.gpu_use:
             known = [use.mean_percent for use in line.gpu_use if use.mean_percent is not UNSET]
             line.gpu_percent = sum(known) / len(known) if known else None
+            energies = [use.energy_mj for use in line.gpu_use if use.energy_mj is not UNSET and use.energy_mj >= 0]
+            line.gpu_energy_mj = sum(energies) if energies else None
 
 
 def read_told(line: bytes) -> int | None:

@@ -148,7 +148,10 @@ class UseReader:
         else:
             use = self._by_memory(device, now, before)
         # A run that came or left since the query has done an unknown part of it.
-        return replace(use, work=tuple(each for each in use.work if each.job in now and each.job in before))
+        here = [each for each in use.work if each.job in now and each.job in before]
+        if device.energy_mj is not None:
+            here = [replace(each, counter_mj=device.energy_mj, sharers=len(now)) for each in here]
+        return replace(use, work=tuple(here))
 
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]

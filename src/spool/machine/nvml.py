@@ -302,4 +302,4 @@ def main(idle_seconds: float = IDLE_SECONDS, beside: Callable[[Sample], Sample] 
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(float, sys.argv[1:2])))
+    sys.exit(main(float(next(iter(sys.argv[1:2]), IDLE_SECONDS))))
