@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -11,6 +13,8 @@ from plugins.fake_nvml import FakeNvml
 from plugins.fake_rocm import FakeRocm
 from spool.core.model import SECOND_NS, Gpu
 from spool.machine.gpus import GpuLook, GpuWatcher, Ours, UseReader
+from spool.machine.nvml import Sample
+from support import ROOT
 
 GIB = 1 << 30
 LONG_NS = 30 * SECOND_NS
@@ -71,6 +75,10 @@ def test_a_gpu_that_no_variable_can_name_is_not_there(
     found = look(fake_rocm.variables)
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-000000000000000b"]
     assert why in found.notes[0]
+    words = [sys.executable, "-m", "spool.machine.amd"]
+    environment = {**fake_rocm.environment, "PYTHONPATH": str(ROOT / "src")}
+    told = subprocess.run(words, input=b"\n", capture_output=True, check=True, env=environment).stdout
+    assert not Sample.from_json(told).leaving  # it is no fault that another start would mend
 
 
 @pytest.mark.parametrize(("code", "gpu"), [(2, Gpu("GPU-000000000000000a", 0, "AMD Instinct MI210", 64 * GIB, None))])

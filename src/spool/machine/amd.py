@@ -53,6 +53,7 @@ class Rocm:
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
         self._problem: str | None = None
+        self._failed = False  # a call of the present answer has failed: the library must be restarted to see a change
 
     def beside(self, nvidia: Sample) -> Sample:
         """Return the answer of NVML with AMD's GPUs beside NVIDIA's. Their indices follow NVIDIA's.
@@ -79,12 +80,13 @@ class Rocm:
             devices=tuple(sorted((*nvidia.devices, *devices), key=lambda device: (device.bus, device.index))),
             unreadable=(*nvidia.unreadable, *unreadable),
             missing=nvidia.missing and not devices and not unreadable,
-            leaving=nvidia.leaving or bool(unreadable) or any(device.problem for device in devices),
+            leaving=nvidia.leaving or self._failed,
         )
 
     def _devices(self, first: int) -> tuple[list[Device], list[tuple[int, str]]]:
         library = self._library
         assert library is not None
+        self._failed = False
         count = c_uint32()
         _check(library, library.rsmi_num_monitor_devices(byref(count)))
         found: list[Device] = []
@@ -137,6 +139,7 @@ class Rocm:
     def _went(self, call: str, status: int) -> bool:
         if status and status not in _WITHHELD and self._problem is None:
             self._problem = f"{call}: {_words(self._library, status)}"
+            self._failed = True
         return status == 0
 
     def _name(self, at: int) -> str:
