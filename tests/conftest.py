@@ -20,7 +20,7 @@ from spool.executors import compiled
 from support import end, left_behind, make_spool, processes
 
 if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
-    pytest_plugins = ["plugins.fake_nvml", "plugins.receiving"]
+    pytest_plugins = ["plugins.fake_nvml", "plugins.fake_rocm", "plugins.receiving"]
 
 # No deadline, for that would be a timed assertion. New examples each time, whose blob finds them again anywhere; but in
 # CI the same ones for the same test, so that a change is judged by what it changes.

@@ -277,11 +277,11 @@ def test_what_is_anothers_cannot_be_changed(machine: Driven) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f'[["hello",1,"spool",[],false,{ALICE}]]',
-        f'[["hello",1,"spool",[],false]],["uid",{ALICE}]',
+        f'[["hello",2,"spool",[],false,{ALICE}]]',
+        f'[["hello",2,"spool",[],false]],["uid",{ALICE}]',
         f'[["ask",1,[1],"{ALICE}"]]',
-        '[["hello",1,"../spool"]]',
-        f'[["hello",1,{{"uid":{ALICE}}}]]',
+        '[["hello",2,"../spool"]]',
+        f'[["hello",2,{{"uid":{ALICE}}}]]',
     ],
 )
 def test_no_message_names_a_user(machine: Driven, text: str) -> None:
@@ -417,7 +417,7 @@ def test_the_session_of_a_wrapper_keeps_its_lease(machine: Driven) -> None:
 
 # 9: nonsense.
 
-_HELLO = '["hello",1,"spool"]'
+_HELLO = '["hello",2,"spool"]'
 NONSENSE = {
     "less than nothing": f'[{_HELLO},["ask",1,[-1]]]',
     "not a number": f'[{_HELLO},["ask",1,[NaN]]]',
@@ -433,7 +433,7 @@ NONSENSE = {
     "257 messages": f"[{','.join([_HELLO] * 257)}]",
     "nested": "[" * 30_000,
     "nested objects": '{"a":' * 9_000,
-    "invalid UTF-8": b'[["hello",1,"\xff\xfe"]]',
+    "invalid UTF-8": b'[["hello",2,"\xff\xfe"]]',
     "half a datagram": f"[{_HELLO}"[:-3],
     "two": f"[{_HELLO}][{_HELLO}]",
     "no message": "[[]]",

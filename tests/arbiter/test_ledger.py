@@ -285,6 +285,8 @@ everything = st.builds(
     ).map(tuple),
     limit_ns=st.one_of(st.just(0), st.integers(1, (1 << 63) - 1)),
     like=st.sampled_from(["", "0", "f" * 16]),
+    gpu_min_memory_bytes=st.sampled_from([0, 40 * GIB, 81 * GIB]),
+    other_gpu_types=st.sampled_from([(), ("H100",), ("A100", "*")]),
 )
 holders = st.sampled_from([Holder(uid, name, spool) for uid, name in ((1, "a"), (2, "b")) for spool in "xy"])
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import json
 
-from spool.formats.arbiter_protocol import NotAMessage, read_orders, read_replies
+from spool.core.model import Request
+from spool.formats.arbiter_protocol import LeaseRequest, NotAMessage, read_orders, read_replies
 
 
 @pytest.mark.parametrize("read", [read_orders, read_replies])
-@pytest.mark.parametrize("datagram", [b'[["hello",1,"\xff\xfe"]]', b"\xff", b"[" * 60_000, b"", b'[["end",1e400]]'])
+@pytest.mark.parametrize("datagram", [b'[["hello",2,"\xff\xfe"]]', b"\xff", b"[" * 60_000, b"", b'[["end",1e400]]'])
 def test_what_is_no_message_is_refused(read: object, datagram: bytes) -> None:
     """Bytes that are no UTF-8 are refused like any others, so that they cut off their sender and nothing more."""
     with pytest.raises(NotAMessage):
         read(datagram)  # type: ignore[operator]
+
+
+def test_a_lease_is_for_the_kinds_of_gpus_that_the_job_names() -> None:
+    """Several types and the least memory reach the arbiter; the lines of its older journals have neither."""
+    asked = LeaseRequest(1, gpus=1, gpu_type="A100", gpu_min_memory_bytes=40 << 30, other_gpu_types=("H100",))
+    assert json.decode(json.encode(asked), type=LeaseRequest) == asked
+    assert asked.request() == Request(1, gpus=1, gpu_types=("A100", "H100"), gpu_min_memory_bytes=40 << 30)
+    older = json.decode(b'[2,1024,1,0,"A100",[],0,""]', type=LeaseRequest)
+    assert older.request() == Request(2, 1024, 1, gpu_types=("A100",))

@@ -265,7 +265,7 @@ def test_our_own_history(spool: Command, spool_root: Path) -> None:
     lines = [
         ended("a", 0, 5, 105, again="retry"),
         ended("never", 0, None, 50),
-        ended("b", 0, 105, 205, request=Request(2, gpus=1, gpu_type="A100"), grant=Grant(2, gpu_uuids=("GPU-1",))),
+        ended("b", 0, 105, 205, request=Request(2, gpus=1, gpu_types=("A100",)), grant=Grant(2, gpu_uuids=("GPU-1",))),
         ended("a", 0, 205, 255, run=2),
         b'{"torn',
     ]

@@ -41,6 +41,9 @@ def at(clock: str) -> int:
 def spec(**values: Any) -> Spec:
     """Return a spec; request fields are given beside the others."""
     asked = {key: values.pop(key) for key in list(values) if key in _REQUEST}
+    if "gpu_type" in values:
+        names = values.pop("gpu_type")
+        asked["gpu_types"] = (names,) if isinstance(names, str) else tuple(names or ())
     if values.get("task") is not None and not isinstance(values["task"], ArrayTask):
         values["task"] = ArrayTask(*values["task"])
     if "depends_on" in values and not isinstance(values["depends_on"], Dependencies):

@@ -49,6 +49,45 @@ def test_what_is_unknown_is_not_averaged_as_nothing() -> None:
     assert watched((10 * S, [None, did(None)])).known == ()
 
 
+def consumed(counter_mj: int | None, sharers: int = 1) -> GpuWork:
+    """Return what one look shows at the counter of the energy."""
+    return GpuWork("job", None, None, counter_mj, sharers)
+
+
+def energy(*looks: tuple[int, GpuWork | None]) -> tuple[int | None, int]:
+    """Return the energy of a run in these looks, and how long it is known for."""
+    (use,) = watched(*((after_ns, [done]) for after_ns, done in looks)).gpus
+    return use.energy_mj, use.energy_watched_ns
+
+
+def test_energy_is_what_the_counter_went_on_between_looks() -> None:
+    """The first look begins it; a time in which nobody looked counts, because the counter does."""
+    assert energy((10 * S, consumed(1000))) == (None, 0)
+    assert energy((10 * S, consumed(1000)), (20 * S, consumed(1500))) == (500, 10 * S)
+    assert energy((10 * S, consumed(1000)), (3610 * S, consumed(901_000))) == (900_000, 3600 * S)
+
+
+def test_energy_is_divided_among_the_runs_that_share_the_gpu() -> None:
+    """Each has an equal part of what the GPU consumed while they shared it."""
+    assert energy((S, consumed(0)), (2 * S, consumed(900, 3)), (3 * S, consumed(1000))) == (400, 2 * S)
+
+
+def test_a_counter_that_went_back_or_fell_silent_counts_from_its_next_value() -> None:
+    """The driver was loaded again, or did not tell: that time is unknown, not nothing."""
+    looks = (S, consumed(500)), (2 * S, consumed(700)), (3 * S, consumed(10)), (4 * S, consumed(60))
+    assert energy(*looks) == (250, 2 * S)
+    assert energy((S, consumed(500)), (2 * S, None), (3 * S, consumed(900)), (4 * S, consumed(950))) == (50, S)
+    assert energy((S, did(50)), (2 * S, did(50))) == (None, 0)
+
+
+def test_energy_while_a_run_is_suspended_is_not_its_own() -> None:
+    """The look after it begins anew."""
+    watch = GpuWatch.since(NOW_NS, 1).looked(NOW_NS + S, [consumed(100)], MINUTE)
+    watch = watch.passed_over(NOW_NS + 9 * S).looked(NOW_NS + 10 * S, [consumed(900)], MINUTE)
+    assert watch.gpus[0].energy_mj is None
+    assert watch.looked(NOW_NS + 11 * S, [consumed(950)], MINUTE).gpus[0].energy_mj == 50
+
+
 def test_a_clock_that_was_set_back_adds_nothing_and_goes_on_from_there() -> None:
     """The next look counts from the new time."""
     watch = watched((100 * S, [did(10)]), (40 * S, [did(90)]), (50 * S, [did(10)]), most_ns=200 * S)

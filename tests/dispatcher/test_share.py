@@ -23,6 +23,7 @@ from spool.dispatcher.timers import boot_clock
 from spool.formats import arbiter_protocol as protocol
 from spool.formats import run_records
 from spool.formats.arbiter_protocol import (
+    VERSION,
     Ask,
     Began,
     Begin,
@@ -246,7 +247,7 @@ def test_a_start_has_its_lease_in_the_same_pass(session: Session, arbiter: FakeA
     assert lease is not None
     wait_for(lambda: arbiter.of(Begin), what="the begin")
     asked = LeaseRequest(1, like=share._like("a"))
-    assert arbiter.heard == [Hello(1, session.now.share._name), Ask(1, asked), Begin(lease)]  # type: ignore[union-attr]
+    assert arbiter.heard == [Hello(VERSION, session.now.share._name), Ask(1, asked), Begin(lease)]  # type: ignore[union-attr]
 
 
 def test_a_lease_is_on_the_disk_before_it_begins(session: Session, arbiter: FakeArbiter) -> None:

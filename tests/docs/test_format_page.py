@@ -111,7 +111,7 @@ def test_the_environment_is_the_page_s() -> None:
     cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", clause("7"), re.MULTILINE)
     rows = set(re.findall(r"\w+", " ".join(cells)))
     first = login_environment().keys()
-    assert rows == {*OWN_VARIABLES, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *first}
+    assert rows == {*OWN_VARIABLES, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", *first}
     assert rows >= SET_BY_SPOOL
 
 

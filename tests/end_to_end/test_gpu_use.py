@@ -21,12 +21,12 @@ _IDLE = {"gpus": 1, "gpu_idle": "1s"}
 
 
 @pytest.fixture
-def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
+def gpus(fake_nvml: FakeNvml, tmp_path: Path, executor: str | None) -> Iterator[Served]:
     """Give a spool with two GPUs of 80 GiB that do nothing, whose dispatcher looks at them often."""
     for at, uuid in enumerate((_UUID, _OTHER)):
         fake_nvml.gpu(uuid, bus=at)
         fake_nvml.busy(uuid, 0, 0)
-    with Served(tmp_path / "spool", fake_nvml.variables) as spool:
+    with Served(tmp_path / "spool", fake_nvml.variables, executor) as spool:
         (spool.root / "config.toml").write_text('cpus = 64\ngpu.poll = "100ms"\n')
         yield spool
 
@@ -56,6 +56,39 @@ def _hook(spool: Served, event: str, text: str) -> Path:
 
 def _told(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
+def test_the_energy_of_a_run_is_recorded_and_costs_money(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """Across the death of the dispatcher; result, history, `seff` and `stats` have it, and the price of the tariff."""
+    config = gpus.root / "config.toml"
+    config.write_text(config.read_text() + 'tariff = { currency = "EUR", kwh = 0.5, gpu_hour = 0 }\n')
+    fake_nvml.energy(_UUID, 1_000_000)
+    gpus.start()
+    gpus.drop("train", _UNTIL_GO, gpus=1, project="llm")
+    gpus.pid("train")
+    gpus.until(lambda: _counted(gpus), "the record of its use")
+    gpus.kill()
+    fake_nvml.energy(_UUID, 1_000_000 + 7_200_000_000)  # 2 kWh
+    gpus.start()
+    gpus.until(lambda: _use(gpus, "train") and _use(gpus, "train")[0]["energy_mj"], "the energy")
+    (use,) = _go(gpus, "train")["gpu_use"]
+    assert use["energy_mj"] == 7_200_000_000
+    assert gpus.history()[0]["gpu_use"][0]["energy_mj"] == 7_200_000_000
+    seff = gpus.spool("seff", "train").stdout
+    assert "2.00 kWh" in seff
+    assert "1.00 EUR" in seff
+    told = json.loads(gpus.spool("stats", "--by", "project", "--json").stdout)
+    assert (told["currency"], told["groups"][0]["project"]) == ("EUR", "llm")
+    assert (told["groups"][0]["gpu_kwh"], told["groups"][0]["cost"]) == (2.0, 1.0)
+    assert "COST" in gpus.spool("stats", "--by", "project").stdout
+    assert "1.00 EUR" in gpus.spool("stats").stdout
+
+
+def _counted(spool: Served) -> bool:
+    """Whether the record of the use of train has the counter."""
+    record = spool.root / "jobs" / "train" / "1" / "gpus.toml"
+    return record.exists() and "counter_mj = 1000000" in record.read_text()
 
 
 def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nvml: FakeNvml) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from plugins.fake_nvml import GIB, FakeNvml
+from plugins.fake_rocm import FakeRocm
 from served import Served, overlap, pids_in
 from support import wait_for
 
@@ -50,6 +53,58 @@ def test_a_job_finds_its_gpus_by_uuid(gpus: Served) -> None:
     assert gpus.log("none") == " PCI_BUS_ID 0\n"
     line = next(line for line in gpus.history() if line["job"] == "two")
     assert ",".join(line["gpu_uuids"]) == visible
+
+
+@_BOTH
+def test_gpus_by_their_size_and_by_several_types(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """`gpu_min_memory` is a whole GPU as large as that, a list of types is any of them; both are in the history."""
+    for at, (name, size) in enumerate([("NVIDIA A10", 24), ("NVIDIA A100", 40), ("NVIDIA H100", 80), ("RTX 4090", 24)]):
+        fake_nvml.gpu(_uuid(at), bus=at, total=size * GIB, name=name)
+    gpus.start()
+    hold = "until [ -e go ]; do sleep 0.02; done"
+    gpus.drop("large", hold, gpus=1, gpu_min_memory="40G")
+    gpus.pid("large")
+    gpus.drop("either", hold, gpus=1, gpu_type=["A100", "H100"])
+    gpus.pid("either")
+    gpus.drop("third", "true", gpus=1, gpu_type=["a100", "h100"], gpu_min_memory="30G")
+    reason = gpus.wait_reason("third", "unshared GPU of type a100 or h100 of at least 30 GiB; none is idle")
+    assert "GPU 1 is in exclusive use by large" in reason
+    gpus.drop("never", "true", gpus=1, gpu_min_memory="100G")
+    gpus.wait_reason("never", "never fits: needs 1 GPU with 100 GiB, the machine has 0 as large as that")
+    gpus.move("never", "queued", "done")
+    (gpus.root.parent / "go").touch()
+    gpus.wait_done("large", "either", "third")
+    lines = {line["job"]: line for line in gpus.history()}
+    assert (_given(lines["large"]), _given(lines["either"])) == ({_uuid(1)}, {_uuid(2)})
+    assert lines["large"]["gpu_min_memory_bytes"] == 40 * GIB
+    assert lines["third"]["gpu_types"] == ["a100", "h100"]
+    assert "gpu_types" not in lines["large"]
+
+
+@pytest.mark.parametrize("executor", ["process", "tmux"])
+def test_gpus_of_amd_beside_gpus_of_nvidia(
+    fake_nvml: FakeNvml, fake_rocm: FakeRocm, tmp_path: Path, executor: str
+) -> None:
+    """A job finds those of AMD in ROCR_VISIBLE_DEVICES and sees no other; `spool gpus` shows both vendors."""
+    fake_nvml.gpu(_uuid(0), name="NVIDIA A100")
+    for at in (1, 2):
+        fake_rocm.gpu(at, bus=at)
+    echo = 'echo "[$CUDA_VISIBLE_DEVICES] [${ROCR_VISIBLE_DEVICES-unset}] $SPOOL_GPUS"'
+    variables = {**fake_nvml.variables, **fake_rocm.variables}
+    with Served(tmp_path / "spool", variables, executor) as spool:
+        spool.drop("amd", echo, gpus=2, gpu_type="MI210")
+        spool.drop("any", echo, gpus=1)
+        spool.drop("none", echo)
+        spool.drop("own", echo, env={"ROCR_VISIBLE_DEVICES": "3"})
+        assert spool.run() == 0
+        assert spool.log("amd") == "[] [GPU-0000000000000001,GPU-0000000000000002] 2\n"
+        assert spool.log("any") == f"[{_uuid(0)}] [] 1\n"
+        assert (spool.log("none"), spool.log("own")) == ("[] [] 0\n", "[] [3] 0\n")
+        words = [sys.executable, "-m", "spool", "--spool", str(spool.root), "gpus", "--json"]
+        told = json.loads(
+            subprocess.run(words, env={**os.environ, **variables}, capture_output=True, check=True).stdout
+        )
+        assert [gpu["vendor"] for gpu in told["gpus"]] == ["NVIDIA", "AMD", "AMD"]
 
 
 def test_short_jobs_share_four_gpus_without_a_gap(gpus: Served) -> None:

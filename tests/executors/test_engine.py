@@ -296,6 +296,26 @@ def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(bench: Bench) 
 
 
 @pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"gpu_min_memory_bytes": 40 << 30}, "it needs GPUs of a least size (gpu_min_memory)"),
+        ({"gpu_types": ("A100", "H100")}, "it takes any of several GPU types (A100, H100)"),
+    ],
+)
+def test_which_of_several_gpus_is_said_to_slurm_by_its_features(
+    bench: Bench, asked: dict[str, Any], words: str
+) -> None:
+    """A least size and a list of types are refused with what to write instead; one type is handed over."""
+    run = bench.start(spec=Spec("true", request=Request(gpus=1, **asked)))
+    assert bench.work() == {"a"}
+    assert words in (run.refusal or "")
+    assert 'write executor_options = ["--constraint=A|B"]' in (run.refusal or "")
+    bench.start("b", Spec("true", request=Request(gpus=1, gpu_types=("A100",))))
+    bench.work()
+    assert "--gres=gpu:A100:1" in bench.commands.asked("sbatch")[0]
+
+
+@pytest.mark.parametrize(
     ("status", "err"), [(1, "slurm_load_jobs error: Unable to contact slurm controller"), (None, ""), (-15, "")]
 )
 def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err: str) -> None:

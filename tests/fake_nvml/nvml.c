@@ -8,6 +8,7 @@
  *   reserved UUID BYTES                    memory that the driver keeps for itself
  *   utilisation UUID PERCENT MEMORY        what it does; a GPU without the line, and an instance, tells nothing
  *   computes UUID PID PERCENT              what one process does of that; without any such line no card tells it
+ *   energy UUID MILLIJOULES                what it has consumed; a GPU without the line tells nothing
  *   process KIND UUID PID BYTES            KIND: compute, graphics, mps; BYTES "-": not available
  *   node UUID NODE                         the NUMA node of a GPU; one without the line tells none
  *   links UUID UUID NUMBER                 NVLinks between two GPUs; 0: by a switch
@@ -260,6 +261,24 @@ int nvmlDeviceGetUtilizationRates(Handle *handle, Utilization *rates) {
     while (file && fgets(line, sizeof line, file))
         if (sscanf(line, "utilisation %95s %u %u", whose, &told.gpu, &told.memory) == 3 && !strcmp(whose, found->uuid)) {
             *rates = told;
+            code = OK;
+        }
+    if (file) fclose(file);
+    return code;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(Handle *handle, unsigned long long *energy) {
+    char line[512], whose[96];
+    unsigned long long told;
+    Device *found;
+    FILE *file;
+    int code = on_device("nvmlDeviceGetTotalEnergyConsumption", handle, &found);
+    if (code) return code;
+    code = NOT_SUPPORTED;
+    file = found->slot < 0 ? state() : NULL;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "energy %95s %llu", whose, &told) == 2 && !strcmp(whose, found->uuid)) {
+            *energy = told;
             code = OK;
         }
     if (file) fclose(file);

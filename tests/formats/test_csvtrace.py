@@ -23,7 +23,7 @@ def test_every_column_is_read_in_any_order() -> None:
     names = "user, name,gpus,gpu_type,cpus,time_limit,memory,run_time,submit"
     job = one(names, "ann,train,2,H100,8,600,1073741824,50,7")
     assert (job.name, job.user, job.submit_at_ns, job.duration_ns) == ("train", "ann", 7 * S, 50 * S)
-    assert job.spec.request == Request(8, GIB, 2, gpu_type="H100")
+    assert job.spec.request == Request(8, GIB, 2, gpu_types=("H100",))
     assert job.spec.time_limit_ns == 600 * S
 
 

@@ -38,7 +38,7 @@ EXPECTED = {
         shell="/bin/bash",
         workdir="~/projects/train",
         env=(("OMP_NUM_THREADS", "2"), ("EMPTY", "")),
-        request=Request(4, 16 << 30, 2, 10 << 30, "A100", (("licence", 1), ("tpu", 2))),
+        request=Request(4, 16 << 30, 2, 10 << 30, ("A100",), (("licence", 1), ("tpu", 2))),
         time_limit_ns=36 * 3600 * S,
         signal=WarningSignal("USR1", 60 * S),
         kill_grace_ns=30 * S,
@@ -66,7 +66,7 @@ EXPECTED = {
     ),
     "slurm": Spec(
         command="python train.py",
-        request=Request(gpus=2, gpu_type="A100"),
+        request=Request(gpus=2, gpu_types=("A100",)),
         executor="slurm",
         executor_options=("--constraint=ib", "-x node7", "--exclusive"),
     ),
@@ -283,6 +283,15 @@ REFUSED = [
     ("gpus = -1", ">= 0"),
     ('gpu_memory = "10G"', 'needs "gpus"'),
     ('gpu_type = "A100"', 'needs "gpus"'),
+    ('gpu_min_memory = "40G"', 'needs "gpus"'),
+    ('gpus = 1\ngpu_min_memory = "0G"', "is zero"),
+    ("gpus = 1\ngpu_min_memory = 40", 'write "40G" for GiB'),
+    ("gpus = 1\ngpu_type = []", 'is an empty list; name GPU types, or write "auto" for any'),
+    ('gpus = 1\ngpu_type = ["A100", "A100"]', 'names "A100" twice'),
+    ('gpus = 1\ngpu_type = ["A100", "auto"]', 'lists "auto", which is any type, beside others'),
+    ('gpus = 1\ngpu_type = ["A100", ""]', "a text in quotes of length >= 1"),
+    ("gpus = 1\ngpu_type = 100", "text"),
+    (f"gpus = 1\ngpu_type = {[f'G{n}' for n in range(17)]}", "lists 17 types; at most 16 are allowed"),
     ("time_limit = 60", 'write "60s" for seconds'),
     ('time_limit = "0s"', "is zero"),
     ('time_limit = "10:00"', "write HH:MM:SS"),
@@ -614,6 +623,13 @@ def test_zero_is_never_a_scheduling_timeout() -> None:
 def test_any_gpu_type_is_no_type() -> None:
     """`"auto"` asks for nothing."""
     assert parsed('gpus = 1\ngpu_type = "auto"').request == Request(gpus=1)
+    assert parsed('gpus = 1\ngpu_type = ["auto"]').request == Request(gpus=1)
+
+
+def test_several_gpu_types_and_a_least_memory() -> None:
+    """A list means that any of the types will do; the least memory is that of a whole GPU."""
+    text = 'gpus = 2\ngpu_type = ["A100", "H100"]\ngpu_min_memory = "40G"'
+    assert parsed(text).request == Request(gpus=2, gpu_types=("A100", "H100"), gpu_min_memory_bytes=40 << 30)
 
 
 def test_the_default_kill_grace_is_the_configurations() -> None:

@@ -59,7 +59,7 @@ RESULT = Result(
     project="llm",
     group="night",
     tags=("paper",),
-    request=Request(2, 1 << 34, 1, None, "A100"),
+    request=Request(2, 1 << 34, 1, None, ("A100",)),
     grant=GRANT,
     executor="process",
     host="box",
@@ -270,7 +270,9 @@ _named = st.dictionaries(_text, st.integers(1, 10**6), max_size=3).map(lambda na
 _which = st.dictionaries(_text, st.lists(st.integers(0, 64), max_size=3).map(tuple), max_size=2).map(
     lambda named: tuple(sorted(named.items()))
 )
-_request = st.builds(Request, st.integers(0, 64), _size, st.integers(0, 8), _size, st.none() | _text, _named)
+_request = st.builds(
+    Request, st.integers(0, 64), _size, st.integers(0, 8), _size, st.lists(_text, max_size=3).map(tuple), _named, _size
+)
 _grant = st.builds(
     Grant,
     st.integers(0, 64),
@@ -433,6 +435,11 @@ def test_the_use_of_gpus_reads_back_from_each_record() -> None:
     line = json.loads(render_history(result))
     assert line["gpu_use"][1] == {"memory_watched_ms": 1}
     assert b"gpu_use" not in render_history(RESULT)
+    used = (replace(USE[0], energy_watched_ns=9_000_000, energy_mj=0), USE[1])
+    counted = replace(WATCH, gpus=used, counters_mj=(5_000, None))
+    assert run_records.parse_gpus(run_records.render_gpus(counted)) == counted
+    result = replace(RESULT, gpu_use=used)
+    assert parse_result(render_result(result)).gpu_use == parse_history_line(render_history(result)).gpu_use == used
 
 
 @pytest.mark.parametrize("number", ["-1", "nan", "inf", "1e300", '"many"', "true", "[1]"])

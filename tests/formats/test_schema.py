@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from spool.core.model import ArrayTask, Container, Dependencies, Limits, Notify, Policy, Request, Retry, Spec, State
+from spool.core.model import (
+    ArrayTask,
+    Container,
+    Dependencies,
+    Limits,
+    Notify,
+    Policy,
+    Request,
+    Retry,
+    Spec,
+    State,
+    Tariff,
+)
 from spool.core.names import EXECUTORS
 from spool.core.units import format_duration
 from spool.formats import config, engines, jobfile, keys, machinefile, schema, slurm, toml
@@ -137,6 +149,7 @@ CONFIG_PARTS = {
     "gpu": config.GpuConfig,
     "gc": config.GcConfig,
     "capture": config.CaptureConfig,
+    "tariff": Tariff,
     "slurm": slurm.SlurmConfig,
     "sge": engines.SgeConfig,
     "hq": engines.HqConfig,

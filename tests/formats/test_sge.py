@@ -53,6 +53,8 @@ def test_memory_is_for_the_job_or_for_each_slot() -> None:
         ({"gpus": 1}, SgeConfig(), r'write gpus = "NAME" in \[sge\]'),
         ({"gpus": 1, "gpu_type": "A100"}, SgeConfig(gpus="gpu"), r"write gpu_types = "),
         ({"gpus": 1, "gpu_memory": "1G"}, SgeConfig(gpus="gpu"), "it shares a GPU"),
+        ({"gpus": 1, "gpu_min_memory": "40G"}, SgeConfig(gpus="gpu"), r"a least size .*-l RESOURCE=A\|B"),
+        ({"gpus": 1, "gpu_type": ("A", "B")}, SgeConfig(gpus="gpu"), r"several GPU types .*name one gpu_type"),
     ],
 )
 def test_what_grid_engine_cannot_be_asked_for_is_refused_with_what_to_write(

@@ -74,6 +74,10 @@ def test_a_gpu_type_is_the_resource_that_the_configuration_names() -> None:
     assert "--resource=gpus/a100=1" in options(gpus=1, gpu_type="A100")
     with pytest.raises(SpoolError, match=r"write gpu_types = \{ \"H100\" = \"RESOURCE\" \} in \[hq\]"):
         options(gpus=1, gpu_type="H100")
+    with pytest.raises(SpoolError, match=r"needs GPUs of a least size .*name one gpu_type"):
+        options(gpus=1, gpu_min_memory="40G")
+    with pytest.raises(SpoolError, match=r"any of several GPU types \(A100, H100\), and HyperQueue takes one"):
+        options(gpus=1, gpu_type=("A100", "H100"))
     with pytest.raises(SpoolError, match="shares a GPU"):
         options(gpus=1, gpu_memory="1G")
 

@@ -63,6 +63,10 @@ class FakeNvml:
         """Let a GPU tell its utilisation; until then it tells none."""
         self.add(f"utilisation {uuid} {percent} {memory}")
 
+    def energy(self, uuid: str, millijoules: int) -> None:
+        """Let a GPU tell the energy that it has consumed; until then it tells none."""
+        self.add(f"energy {uuid} {millijoules}")
+
     def computes(self, uuid: str, pid: int, percent: int) -> None:
         """Let a GPU tell what one process does of its utilisation; until then it tells that of none."""
         self.add(f"computes {uuid} {pid} {percent}")

@@ -76,7 +76,7 @@ def test_an_event_comes_back_as_it_was() -> None:
         spool_dir="/s",
         reason="r\n",
         tags=("t",),
-        request=Request(cpus=2, gpus=1, gpu_type="A"),
+        request=Request(cpus=2, gpus=1, gpu_types=("A",)),
         grant=Grant(cpus=2, gpu_uuids=("u",), gpu_indices=(3,)),
         result=Result("j", 1, 2, State.FAILED, "exit code 3", exit_code=3, again="retry", tags=("t",)),
         notify=Notify(("json://x",), ("ended",), 5),

@@ -342,7 +342,7 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "env": _variables,
     "export": _listed(_exports),
     "files": "file",
-    "gpu_type": lambda ctx, spool, typed: [*vocabulary.gpu_types(spool), "auto"],
+    "gpu_type": _listed(lambda ctx, spool, typed: [*vocabulary.gpu_types(spool), "auto"]),
     "group": _labels("group"),
     "keys": _fixed([f"{key}=" for key in (*_KEYS, "command")]),
     "notify_on": _listed(_events),

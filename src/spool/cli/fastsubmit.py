@@ -36,7 +36,10 @@ OF_A_JOB = {
 
 _PLAIN = {**OF_A_JOB, "-c": ("text", "")}
 
-_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_type", "executor", "executor_options", "resources")
+_SCARCE = (
+    *("cpus", "memory", "gpus", "gpu_memory", "gpu_min_memory", "gpu_type"),
+    *("executor", "executor_options", "resources"),
+)
 """Keys that may request more than a machine has."""
 
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")

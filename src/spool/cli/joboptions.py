@@ -86,6 +86,11 @@ def _names(given: Iterable[str]) -> list[str]:
     return [name for text in given for part in text.split(",") if (name := part.strip())]
 
 
+def _one_or_several(given: Iterable[str]) -> str | list[str]:
+    names = _names(given)
+    return names[0] if len(names) == 1 else names
+
+
 def _count(given: list[str]) -> object:
     digits = given[-1].removeprefix("-")
     return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else given[-1]
@@ -199,6 +204,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "DependsOn": _dependencies,
     "ends": lambda given: [_count([name]) for name in _names(given)],
     "events": _names,
+    "GPU type": _one_or_several,
     "labels": _names,
     "options of an engine": list,
     "variables": _variables,

@@ -26,7 +26,9 @@ PUBLIC = {
     "Comparison": "one other differences notes",
     "Difference": "section key one other",
     "DispatcherStatus": "pid host since_at_ns heartbeat_at_ns silent_ns lock_astray",
-    "Efficiency": "cpus_used cpu_efficiency memory_efficiency time_limit_used gpu_hours gpu_efficiency advice",
+    "Efficiency": """
+        cpus_used cpu_efficiency memory_efficiency time_limit_used gpu_hours gpu_efficiency energy_mj advice
+    """,
     "Ending": "name outcome reason",
     "ExpiredRun": "name run ended_at_ns size_bytes",
     "Explanation": """
@@ -44,12 +46,15 @@ PUBLIC = {
     "GpuLease": "user granted_bytes taken_bytes",
     "GpuList": "gpus problem reserved at_ns none_because",
     "GpuStatus": """
-        index=gpu.index uuid=gpu.uuid name=gpu.name memory_total_bytes=gpu.memory_total_bytes
+        index=gpu.index uuid=gpu.uuid name=gpu.name vendor=gpu.vendor memory_total_bytes=gpu.memory_total_bytes
         memory_free_bytes=gpu.memory_free_bytes utilisation_percent=gpu.utilisation_percent
         memory_utilisation_percent=gpu.memory_utilisation_percent mig=gpu.mig state holders foreign=gpu.foreign
         reserved why_not leases
     """,
-    "GpuUse": "watched_ns mean_percent peak_percent memory_watched_ns mean_memory_bytes peak_memory_bytes",
+    "GpuUse": """
+        watched_ns mean_percent peak_percent memory_watched_ns mean_memory_bytes peak_memory_bytes energy_watched_ns
+        energy_mj
+    """,
     "Grant": """
         cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere cpu_list
     """,
@@ -116,7 +121,7 @@ PUBLIC = {
     "Stop": "kind by at_ns reason",
     "Summary": """
         tasks states cpus memory_bytes time_limit_ns run_time_ns cpu_time_ns peak_memory_bytes cpus_used
-        cpu_efficiency gpu_hours gpu_efficiency advice
+        cpu_efficiency gpu_hours gpu_efficiency energy_mj advice
     """,
     "Suspension": "before_ns since_ns since_boot_ns",
     "Timeline": """
@@ -133,8 +138,8 @@ PUBLIC = {
     "Totals": """
         runs jobs outcomes success_rate retries requeues wait_median_ns wait_p90_ns wait_mean_ns timed_runs
         run_time_median_ns run_time_p90_ns run_time_sum_ns cpu_hours cpu_used_hours cpu_used_runs cpu_efficiency
-        gpu_hours gpu_used_hours gpu_used_runs gpu_efficiency resource_hours peak_cpus peak_cpus_at_ns peak_gpus
-        peak_gpus_at_ns peak_memory_bytes peak_memory_job
+        gpu_hours gpu_used_hours gpu_used_runs gpu_efficiency gpu_kwh gpu_kwh_runs cost resource_hours peak_cpus
+        peak_cpus_at_ns peak_gpus peak_gpus_at_ns peak_memory_bytes peak_memory_job
     """,
     "UsageCurve": "columns mean highest",
     "UserShare": "user leases cpus memory_bytes gpus resources asks",

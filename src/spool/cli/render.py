@@ -483,7 +483,19 @@ def gpu_use(use: GpuUse) -> str:
     most = f", {use.peak_percent}% at most" if use.peak_percent is not None else ""
     memory = f"; memory {size(use.mean_memory_bytes)} on average" if use.mean_memory_bytes is not None else ""
     peak = f", {size(use.peak_memory_bytes)} at most" if use.peak_memory_bytes is not None else ""
-    return f"{busy}{most}{memory}{peak}"
+    used = f"; {energy(use.energy_mj)}" if use.energy_mj is not None else ""
+    return f"{busy}{most}{memory}{peak}{used}"
+
+
+def energy(energy_mj: int) -> str:
+    """Return an energy in millijoules as "12.5 Wh" or "1.25 kWh"."""
+    hours = energy_mj / 3_600_000
+    return f"{ratio(hours)} Wh" if hours < 1000 else f"{ratio(hours / 1000)} kWh"
+
+
+def cost(amount: float, currency: str | None) -> str:
+    """Return an amount of money."""
+    return f"{amount:,.2f} {currency or ''}".strip()
 
 
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:

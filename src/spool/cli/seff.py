@@ -59,6 +59,8 @@ def _json(found: RunEfficiency | ArrayEfficiency) -> dict[str, object]:
         "so_far": not found.used.ended,
         "memory_now_bytes": found.memory_now_bytes,
         "auto": found.auto,
+        "cost": found.cost,
+        "currency": found.currency,
         **publicjson.plain(found.compared),
         "runs": publicjson.plain(found.runs),
     }
@@ -83,6 +85,7 @@ def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
             for at, use in enumerate(record.gpu_use, 1)
         ),
         ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
+        ("cost", render.cost(found.cost, found.currency) + so_far if found.cost is not None else ""),
         *_next_time(compared.advice),
         ("auto", found.auto),
     ]
@@ -152,7 +155,9 @@ def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
 
 def _gpu_hours(whole: Summary) -> str:
     part = whole.gpu_efficiency
-    return render.ratio(whole.gpu_hours) + (f", {render.percent(part)} busy" if part is not None else ", use unknown")
+    busy = f"{render.percent(part)} busy" if part is not None else "use unknown"
+    energy = f", {render.energy(whole.energy_mj)}" if whole.energy_mj is not None else ""
+    return f"{render.ratio(whole.gpu_hours)}, {busy}{energy}"
 
 
 def _spread(what: str, spread: Spread, ended: Spread, show: Callable[[int], str]) -> str:

@@ -112,8 +112,9 @@ def command(
     """Simulate a workload on an imaginary machine and compare policies.
 
     TRACE is a file in the Standard Workload Format (.swf, .swf.gz), as in the Parallel Workloads Archive, a CSV with a
-    header (submit, run_time, cpus, gpus, gpu_type, memory, time_limit, user, name), or the history.jsonl of a spool.
-    The real planner decides, with the configuration of the spool; nothing is started. The policies:
+    header (submit, run_time, cpus, gpus, gpu_type, gpu_min_memory, memory, time_limit, user, name), or the
+    history.jsonl of a spool. The real planner decides, with the configuration of the spool; nothing is started. The
+    policies:
 
       fifo         first come, first served, no overtaking
       skip         like fifo, but a job that fits may overtake

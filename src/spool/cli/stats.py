@@ -14,7 +14,7 @@ from spool.cli import publicjson, render
 from spool.cli.common import json_option, moment_of, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
-from spool.core.accounting import By, RunFilter, Statistics, Totals
+from spool.core.accounting import MJ_PER_KWH, By, RunFilter, Statistics, Totals
 from spool.core.errors import UsageError
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
@@ -47,7 +47,8 @@ def command(
     A run belongs to the period in which it ended; hours and peaks count the grants within the period. CPU-H and GPU-H
     are hours times granted CPUs and GPUs. USED is the share of the granted CPU time that was used, BUSY the share of
     the time in which the granted GPUs computed, and the peaks are the most in use at one moment. SUCCESS is the share
-    of jobs that finished, not counting cancelled ones: a job that finished at its second try is one success.
+    of jobs that finished, not counting cancelled ones: a job that finished at its second try is one success. GPU-KWH
+    is the energy of GPUs, where they report it, and COST the price by `tariff` of the configuration.
 
       spool stats --since 7d
       spool stats --by user --since 2026-01-01 --until 2026-02-01
@@ -68,7 +69,7 @@ def command(
         fewer = "no ended run matches; give fewer filters, or an earlier --since"
         tell("no run has ended" if wanted == RunFilter() else fewer)
     elif key is None:
-        render.pairs(_pairs(found.statistics))
+        render.pairs(_pairs(found))
     else:
         _print_table(found.statistics, key)
     _remark(found)
@@ -95,6 +96,7 @@ def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> No
             "version": 1,
             **publicjson.plain(wanted),
             "by": by,
+            "currency": found.currency,
             **publicjson.plain(statistics),
             "total": statistics.total,
             "groups": [{by: key, **publicjson.plain(totals)} for key, totals in statistics.groups] if by else [],
@@ -106,8 +108,8 @@ def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> No
     )
 
 
-def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
-    total = statistics.total
+def _pairs(found: AccountingReport) -> list[tuple[str, str]]:
+    statistics, total = found.statistics, found.statistics.total
     lines = [
         ("runs", f"{total.runs}, of {count_of(total.jobs, 'job')} that ended for good"),
         ("ended", f"{render.moment(statistics.first_at_ns)} to {render.moment(statistics.last_at_ns)}"),
@@ -119,6 +121,8 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
         ("", f"{render.duration(total.run_time_sum_ns)} in all" if total.run_time_median_ns is not None else ""),
         ("CPU hours", _cpu_hours(total)),
         ("GPU hours", _gpu_hours(total) if total.peak_gpus else ""),
+        ("GPU energy", _energy(total)),
+        ("cost", render.cost(total.cost, found.currency) if total.cost is not None else ""),
         *((f"{name} hours", _hours(hours)) for name, hours in total.resource_hours.items()),
         ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
@@ -157,6 +161,13 @@ def _gpu_hours(total: Totals) -> str:
     part = f" ({render.percent(total.gpu_efficiency)})" if total.gpu_efficiency is not None else ""
     known = f"in {count_of(total.gpu_used_runs, 'run')} with known use"
     return f"{given}, {_hours(total.gpu_used_hours)} busy{part} {known}"
+
+
+def _energy(total: Totals) -> str:
+    if total.gpu_kwh is None:
+        return ""
+    known = f"in {count_of(total.gpu_kwh_runs, 'run')} whose energy is known"
+    return f"{render.energy(round(total.gpu_kwh * MJ_PER_KWH))} {known}"
 
 
 def _peak(count: int, at_ns: int | None) -> str:
@@ -204,6 +215,8 @@ _CELLS = (
     _Cell("USED", 50, lambda each: render.percent(each.cpu_efficiency)),
     _Cell("GPU-H", 90, lambda each: _hours(each.gpu_hours) if each.gpu_hours else ""),
     _Cell("BUSY", 85, lambda each: render.percent(each.gpu_efficiency)),
+    _Cell("GPU-KWH", 82, lambda each: _hours(each.gpu_kwh) if each.gpu_kwh is not None else ""),
+    _Cell("COST", 88, lambda each: f"{each.cost:,.2f}" if each.cost is not None else ""),
     _Cell("MAX CPU", 60, lambda each: render.count(each.peak_cpus)),
     _Cell("MAX GPU", 75, lambda each: render.count(each.peak_gpus or None)),
     _Cell("MAX MEM", 45, lambda each: render.size(each.peak_memory_bytes)),

@@ -27,6 +27,9 @@ _DAY_NS = 24 * 3600 * SECOND_NS
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_NS = 3600 * SECOND_NS
 
+MJ_PER_KWH = 3_600_000_000
+"""Millijoules in a kilowatt-hour."""
+
 
 class Peak(Struct, frozen=True):
     """The most at one moment, and the first moment of it; 0 and None where there was nothing."""
@@ -211,6 +214,8 @@ class Totals(Struct, frozen=True):
     gpu_used_hours: float | None  # GPU hours spent computing, of the runs where this is known
     gpu_used_runs: int  # the number of those runs
     gpu_efficiency: float | None  # their share of the GPU hours granted to these runs
+    gpu_kwh: float | None  # energy of the GPUs of the runs where it is known
+    gpu_kwh_runs: int  # the number of those runs
     resource_hours: dict[str, float]  # granted named resources times run time
     peak_cpus: int
     peak_cpus_at_ns: int | None
@@ -218,6 +223,7 @@ class Totals(Struct, frozen=True):
     peak_gpus_at_ns: int | None
     peak_memory_bytes: int | None  # of the largest run
     peak_memory_job: str | None
+    cost: float | None = None  # of the hours and the energy, by the tariff
 
 
 class GroupSums:
@@ -227,6 +233,8 @@ class GroupSums:
         "_cpu_given_ns",
         "_cpu_known_ns",
         "_cpu_known_runs",
+        "_energy_mj",
+        "_energy_runs",
         "_gpu_given_ns",
         "_gpu_known_runs",
         "_gpu_used_ns",
@@ -245,6 +253,7 @@ class GroupSums:
         self._cpu_known_ns = self._cpu_given_ns = self._cpu_known_runs = 0
         self._gpu_used_ns = 0.0
         self._gpu_given_ns = self._gpu_known_runs = 0
+        self._energy_mj = self._energy_runs = 0
         self._largest: tuple[int | None, str | None] = (None, None)
         self._resource_ns: dict[str, int] = {}
         self.given = Intervals()  # grants within the period, whenever their runs ended
@@ -266,6 +275,9 @@ class GroupSums:
                 self._gpu_known_runs += 1
                 self._gpu_used_ns += run.gpu_percent / 100 * given_ns
                 self._gpu_given_ns += given_ns
+        if run.gpu_energy_mj is not None:
+            self._energy_runs += 1
+            self._energy_mj += run.gpu_energy_mj
         peak = run.peak_memory_bytes
         if peak is not None and (self._largest[0] is None or peak > self._largest[0]):
             self._largest = peak, run.job
@@ -287,6 +299,8 @@ class GroupSums:
         self._gpu_known_runs += other._gpu_known_runs
         self._gpu_used_ns += other._gpu_used_ns
         self._gpu_given_ns += other._gpu_given_ns
+        self._energy_mj += other._energy_mj
+        self._energy_runs += other._energy_runs
         self._largest = max(self._largest, other._largest, key=lambda each: -1 if each[0] is None else each[0])
         self.given.merge(other.given)
         self.give(other._resource_ns, 1)
@@ -329,6 +343,8 @@ class GroupSums:
             gpu_used_hours=self._gpu_used_ns / _HOUR_NS if self._gpu_known_runs else None,
             gpu_used_runs=self._gpu_known_runs,
             gpu_efficiency=self._gpu_used_ns / self._gpu_given_ns if self._gpu_given_ns else None,
+            gpu_kwh=self._energy_mj / MJ_PER_KWH if self._energy_runs else None,
+            gpu_kwh_runs=self._energy_runs,
             resource_hours={name: held_ns / _HOUR_NS for name, held_ns in sorted(self._resource_ns.items())},
             peak_cpus=cpus.count,
             peak_cpus_at_ns=cpus.at_ns,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from spool.core.accounting import nearest_rank
-from spool.core.gpuuse import mean_part, peak_memory_bytes, unused
+from spool.core.gpuuse import energy_mj, mean_part, peak_memory_bytes, unused
 from spool.core.model import SECOND_NS, Grant, Result, State
 from spool.core.names import engine_of, engine_title
 from spool.core.sizes import round_up, rounded_size
@@ -78,6 +78,7 @@ class Efficiency(Struct, frozen=True):
     time_limit_used: float | None
     gpu_hours: float | None
     gpu_efficiency: float | None  # share of the time in which its GPUs computed
+    energy_mj: int | None  # of its GPUs, as far as it is known
     advice: Advice
 
 
@@ -104,6 +105,7 @@ class Summary(Struct, frozen=True):
     cpu_efficiency: float | None
     gpu_hours: float
     gpu_efficiency: float | None
+    energy_mj: int | None
     advice: Advice
 
 
@@ -118,6 +120,7 @@ def efficiency(run: MeasuredRun) -> Efficiency:
         time_limit_used=_part(wall_ns, run.time_limit_ns),
         gpu_hours=None if wall_ns is None else grant.gpu_count * wall_ns / _HOUR_NS,
         gpu_efficiency=mean_part(used.gpu_use),
+        energy_mj=energy_mj(used.gpu_use),
         advice=_advice(run, busy),
     )
 
@@ -240,6 +243,7 @@ def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
         cpu_efficiency=busy_ns / given_ns if given_ns else None,
         gpu_hours=sum(each.gpu_hours or 0.0 for _, each in compared),
         gpu_efficiency=mean_part([use for run in runs for use in run.record.gpu_use]),
+        energy_mj=energy_mj([use for run in runs for use in run.record.gpu_use]),
         advice=Advice(
             cpus=_most([each.cpus for each in advice]),
             memory_bytes=_most([each.memory_bytes for each in advice]),

@@ -10,16 +10,24 @@ from functools import lru_cache
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running
+from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running, is_amd
+from spool.core.names import ANY_GPU_TYPE
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size
 
-ANY_TYPE = "auto"
+_NAMED_SIZE_PERCENT = 93
+"""How much of the memory in its name a GPU may lack and still count as that large.
+
+An "80 GB" H100 reports 79.6 GiB, and error correction takes a sixteenth of an A10, an L40S or an A6000.
+"""
 
 NEW_RUN = 0
 """The number of a run that starts in this pass; runs on disk count from 1."""
 
-_Kind = tuple[int | None, str | None, bool]  # what a request asks of a GPU: memory, type, several
+Kind = tuple[tuple[str, ...], int | None]
+"""What jobs ask of a GPU as it was built: one of these types, and the least memory in total."""
+
+_Need = tuple[int | None, Kind, bool]  # what a request asks of a GPU: memory, kind, several
 
 
 class GpuSlot(Struct):
@@ -47,6 +55,8 @@ class GpuSlot(Struct):
     def has_room(self, request: Request) -> bool:
         """Tell whether *request* could have this GPU, or its share of it, now. Its type is not checked."""
         need = request.gpu_memory_bytes
+        if request.gpu_min_memory_bytes is not None and self.gpu.memory_total_bytes is None:
+            return False  # unknown is not enough
         if need is None:
             return self.idle
         gpu = self.gpu
@@ -59,21 +69,22 @@ class GpuSlot(Struct):
         return free is not None and need <= free
 
 
-NONE_NAMED: Mapping[str, int] = {}
+NONE_NAMED: Mapping[Kind, int] = {}
 
 
 class GpuSlots:
     """The GPUs of a machine with the grants of its runs; `claim` and `release` update them, in any order."""
 
-    def __init__(self, machine: Machine, policy: Policy, named: Mapping[str, int] = NONE_NAMED) -> None:
-        """*named*: how many waiting jobs name each type of GPU."""
+    def __init__(self, machine: Machine, policy: Policy, named: Mapping[Kind, int] = NONE_NAMED) -> None:
+        """*named*: how many waiting jobs name each kind of GPU."""
         self.named = named
         self.problem = machine.gpu_problem
         self.strategy = policy.gpu_strategy
         self.cards = [GpuSlot(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
         self.by_uuid = {card.gpu.uuid: card for card in self.cards}
-        self._suitable: dict[_Kind, list[GpuSlot]] = {}
-        self._open: dict[_Kind, list[GpuSlot]] = {}
+        self._mixed = len({is_amd(card.gpu.uuid) for card in self.cards if card.given}) > 1
+        self._suitable: dict[_Need, list[GpuSlot]] = {}
+        self._open: dict[_Need, list[GpuSlot]] = {}
 
     def claim(self, run: Running) -> None:
         """Give *run* the GPUs of its grant. GPUs that the machine no longer has are skipped."""
@@ -109,36 +120,48 @@ class GpuSlots:
         """Return the GPUs that have room for *request* now, reserved or not."""
         if self.problem is not None:
             return []
-        kind = (request.gpu_memory_bytes, request.gpu_type, request.gpus > 1)
-        found = self._open.get(kind)
+        asked = (request.gpu_memory_bytes, kind_of(request), request.gpus > 1)
+        found = self._open.get(asked)
         if found is None:
-            found = self._open[kind] = [card for card in self.suitable(request) if card.has_room(request)]
+            found = self._open[asked] = [card for card in self.suitable(request) if card.has_room(request)]
         return found
 
     def suitable(self, request: Request) -> list[GpuSlot]:
         """Return the GPUs that could serve *request* if they were idle.
 
         A job with several GPUs gets whole ones only: CUDA shows a process one MIG instance and nothing beside it, so
-        the others would lie idle.
+        the others would lie idle. On a machine with GPUs of two vendors, those of AMD are for jobs that name their
+        type, and several GPUs are of one vendor: no program uses both.
         """
         need = request.gpu_memory_bytes
-        kind = (need, request.gpu_type, request.gpus > 1)
-        found = self._suitable.get(kind)
+        kind = kind_of(request)
+        asked = (need, kind, request.gpus > 1)
+        found = self._suitable.get(asked)
         if found is None:
-            found = self._suitable[kind] = [
+            found = self._suitable[asked] = [
                 card
                 for card in self.cards
                 if card.given
                 and not (card.gpu.mig and request.gpus > 1)
                 and (need is None or card.gpu.memory_total_bytes is None or need <= card.gpu.memory_total_bytes)
-                and is_of_type(card.gpu.name, request.gpu_type)
+                and is_of_kind(card.gpu, kind)
+                and self._is_meant(card, kind)
             ]
+            if self._mixed and request.gpus > 1:
+                amd = [card for card in found if is_amd(card.gpu.uuid)]
+                nvidia = [card for card in found if not is_amd(card.gpu.uuid)]
+                found = self._suitable[asked] = max(nvidia, amd, key=len)
         return found
+
+    def _is_meant(self, card: GpuSlot, kind: Kind) -> bool:
+        """Tell whether a job that names that *kind* can use the vendor's programs: NVIDIA's, if it names no type."""
+        types = kind[0]
+        return not (self._mixed and is_amd(card.gpu.uuid)) or bool(types and types != (ANY_GPU_TYPE,))
 
     def _instances(self, request: Request) -> str:
         """Return a note about the MIG instances that *request* cannot have, "" if there are none."""
         given = [card.gpu for card in self.cards if card.given]
-        mig = [gpu for gpu in given if gpu.mig and is_of_type(gpu.name, request.gpu_type)]
+        mig = [gpu for gpu in given if gpu.mig and is_of_kind(gpu, kind_of(request))]
         if request.gpus < 2 or not mig:
             return ""
         number = len(mig)
@@ -174,24 +197,32 @@ class GpuSlots:
         if suitable >= request.gpus:
             return None
         wanted = count_of(request.gpus, "GPU")
-        given = [card for card in self.cards if card.given]
+        usable = [card for card in self.cards if card.given]
+        given = [card for card in usable if self._is_meant(card, kind_of(request))]
         if not given:
             unused = f" that may be used ({len(self.cards)} in all)" if self.cards else ""
             return f"needs {wanted}, the machine has none{unused}"
         whole = [card for card in given if not card.gpu.mig or request.gpus == 1]
-        beside = f"; {instances}" if (instances := self._instances(request)) else ""
+        others = len(usable) - len(given)
+        vendor = f'{count_of(others, "GPU")} of AMD not counted: gpu_type = "AMD" asks for them' if others else ""
+        beside = "".join(f"; {note}" for note in (self._instances(request), vendor) if note)
         if len(whole) < request.gpus:
             return f"needs {wanted}, the machine has {len(whole)}{beside}"
-        of_type = [card for card in whole if is_of_type(card.gpu.name, request.gpu_type)]
+        types, least = kind_of(request)
+        of_type = [card.gpu for card in whole if is_of_kind(card.gpu, (types, None))]
         if len(of_type) < request.gpus:
             names = some_of(sorted({card.gpu.name for card in given}))
-            return f"needs {wanted} of type {request.gpu_type}, the machine has {len(of_type)} ({names}){beside}"
-        size = show_size(request.gpu_memory_bytes or 0)
-        return f"needs {wanted} with {size}, the machine has {suitable} as large as that{beside}"
+            return f"needs {wanted}{type_in_words(types)}, the machine has {len(of_type)} ({names}){beside}"
+        size = show_size(max(request.gpu_memory_bytes or 0, least or 0))
+        sizes = [gpu.memory_total_bytes for gpu in of_type if gpu.memory_total_bytes is not None]
+        largest = "" if least is None or not sizes else f" (the largest has {show_size(max(sizes))})"
+        kind = "" if least is None else type_in_words(types)
+        return f"needs {wanted}{kind} with {size}, the machine has {suitable} as large as that{largest}{beside}"
 
     def full(self, request: Request) -> str:
         """Return in words why too few GPUs have room for *request*."""
-        kind = "" if request.gpu_type in (None, ANY_TYPE) else f" of type {request.gpu_type}"
+        types, least = kind_of(request)
+        kind = type_in_words(types) + ("" if least is None else f" of at least {show_size(least)}")
         wanted = f"{request.gpus}{kind}"
         if self.problem is not None:
             return f"needs {wanted}, and what is free is unknown: {self.problem}"
@@ -203,7 +234,7 @@ class GpuSlots:
         else:
             there = f"{found or 'none'} {'has' if found < 2 else 'have'} that much"
             head = f"needs {count_of(request.gpus, 'GPU')}{kind} with {show_size(need)} free; {there}"
-        closed = [why_closed(card, need) for card in self.suitable(request) if not card.has_room(request)]
+        closed = [why_closed(card, request) for card in self.suitable(request) if not card.has_room(request)]
         rest = [f"and {len(closed) - 8} more"] if len(closed) > 8 else []
         return "; ".join(filter(None, [head, *closed[:8], *rest, self._instances(request)]))
 
@@ -227,20 +258,42 @@ def is_of_type(name: str, wanted: str | None) -> bool:
 
     Numbers match as a whole: "A100" does not match "A10", nor "T400" "T4".
     """
-    if wanted is None or wanted.lower() == ANY_TYPE:
+    if wanted is None or wanted.lower() == ANY_GPU_TYPE:
         return True
     before = r"(?<![0-9])" if wanted[:1].isdigit() else ""
     after = r"(?![0-9])" if wanted[-1:].isdigit() else ""
     return re.search(before + re.escape(wanted) + after, name, re.IGNORECASE) is not None
 
 
-def wanted(gpu: Gpu, named: Mapping[str, int]) -> tuple[int, float]:
-    """Return how much *gpu* is wanted: by how many of the jobs that name a type of GPU, then for its memory.
+def kind_of(request: Request) -> Kind:
+    """Return the kind of GPU that *request* names."""
+    return request.gpu_types, request.gpu_min_memory_bytes
+
+
+ANY_KIND: Kind = ((), None)
+
+
+def is_of_kind(gpu: Gpu, kind: Kind) -> bool:
+    """Tell whether *gpu* is of one of the types, and as large as the least memory. An unknown memory may be."""
+    types, least = kind
+    size = gpu.memory_total_bytes
+    if least is not None and size is not None and size * 100 < least * _NAMED_SIZE_PERCENT:
+        return False
+    return not types or any(is_of_type(gpu.name, each) for each in types)
+
+
+def type_in_words(types: tuple[str, ...]) -> str:
+    """Return " of type A100 or H100"; "" for any type."""
+    return f" of type {' or '.join(types)}" if types and types != (ANY_GPU_TYPE,) else ""
+
+
+def wanted(gpu: Gpu, named: Mapping[Kind, int]) -> tuple[int, float]:
+    """Return how much *gpu* is wanted: by how many of the jobs that name a kind of GPU, then for its memory.
 
     So a job that may have any GPU leaves the others to the jobs that need them. *named* has the number of waiting jobs
-    that name each type.
+    that name each kind.
     """
-    jobs = sum(number for name, number in named.items() if is_of_type(gpu.name, name))
+    jobs = sum(number for kind, number in named.items() if is_of_kind(gpu, kind))
     return jobs, math.inf if gpu.memory_total_bytes is None else gpu.memory_total_bytes
 
 
@@ -272,12 +325,15 @@ def _untaken(gpu: Gpu, run: Running, granted_bytes: int) -> int:
     return max(granted_bytes - _taken(gpu, run), 0)
 
 
-def why_closed(card: GpuSlot, need: int | None) -> str:
-    """Return why *card* has no room for a job that needs *need* bytes of it (None: all of it)."""
+def why_closed(card: GpuSlot, request: Request) -> str:
+    """Return why *card* has no room for *request*."""
+    need, least = request.gpu_memory_bytes, request.gpu_min_memory_bytes
     gpu = card.gpu
     label = f"GPU {gpu.index}"
     if gpu.problem is not None:
         return f"{label}: {gpu.problem}"
+    if least is not None and gpu.memory_total_bytes is None:
+        return f"{label}: how much memory it has is unknown"
     if card.alone:
         return f"{label} is in exclusive use by {some_of(card.alone)}"
     if need is not None:

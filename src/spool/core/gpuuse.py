@@ -5,6 +5,9 @@ A look shows the last moments, and stands for the time since the previous look, 
 
 A GPU is idle in a look that knows its utilisation, if that is at most `IDLE_PERCENT`. A run is idle while all its GPUs
 are. Unknown utilisation neither begins, ends nor prolongs idleness.
+
+Energy is the difference of two looks at a counter of the GPU. It counts across a time without looks, because the
+counter does, and not from a counter that has gone back, as after the driver was loaded again.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ class GpuWatch(Struct, frozen=True):
     told: int = 0  # how often that was reported as too long
     is_told: bool = False  # whether the current idleness was reported
     now: tuple[GpuWork | None, ...] = ()  # results of the last look
+    counters_mj: tuple[int | None, ...] = ()  # of the energy of each GPU, at that look
 
     @classmethod
     def since(cls, at_ns: int, gpus: int) -> GpuWatch:
@@ -40,10 +44,15 @@ class GpuWatch(Struct, frozen=True):
         """Return the watch after a look at all the GPUs, which stands for at most *most_ns*."""
         passed_ns = min(at_ns - self.at_ns, most_ns)
         if passed_ns <= 0:  # the clock was set
-            return replace(self, at_ns=at_ns)
-        gpus = tuple(_after(use, done, passed_ns) for use, done in zip(self.gpus, work, strict=True))
+            return replace(self, at_ns=at_ns, counters_mj=())
+        before = self.counters_mj or (None,) * len(work)
+        gpus = tuple(
+            _consumed(_after(use, done, passed_ns), done, counter_mj, at_ns - self.at_ns)
+            for use, done, counter_mj in zip(self.gpus, work, before, strict=True)
+        )
+        counters = tuple(done.counter_mj if done is not None else None for done in work)
         percents = [done.percent if done is not None else None for done in work]
-        watch = replace(self, at_ns=at_ns, gpus=gpus, now=tuple(work))
+        watch = replace(self, at_ns=at_ns, gpus=gpus, now=tuple(work), counters_mj=counters)
         if any(percent is not None and percent > IDLE_PERCENT for percent in percents):
             return replace(watch, idle_ns=0, is_told=False)
         if None in percents:
@@ -52,7 +61,7 @@ class GpuWatch(Struct, frozen=True):
 
     def passed_over(self, at_ns: int) -> GpuWatch:
         """Return the watch after a look that says nothing about the run, as while it is suspended."""
-        return replace(self, at_ns=at_ns, now=())
+        return replace(self, at_ns=at_ns, now=(), counters_mj=())
 
     def is_due(self, spec: Spec) -> bool:
         """Whether the GPUs have been idle for too long and that was not reported yet."""
@@ -74,7 +83,7 @@ class GpuWatch(Struct, frozen=True):
     @property
     def known(self) -> tuple[GpuUse, ...]:
         """The usage of each GPU, () if nothing is known."""
-        seen = any(use.watched_ns or use.memory_watched_ns for use in self.gpus)
+        seen = any(use.watched_ns or use.memory_watched_ns or use.energy_watched_ns for use in self.gpus)
         return self.gpus if seen else ()
 
 
@@ -99,6 +108,20 @@ def _after(use: GpuUse, done: GpuWork | None, passed_ns: int) -> GpuUse:
             peak_memory_bytes=max(use.peak_memory_bytes or 0, done.memory_bytes),
         )
     return use
+
+
+def _consumed(use: GpuUse, done: GpuWork | None, before_mj: int | None, passed_ns: int) -> GpuUse:
+    """Return *use* after *passed_ns* more that began with the counter at *before_mj*."""
+    if done is None or done.counter_mj is None or before_mj is None or done.counter_mj < before_mj:
+        return use
+    energy_mj = (use.energy_mj or 0) + (done.counter_mj - before_mj) // max(done.sharers, 1)
+    return replace(use, energy_mj=energy_mj, energy_watched_ns=use.energy_watched_ns + passed_ns)
+
+
+def energy_mj(gpus: Sequence[GpuUse]) -> int | None:
+    """Return the energy of the GPUs together, as far as it is known; None if it is for none."""
+    known = [use.energy_mj for use in gpus if use.energy_mj is not None]
+    return sum(known) if known else None
 
 
 def mean_part(gpus: Sequence[GpuUse]) -> float | None:

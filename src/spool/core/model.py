@@ -81,10 +81,11 @@ class Request(Struct, frozen=True):
     memory_bytes: int | None = None
     gpus: int = 0
     gpu_memory_bytes: int | None = None  # per GPU; if set, the job shares its GPUs
-    gpu_type: str | None = None  # a name or a part of one; None is any
+    gpu_types: tuple[str, ...] = ()  # names or parts of names: any of them will do; () is any
     resources: tuple[tuple[str, int], ...] = ()  # named resources and their counts, ordered by name
     memory_auto: bool = False  # spool sizes it by earlier runs (see `sizes`); `memory_bytes` is the first guess
     gpu_memory_auto: bool = False  # the same; the first guess None is whole GPUs
+    gpu_min_memory_bytes: int | None = None  # the least that each GPU has in total
 
 
 class Grant(Struct, frozen=True):
@@ -352,6 +353,7 @@ class RunAccount(Struct, gc=False):
     cpu_time_ns: int | None = None
     suspended_ns: int = 0  # within the time from its start to its end
     gpu_percent: float | None = None  # share of the time in which its GPUs computed, on average
+    gpu_energy_mj: int | None = None  # of its GPUs whose energy is known, together
 
 
 class GpuUse(Struct, frozen=True):
@@ -363,6 +365,8 @@ class GpuUse(Struct, frozen=True):
     memory_watched_ns: int = 0
     mean_memory_bytes: int | None = None
     peak_memory_bytes: int | None = None
+    energy_watched_ns: int = 0
+    energy_mj: int | None = None  # of the GPU, divided equally among the runs that share it
 
 
 class GpuWork(Struct, frozen=True):
@@ -371,6 +375,8 @@ class GpuWork(Struct, frozen=True):
     job: str
     percent: int | None  # share of the last moments in which it computed
     memory_bytes: int | None
+    counter_mj: int | None = None  # what the GPU has consumed since its driver was loaded
+    sharers: int = 1  # our runs on it
 
 
 class Gpu(Struct, frozen=True):
@@ -390,6 +396,19 @@ class Gpu(Struct, frozen=True):
     work: tuple[GpuWork, ...] = ()  # the activity of each of our runs that was there all the time
     node: int | None = None  # its NUMA node, on a spool with `cpu_pinning`
     links: tuple[tuple[str, int], ...] = ()  # likewise: (UUID of another GPU, NVLinks to it)
+
+    @property
+    def vendor(self) -> str:
+        """Who made it: "NVIDIA" or "AMD"."""
+        return "AMD" if is_amd(self.uuid) else "NVIDIA"
+
+
+_AMD_UUID_LENGTH = 20
+
+
+def is_amd(uuid: str) -> bool:
+    """Whether that is the UUID of a GPU of AMD: `GPU-` and a unique ID of 16 digits. NVIDIA's are longer."""
+    return len(uuid) == _AMD_UUID_LENGTH and uuid.startswith("GPU-")
 
 
 class ForeignProcess(Struct, frozen=True):
@@ -566,6 +585,21 @@ class Reservation(Struct, frozen=True):
     def holder(self) -> str:
         """The user or the project that has them, in words."""
         return self.user if self.user is not None else f"project {self.project}"
+
+
+class Tariff(Struct, frozen=True):
+    """What use costs, in units of the currency. A price of None is not charged."""
+
+    currency: str | None = None
+    gpu_hour: float | None = None
+    cpu_hour: float | None = None
+    kwh: float | None = None  # of GPUs, as far as their energy is known
+
+    def cost(self, cpu_hours: float, gpu_hours: float, kwh: float) -> float | None:
+        """Return what that much use costs, None without any price."""
+        if (self.gpu_hour, self.cpu_hour, self.kwh) == (None, None, None):
+            return None
+        return cpu_hours * (self.cpu_hour or 0) + gpu_hours * (self.gpu_hour or 0) + kwh * (self.kwh or 0)
 
 
 class Limits(Struct, frozen=True):

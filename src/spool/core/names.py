@@ -20,6 +20,9 @@ EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
 CONTAINER_RUNTIMES = ("podman", "docker", "apptainer")
 """What can run a container, in the order in which it is looked for."""
 
+ANY_GPU_TYPE = "auto"
+"""The GPU type that every GPU has."""
+
 EXPORTED = (
     "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
 )  # fmt: skip

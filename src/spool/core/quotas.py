@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct, field
@@ -12,7 +12,7 @@ from spool.core.pools import Pools
 from spool.core.units import show_size
 
 _UNLIMITED = Limits()
-Owner = TypeVar("Owner", str, str | None)
+Owner = TypeVar("Owner", bound=Hashable)
 
 
 class QuotaUse(NamedTuple):

@@ -13,7 +13,7 @@ from datetime import UTC, tzinfo
 from msgspec.structs import replace
 
 from spool.core import reservations as reserved
-from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots
+from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots, Kind
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.names import engine_title
 from spool.core.pools import why_never
@@ -41,7 +41,7 @@ class FreeResources:
         limits: SharedLimits = UNLIMITED,
         reservations: Sequence[Reservation] = (),
         zone: tzinfo = UTC,
-        named_gpus: Mapping[str, int] = NONE_NAMED,
+        named_gpus: Mapping[Kind, int] = NONE_NAMED,
     ) -> None:
         self.machine = machine
         self.policy = policy

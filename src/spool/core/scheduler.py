@@ -290,7 +290,7 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
         view.array_limits,
     )
     room = FreeResources(
-        view.machine, policy, now_ns, running, limits, view.reservations, view.zone, named_gpus=queue.gpu_types
+        view.machine, policy, now_ns, running, limits, view.reservations, view.zone, named_gpus=queue.gpu_kinds
     )
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)

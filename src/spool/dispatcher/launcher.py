@@ -33,6 +33,7 @@ from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import expanded, umask
+from spool.machine.nvml import has_rocm
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
@@ -435,6 +436,7 @@ class WrapperWriter:
         self._spool = spool
         self._settings = settings
         self._umask = umask()
+        self._has_rocm = has_rocm()
 
     def render(
         self, live: ActiveRun, executor: Executor, texts: Answer | None = None, group: RunGroup | None = None
@@ -460,6 +462,7 @@ class WrapperWriter:
             run=live.run,
             attempt=live.attempts.attempt,
             metadir=metadir,
+            has_rocm=self._has_rocm and live.elsewhere is None,
         )
         if live.elsewhere is not None:  # its engine chooses its GPUs
             environment |= {"SPOOL_GPUS": str(spec.request.gpus)}

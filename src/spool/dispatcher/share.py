@@ -354,16 +354,19 @@ class MachineShare:
         if job is None or job.elsewhere is not None:
             return None
         request = job.request
+        types = request.gpu_types if request.gpus else ()
         pools = {pool.name for pool in self.view.resources} if self.view is not None else set()
         return LeaseRequest(
             cpus=request.cpus,
             memory_bytes=request.memory_bytes or 0,
             gpus=request.gpus,
             gpu_memory_bytes=(request.gpu_memory_bytes or 0) if request.gpus else 0,
-            gpu_type=(request.gpu_type or "") if request.gpus else "",
+            gpu_type=types[0] if types else "",
             resources=tuple(each for each in request.resources if each[0] in pools),
             limit_ns=min(job.spec.time_limit_ns or 0, _MOST_NUMBER),
             like=_like(name),
+            gpu_min_memory_bytes=(request.gpu_min_memory_bytes or 0) if request.gpus else 0,
+            other_gpu_types=types[1:],
         )
 
     def _next_in_line(self, plan: Plan, wanted: Collection[str]) -> dict[str, LeaseRequest]:

@@ -563,7 +563,8 @@ def _systemd(subject: Subject) -> Findings:
 def _gpus(subject: Subject) -> Findings:
     machine = machine_now(subject.spool.strict, time.time_ns())  # as for every other command
     if machine.gpu_problem is not None:
-        yield _fail(machine.gpu_problem, "check whether nvidia-smi works")
+        tool = "rocm-smi" if machine.gpu_problem.startswith("ROCm") else "nvidia-smi"
+        yield _fail(machine.gpu_problem, f"check whether {tool} works")
         return
     names = sorted({gpu.name for gpu in machine.gpus})
     if names:

@@ -13,13 +13,14 @@ from msgspec import DecodeError, Meta, Struct, json
 
 from spool.core.model import Request
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 60_000  # of one datagram
 MOST_MESSAGES = 256  # of one datagram
 MOST_ASKS = 256  # open asks of one spool; of one user, no more take part in a decision
 MOST_LEASES = 3000  # of one user; an answer can name them all
 MOST_HOLDS = 1000  # of one hello; `more` announces another one
 _MOST_POOLS = 16
+_MOST_TYPES = 16  # of GPUs, in one request
 MOST_TEXT = 500  # characters of a reason
 
 _Word = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+\Z")]
@@ -52,6 +53,8 @@ class LeaseRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     resources: _Pools = ()  # of the machine's pools, ordered by name
     limit_ns: _Moment = 0
     like: Annotated[str, Meta(max_length=16, pattern=r"^[0-9a-f]*\Z")] = ""  # equal for jobs that last about as long
+    gpu_min_memory_bytes: _Bytes = 0
+    other_gpu_types: Annotated[tuple[_Label, ...], Meta(max_length=_MOST_TYPES)] = ()  # any of them will do too
 
     def __post_init__(self) -> None:
         if len({name for name, _ in self.resources}) < len(self.resources):
@@ -64,8 +67,9 @@ class LeaseRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
             memory_bytes=self.memory_bytes or None,
             gpus=self.gpus,
             gpu_memory_bytes=self.gpu_memory_bytes or None,
-            gpu_type=self.gpu_type or None,
+            gpu_types=(self.gpu_type, *self.other_gpu_types) if self.gpu_type else (),
             resources=self.resources,
+            gpu_min_memory_bytes=self.gpu_min_memory_bytes or None,
         )
 
 

@@ -26,7 +26,9 @@ from spool.formats.swf import (
 )
 from spool.formats.timestamps import parse_instant
 
-COLUMNS = ("submit", "run_time", "cpus", "gpus", "gpu_type", "memory", "time_limit", "user", "name")
+COLUMNS = (
+    "submit", "run_time", "cpus", "gpus", "gpu_type", "gpu_min_memory", "memory", "time_limit", "user", "name",
+)  # fmt: skip
 REQUIRED = COLUMNS[:2]
 
 
@@ -105,7 +107,7 @@ def _judge(names: Sequence[str], what: str) -> tuple[str, ...]:
 
 def _coming(cells: Sequence[str], specs: Specs, unique: UniqueNames) -> SimulatedJob | None:
     """Return the job of a line, None if it never ran. Raises InvalidValue."""
-    submit, run_time, cpus, gpus, gpu_type, memory, limit, user, name = cells
+    submit, run_time, cpus, gpus, gpu_type, least, memory, limit, user, name = cells
     submit_at = _read("submit", submit, _instant)
     ran = _read("run_time", run_time, _duration)
     if submit_at is None or ran is None:
@@ -115,7 +117,8 @@ def _coming(cells: Sequence[str], specs: Specs, unique: UniqueNames) -> Simulate
         1 if wanted is None else wanted,
         _read("memory", memory, _size) or None,
         _read("gpus", gpus, _number) or 0,
-        gpu_type=gpu_type or None,
+        gpu_types=tuple(filter(None, map(str.strip, gpu_type.split("|")))),
+        gpu_min_memory_bytes=_read("gpu_min_memory", least, _size) or None,
     )
     spec = specs.of(request, _read("time_limit", limit, _duration) or None)
     return SimulatedJob(unique.of(name), spec, submit_at, ran, user or UNKNOWN_USER)

@@ -12,8 +12,8 @@ from importlib import import_module
 
 from msgspec import Struct
 
-from spool.core.errors import InvalidValue
-from spool.core.model import SECOND_NS
+from spool.core.errors import InvalidValue, SpoolError, cannot
+from spool.core.model import SECOND_NS, Spec
 from spool.core.names import ENGINES, EXECUTORS
 from spool.core.units import parse_duration
 from spool.formats.validation import closest
@@ -143,3 +143,21 @@ def word(text: str) -> str:
     if _SAFE.fullmatch(text) is None:
         raise InvalidValue(f"{text!a} is no name of a queue, a project or a resource")
     return text
+
+
+# GPUs.
+
+
+def check_gpu_kind(name: str, spec: Spec, engine: str, instead: str = "") -> None:
+    """Raise SpoolError if *spec* asks for GPUs of a least size, or of several types, which *engine* has no words for.
+
+    *instead* says how else the engine chooses among GPUs.
+    """
+    request, what = spec.request, f"job {name} to {engine}"
+    remedy = "".join(["name one gpu_type", f", or write {instead}" if instead else ""])
+    if request.gpu_min_memory_bytes is not None:
+        why = f"it needs GPUs of a least size (gpu_min_memory), which {engine} cannot be asked for"
+        raise SpoolError(cannot("hand", what, why, remedy=remedy))
+    if len(request.gpu_types) > 1:
+        why = f"it takes any of several GPU types ({', '.join(request.gpu_types)}), and {engine} takes one"
+        raise SpoolError(cannot("hand", what, why, remedy=remedy))

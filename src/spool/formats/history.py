@@ -78,9 +78,10 @@ def render_result(result: Result) -> bytes:
         text_lines(("executor", result.executor), ("host", result.host), ("node", result.node)),
         f"\n[request]\ncpus = {request.cpus}\ngpus = {request.gpus}\n",
         number_lines(("memory_bytes", request.memory_bytes), ("gpu_memory_bytes", request.gpu_memory_bytes)),
+        number_lines(("gpu_min_memory_bytes", request.gpu_min_memory_bytes)),
+        _type_lines(request.gpu_types),
         "memory_auto = true\n" if request.memory_auto else "",
         "gpu_memory_auto = true\n" if request.gpu_memory_auto else "",
-        text_lines(("gpu_type", request.gpu_type)),
         resource_lines(request.resources),
     ]
     if result.grant != NOTHING:
@@ -88,6 +89,13 @@ def render_result(result: Result) -> bytes:
     lines += [named_lines("parameters", result.parameters), named_lines("metrics", result.metrics)]
     lines.append(gpu_use_lines(result.gpu_use))
     return "".join(lines).encode()
+
+
+def _type_lines(types: tuple[str, ...]) -> str:
+    """Return a lone type as `gpu_type`, several as `gpu_types`: older readers know one as a text."""
+    if len(types) > 1:
+        return f"gpu_types = [{', '.join(map(toml.quote, types))}]\n"
+    return text_lines(("gpu_type", types[0] if types else None))
 
 
 def _to_ms(duration_ns: int | None) -> int | None:
@@ -142,11 +150,16 @@ def _request_of(keys: dict[str, object]) -> Request:
         memory_bytes=optional(keys, "memory_bytes", int),
         gpus=optional(keys, "gpus", int) or 0,
         gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
-        gpu_type=said(keys, "gpu_type"),
+        gpu_types=tuple(map(one_line, several(keys, "gpu_types", str))) or _alone(said(keys, "gpu_type")),
         resources=resources_of(keys),
         memory_auto=optional(keys, "memory_auto", bool) or False,
         gpu_memory_auto=optional(keys, "gpu_memory_auto", bool) or False,
+        gpu_min_memory_bytes=optional(keys, "gpu_min_memory_bytes", int),
     )
+
+
+def _alone(gpu_type: str | None) -> tuple[str, ...]:
+    return () if gpu_type is None else (gpu_type,)
 
 
 def _is_bound(word: str | None, record: str) -> bool:
@@ -174,6 +187,8 @@ class GpuUseLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     memory_watched_ms: int = 0
     mean_memory_bytes: int | UnsetType = UNSET
     peak_memory_bytes: int | UnsetType = UNSET
+    energy_watched_ms: int = 0
+    energy_mj: int | UnsetType = UNSET
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -199,7 +214,9 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     memory_bytes: int | UnsetType = UNSET
     gpus: int = 0
     gpu_memory_bytes: int | UnsetType = UNSET
-    gpu_type: str | UnsetType = UNSET
+    gpu_min_memory_bytes: int | UnsetType = UNSET
+    gpu_type: str | UnsetType = UNSET  # if it named one
+    gpu_types: tuple[str, ...] = ()  # if it named several
     memory_auto: bool = False  # `memory_bytes` is the first guess; what was worked out is granted
     gpu_memory_auto: bool = False
     resources: dict[str, int] | UnsetType = UNSET
@@ -255,7 +272,9 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
         memory_bytes=_known(request.memory_bytes),
         gpus=request.gpus,
         gpu_memory_bytes=_known(request.gpu_memory_bytes),
-        gpu_type=_text(request.gpu_type),
+        gpu_min_memory_bytes=_known(request.gpu_min_memory_bytes),
+        gpu_type=_text(request.gpu_types[0]) if len(request.gpu_types) == 1 else UNSET,
+        gpu_types=tuple(map(_clean, request.gpu_types)) if len(request.gpu_types) > 1 else (),
         memory_auto=request.memory_auto,
         gpu_memory_auto=request.gpu_memory_auto,
         resources=_table(request.resources),
@@ -291,6 +310,8 @@ def use_line(use: GpuUse) -> GpuUseLine:
         memory_watched_ms=use.memory_watched_ns // NS_PER_MS,
         mean_memory_bytes=_known(use.mean_memory_bytes),
         peak_memory_bytes=_known(use.peak_memory_bytes),
+        energy_watched_ms=use.energy_watched_ns // NS_PER_MS,
+        energy_mj=_known(use.energy_mj),
     )
 
 
@@ -302,6 +323,8 @@ def _use_of(line: GpuUseLine) -> GpuUse:
         memory_watched_ns=line.memory_watched_ms * NS_PER_MS,
         mean_memory_bytes=_set(line.mean_memory_bytes),
         peak_memory_bytes=_set(line.peak_memory_bytes),
+        energy_watched_ns=max(0, line.energy_watched_ms) * NS_PER_MS,
+        energy_mj=_set(line.energy_mj),
     )
 
 
@@ -378,10 +401,11 @@ def parse_history_line(data: bytes) -> Result:
             _set(line.memory_bytes),
             line.gpus,
             _set(line.gpu_memory_bytes),
-            _set(line.gpu_type),
+            line.gpu_types or _alone(_set(line.gpu_type)),
             _pairs(line.resources),
             line.memory_auto,
             line.gpu_memory_auto,
+            _set(line.gpu_min_memory_bytes),
         ),
         grant=Grant(
             line.granted_cpus,
@@ -499,6 +523,8 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
         if line.gpu_use:
             known = [use.mean_percent for use in line.gpu_use if use.mean_percent is not UNSET]
             line.gpu_percent = sum(known) / len(known) if known else None
+            energies = [use.energy_mj for use in line.gpu_use if use.energy_mj is not UNSET and use.energy_mj >= 0]
+            line.gpu_energy_mj = sum(energies) if energies else None
 
 
 def read_told(line: bytes) -> int | None:

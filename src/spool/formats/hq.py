@@ -17,7 +17,7 @@ from msgspec import Struct
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
-from spool.formats.engines import HqConfig, option_name
+from spool.formats.engines import HqConfig, check_gpu_kind, option_name
 from spool.formats.freetext import one_line
 
 _MEBIBYTE = 1 << 20
@@ -68,12 +68,14 @@ def _gpus(name: str, spec: Spec, config: HqConfig) -> str:
     if request.gpu_memory_bytes is not None:
         why = "it shares a GPU (gpu_memory), which HyperQueue is not asked for"
         raise SpoolError(cannot("hand", what, why, remedy="ask for whole GPUs"))
-    if request.gpu_type is None:
+    check_gpu_kind(name, spec, "HyperQueue")
+    if not request.gpu_types:
         return config.gpus
-    known = config.gpu_types.get(request.gpu_type)
+    (gpu_type,) = request.gpu_types
+    known = config.gpu_types.get(gpu_type)
     if known is None:
-        remedy = f'write gpu_types = {{ "{request.gpu_type}" = "RESOURCE" }} in [hq]'
-        raise SpoolError(cannot("hand", what, f"which resource is a {request.gpu_type} is unknown", remedy=remedy))
+        remedy = f'write gpu_types = {{ "{gpu_type}" = "RESOURCE" }} in [hq]'
+        raise SpoolError(cannot("hand", what, f"which resource is a {gpu_type} is unknown", remedy=remedy))
     return known
 
 

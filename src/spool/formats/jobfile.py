@@ -30,7 +30,7 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
+from spool.core.names import ANY_GPU_TYPE, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
 from spool.core.units import parse_duration
 from spool.formats import engines, keys, toml, values
 from spool.formats.toml import Path
@@ -38,6 +38,8 @@ from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, R
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
 
 V = TypeVar("V")
+
+_MOST_GPU_TYPES = 16
 
 NO_DEFAULTS = JobDefaults()
 
@@ -368,8 +370,18 @@ def _tags(tags: tuple[str, ...], at: Path, reading: Reading) -> tuple[str, ...]:
     return tuple([intern(reading.problems.value((*at, n), values.label, tag, "")) for n, tag in enumerate(tags)])
 
 
-def _gpu_type(name: str) -> str | None:
-    return None if name == "auto" else values.trimmed(name)
+def _gpu_types(listed: Names, at: Path, reading: Reading) -> tuple[str, ...]:
+    names = values.several(listed)
+    if names == (ANY_GPU_TYPE,):
+        return ()
+    if not names:
+        reading.problems.add(at, f'is an empty list; name GPU types, or write "{ANY_GPU_TYPE}" for any')
+    if len(names) > _MOST_GPU_TYPES:
+        reading.problems.add(at, f"lists {len(names)} types; at most {_MOST_GPU_TYPES} are allowed")
+    if ANY_GPU_TYPE in names:
+        reading.problems.add(at, f'lists "{ANY_GPU_TYPE}", which is any type, beside others; remove either')
+    reading.problems.value(at, values.words, names, None)
+    return tuple(map(intern, names))
 
 
 def _resources(table: dict[str, int], at: Path, reading: Reading) -> tuple[tuple[str, int], ...]:
@@ -443,7 +455,7 @@ _KINDS: Kinds = {
     "shell": lambda key: Kind(str, lambda path: intern(values.shell(path))),
     "workdir": lambda key: Kind(Text, lambda path: intern(values.workdir(path))),
     "variables": lambda key: Kind(dict[str, str], read=_env),
-    "GPU type": lambda key: Kind(Text, _gpu_type),
+    "GPU type": lambda key: Kind(Text | tuple[Text, ...], read=_gpu_types),
     "amounts": lambda key: Kind(dict[str, Annotated[int, Meta(ge=1, le=key.most)]], read=_resources),
     "signal": lambda key: Kind(str, values.warning_signal),
     "job": lambda key: Kind(str, lambda name: intern(values.job_name(name))),

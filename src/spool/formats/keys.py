@@ -215,8 +215,15 @@ _GPUS = (
         help="Memory on each GPU, which the job then shares with others that set it; auto: by what earlier runs of its "
         "name used.",
         needs="gpus: it is the memory on each GPU"),
-    Key("gpu_type", "GPU type", 'The GPU model or part of its name, such as "A100". "auto" means any.',
-        field="request.gpu_type", option="--gpu-type NAME", needs="gpus"),
+    Key("gpu_min_memory", "size",
+        "The least total memory of each GPU. It does not share the GPUs: a job with `gpus = 1` and "
+        '`gpu_min_memory = "40G"` has a whole GPU of 40 GiB or more to itself.', least=1,
+        field="request.gpu_min_memory_bytes", option="--gpu-min-memory SIZE",
+        needs="gpus: it is the least memory of each GPU"),
+    Key("gpu_type", "GPU type",
+        'The GPU model or part of its name, such as "A100"; a list, such as ["A100", "H100"], means that any of them '
+        'will do. "auto" means any model.', default=None,
+        field="request.gpu_types", option="--gpu-type NAME,…", needs="gpus"),
 )
 
 _RESOURCES = (

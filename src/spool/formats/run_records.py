@@ -310,7 +310,7 @@ def render_gpus(watch: GpuWatch) -> bytes:
         at_lines("at", watch.at_ns),
         f"idle_ms = {watch.idle_ns // NS_PER_MS}\ntold = {watch.told}\n",
         "is_told = true\n" if watch.is_told else "",
-        gpu_use_lines(watch.gpus),
+        gpu_use_lines(watch.gpus, watch.counters_mj),
     ]
     return "".join(lines).encode()
 
@@ -321,25 +321,30 @@ def parse_gpus(data: bytes) -> GpuWatch:
     at_ns = read_at(keys, "at")
     if at_ns is None:
         raise InvalidRecord(cannot("understand", "a gpus record", '"at" is missing'))
+    counters = tuple(optional(table, "counter_mj", int) for table in several(keys, "gpu_use", dict))
     return GpuWatch(
         at_ns,
         gpu_use_of(keys),
         idle_ns=_span_ns(keys, "idle_ms"),
         told=max(0, optional(keys, "told", int) or 0),
         is_told=optional(keys, "is_told", bool) or False,
+        counters_mj=counters if any(counter is not None for counter in counters) else (),
     )
 
 
-def gpu_use_lines(gpus: tuple[GpuUse, ...]) -> str:
+def gpu_use_lines(gpus: tuple[GpuUse, ...], counters_mj: tuple[int | None, ...] = ()) -> str:
     """Return a table `[[gpu_use]]` for each GPU, as in `gpus.toml` and `result.toml`; they come last."""
     lines = ""
-    for use in gpus:
+    for use, counter_mj in zip(gpus, counters_mj or (None,) * len(gpus), strict=True):
         mean = f"mean_percent = {round(use.mean_percent, 2)}\n" if use.mean_percent is not None else ""
         lines += f"\n[[gpu_use]]\nwatched_ms = {use.watched_ns // NS_PER_MS}\n{mean}" + number_lines(
             ("peak_percent", use.peak_percent),
             ("memory_watched_ms", use.memory_watched_ns // NS_PER_MS),
             ("mean_memory_bytes", use.mean_memory_bytes),
             ("peak_memory_bytes", use.peak_memory_bytes),
+            ("energy_watched_ms", use.energy_watched_ns // NS_PER_MS or None),
+            ("energy_mj", use.energy_mj),
+            ("counter_mj", counter_mj),
         )
     return lines
 
@@ -354,6 +359,8 @@ def gpu_use_of(keys: dict[str, Any]) -> tuple[GpuUse, ...]:
             memory_watched_ns=_span_ns(table, "memory_watched_ms"),
             mean_memory_bytes=optional(table, "mean_memory_bytes", int),
             peak_memory_bytes=optional(table, "peak_memory_bytes", int),
+            energy_watched_ns=_span_ns(table, "energy_watched_ms"),
+            energy_mj=optional(table, "energy_mj", int),
         )
         for table in several(keys, "gpu_use", dict)
     )

@@ -17,7 +17,7 @@ from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import whole_words
-from spool.formats.engines import SgeConfig, option_name
+from spool.formats.engines import SgeConfig, check_gpu_kind, option_name
 from spool.formats.freetext import one_line
 
 _MEBIBYTE = 1 << 20
@@ -120,11 +120,13 @@ def _gpus(name: str, spec: Spec, config: SgeConfig) -> Iterator[str]:
         remedy = 'write gpus = "NAME" in [sge], the resource that counts them (`qconf -sc` lists all)'
         raise SpoolError(cannot("hand", what, "it needs GPUs, and which resource they are is unknown", remedy=remedy))
     yield f"{config.gpus}={request.gpus}"
-    if request.gpu_type is not None:
-        known = config.gpu_types.get(request.gpu_type)
+    check_gpu_kind(name, spec, "Grid Engine", 'executor_options = ["-l RESOURCE=A|B"] with a resource of your site')
+    if request.gpu_types:
+        (gpu_type,) = request.gpu_types
+        known = config.gpu_types.get(gpu_type)
         if known is None:
-            remedy = f'write gpu_types = {{ "{request.gpu_type}" = "RESOURCE=VALUE" }} in [sge]'
-            raise SpoolError(cannot("hand", what, f"what stands for a {request.gpu_type} is unknown", remedy=remedy))
+            remedy = f'write gpu_types = {{ "{gpu_type}" = "RESOURCE=VALUE" }} in [sge]'
+            raise SpoolError(cannot("hand", what, f"what stands for a {gpu_type} is unknown", remedy=remedy))
         yield known
 
 

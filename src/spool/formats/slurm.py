@@ -18,7 +18,7 @@ from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import whole_words
-from spool.formats.engines import EngineConfig
+from spool.formats.engines import EngineConfig, check_gpu_kind
 from spool.formats.freetext import one_line
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
@@ -181,15 +181,17 @@ def minutes(time_limit_ns: int) -> int:
 
 def _gres(name: str, spec: Spec, config: SlurmConfig) -> str:
     request = spec.request
+    check_gpu_kind(name, spec, "Slurm", 'executor_options = ["--constraint=A|B"] with the features of your nodes')
     if request.gpu_memory_bytes is not None:
         if config.gpu_memory != "shard":
             why = "it shares a GPU (gpu_memory), which Slurm is not asked for"
             remedy = 'ask for whole GPUs, or write gpu_memory = "shard" in [slurm] if Slurm has shards of 1 GiB'
             raise SpoolError(cannot("hand", f"job {name} to Slurm", why, remedy=remedy))
         return f"shard:{-(-request.gpu_memory_bytes // _GIBIBYTE) * request.gpus}"
-    if request.gpu_type is None:
+    if not request.gpu_types:
         return f"gpu:{request.gpus}"
-    return f"{config.gpus.get(request.gpu_type, f'gpu:{request.gpu_type}')}:{request.gpus}"
+    (name,) = request.gpu_types
+    return f"{config.gpus.get(name, f'gpu:{name}')}:{request.gpus}"
 
 
 # What Slurm reports.

@@ -28,6 +28,8 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int | None = None
     watched_ns: int = 0  # how much time the mean covers
     memory_watched_ns: int = 0
+    energy_mj: int | None = None
+    energy_watched_ns: int = 0
 
     def use(self) -> GpuUse:
         """Return the use since the start of the run."""

@@ -1,4 +1,4 @@
-"""NVIDIA cards on the PCI bus, to tell a machine without a card from one without a driver."""
+"""Cards for computing on the PCI bus, to tell a machine without a card from one without a driver."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 
 PCI = "/sys/bus/pci/devices"
 NO_CARD = "this machine has no NVIDIA card"
-_NVIDIA = "0x10de"
+_NVIDIA, _AMD = "0x10de", "0x1002"
 _DISPLAY = "0x03"  # the class of display controllers: a card's audio and USB are devices of their own
+_COMPUTING = ("0x0380", "0x1200")  # the classes of AMD's cards without a display: a processor's graphics do not count
 
 
 def unlisted_cards(pci: str = PCI) -> str:
-    """Return what is wrong on a machine without GPUs in NVML that has cards on its bus; "" if it has none."""
-    cards = 0
+    """Return what is wrong on a machine without usable GPUs that has cards on its bus; "" if it has none."""
+    cards = amd = 0
     try:
         devices = os.listdir(pci)
     except OSError:
@@ -20,6 +21,10 @@ def unlisted_cards(pci: str = PCI) -> str:
     for device in devices:
         if _read(f"{pci}/{device}/vendor") == _NVIDIA and _read(f"{pci}/{device}/class").startswith(_DISPLAY):
             cards += 1
+        amd += _read(f"{pci}/{device}/vendor") == _AMD and _read(f"{pci}/{device}/class").startswith(_COMPUTING)
+    if not cards and amd:
+        they = "1 AMD card is" if amd == 1 else f"{amd} AMD cards are"
+        return f"{they} on the PCI bus, but the library of ROCm, librocm_smi64.so, is missing or lists none"
     if not cards:
         return ""
     they = "1 NVIDIA card is" if cards == 1 else f"{cards} NVIDIA cards are"

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess
-from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample
+from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample, has_rocm
 
 QUIET_BYTES = 256 << 20
 """Unaccounted memory above this counts as in use: drivers and displays always hold a little."""
@@ -148,7 +148,10 @@ class UseReader:
         else:
             use = self._by_memory(device, now, before)
         # A run that came or left since the query has done an unknown part of it.
-        return replace(use, work=tuple(each for each in use.work if each.job in now and each.job in before))
+        here = [each for each in use.work if each.job in now and each.job in before]
+        if device.energy_mj is not None:
+            here = [replace(each, counter_mj=device.energy_mj, sharers=len(now)) for each in here]
+        return replace(use, work=tuple(here))
 
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
@@ -368,7 +371,8 @@ class NvmlHelper:
     def __init__(self, environment: Mapping[str, str] | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
         """Start nothing yet. *environment* is the helper's; None means this process's own."""
         self._environment = environment
-        arguments = ("spool.machine.nvml", str(idle_seconds))
+        module = "spool.machine.amd" if has_rocm(environment) else "spool.machine.nvml"
+        arguments = (module, str(idle_seconds))
         self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
         self._where = False  # whether the question is also for the nodes and the links of the GPUs
         self._again = False  # whether the open question may be repeated
@@ -586,7 +590,7 @@ class GpuWatcher:
     def _take_in(self, sample: Sample, ours: Ours) -> None:
         self.answered, self._answered_for = self.asked, self._asked_for
         if sample.failure is not None:
-            self._fail(f"NVML: {sample.failure}")
+            self._fail(f"{sample.library}: {sample.failure}")
         elif not sample.missing:
             notes = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
             self._look = GpuLook(self._roster.gpus(), None, notes, self._asked_at_ns, sample.driver)

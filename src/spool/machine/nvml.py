@@ -3,7 +3,8 @@
 A separate process, because a call into a hanging driver cannot be interrupted. A stuck thread would keep the dispatcher
 from ending, and the kernel from releasing its lock; a child is killed, or waits for the driver alone. It answers one
 line of JSON for each line that it reads, and exits when it is idle, so that an idle spool keeps no GPU awake. A user
-may be waiting for its start, so this module imports little.
+may be waiting for its start, so this module imports little. Where AMD's driver is loaded,
+`amd` is the helper, and adds its GPUs.
 
 `python -m spool.machine.nvml` is the helper; `echo | python -m spool.machine.nvml` shows one answer.
 """
@@ -51,6 +52,7 @@ class Device(Struct, frozen=True):
     utilisation_percent: int | None = None
     memory_utilisation_percent: int | None = None
     computing: tuple[tuple[int, int], ...] | None = None  # (pid, percent) of the processes that computed; None: unknown
+    energy_mj: int | None = None  # consumed since its driver was loaded, in millijoules
     parent: str | None = None  # UUID of the GPU that contains the MIG instance
     problem: str | None = None
     node: int | None = None  # its NUMA node
@@ -65,6 +67,7 @@ class Sample(Struct, frozen=True):
     unreadable: tuple[tuple[int, str], ...] = ()  # (NVML's index, why) of GPUs without a readable UUID
     missing: bool = False  # there is no NVML on this machine
     failure: str | None = None  # why no query was possible
+    library: str = "NVML"  # the one that failed
     driver: str | None = None
     leaving: bool = False  # the helper exits after this answer: NVML must be restarted to see a change
 
@@ -76,6 +79,11 @@ class Sample(Struct, frozen=True):
     def from_json(line: bytes | str) -> Sample:
         """Return the sample in *line*. Raises ValueError if there is none."""
         return json.decode(line, type=Sample)
+
+
+def has_rocm(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the kernel driver by which AMD's GPUs compute is loaded, or *environment* says where ROCm is."""
+    return "ROCM_PATH" in (os.environ if environment is None else environment) or os.path.exists("/dev/kfd")
 
 
 class _Nvml:
@@ -165,6 +173,7 @@ class _Nvml:
             utilisation_percent=computing,
             memory_utilisation_percent=moving,
             computing=self._computing(handle, processes, computing),
+            energy_mj=self._energy_mj(handle),
             parent=parent,
             problem=self._problem_so_far(),
         )
@@ -237,6 +246,13 @@ class _Nvml:
         except self.py.NVMLError:  # a MIG instance has none
             return None, None
         return int(rates.gpu), int(rates.memory)
+
+    def _energy_mj(self, handle: Any) -> int | None:
+        """Return what the GPU has consumed since its driver was loaded. For accounts: errors do not count."""
+        try:
+            return int(self.py.nvmlDeviceGetTotalEnergyConsumption(handle))
+        except self.py.NVMLError:  # older than Volta, or a MIG instance
+            return None
 
     def _computing(
         self, handle: Any, processes: tuple[tuple[int, int | None], ...] | None, percent: int | None
@@ -336,13 +352,18 @@ def _bytes(value: int | None) -> int | None:
     return None if value is None or value == _NOT_AVAILABLE else int(value)
 
 
-def main(idle_seconds: float = IDLE_SECONDS) -> int:
-    """Answer until *idle_seconds* have passed, the other end is closed, or NVML must be restarted."""
+def main(idle_seconds: float = IDLE_SECONDS, beside: Callable[[Sample], Sample] | None = None) -> int:
+    """Answer until *idle_seconds* have passed, the other end is closed, or NVML must be restarted.
+
+    *beside* adds the GPUs of another library to each answer.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of the library must not mix with the answers
     nvml: _Nvml | None = None
     while select.select([0], [], [], idle_seconds)[0] and (asked := os.read(0, 4096)):
         sample, nvml = _answer(nvml, where=asked.endswith(WHERE))
+        if beside is not None:
+            sample = beside(sample)
         print(sample.to_json(), file=answers, flush=True)
         if sample.leaving:
             break
@@ -350,4 +371,4 @@ def main(idle_seconds: float = IDLE_SECONDS) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(float, sys.argv[1:2])))
+    sys.exit(main(float(next(iter(sys.argv[1:2]), IDLE_SECONDS))))

@@ -14,7 +14,7 @@ from spool.client.autostart import outlook
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
-from spool.core.model import Gpu, Reservation, Running
+from spool.core.model import Gpu, Request, Reservation, Running
 from spool.core.reasons import show_instant, some_of
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
@@ -211,7 +211,7 @@ def _gpu_use(
     if not card.given:
         why_not = "left out by gpu.use in the configuration"
     elif not card.idle:
-        why_not = why_closed(card, None)
+        why_not = why_closed(card, Request())
     elif leases:
         why_not = f"GPU {gpu.index} is leased to {some_of(lease.user for lease in leases)}"
     elif active:

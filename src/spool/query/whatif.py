@@ -32,7 +32,7 @@ from spool.core.simulation import (
     simulate,
     span,
 )
-from spool.core.units import parse_size
+from spool.core.units import parse_size, show_size
 from spool.formats import csvtrace, swf
 from spool.formats.config import Config
 from spool.formats.history import parse_history_line
@@ -224,7 +224,8 @@ def imagined_gpus(text: str, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:
 
     Without a size, each has enough memory for any of the jobs.
     """
-    asked = (each.spec.request.gpu_memory_bytes or 0 for each in coming)
+    requests = [each.spec.request for each in coming]
+    asked = (max(request.gpu_memory_bytes or 0, request.gpu_min_memory_bytes or 0) for request in requests)
     enough = max(_LEAST_GPU_BYTES, max(asked, default=0))
     gpus: list[Gpu] = []
     for part in text.split(","):
@@ -265,7 +266,7 @@ def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
     if not scenario.count_memory:
         coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, memory_bytes=None)))
     if all(gpu.name == _NAMELESS for gpu in machine.gpus):
-        coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, gpu_type=None)))
+        coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, gpu_types=())))
     fits: dict[int, bool] = {}
     fitting = []
     for each in coming:
@@ -383,17 +384,22 @@ def simulate_policy(
 
 
 def _size(request: Request) -> tuple[bool, int, str]:
-    """Return the size class of a request: whether it is by GPUs, the largest request of the class, and the GPU type."""
+    """Return the size class of a request: whether it is by GPUs, its largest request, and the kind of GPU."""
     if request.gpus:
-        return True, 1 << (request.gpus - 1).bit_length(), request.gpu_type or ""
+        return True, 1 << (request.gpus - 1).bit_length(), _kind(request)
     return False, 1 << -(-(max(request.cpus, 1) - 1).bit_length() // 2) * 2, ""
 
 
-def _size_in_words(of_gpus: bool, most: int, gpu_type: str) -> str:
+def _kind(request: Request) -> str:
+    least = request.gpu_min_memory_bytes
+    return " ".join(filter(None, [" or ".join(request.gpu_types), "" if least is None else f"of {show_size(least)}"]))
+
+
+def _size_in_words(of_gpus: bool, most: int, gpu_kind: str) -> str:
     least = most // (2 if of_gpus else 4) + 1
     unit = "GPU" if of_gpus else "CPU"
     number = f"{least}-{most} {unit}s" if least < most else count_of(most, unit)
-    return f"{number}, {gpu_type}" if gpu_type else number
+    return f"{number}, {gpu_kind}" if gpu_kind else number
 
 
 def _part(waits: WaitSummary) -> float:

@@ -74,6 +74,7 @@ class Sizing:
         if spec.project is not None:
             quotas.append(limits_of(policy.default_project_limits, policy.project_limits, spec.project))
         bounds = [self._memory_bytes, *(quota.max_running_memory_bytes for quota in quotas)]
-        totals = [total for name, total in self._gpus if is_of_type(name, spec.request.gpu_type)]
+        types = spec.request.gpu_types
+        totals = [size for name, size in self._gpus if not types or any(is_of_type(name, each) for each in types)]
         largest = None if not totals or None in totals else max(total or 0 for total in totals)
         return Most(min((bound for bound in bounds if bound is not None), default=None), largest)

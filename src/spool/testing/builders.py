@@ -42,12 +42,15 @@ def a_request(
     memory: str | int | None = None,
     gpus: int = 0,
     gpu_memory: str | int | None = None,
-    gpu_type: str | None = None,
+    gpu_type: str | tuple[str, ...] = (),
+    gpu_min_memory: str | int | None = None,
     resources: Mapping[str, int] | None = None,
 ) -> Request:
     """Return a request: by default one processor and nothing else."""
     named = tuple(sorted((resources or {}).items()))
-    return Request(cpus, _size(memory), gpus, _size(gpu_memory), gpu_type, named)
+    types = (gpu_type,) if isinstance(gpu_type, str) else gpu_type
+    least = _size(gpu_min_memory)
+    return Request(cpus, _size(memory), gpus, _size(gpu_memory), types, named, gpu_min_memory_bytes=least)
 
 
 def a_spec(
@@ -93,7 +96,8 @@ def a_job(
     memory: str | int | None = None,
     gpus: int = 0,
     gpu_memory: str | int | None = None,
-    gpu_type: str | None = None,
+    gpu_type: str | tuple[str, ...] = (),
+    gpu_min_memory: str | int | None = None,
     priority: int = DEFAULT_PRIORITY,
     time_limit: str | int | None = None,
     depends_on: Iterable[str] | Dependencies | None = None,
@@ -112,7 +116,14 @@ def a_job(
     """
     if spec is None:
         spec = a_spec(
-            request=a_request(cpus=cpus, memory=memory, gpus=gpus, gpu_memory=gpu_memory, gpu_type=gpu_type),
+            request=a_request(
+                cpus=cpus,
+                memory=memory,
+                gpus=gpus,
+                gpu_memory=gpu_memory,
+                gpu_type=gpu_type,
+                gpu_min_memory=gpu_min_memory,
+            ),
             priority=priority,
             time_limit=time_limit,
             depends_on=depends_on,
