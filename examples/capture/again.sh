@@ -4,6 +4,7 @@ set -e
 tree=$(mktemp -d)
 cd "$tree"
 git init -q
+# shellcheck disable=SC2016  # the script expands it
 echo 'echo "the loss is 0.5" && echo "loss = 0.5" >> "$SPOOL_METADIR/metrics"' > train.sh
 git add train.sh
 git -c user.name=me -c user.email=me@example.org commit -qm 'Train'

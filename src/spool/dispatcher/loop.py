@@ -151,8 +151,7 @@ class Dispatcher:
         self._shown_version = 0  # the version of the state that the status shows
         self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
         self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
-        self._lock_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, time.monotonic_ns()
-        self._logs_seen_ns = self.busy_at_ns
+        self._lock_seen_ns, self._logs_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, 0, time.monotonic_ns()
 
     def _local_processes(self) -> LocalProcesses:
         groups = cgroups.find_run_groups()
