@@ -6,6 +6,8 @@ built in, because the search costs more than a submission.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -143,6 +145,24 @@ def word(text: str) -> str:
     if _SAFE.fullmatch(text) is None:
         raise InvalidValue(f"{text!a} is no name of a queue, a project or a resource")
     return text
+
+
+# Answers.
+
+_NOT_EXECUTED = (126, 127)  # the exit codes of a shell, and of the helper that runs commands
+
+
+def is_silence(status: int | None, said: str, unreachable: re.Pattern[str]) -> bool:
+    """Whether a command failed because it got no answer, and not because of its request.
+
+    *unreachable* finds the engine's words for that in what it *said*. A command that could not be executed has asked
+    nothing, unless it was too long to be executed at all.
+    """
+    if status is None or status < 0:
+        return True
+    if status in _NOT_EXECUTED:
+        return os.strerror(errno.E2BIG) not in said
+    return status != 0 and unreachable.search(said) is not None
 
 
 # GPUs.

@@ -5,8 +5,6 @@ The parsers are total: what cannot be read is skipped, and an unknown state coun
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +15,7 @@ from msgspec import Struct
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
+from spool.formats import engines
 from spool.formats.engines import HqConfig, check_gpu_kind, option_name
 from spool.formats.freetext import one_line
 
@@ -151,16 +150,12 @@ _UNREACHABLE = re.compile(
     r"end of (?:file|stream)|access (?:token|file)|deserializ|authenticat|version",
     re.IGNORECASE,
 )
-_NOT_EXECUTED = (126, 127)
+_WRONG_USE = 2
 
 
 def is_silence(status: int | None, said: str) -> bool:
     """Whether a command failed because it got no answer, and not because of its request."""
-    if status is None or status < 0:
-        return True
-    if status in _NOT_EXECUTED:
-        return os.strerror(errno.E2BIG) not in said
-    return status == 1 and _UNREACHABLE.search(said) is not None
+    return status != _WRONG_USE and engines.is_silence(status, said, _UNREACHABLE)
 
 
 def refusal(out: str, err: str) -> str:

@@ -6,8 +6,6 @@ because nothing follows from it.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -17,6 +15,7 @@ from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import whole_words
+from spool.formats import engines
 from spool.formats.engines import SgeConfig, check_gpu_kind, option_name
 from spool.formats.freetext import one_line
 
@@ -275,16 +274,11 @@ _UNREACHABLE = re.compile(
     r"can't resolve (?:host|service)|shut ?down|abort(?:ed|ing) qmaster",
     re.IGNORECASE,
 )
-_NOT_EXECUTED = (126, 127)
 
 
 def is_silence(status: int | None, said: str) -> bool:
     """Whether a command failed because it got no answer, and not because of its request."""
-    if status is None or status < 0:
-        return True
-    if status in _NOT_EXECUTED:
-        return os.strerror(errno.E2BIG) not in said
-    return status != 0 and _UNREACHABLE.search(said) is not None
+    return engines.is_silence(status, said, _UNREACHABLE)
 
 
 _TOO_MANY = re.compile(r"jobs? (?:are|is) allowed per (?:user|cluster)|max_(?:u_)?jobs", re.IGNORECASE)

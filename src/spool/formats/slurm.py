@@ -6,8 +6,6 @@ follows from it. docs/FORMAT.md 5.2 has the tables.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import whole_words
+from spool.formats import engines
 from spool.formats.engines import EngineConfig, check_gpu_kind
 from spool.formats.freetext import one_line
 
@@ -318,20 +317,11 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(r"(?:submission failed|Kill job error on job id \S+): (.*)")
-_NOT_EXECUTED = (126, 127)  # the exit codes of a shell, and of the helper that runs commands
 
 
 def is_silence(status: int | None, err: str) -> bool:
-    """Whether a command failed because it got no answer, and not because of its request.
-
-    A command that could not be executed has asked nothing, unless it was too long to be executed at all.
-    """
-    if status is None or status < 0:
-        return True
-    if status in _NOT_EXECUTED:
-        return os.strerror(errno.E2BIG) not in err
-    said = _REASON.findall(err) or [err]
-    return status != 0 and any(_UNREACHABLE.search(reason) is not None for reason in said)
+    """Whether a command failed because it got no answer, and not because of its request."""
+    return engines.is_silence(status, "\n".join(_REASON.findall(err)) or err, _UNREACHABLE)
 
 
 def refusal(err: str) -> str:
