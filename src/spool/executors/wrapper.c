@@ -199,7 +199,7 @@ static _Noreturn void k_exit(int code)
 #endif
 }
 
-/* A child whose parent is ours, so that its end and what it has used are told to who started us. */
+/* A child whose parent is ours, so that our parent is told its end and what it has used. */
 static long k_sibling(void)
 {
 #if defined WITH_LIBC && defined __s390x__

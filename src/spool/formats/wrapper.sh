@@ -581,7 +581,7 @@ spool_gone() {
 
 # spool_finish: the last records, and the end.
 spool_finish() {
-    # Who sees the last status may send a signal: only what came before it is over.
+    # A process that sees the last status may send a signal: only what came before it is over.
     spool_done=yes spool_late='' spool_ended=0
     if [ "$spool_code" -ne 0 ] || spool_astray || spool_in_the_way status; then
         spool_record status failed
