@@ -45,6 +45,7 @@ class Run:
     suspended_ns: int = 0
     gpu_percent: float | None = None
     gpu_energy_mj: int | None = None
+    cpu_energy_estimate_mj: int | None = None
 
 
 def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: int = 1, **more: Any) -> Run:
@@ -356,13 +357,17 @@ def test_energy_is_summed_where_it_is_known_and_priced_by_the_tariff():
     """A run without it is not a run of zero; what has no price is not charged, and no tariff is no cost."""
     runs = [
         ran("a", 0, 0, 3600, 2, gpus=("g",), gpu_energy_mj=MJ_PER_KWH // 2, project="llm"),
-        ran("b", 0, 0, 3600, 0, gpus=("h",), gpu_energy_mj=MJ_PER_KWH, project="llm"),
+        ran(
+            "b", 0, 0, 3600, 0, gpus=("h",), gpu_energy_mj=MJ_PER_KWH, cpu_energy_estimate_mj=MJ_PER_KWH, project="llm"
+        ),
         ran("c", 0, 0, 3600, 0, gpus=("i",)),
     ]
     found = added(*runs, by=By.PROJECT)
     groups = dict(found.groups)
     assert (groups["llm"].gpu_kwh, groups["llm"].gpu_kwh_runs) == (1.5, 2)
     assert (groups[None].gpu_kwh, groups[None].gpu_kwh_runs) == (None, 0)
+    assert (groups["llm"].cpu_kwh_estimate, groups["llm"].cpu_kwh_runs, groups["llm"].kwh) == (1.0, 1, 2.5)
+    assert (groups[None].cpu_kwh_estimate, groups[None].kwh) == (None, 0.0)
     assert (found.total.gpu_kwh, found.total.cost) == (1.5, None)
     assert Tariff("EUR", gpu_hour=2.0, kwh=0.5).cost(10.0, 3.0, 1.5) == 6.75
     assert Tariff("EUR", cpu_hour=0.0).cost(10.0, 3.0, 1.5) == 0.0

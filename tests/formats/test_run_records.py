@@ -271,7 +271,14 @@ _which = st.dictionaries(_text, st.lists(st.integers(0, 64), max_size=3).map(tup
     lambda named: tuple(sorted(named.items()))
 )
 _request = st.builds(
-    Request, st.integers(0, 64), _size, st.integers(0, 8), _size, st.lists(_text, max_size=3).map(tuple), _named, _size
+    Request,
+    st.integers(0, 64),
+    _size,
+    st.integers(0, 8),
+    _size,
+    st.lists(_text, max_size=3).map(tuple),
+    _named,
+    gpu_min_memory_bytes=_size,
 )
 _grant = st.builds(
     Grant,

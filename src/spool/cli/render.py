@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, assert_never
 from msgspec import Struct
 
 from spool.core.errors import shown
-from spool.core.model import GpuUse, State
+from spool.core.model import CpuEnergy, GpuUse, State
 from spool.core.units import show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
@@ -485,6 +485,11 @@ def gpu_use(use: GpuUse) -> str:
     peak = f", {size(use.peak_memory_bytes)} at most" if use.peak_memory_bytes is not None else ""
     used = f"; {energy(use.energy_mj)}" if use.energy_mj is not None else ""
     return f"{busy}{most}{memory}{peak}{used}"
+
+
+def cpu_energy(used: CpuEnergy | None) -> str:
+    """Describe the CPU energy of a run: "about 12.5 Wh in 50m"; "" if it is unknown."""
+    return f"about {energy(used.estimate_mj)} in {duration(used.watched_ns)}" if used is not None else ""
 
 
 def energy(energy_mj: int) -> str:

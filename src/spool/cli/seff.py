@@ -78,6 +78,7 @@ def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
         *lines,
         ("CPUs", f"{used.grant.cpus} given, {_busy(compared.cpus_used, compared.cpu_efficiency)}"),
         ("CPU time", render.cpu_time(record.cpu_time_ns) + so_far if record.cpu_time_ns is not None else _UNKNOWN),
+        ("CPU energy", render.cpu_energy(record.cpu_energy)),
         ("memory", _memory(found)),
         ("GPUs", _gpus(used.grant, compared) + so_far if gpus else ""),
         *(
@@ -138,7 +139,7 @@ def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
     whole: Summary = found.summary
     states = ", ".join(f"{count} {state}" for state, count in whole.states.items())
     limit = f" of {render.duration(whole.time_limit_ns)}" if whole.time_limit_ns is not None else ", no limit"
-    given = whole.memory_bytes.most
+    given, cpu_mj = whole.memory_bytes.most, whole.cpu_energy_estimate_mj
     return [
         ("array", f"{found.job}, {count_of(whole.tasks, 'task')}: {states}"),
         ("CPUs", f"{whole.cpus.most or 0} given to each, {_busy(whole.cpus_used, whole.cpu_efficiency)}"),
@@ -148,6 +149,7 @@ def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
             + _spread("peak", whole.peak_memory_bytes, whole.run_time_ns, show_size),
         ),
         ("GPU hours", _gpu_hours(whole) if whole.gpu_hours else ""),
+        ("CPU energy", f"about {render.energy(cpu_mj)} in all" if cpu_mj is not None else ""),
         ("time", _spread("run time", whole.run_time_ns, whole.run_time_ns, render.duration) + limit),
         *_next_time(whole.advice),
     ]

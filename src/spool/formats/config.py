@@ -111,7 +111,7 @@ _TARIFF = KeyTable(
     Key("currency", "label", 'The word after each amount, such as "EUR".'),
     Key("gpu_hour", "number", "Price of an hour of a granted GPU.", least=0),
     Key("cpu_hour", "number", "Price of an hour of a granted CPU.", least=0),
-    Key("kwh", "number", "Price of a kilowatt-hour of the GPUs, as far as their energy is known.", least=0),
+    Key("kwh", "number", "Price of a kilowatt-hour of GPUs and CPUs, as far as their energy is known.", least=0),
 )
 
 _GC = KeyTable(

@@ -54,7 +54,7 @@ def tariff_of(spool: Spool) -> Tariff | None:
 
 
 def _charged(totals: Totals, tariff: Tariff) -> Totals:
-    return replace(totals, cost=tariff.cost(totals.cpu_hours, totals.gpu_hours, totals.gpu_kwh or 0.0))
+    return replace(totals, cost=tariff.cost(totals.cpu_hours, totals.gpu_hours, totals.kwh))
 
 
 def local_day(at_ns: int) -> Day:
@@ -92,7 +92,9 @@ def compare(spool: Spool, name: str, run: int | None = None) -> RunEfficiency | 
     if tariff is None or isinstance(found, ArrayEfficiency) or found.used.run_time_ns is None:
         return found
     cpu_hours = found.used.grant.cpus * found.used.run_time_ns / (3600 * SECOND_NS)
-    kwh = (found.compared.energy_mj or 0) / MJ_PER_KWH
+    cpu_energy = found.used.record.cpu_energy
+    cpu_mj = cpu_energy.estimate_mj if cpu_energy is not None else 0
+    kwh = ((found.compared.energy_mj or 0) + cpu_mj) / MJ_PER_KWH
     cost = tariff.cost(cpu_hours, found.compared.gpu_hours or 0.0, kwh)
     return replace(found, cost=cost, currency=tariff.currency)
 
@@ -149,6 +151,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     submitted = "" if files.is_submitted else None
     state = proof.outcome or shown(proof, filed=False, stop=files.stop, submitted=submitted)[0] or State.RUNNING
     record = replace(files.so_far, outcome=state, executor=None)  # its engine's measurements come with its end
+    record = replace(record, cpu_energy=spool.cpu_energy(name, run))
     if grant.grant.gpu_count and (watch := JobLister(spool).gpu_watch(name, run)) is not None:
         record = replace(record, gpu_use=watch.known)
     used = MeasuredRun(record, time_limit_ns=spec.time_limit_ns if spec is not None else None)

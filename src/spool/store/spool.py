@@ -22,6 +22,7 @@ from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Proof, Run
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
+    CpuEnergy,
     Jid,
     JobDefaults,
     Result,
@@ -65,7 +66,9 @@ _LINES = frozenset(
         *(layout.FAILURE, layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS, layout.USAGE),
     }
 )
-_SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
+_SELDOM = frozenset(
+    {layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.CPU_ENERGY, layout.FAILURE}
+)
 _SIGNS = (  # signs of life: files that a run and its wrapper write
     layout.JID, layout.STATUS, layout.JOB_LOG, layout.JOB_STDERR, layout.PROGRESS, layout.SIGNAL, layout.FAILURE,
     layout.USAGE,
@@ -456,6 +459,10 @@ class Spool:
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
         """Return the GPU use of a run, as a dispatcher last recorded it."""
         return self._parsed(name, run, layout.GPUS, run_records.parse_gpus)
+
+    def cpu_energy(self, name: str, run: int) -> CpuEnergy | None:
+        """Return the estimated CPU energy of a run, as a dispatcher last recorded it."""
+        return self._parsed(name, run, layout.CPU_ENERGY, run_records.parse_cpu_energy)
 
     def refusal(self, name: str, run: int) -> str | None:
         """Return why the machine did not let the command of a run begin; a full disk may have truncated it."""
