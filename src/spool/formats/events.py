@@ -169,6 +169,10 @@ def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
     found = msgspec.structs.asdict(value)
     found.pop("gpus_elsewhere", None)  # the request has it
     found["cpu_list"] = found.get("cpu_list") or None
+    for mark in found.keys() & {"memory_auto", "gpu_memory_auto"}:
+        found[mark] = found[mark] or None
+    if len(found.get("gpu_types", ())) == 1:
+        (found["gpu_type"],) = found.pop("gpu_types")  # as in the history
     for key in found.keys() & {"resources", "resource_indices"}:
         found[key] = dict(found[key])
     return _known(found)
