@@ -487,6 +487,7 @@ _ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
 _ADDED_TO = {
     key.name for key in keys.JOB.keys if key.kind in ("variables", "amounts") or (key.table and not key.option)
 }
+_SHORT = {key.name: key.table.short.name for key in keys.JOB.keys if key.table and key.table.short}
 
 
 class TaskFiles:
@@ -539,8 +540,9 @@ class TaskFiles:
 def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = (), *, name: str) -> bytes:
     """Return the job file *data* with the keys of *changes* set and those of *unset* (dotted) removed.
 
-    `env`, `resources`, `retry` and `notify` in *changes* are merged with the existing ones. Raises InvalidJob if *data*
-    cannot be read, InvalidValue for a key of *unset* that it does not have. The result is not validated.
+    `env`, `resources`, `retry`, `notify` and `container` in *changes* are merged with the existing ones, also where one
+    of the two is the short form. Raises InvalidJob if *data* cannot be read, InvalidValue for a key of *unset* that it
+    does not have. The result is not validated.
     """
     import tomlkit  # imported here, because only `spool edit` needs it
     from tomlkit.exceptions import TOMLKitError
@@ -551,10 +553,16 @@ def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = ()
     except (TOMLKitError, UnicodeDecodeError, ValueError) as error:
         raise InvalidJob(f"job {name}", [Problem(None, None, f"not valid TOML: {error}")]) from None
     for key, value in changes.items():
+        before, short = document.get(key), _SHORT.get(key)
         if isinstance(value, dict) and key in _ADDED_TO:
-            if not isinstance(document.get(key), Mapping):
+            if before is not None and short is not None and not isinstance(before, Mapping):
+                document[key] = tomlkit.inline_table()  # it may not begin a section in front of other keys
+                document[key][short] = before
+            elif not isinstance(before, Mapping):
                 document[key] = tomlkit.table()
             document[key].update(value)
+        elif key in _ADDED_TO and short is not None and isinstance(before, Mapping):
+            document[key][short] = value
         else:
             document[key] = value
     for key in unset:
