@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import spool
 from plugins.fake_nvml import FakeNvml
 from served import Served, alive
 from support import PATIENCE_S, wait_for
@@ -489,6 +490,18 @@ def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
     assert log.endswith("gave 2\n")
     desk.environment |= {"SPOOL_JOB": "outer", "SPOOL_RUN": "1"}  # of a run that is over: as after a detached tmux
     assert desk.piped("-n", "new", "-c", "echo in $SPOOL_JOB").stdout == b"in new\n"
+
+
+def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
+    """`requeue` and `rerun` refuse it, with what to type; Python can take the key out."""
+    assert desk.piped("-n", "once", "-c", "true").returncode == 0
+    desk.served.wait_done("once")
+    for words in (("requeue", "once"), ("requeue", "once", "--with", "cpus=1"), ("rerun", "once/1")):
+        done = desk.served.spool(*words)
+        assert (done.returncode, "run its command with `spool run --here` again" in done.stderr) == (1, True), words
+    assert desk.served.places("once") == ["done"]
+    spool.Client(str(desk.served.root)).requeue("once", terminal=None, requeue=None)
+    assert desk.served.wait_outcome("once", 2) == "finished"
 
 
 def test_inside_a_job_a_setup_runs_and_a_size_of_spool_is_what_is_there(desk: Desk) -> None:
