@@ -225,8 +225,9 @@ def _check_together(reading: Reading) -> None:
     if found.get("container", {}).get("image", "").startswith("-"):
         problems.add(("container",), 'begins with "-", which no image does; options go into "options"')
     for option in found.get("container", {}).get("options", ()):
-        if engines.option_name(option) in _OPTIONS_OF_CONTAINERS:
-            problems.add(("container", "options"), f"{option} is set by spool itself")
+        if engines.option_name(option) in _OPTIONS_OF_CONTAINERS or re.fullmatch("-[itPq]*d[itPq]*", option):
+            why = f"{option} is not allowed: spool names, follows and removes the container, and says what runs in it"
+            problems.add(("container", "options"), why)
     executor = document.get("executor")
     if "executor_options" in found[""]:
         _check_options(executor, found[""]["executor_options"], problems)
@@ -271,7 +272,7 @@ def _check_terminal(reading: Reading) -> None:
         reading.problems.add(("container",), why)
 
 
-_OPTIONS_OF_CONTAINERS = frozenset({"--name", "--detach", "-d", "--rm", "--entrypoint"})
+_OPTIONS_OF_CONTAINERS = frozenset({"--name", "--detach", "--rm", "--entrypoint"})
 
 
 def _can_set_up(document: Mapping[str, Any]) -> bool:

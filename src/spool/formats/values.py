@@ -443,6 +443,9 @@ KINDS: Kinds = {
     "duration": lambda key: _amount(Duration, parse_duration, format_duration, key),
     "executor": lambda key: Kind(str, engines.executor),
     "options of an engine": lambda key: Kind(tuple[str, ...], engines.plausible),
+    "options of a runtime": lambda key: Kind(
+        tuple[str, ...], partial(engines.plausible, example="--volume=/data:/data")
+    ),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None, written=format_duration),
 }
 """The kinds of values shared by several files."""
