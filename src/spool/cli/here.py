@@ -156,7 +156,7 @@ def _draft(asked: Asked, root: str, terminal: str) -> Draft:
         why = f"its executor is {executor}, which runs jobs on other machines"
         raise UsageError(cannot("run", "it here", why, remedy=f"{remedy}; --executor process takes this machine"))
     keys |= {"executor": executor, "requeue": False, "terminal": terminal, **({"env": env} if env else {})}
-    one = Draft(draft.name, keys, held=draft.held)
+    one = Draft(draft.name, keys, held=draft.held, named=draft.named)
     try:
         one.check(root)
     except SpoolError as error:  # such as an array in the lines of a script

@@ -46,7 +46,7 @@ class Most(NamedTuple):
     """What a job can have at most; None: unknown, or it is for another machine."""
 
     memory_bytes: int | None = None
-    gpu_memory_bytes: int | None = None  # of the largest GPU
+    gpu_memory_bytes: int | None = None  # on each of the GPUs that it asks for
 
 
 class _Peaks:

@@ -102,7 +102,9 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
     executor = document.get("executor")
-    without: tuple[str, ...] = () if _can_set_up(document) else ("setup",)
+    shell = document.get("shell")
+    has_shell = not isinstance(shell, str) or (_can_set_up(document) and values.is_shell(shell))
+    without: tuple[str, ...] = () if has_shell else ("setup",)
     if isinstance(executor, str) and engine_of(executor) is not None:
         without = (*without, "gpu_idle", "gpu_idle_action")
     if "terminal" in document:
@@ -293,7 +295,7 @@ def _check_options(executor: str | None, options: tuple[str, ...], problems: Pro
 _NOT_ELSEWHERE = {
     "keep_session": 'needs executor = "tmux"; a job in {} has no session',
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
-    "gpu_memory": '= "auto" learns from the GPUs of this machine; in {} state a size, or leave it out',
+    "gpu_memory": 'is "auto", which learns from the GPUs of this machine; in {} state a size, or leave it out',
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
     "terminal": "is one of this machine, and its job runs here",
     "container": 'is for this machine alone; for {} write the runtime into the command, as ["apptainer", "exec", …]',
