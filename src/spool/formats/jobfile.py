@@ -254,7 +254,7 @@ def _check_together(reading: Reading) -> None:
     if factor is not None and "memory" not in document:
         problems.add(("retry", "memory_factor"), 'needs "memory": what it multiplies')
     if factor is not None and not found["retry"].get("max"):
-        problems.add(("retry", "memory_factor"), 'needs "max": how many times to try again')
+        problems.add(("retry", "memory_factor"), 'needs "retry.max": how many times to try again')
     if "notify" in document and "to" not in found["notify"]:
         problems.add(("notify",), _NO_ADDRESS)
     if "array" in document or "matrix" in document or "rows" in document:

@@ -429,6 +429,8 @@ def size_or_auto(least: float, text: str) -> int | AutoSize:
     """Return the size *text*, or an `AutoSize` for "auto" or "auto:8G"."""
     word, colon, first = text.partition(":")
     if word != "auto":
+        if text.strip().lower().startswith("auto"):
+            raise InvalidValue(f'{show(text)}: write "auto", or "auto:8G" with a first guess')
         return at_least(least, parse_size, text)
     try:
         return AutoSize(at_least(least, parse_size, first) if colon else None)

@@ -78,5 +78,5 @@ class Sizing:
         totals = [size for name, size in self._gpus if not types or any(is_of_type(name, each) for each in types)]
         known = sorted((total for total in totals if total is not None), reverse=True)
         count = max(spec.request.gpus, 1)
-        each = known[count - 1] if len(known) == len(totals) >= count else None  # so many have at least that
+        each = known[count - 1] if len(known) == len(totals) >= count else None  # that number of GPUs has it
         return Most(min((bound for bound in bounds if bound is not None), default=None), each)
