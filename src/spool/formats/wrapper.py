@@ -222,6 +222,10 @@ def with_setup(
     before = f"{setup}\n{after}" if takes_setup(shell) else f"{setup}\n"
     if isinstance(command, str):
         return before + command
+    # Not as parameters of the shell if possible: a file that the setup reads with `.` would take them for its own.
+    words = " ".join("'" + word.replace("'", "'\\''") + "'" for word in command)
+    if 4 * len(before + words) < _LONGEST_BYTES:
+        return (shell, "-c", _not_an_option(f"{before}exec {words}"))
     return (shell, "-c", _not_an_option(f'{before}exec "$@"'), shell, *command)
 
 
