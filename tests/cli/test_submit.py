@@ -91,9 +91,8 @@ def test_a_fresh_name_is_never_one_in_use(spool_root: Path, monkeypatch: pytest.
 def test_every_key_has_an_option_and_every_option_a_key() -> None:
     """The table of options and the keys of the job file are the same, but for what is no option."""
     made = schema("job")
-    keys = {
-        key for key in made["properties"] if key not in ("command", "script", "task", "retry", "notify", "container")
-    }
+    others = {"command", "script", "task", "terminal", "retry", "notify", "container"}
+    keys = {key for key in made["properties"] if key not in others}
     keys |= {f"retry.{key}" for key in made["$defs"]["RetryTable"]["properties"]}
     keys |= {f"container.{key}" for key in made["$defs"]["ContainerTable"]["properties"]}
     keys |= {f"notify.{key}" for key in made["$defs"]["NotifyTable"]["properties"]}

@@ -71,7 +71,7 @@ def test_the_first_guess_is_stated_and_lasts_until_a_run_like_it_has_ended() -> 
     [
         ([10 * GIB], 12 * GIB, "20% above the 10 GiB that the last run like it used at most"),
         ([GIB, 10 * GIB, GIB], 12 * GIB, "20% above the 10 GiB that the last 3 runs like it used at most"),
-        ([MIB], LEAST_BYTES, "20% above the 1 MiB that the last run like it used at most"),
+        ([MIB], LEAST_BYTES, "256 MiB, the minimum, above the 1 MiB that the last run like it used at most"),
         ([10 * GIB] + [5 * GIB] * 29, 6 * GIB, "20% above the 5 GiB that the last 30 runs like it used at most, but"),
         ([10 * GIB] * 2 + [5 * GIB] * 28, 12 * GIB, "20% above the 10 GiB that the last 30 runs like it used at mo"),
         ([10 * GIB] * 5 + [5 * GIB] * 30, 6 * GIB, "20% above the 5 GiB that the last 30 runs like it used at most"),
@@ -145,6 +145,8 @@ def test_a_guess_that_was_too_small_is_no_fault_of_the_job() -> None:
     assert may_grow(spec, replace(last, outcome=State.FAILED), ROOMY) is spec
     stated = Spec("true", request=Request(memory_bytes=4 * GIB))
     assert may_grow(stated, last, ROOMY) is stated
+    here = replace(spec, terminal="spool-here-1")
+    assert may_grow(here, last, ROOMY) is here, "it has one run, in this terminal"
 
 
 def test_gpu_memory_is_that_of_whole_gpus_until_a_run_has_shown_its_use() -> None:

@@ -208,6 +208,27 @@ def test_an_exact_rerun_has_the_code_of_its_run(ran: Served, tree: Path) -> None
 
 
 @pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_paths_in_a_setup_and_in_options_of_a_container_lead_to_the_new_tree(
+    tmp_path: Path, tree: Path, executor: str
+) -> None:
+    """An image stays where it is: it may be a file that git does not track."""
+    runtime = tmp_path / "bin" / "apptainer"
+    runtime.parent.mkdir()
+    runtime.write_text("#!/bin/sh\n")
+    runtime.chmod(0o755)
+    container = {"image": f"{tree}/x.sif", "options": [f"--bind={tree}/data:/data"]}
+    with Served(tmp_path / "spool", {"PATH": f"{runtime.parent}:{os.environ['PATH']}"}, executor) as served:
+        configure(served)
+        served.start()
+        served.drop("boxed", "true", workdir=str(tree), setup=f". {tree}/env.sh", container=container)
+        served.wait_done("boxed")
+        again = tomllib.loads(served.spool("rerun", "boxed/1", "--exact", "--dry-run").stdout)
+        new = f"{served.root}/worktrees/boxed-2"
+        assert again["setup"] == f". {new}/env.sh"
+        assert again["container"] == {"image": f"{tree}/x.sif", "options": [f"--bind={new}/data:/data"]}
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
 def test_what_could_not_be_the_same_is_refused_and_leaves_nothing(ran: Served, tree: Path) -> None:
     """A patch that was changed, cut or not kept, a commit or a tree that is gone, a run that was not captured."""
 

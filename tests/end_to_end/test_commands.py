@@ -253,13 +253,15 @@ def test_a_setup_runs_in_the_shell_of_the_command(shared: Served) -> None:
 
 
 def test_a_setup_of_the_configuration_is_for_every_job_without_one(served: Served) -> None:
-    """A list that its shell could not run after a setup goes without."""
+    """A list that its shell could not run after a setup goes without, and so does a program for no shell."""
     (served.root / "config.toml").write_text('[defaults]\nsetup = "X=default; export X"\n')
     served.drop("given", ["printenv", "X"])
     served.drop("own", "echo $X", setup="X=own")
     served.drop("odd", ["sh", "-c", "echo $X."], shell="/usr/bin/python3")
+    served.drop("python", "print('no shell')", shell=sys.executable)
     assert served.run() == 0
-    assert [served.log(name) for name in ("given", "own", "odd")] == ["default\n", "own\n", ".\n"]
+    logs = [served.log(name) for name in ("given", "own", "odd", "python")]
+    assert logs == ["default\n", "own\n", ".\n", "no shell\n"]
 
 
 def test_the_configurations_prolog_and_epilog_go_around_the_jobs(served: Served) -> None:

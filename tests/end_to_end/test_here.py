@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import pty
+import shlex
 import shutil
 import signal
 import struct
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import spool
 from plugins.fake_nvml import FakeNvml
 from served import Served, alive
 from support import PATIENCE_S, wait_for
@@ -237,6 +239,14 @@ def test_the_whole_environment_is_there_and_in_no_file(desk: Desk) -> None:
     picked = desk.piped("-q", "--export", "PATH", "--", "env").stdout.decode()
     assert "MY_TOKEN" not in picked
     assert "TERM=xterm-256color" in picked
+
+
+def test_what_a_prolog_says_counts_more_than_the_terminal(desk: Desk) -> None:
+    """As it does for any job (FORMAT 3.12); `setup` runs in the terminal, with the same variables."""
+    desk.environment["TOKEN"] = "terminal"
+    words = ("--prolog", 'echo TOKEN=prolog >> "$SPOOL_ENV"', "--setup", 'echo "setup $TOKEN"; A=1', "-c")
+    done = desk.piped(*words, "echo command $TOKEN $A")
+    assert (done.stdout, done.returncode) == (b"setup prolog\ncommand prolog 1\n", 0)
 
 
 def test_ctrl_c_goes_to_the_command(desk: Desk) -> None:
@@ -482,6 +492,36 @@ def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
     assert desk.piped("-n", "new", "-c", "echo in $SPOOL_JOB").stdout == b"in new\n"
 
 
+def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
+    """`requeue` and `rerun` refuse it, with what to type; Python can take the key out."""
+    assert desk.piped("-n", "once", "-c", "true").returncode == 0
+    desk.served.wait_done("once")
+    for words in (("requeue", "once"), ("requeue", "once", "--with", "cpus=1"), ("rerun", "once/1")):
+        done = desk.served.spool(*words)
+        assert (done.returncode, "run its command with `spool run --here` again" in done.stderr) == (1, True), words
+    assert desk.served.places("once") == ["done"]
+    spool.Client(str(desk.served.root)).requeue("once", terminal=None, requeue=None)
+    assert desk.served.wait_outcome("once", 2) == "finished"
+
+
+def test_inside_a_job_a_setup_runs_and_a_size_of_spool_is_what_is_there(desk: Desk) -> None:
+    """Its failure is not the job's; a container is refused there too."""
+    calls = [
+        ["-m", "auto", "--setup", "A=1", "-c", "echo A=$A"],
+        ["--setup", "false", "-c", "echo never"],
+        ["--container", "img", "true"],
+    ]
+    text = "; ".join(f"{shlex.join(desk.words(*words))}; echo gave $?" for words in calls)
+    env = {"PYTHONPATH": desk.environment["PYTHONPATH"]}
+    desk.served.drop("outer", text + "; exit 3", env=env, memory="200M")
+    desk.served.wait_done("outer")
+    log = desk.served.log("outer")
+    assert "A=1\ngave 0\n" in log
+    assert "spool: cannot run the command: the setup ended with exit code 1\ngave 1\n" in log
+    assert "start it by its runtime" in log
+    assert not (desk.served.root / "jobs/outer/1/error").exists()
+
+
 def _commands(served: Served, name: str) -> list[str]:
     """Return the names of the processes of a job."""
     found = []
@@ -507,6 +547,8 @@ def _commands(served: Served, name: str) -> list[str]:
         (("--retry-max", "2"), "with retries"),
         (("--requeue",), "with a requeue"),
         (("--preemptible",), "with preemption"),
+        (("--container", "img"), "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`"),
+        (("--container-runtime", "docker"), "start it by its runtime"),
         (("--shell",), "--shell alone opens a shell, and there is a command too"),
     ],
 )
@@ -578,7 +620,7 @@ def test_idle_gpus_are_told_of_and_taken_back(fake_nvml: FakeNvml, tmp_path: Pat
 
 @pytest.mark.parametrize("executor", [None], indirect=True)
 def test_a_memory_limit_is_enforced(served: Served) -> None:
-    """What the command uses is the job's use."""
+    """What the command uses is the job's use. A first guess that was too small is reported; no second run follows."""
     served.start()
     desk = Desk(served)
     hog = "x = bytearray(400 << 20)\nimport time\ntime.sleep(1000)"
@@ -587,3 +629,8 @@ def test_a_memory_limit_is_enforced(served: Served) -> None:
     assert b"job hog: out_of_memory" in done.stderr
     spec = tomllib.loads((served.root / "done" / "hog.toml").read_text())
     assert (spec["requeue"], spec["command"][-1]) == (False, hog)
+    done = desk.piped("-n", "guess", "-m", "auto:150M", "--", sys.executable, "-c", hog)
+    assert (done.returncode, b"job guess: out_of_memory" in done.stderr) == (137, True)
+    assert served.places("guess") == ["done"]
+    more = served.spool("why", "guess", "--json").stdout
+    assert '"outcome": "out_of_memory"' in more

@@ -107,7 +107,9 @@ def test_commands_say_what_would_be_requested_and_why(served: Served) -> None:
     served.start()
     words = "memory 384 MiB, 20% above the 300 MiB that the last 3 runs like it used at most"
     told = served.spool("submit", "--name", "train", "-m", "auto", "--retry-max", "1", "--", "true")
-    assert f"job train requests {words}" in told.stderr
+    assert f"job train requests {words}\n" in told.stderr
+    nameless = served.spool("submit", "--dry-run", "-m", "auto", "--", "true")
+    assert "no run like it has ended yet; with --name, it learns from earlier runs of that name" in nameless.stderr
     assert f"requests: {words}" in served.spool("why", "train").stdout
     assert words in " ".join(served.spool("show", "train").stdout.split())
     served.wait_reason("train", "paused")

@@ -95,6 +95,33 @@ def test_a_container_gets_what_was_granted(place: Path, name: str) -> None:
     assert "--interactive" in contained(Container("x"), ("a",), inside(terminal=True)).command
 
 
+@pytest.mark.parametrize("name", ["podman", "docker", "apptainer"])
+def test_gpus_of_amd_are_passed_as_devices(place: Path, name: str) -> None:
+    """Which of them is the run's, `ROCR_VISIBLE_DEVICES` says, which goes along; none is asked of NVIDIA's toolkit."""
+    install(place, name)
+    grant = Grant(cpus=1, gpu_uuids=("GPU-0123456789abcdef",), gpu_indices=(0,))
+    words = contained(Container("x"), ("a",), inside(grant, environment={"ROCR_VISIBLE_DEVICES": "x"})).command
+    if name == "apptainer":
+        assert ("--rocm" in words, "--nv" in words) == (True, False)
+    else:
+        assert {"--device=/dev/kfd", "--device=/dev/dri", "--env=ROCR_VISIBLE_DEVICES"} <= {*words}
+        assert [word for word in words if word.startswith("--group-add=")]
+        assert not [word for word in words if "GPU-" in word]
+
+
+@pytest.mark.parametrize(
+    ("name", "uid", "bound"), [("docker", 1000, True), ("podman", 0, True), ("podman", 1000, False)]
+)
+def test_pinned_cpus_are_those_of_the_container(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, uid: int, bound: bool
+) -> None:
+    """A daemon's container does not inherit the affinity of the run; podman without root may not set any."""
+    install(place, name)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    words = contained(Container("x"), ("a",), inside(Grant(cpus=2, cpu_list="0-1"))).command
+    assert ("--cpuset-cpus=0-1" in words) is bound
+
+
 @pytest.mark.parametrize("path", ["/a,b", '/a"b', "/a:b c", "/it's"])
 def test_odd_paths_are_mounted_as_they_are(place: Path, path: str) -> None:
     """The option is a line of CSV."""

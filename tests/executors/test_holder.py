@@ -21,7 +21,7 @@ _QUICK = """
 import sys
 from spool.executors import holder
 holder.GRACE_S, holder._PATIENCE_S = 0.2, float(sys.argv[1])
-sys.exit(holder.main(sys.argv[2], sys.argv[3:]))
+sys.exit(holder.main(sys.argv[2], "KEPT,OTHER", sys.argv[3:]))
 """
 
 
@@ -35,6 +35,8 @@ class Side:
         self.listener.listen(1)
         self.listener.settimeout(PATIENCE_S)
         self.log = tmp_path / "log"
+        self.environment = {"SPOOL_JOB": "a", "SPOOL_RUN": "1", "SPOOL_METADIR": str(tmp_path)}
+        self.variables: dict[str, str] = {}  # of the terminal
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: str, patience_s: float = PATIENCE_S) -> subprocess.Popen[bytes]:
@@ -42,7 +44,7 @@ class Side:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _QUICK, str(patience_s), self.name, *words],
-                env={**os.environ, "SPOOL_JOB": "a", "SPOOL_RUN": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -56,7 +58,7 @@ class Side:
         told, fds = holder.received(connection, 1)
         assert told == b"a/1"
         environment = os.memfd_create("environment")
-        os.write(environment, json.dumps({"PATH": os.environ["PATH"], "ODD": "\udcff"}).encode())
+        os.write(environment, json.dumps({"PATH": os.environ["PATH"], "ODD": "\udcff", **self.variables}).encode())
         terms = {"nohup": nohup, "direct": [0, 1, 2], "umask": 0o27}
         socket.send_fds(connection, [json.dumps(terms).encode()], [environment, fds[0], fds[0], fds[0]])
         for fd in (environment, *fds):
@@ -87,6 +89,17 @@ def test_a_command_gets_the_environment_and_the_umask(side: Side) -> None:
         assert connection.recv(holder.LONGEST) == holder.EXITED + bytes([9])
     assert process.wait(PATIENCE_S) == 9
     assert side.log.read_text().split() == ["0027", "ff"]
+
+
+def test_what_belongs_to_the_run_is_not_the_terminal_s(side: Side, tmp_path: Path) -> None:
+    """What a prolog has appended to `$SPOOL_ENV`, and what the dispatcher names; the rest is the terminal's."""
+    (tmp_path / "env").write_text("# TERMINAL=x\nADDED=a=b\n")
+    side.environment |= {"ADDED": "run's", "KEPT": "run's", "OTHER": "run's", "REST": "run's"}
+    side.variables = dict.fromkeys(("ADDED", "KEPT", "OTHER", "REST"), "terminal's")
+    side.start("sh", "-c", "echo $ADDED $KEPT $OTHER $REST")
+    with side.answer() as connection:
+        assert connection.recv(holder.LONGEST) == holder.EXITED + bytes([0])
+    assert side.log.read_text() == "run's run's run's terminal's\n"
 
 
 def test_a_program_that_is_not_there_is_named(side: Side) -> None:

@@ -17,7 +17,7 @@ import socket
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -132,6 +132,13 @@ def _check_once(asked: Asked) -> None:
     for key, what in _ONE_RUN.items():
         if any(each.partition(".")[0] == key and given[-1] != "false" for each, given in asked.values.items()):
             raise UsageError(f"cannot run it here with {what}: it has one run, in this terminal")
+    _check_no_container(asked.values)
+
+
+def _check_no_container(keys: Iterable[str]) -> None:
+    if any(key.partition(".")[0] == "container" for key in keys):
+        remedy = "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`"
+        raise UsageError(cannot("run", "it here", "a terminal does not reach into a container of spool", remedy=remedy))
 
 
 def _draft(asked: Asked, root: str, terminal: str) -> Draft:
@@ -141,6 +148,7 @@ def _draft(asked: Asked, root: str, terminal: str) -> Draft:
     """
     draft = draft_of(replace(asked, export=asked.export or ("NONE",)), root)
     keys = dict(draft.keys)
+    _check_no_container(keys)  # in the lines of a script
     env = keys.pop("env", None)
     executor = keys.get("executor") or _configured_executor(root)
     if executor not in LOCAL_EXECUTORS:
@@ -148,7 +156,7 @@ def _draft(asked: Asked, root: str, terminal: str) -> Draft:
         why = f"its executor is {executor}, which runs jobs on other machines"
         raise UsageError(cannot("run", "it here", why, remedy=f"{remedy}; --executor process takes this machine"))
     keys |= {"executor": executor, "requeue": False, "terminal": terminal, **({"env": env} if env else {})}
-    one = Draft(draft.name, keys, held=draft.held)
+    one = Draft(draft.name, keys, held=draft.held, named=draft.named)
     try:
         one.check(root)
     except SpoolError as error:  # such as an array in the lines of a script
@@ -177,15 +185,16 @@ def _run_around(root: str) -> Grant | None:
 
 
 def _run_inside(asked: Asked, root: str, has: Grant) -> int:
-    """Become the command. Raises UsageError if it asks for more than the job around it has."""
+    """Become the command. Raises UsageError if it asks for more than the job around it has, or for a container."""
     draft = draft_of(replace(asked, export=("NONE",), capture=False), root)
     spec = jobfile.parse(draft.text(), name=draft.name)
+    _check_no_container(draft.keys)
     asks, stated, given = spec.request, draft.keys, dict(has.resources)
     amounts = [
         ("gpus", asks.gpus, max(len(has.gpu_uuids), has.gpus_elsewhere)),
         ("cpus", asks.cpus, has.cpus),
-        ("memory", asks.memory_bytes, has.memory_bytes),
-        ("gpu_memory", asks.gpu_memory_bytes, has.gpu_memory_bytes),
+        ("memory", None if asks.memory_auto else asks.memory_bytes, has.memory_bytes),
+        ("gpu_memory", None if asks.gpu_memory_auto else asks.gpu_memory_bytes, has.gpu_memory_bytes),
         *(("resources", amount, given.get(name, 0)) for name, amount in asks.resources),
     ]
     for key, wanted, there in amounts:
@@ -196,7 +205,8 @@ def _run_inside(asked: Asked, root: str, has: Grant) -> int:
             raise UsageError(cannot("run", "it here", why, remedy=remedy))
     if "workdir" in asked.values:
         os.chdir(os.path.expanduser(spec.workdir or "~"))
-    words = wrapper.words_of(spec.command, spec.shell)
+    command = wrapper.with_setup(spec.setup, spec.command, spec.shell, is_whole_run=False)
+    words = wrapper.words_of(command, spec.shell)
     try:
         os.execvpe(words[0], words, {**os.environ, **dict(spec.env)})  # noqa: S606  # that is what this is for
     except OSError as error:

@@ -19,6 +19,7 @@ from spool.cli.render import say, say_text
 from spool.cli.submission import checked_name, publish
 from spool.cli.telling import tell
 from spool.client.draft import Draft, escaped, next_name, placeholders
+from spool.client.requests import refuse_terminal
 from spool.client.submit import literal
 from spool.core import layout
 from spool.core.capture import CUT, NONE, Capture, Code
@@ -30,7 +31,7 @@ from spool.store.disk import Disk
 from spool.store.spool import Spool
 
 _WITHIN_S = 600.0  # for a checkout
-_TEXTS = ("command", "stdout", "stderr", "prolog", "epilog", "workdir")
+_TEXTS = ("command", "stdout", "stderr", "setup", "prolog", "epilog", "workdir")
 
 
 @click.command(cls=Verb)
@@ -62,6 +63,7 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
     text = spool.record(job, run, layout.SPEC_COPY) if run is not None else None
     if run is None or text is None:
         raise NoSuchJob(cannot("run", f"{name} again", "there is no such run, or its records were removed"))
+    refuse_terminal("rerun", f"{job}/{run}", text)
     new = checked_name(new_name or next_name(root, job))
     if not exact:
         _submit(root, new, text, hold=hold, dry_run=dry_run)
@@ -177,6 +179,8 @@ def _moved(text: bytes, defaults: bytes | None, code: Code, tree: str) -> dict[s
             keys[key] = _each(keys[key], swap)
     if isinstance(keys.get("env"), Mapping):
         keys["env"] = {key: _each(value, swap) for key, value in keys["env"].items()}
+    if isinstance(container := keys.get("container"), Mapping):  # its image may be a file that git does not track
+        keys["container"] = {key: value if key == "image" else _each(value, swap) for key, value in container.items()}
     if keys.get("workdir") == workdir:  # it is spelled in another way, or the home directory
         keys["workdir"] = f"{new_tree}/{escaped(literal(code.prefix), known)}".rstrip("/")
     return keys

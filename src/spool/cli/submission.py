@@ -67,7 +67,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     values = _without_singleton({**own, **asked.values}, root)
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
-    if name is None:
+    if not (named := name is not None):
         name = fresh_name(root, what.stem or stem_of(what.command))
     try:
         given = joboptions.keys_of(values)
@@ -92,7 +92,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         env["PYTHONPATH"] = f"{what.module_path}:{before}" if before else what.module_path
     if name.isdecimal():  # sbatch -n 4
         tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
-    draft = Draft(checked_name(name), keys, held=held)
+    draft = Draft(checked_name(name), keys, held=held, named=named)
     try:
         draft.check(root)
     except InvalidJob as error:
@@ -238,7 +238,8 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
         return
     defaults = defaults_of(root)
     specs = [(job.name, jobfile.parse(job.text(), name=job.name, defaults=defaults)) for job in jobs]
-    if (first := next(((name, spec) for name, spec in specs if spec.is_sized), None)) is not None:
+    sized = ((job, spec) for job, (_, spec) in zip(jobs, specs, strict=True) if spec.is_sized)
+    if (first := next(sized, None)) is not None:
         _tell_size(root, *first)  # others of these are most likely like it
     found = doubts(root, specs)
     for name, why in found:
@@ -247,14 +248,15 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
         raise SpoolError("nothing was submitted: --strict treats warnings as errors")
 
 
-def _tell_size(root: str, name: str, spec: Spec) -> None:
+def _tell_size(root: str, job: Draft, spec: Spec) -> None:
     from spool.query.sizes import next_request
     from spool.store.ownership import this_user
     from spool.store.spool import Spool
 
-    found = next_request(Spool(root), name, this_user(), spec)
+    found = next_request(Spool(root), job.name, this_user(), spec)
     if found is not None:
-        tell(f"job {name} requests {found.why}")
+        hint = "" if job.named or spec.is_array else "; with --name, it learns from earlier runs of that name"
+        tell(f"job {job.name} requests {found.why}{hint}")
 
 
 def publish(root: str, jobs: Sequence[Draft], *, held: bool, replace: bool) -> None:

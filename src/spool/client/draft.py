@@ -31,13 +31,23 @@ _LONGEST_STEM = 40
 class Draft:
     """A job before it is in the spool: its name, the keys of its file, and whether it begins held.
 
-    A job file that a user has written has no *keys* here: its *text* stays as it is.
+    A job file that a user has written has no *keys* here: its *text* stays as it is. *named*: whether its name was
+    given, and can be that of earlier jobs.
     """
 
-    __slots__ = ("_text", "held", "keys", "name")
+    __slots__ = ("_text", "held", "keys", "name", "named")
 
-    def __init__(self, name: str, keys: Mapping[str, object], *, held: bool = False, text: bytes | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        keys: Mapping[str, object],
+        *,
+        held: bool = False,
+        text: bytes | None = None,
+        named: bool = True,
+    ) -> None:
         self.name = name
+        self.named = named
         self.keys = keys
         self.held = held
         self._text = text

@@ -15,7 +15,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from spool.core import layout
-from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.errors import InvalidFile, NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
 from spool.core.names import LOCAL_EXECUTORS, engine_title
@@ -49,6 +49,17 @@ class ChangeKind(StrEnum):
     WOULD_BE_RELEASED = "would be released"
     WOULD_BE_QUEUED_AGAIN = "would be queued again"
     WOULD_BE_STOPPED_AND_QUEUED = "would be stopped and queued again"
+
+
+def refuse_terminal(verb: str, what: str, text: bytes | None) -> None:
+    """Raise SpoolError if that is the file of a job of `spool run --here`, which has one run, in one terminal."""
+    if text is not None and b"terminal" in text:  # rarely, so few files are parsed for this
+        from spool.formats import toml
+
+        with suppress(InvalidFile):
+            if "terminal" in toml.read(text, "the job file"):
+                why = "it belongs to the terminal of a `spool run --here`"
+                raise SpoolError(cannot(verb, what, why, remedy="run its command with `spool run --here` again"))
 
 
 _WOULD = {
@@ -117,14 +128,16 @@ class Requests:
             why = "the array has not ended"
             raise SpoolError(cannot("requeue", f"job {name}", why, remedy=f"{failed}; cancel it first to run all"))
         moves = {RUNNING: ChangeKind.STOPPED_AND_QUEUED, DONE: ChangeKind.QUEUED_AGAIN}
-        if change is None:
-            return self._move("requeue", name, moves, QUEUED, dry_run=dry_run)
         places = self._spool.places(name)
         source = next((place for place in moves if place in places), None)
+        if change is None:
+            refuse_terminal("requeue", f"job {name}", self._spool.job_text(source, name) if source else None)
+            return self._move("requeue", name, moves, QUEUED, dry_run=dry_run)
         if source is None:
             raise self._not_there("requeue", name, places)
         self._check_text(name, source)
         new = change(name, self._spool.job_text(source, name) or b"")
+        refuse_terminal("requeue", f"job {name}", new)
         if dry_run:
             return Change(_WOULD[moves[source]], source)
         return self._replace_and_move(name, source, moves[source], new)

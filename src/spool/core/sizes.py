@@ -46,7 +46,7 @@ class Most(NamedTuple):
     """What a job can have at most; None: unknown, or it is for another machine."""
 
     memory_bytes: int | None = None
-    gpu_memory_bytes: int | None = None  # of the largest GPU
+    gpu_memory_bytes: int | None = None  # on each of the GPUs that it asks for
 
 
 class _Peaks:
@@ -194,8 +194,9 @@ def _basis(kind: _Peaks) -> str:
 
 
 def _above(peaks: deque[int]) -> str:
-    runs = "the last run" if len(peaks) == 1 else f"the last {len(peaks)} runs"
-    return f"{100 // _MARGIN}% above the {show_size(_high(peaks))} that {runs} like it used at most" + (
+    runs, peak = "the last run" if len(peaks) == 1 else f"the last {len(peaks)} runs", _high(peaks)
+    margin = f"{100 // _MARGIN}% above" if peak + peak // _MARGIN > LEAST_BYTES else "the minimum, above"
+    return f"{margin} the {show_size(peak)} that {runs} like it used at most" + (
         "" if len(peaks) * (100 - _PERCENTILE) < 100 else f", but for the highest {100 - _PERCENTILE}%"
     )
 
@@ -218,9 +219,10 @@ def may_grow(spec: Spec, result: Result, most: Most) -> Spec:
     """Return *spec* so that a run which was killed for too little of what spool worked out is followed by a larger one.
 
     That is no fault of the job, so it needs no `retry`. After a run that had all the memory there is, `retry` decides.
+    A job in a terminal has one run.
     """
     granted = result.grant.memory_bytes
-    if not spec.request.memory_auto or result.outcome is not State.OUT_OF_MEMORY or granted is None:
+    if not spec.request.memory_auto or result.outcome is not State.OUT_OF_MEMORY or granted is None or spec.terminal:
         return spec
     if most.memory_bytes is not None and granted >= most.memory_bytes:
         return spec

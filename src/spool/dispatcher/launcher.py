@@ -450,10 +450,6 @@ class WrapperWriter:
         if spec.script is not None:
             command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
         command = wrapper.with_setup(spec.setup, command, spec.shell)
-        if spec.terminal is not None:
-            from spool.executors import holder  # imported here, because most jobs have no terminal
-
-            command = (*holder.PROGRAM, spec.terminal, *wrapper.words_of(command, spec.shell))
         environment = wrapper.job_environment(
             spec,
             live.grant,
@@ -471,6 +467,13 @@ class WrapperWriter:
         environment = wrapper.with_references(environment, spec.env)
         if texts is not None:
             environment |= dict(texts.env)
+        if spec.terminal is not None:
+            from spool.executors import holder  # imported here, because most jobs have no terminal
+
+            own = dict(texts.env) if texts is not None else {}
+            kept = own.keys() | {"ROCR_VISIBLE_DEVICES"} & environment.keys()
+            words = wrapper.words_of(command, spec.shell)
+            command = (*holder.PROGRAM, spec.terminal, ",".join(sorted(kept)), *words)
         written = wrapper.Assignments(
             metadir=metadir,
             command=command,

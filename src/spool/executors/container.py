@@ -13,12 +13,13 @@ import re
 import shutil
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from shlex import quote
 
 from msgspec import Struct
 
 from spool.core.layout import ENVIRONMENT, STOP
-from spool.core.model import Container, Grant
+from spool.core.model import Container, Grant, is_amd
 from spool.core.names import CONTAINER_RUNTIMES
 
 # Variables of the host that mean nothing, or harm, in an image. An option of the job can set them.
@@ -26,6 +27,7 @@ _OF_THE_HOST = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "TM
 _PREFIXES_OF_THE_HOST = ("LD_", "CONDA_", "BASH_FUNC_")
 _ALSO_CALLED = {"apptainer": ("apptainer", "singularity")}
 _INITS = ("/usr/libexec/podman/catatonit", "/usr/lib/podman/catatonit", "/usr/local/libexec/podman/catatonit")
+_OF_AMD = ("/dev/kfd", "/dev/dri")
 _REGISTRY = "docker://"
 # The containers of runs that are over are removed by a later one: where a run was killed, nothing of it could do that.
 _BEFORE = """\
@@ -110,20 +112,35 @@ def _engine(name: str, inside: Inside) -> tuple[str, ...]:
         options.append(f"--cpus={grant.cpus}")
     if grant.memory_bytes is not None:
         options.append(f"--memory={grant.memory_bytes}b")
-    if grant.gpu_uuids and name == "docker":
+    if grant.cpu_list and (name == "docker" or not uid):  # else its processes inherit the affinity of the run
+        options.append(f"--cpuset-cpus={grant.cpu_list}")
+    if any(map(is_amd, grant.gpu_uuids)):  # ROCR_VISIBLE_DEVICES, which goes along, says which of these
+        options += [*(f"--device={path}" for path in _OF_AMD), f"--group-add={_group_of_amd(name)}"]
+    elif grant.gpu_uuids and name == "docker":
         options.append(f'--gpus="device={",".join(grant.gpu_uuids)}"')
     elif grant.gpu_uuids:
         options += [f"--device=nvidia.com/gpu={uuid}" for uuid in grant.gpu_uuids]
-    else:
+    if not grant.gpu_uuids or any(map(is_amd, grant.gpu_uuids)):
         options.append("--env=NVIDIA_VISIBLE_DEVICES=void")  # where the runtime gives all GPUs to images that ask
     options += _mounts(inside)
     options.append(f"--env-file={inside.metadir}/{ENVIRONMENT}")  # what texts before the command have added
     return (*options, *(f"--env={key}" for key in inside.environment if _goes_along(key)))
 
 
+def _group_of_amd(runtime: str) -> str:
+    """Return what lets the user of the container open the devices of AMD, which belong to a group."""
+    if runtime == "podman":
+        return "keep-groups"
+    with suppress(OSError):
+        return str(os.stat(_OF_AMD[0]).st_gid)
+    return "render"
+
+
 def _apptainer(inside: Inside) -> tuple[str, ...]:
     """Return the options of apptainer, which passes on the environment and stays within the run and its limits."""
-    return (f"--pwd={inside.workdir}", *_mounts(inside), *(["--nv"] if inside.grant.gpu_uuids else []))
+    uuids = inside.grant.gpu_uuids
+    gpus = [] if not uuids else ["--rocm"] if any(map(is_amd, uuids)) else ["--nv"]
+    return (f"--pwd={inside.workdir}", *_mounts(inside), *gpus)
 
 
 def _mounts(inside: Inside) -> list[str]:

@@ -1,8 +1,9 @@
 """The program of a run whose command belongs into a terminal: it asks for that terminal, and starts the command there.
 
-Run as a script, by path, with only the standard library: `holder.py NAME COMMAND...`. NAME is the abstract socket of
-the `spool run --here` that waits for the run (unix(7)): it has no file, so none is left behind, and its owner is whom
-the kernel names. Both sides speak in packets: a letter, and what belongs to it.
+Run as a script, by path, with only the standard library: `holder.py NAME KEPT COMMAND...`. NAME is the abstract socket
+of the `spool run --here` that waits for the run (unix(7)): it has no file, so none is left behind, and its owner is
+whom the kernel names. KEPT names variables, with commas between them, that the run has whatever the terminal has.
+Both sides speak in packets: a letter, and what belongs to it.
 
 * The holder begins with the run, as `JOB/RUN`, and its own output, the log.
 * The other side answers with the terms as JSON, the command's environment in a memory file, and descriptors: those that
@@ -69,7 +70,7 @@ def received(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
     return told, list(fds)
 
 
-def main(name: str, words: list[str]) -> int:
+def main(name: str, kept: str, words: list[str]) -> int:
     """Run *words* in the terminal behind the socket *name*, and return the exit code of the run."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(_PATIENCE_S)
@@ -87,19 +88,30 @@ def main(name: str, words: list[str]) -> int:
         os.write(2, f"spool: the terminal of this job {why}; it was that of a `spool run --here`\n".encode())
         return _GONE
     connection.settimeout(None)
-    return _Held(connection, json.loads(told), fds).run(words)
+    own = _appended(f"{os.environ['SPOOL_METADIR']}/env") | {*kept.split(",")}
+    return _Held(connection, json.loads(told), fds, own).run(words)
+
+
+def _appended(path: str) -> set[str]:
+    """Return the names of the variables that a prolog has appended to `$SPOOL_ENV`, which the wrapper has exported."""
+    try:
+        with open(path, errors="replace") as file:
+            return {line.partition("=")[0] for line in file}
+    except OSError:
+        return set()
 
 
 class _Held:
     """A command in its terminal, seen from the process that waits for it."""
 
-    def __init__(self, connection: socket.socket, terms: dict[str, object], fds: list[int]) -> None:
+    def __init__(self, connection: socket.socket, terms: dict[str, object], fds: list[int], own: set[str]) -> None:
         self._connection: socket.socket | None = connection
         self._nohup = bool(terms["nohup"])
         self._umask = int(str(terms["umask"]))
         with open(fds.pop(0), "rb") as file:
             file.seek(0)
-            self._environment = {**os.environ, **json.load(file)}
+            theirs = {name: value for name, value in json.load(file).items() if name not in own}
+            self._environment = {**os.environ, **theirs}
         direct = terms["direct"]
         assert isinstance(direct, list)
         self._direct = {number: fds.pop(0) for number in direct}
@@ -245,4 +257,4 @@ def _hear(told: int) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1], sys.argv[2:]))
+    os._exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -114,18 +114,18 @@ def engine_name(name: str) -> str:
 # Options.
 
 
-def plausible(options: tuple[str, ...]) -> tuple[str, ...]:
+def plausible(options: tuple[str, ...], *, example: str = "--constraint=ib") -> tuple[str, ...]:
     """Return further options of some engine unchanged, if each can be an option. Raises InvalidValue."""
     for option in options:
-        option_name(option)
+        option_name(option, example)
     return options
 
 
-def option_name(option: str) -> str:
+def option_name(option: str, example: str = "--constraint=ib") -> str:
     """Return the name of an option, `-q` or `--queue`. Raises InvalidValue if *option* is not an option."""
     name = re.split(r"[=\s]", option, maxsplit=1)[0]
     if not option.isprintable() or (_OPTION.fullmatch(name) is None and re.match("-[A-Za-z]", option) is None):
-        raise InvalidValue(f'{option!a} is no option; write name and value as one, as in "--constraint=ib"')
+        raise InvalidValue(f'{option!a} is no option; write name and value as one, as in "{example}"')
     return name
 
 

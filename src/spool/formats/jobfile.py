@@ -102,11 +102,13 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of *defaults* that mean something where the job *document* runs."""
     executor = document.get("executor")
-    without: tuple[str, ...] = () if _can_set_up(document) else ("setup",)
+    shell = document.get("shell")
+    has_shell = not isinstance(shell, str) or (_can_set_up(document) and values.is_shell(shell))
+    without: tuple[str, ...] = () if has_shell else ("setup",)
     if isinstance(executor, str) and engine_of(executor) is not None:
         without = (*without, "gpu_idle", "gpu_idle_action")
     if "terminal" in document:
-        without = (*without, "retry", "container")
+        without = (*without, "retry")
     return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
@@ -225,8 +227,9 @@ def _check_together(reading: Reading) -> None:
     if found.get("container", {}).get("image", "").startswith("-"):
         problems.add(("container",), 'begins with "-", which no image does; options go into "options"')
     for option in found.get("container", {}).get("options", ()):
-        if engines.option_name(option) in _OPTIONS_OF_CONTAINERS:
-            problems.add(("container", "options"), f"{option} is set by spool itself")
+        if engines.option_name(option) in _OPTIONS_OF_CONTAINERS or re.fullmatch("-[itPq]*d[itPq]*", option):
+            why = f"{option} is not allowed: spool names, follows and removes the container, and says what runs in it"
+            problems.add(("container", "options"), why)
     executor = document.get("executor")
     if "executor_options" in found[""]:
         _check_options(executor, found[""]["executor_options"], problems)
@@ -251,7 +254,7 @@ def _check_together(reading: Reading) -> None:
     if factor is not None and "memory" not in document:
         problems.add(("retry", "memory_factor"), 'needs "memory": what it multiplies')
     if factor is not None and not found["retry"].get("max"):
-        problems.add(("retry", "memory_factor"), 'needs "max": how many times to try again')
+        problems.add(("retry", "memory_factor"), 'needs "retry.max": how many times to try again')
     if "notify" in document and "to" not in found["notify"]:
         problems.add(("notify",), _NO_ADDRESS)
     if "array" in document or "matrix" in document or "rows" in document:
@@ -271,7 +274,7 @@ def _check_terminal(reading: Reading) -> None:
         reading.problems.add(("container",), why)
 
 
-_OPTIONS_OF_CONTAINERS = frozenset({"--name", "--detach", "-d", "--rm", "--entrypoint"})
+_OPTIONS_OF_CONTAINERS = frozenset({"--name", "--detach", "--rm", "--entrypoint"})
 
 
 def _can_set_up(document: Mapping[str, Any]) -> bool:
@@ -292,7 +295,7 @@ def _check_options(executor: str | None, options: tuple[str, ...], problems: Pro
 _NOT_ELSEWHERE = {
     "keep_session": 'needs executor = "tmux"; a job in {} has no session',
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
-    "gpu_memory": '= "auto" learns from the GPUs of this machine; in {} state a size, or leave it out',
+    "gpu_memory": 'is "auto", which learns from the GPUs of this machine; in {} state a size, or leave it out',
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
     "terminal": "is one of this machine, and its job runs here",
     "container": 'is for this machine alone; for {} write the runtime into the command, as ["apptainer", "exec", …]',
@@ -487,6 +490,7 @@ _ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
 _ADDED_TO = {
     key.name for key in keys.JOB.keys if key.kind in ("variables", "amounts") or (key.table and not key.option)
 }
+_SHORT = {key.name: key.table.short.name for key in keys.JOB.keys if key.table and key.table.short}
 
 
 class TaskFiles:
@@ -539,8 +543,9 @@ class TaskFiles:
 def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = (), *, name: str) -> bytes:
     """Return the job file *data* with the keys of *changes* set and those of *unset* (dotted) removed.
 
-    `env`, `resources`, `retry` and `notify` in *changes* are merged with the existing ones. Raises InvalidJob if *data*
-    cannot be read, InvalidValue for a key of *unset* that it does not have. The result is not validated.
+    `env`, `resources`, `retry`, `notify` and `container` in *changes* are merged with the existing ones, also where one
+    of the two is the short form. Raises InvalidJob if *data* cannot be read, InvalidValue for a key of *unset* that it
+    does not have. The result is not validated.
     """
     import tomlkit  # imported here, because only `spool edit` needs it
     from tomlkit.exceptions import TOMLKitError
@@ -551,10 +556,16 @@ def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = ()
     except (TOMLKitError, UnicodeDecodeError, ValueError) as error:
         raise InvalidJob(f"job {name}", [Problem(None, None, f"not valid TOML: {error}")]) from None
     for key, value in changes.items():
+        before, short = document.get(key), _SHORT.get(key)
         if isinstance(value, dict) and key in _ADDED_TO:
-            if not isinstance(document.get(key), Mapping):
+            if before is not None and short is not None and not isinstance(before, Mapping):
+                document[key] = tomlkit.inline_table()  # it may not begin a section in front of other keys
+                document[key][short] = before
+            elif not isinstance(before, Mapping):
                 document[key] = tomlkit.table()
             document[key].update(value)
+        elif key in _ADDED_TO and short is not None and isinstance(before, Mapping):
+            document[key][short] = value
         else:
             document[key] = value
     for key in unset:

@@ -74,6 +74,7 @@ _PADDED = re.compile(r"(?<![0-9])0+(?=[0-9])")
 _AT_ONCE = re.compile(r"[1-9][0-9]{0,8}")
 _RESOURCE = re.compile(r"[a-z0-9_-]{1,100}")
 _BOURNE = frozenset({"sh", "ash", "bash", "dash", "ksh", "ksh93", "mksh", "oksh", "posh", "yash", "zsh"})
+_OTHER_SHELLS = frozenset({"csh", "elvish", "fish", "nu", "rc", "tcsh", "xonsh"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|BASH_FUNC_[A-Za-z_][A-Za-z0-9_.-]*%%")  # bash exports functions so
 _MOMENT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
@@ -223,6 +224,11 @@ def shell(value: str) -> str:
 def takes_setup(shell: str) -> bool:
     """Whether *shell* can run a setup before a list of arguments, and say that it failed."""
     return shell.rpartition("/")[2] in _BOURNE
+
+
+def is_shell(shell: str) -> bool:
+    """Whether *shell* can run commands written for a shell: a job's `shell` may be Python, too."""
+    return takes_setup(shell) or shell.rpartition("/")[2] in _OTHER_SHELLS
 
 
 def _path(value: str) -> str:
@@ -423,6 +429,8 @@ def size_or_auto(least: float, text: str) -> int | AutoSize:
     """Return the size *text*, or an `AutoSize` for "auto" or "auto:8G"."""
     word, colon, first = text.partition(":")
     if word != "auto":
+        if text.strip().lower().startswith("auto"):
+            raise InvalidValue(f'{show(text)}: write "auto", or "auto:8G" with a first guess')
         return at_least(least, parse_size, text)
     try:
         return AutoSize(at_least(least, parse_size, first) if colon else None)
@@ -443,6 +451,9 @@ KINDS: Kinds = {
     "duration": lambda key: _amount(Duration, parse_duration, format_duration, key),
     "executor": lambda key: Kind(str, engines.executor),
     "options of an engine": lambda key: Kind(tuple[str, ...], engines.plausible),
+    "options of a runtime": lambda key: Kind(
+        tuple[str, ...], partial(engines.plausible, example="--volume=/data:/data")
+    ),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None, written=format_duration),
 }
 """The kinds of values shared by several files."""

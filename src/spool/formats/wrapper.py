@@ -75,8 +75,9 @@ _BEFORE = ("init", "prolog", "prep")
 # After a setup, in the same shell, with the exit code of that.
 _AFTER_SETUP = """\
 case $? in 0) ;; *) set -- "$?"; echo "spool: cannot run the command: the setup ended with exit code $1" >&2
-echo "cannot run the command: the setup ended with exit code $1" > "$SPOOL_METADIR/error"; exit "$1" ;; esac
+@record@exit "$1" ;; esac
 """
+_RECORD_OF_SETUP = 'echo "cannot run the command: the setup ended with exit code $1" > "$SPOOL_METADIR/error"; '
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
@@ -207,16 +208,24 @@ def added_variables(text: bytes) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def with_setup(setup: str | None, command: str | tuple[str, ...], shell: str) -> str | tuple[str, ...]:
+def with_setup(
+    setup: str | None, command: str | tuple[str, ...], shell: str, *, is_whole_run: bool = True
+) -> str | tuple[str, ...]:
     """Return *command*, preceded by *setup* in the same shell; if that fails, the command is not run.
 
-    A shell of another kind than Bourne's is not asked whether the setup failed.
+    A shell of another kind than Bourne's is not asked whether the setup failed. *is_whole_run*: whether its failure is
+    that of the run, whose record `error` then says so.
     """
     if not setup:
         return command
-    before = f"{setup}\n{_AFTER_SETUP}" if takes_setup(shell) else f"{setup}\n"
+    after = _AFTER_SETUP.replace("@record@", _RECORD_OF_SETUP if is_whole_run else "")
+    before = f"{setup}\n{after}" if takes_setup(shell) else f"{setup}\n"
     if isinstance(command, str):
         return before + command
+    # Not as parameters of the shell if possible: a file that the setup reads with `.` would take them for its own.
+    words = " ".join("'" + word.replace("'", "'\\''") + "'" for word in command)
+    if 4 * len(before + words) < _LONGEST_BYTES:
+        return (shell, "-c", _not_an_option(f"{before}exec {words}"))
     return (shell, "-c", _not_an_option(f'{before}exec "$@"'), shell, *command)
 
 

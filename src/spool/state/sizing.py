@@ -76,5 +76,7 @@ class Sizing:
         bounds = [self._memory_bytes, *(quota.max_running_memory_bytes for quota in quotas)]
         types = spec.request.gpu_types
         totals = [size for name, size in self._gpus if not types or any(is_of_type(name, each) for each in types)]
-        largest = None if not totals or None in totals else max(total or 0 for total in totals)
-        return Most(min((bound for bound in bounds if bound is not None), default=None), largest)
+        known = sorted((total for total in totals if total is not None), reverse=True)
+        count = max(spec.request.gpus, 1)
+        each = known[count - 1] if len(known) == len(totals) >= count else None  # that number of GPUs has it
+        return Most(min((bound for bound in bounds if bound is not None), default=None), each)
