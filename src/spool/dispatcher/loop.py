@@ -52,7 +52,7 @@ from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
 from spool.machine.marks import MachineProber
-from spool.state.outcomes import OutcomeIndex
+from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
@@ -122,7 +122,10 @@ class Dispatcher:
             share=self.share,
             clock=clock,
         )
-        self.outcomes = OutcomeIndex(spool, self.state.array_state, self._reading_outcome, self._matters)
+        names = ArrayNames(spool, self.state)
+        self.outcomes = OutcomeIndex(
+            spool, self.state.array_state, self._reading_outcome, self._matters, renewed=names.forget
+        )
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
@@ -140,7 +143,7 @@ class Dispatcher:
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
         self.pause = Pause(context)
         self.halt = Halt(context, self.stops, self.finalizer.end_unstarted, self.arrays.cancel)
-        self.planner = Planner(context, self.world, self.reservations, self.outcomes, self.arrays.names)
+        self.planner = Planner(context, self.world, self.reservations, self.outcomes, names)
         self.preempter = Preempter(context, self.stops, self._plan_again)
         self.launcher = Launcher(context, self.planner.shortage, self._keep_capture)
         self.recovery = Recovery(context, self.prober)
@@ -556,7 +559,6 @@ class Dispatcher:
         for live in runs:
             self._watch(live)
             self.outcomes.forget(live.name)
-            self.arrays.names.forget(live.name)
             self.state.began(live.name)
         for one in blocked:
             # It does not keep others waiting, and is tried again after the next complete look.

@@ -78,17 +78,20 @@ class OutcomeIndex(Mapping[str, State]):
         standing: Callable[[str], State | None] = lambda _: None,
         reading: Callable[[str], AbstractContextManager[object]] = lambda _: suppress(OSError),
         matters: Callable[[str], bool] = lambda _: False,
+        renewed: Callable[[str], None] = lambda _: None,
     ) -> None:
         """*standing* returns the state of names that have not ended though no queue has them.
 
         An unreadable record counts as missing for now. The records of a job are read inside `with reading(name)`, which
         ends that work on an error, and may report it. *matters* tells whether a waiting job depends on a name; outcomes
-        of other names are not kept for ever.
+        of other names are not kept for ever. *renewed* is called with each name that begins or ends: what was an array
+        may now be one job, or the other way round.
         """
         self._spool = spool
         self._reading = reading
         self._standing = standing
         self._matters = matters
+        self._renewed = renewed
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
         self.failures = 0  # final outcomes recorded that are neither success nor a user's wish
@@ -123,6 +126,7 @@ class OutcomeIndex(Mapping[str, State]):
         self._forget_some()
         self._known[name] = state
         self._missing.pop(name, None)
+        self._renewed(name)
 
     def _forget_some(self) -> None:
         """Forget the names that no waiting job depends on, once there are many: their records have the same."""
@@ -136,6 +140,7 @@ class OutcomeIndex(Mapping[str, State]):
     def forget(self, name: str) -> None:
         """Forget the outcome of a job that waits or runs again."""
         self._known.pop(name, None)
+        self._renewed(name)
 
     def _read(self, name: str) -> State | None:
         result = None
