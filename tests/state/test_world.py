@@ -223,7 +223,6 @@ def test_where_things_are_is_asked_only_on_a_spool_that_pins(
     watched._settings.reload()
     watched.configuration_changed()
     watched.ask_gpus_again(NOW)
-    watched.machine(NOW)
     after = answer(watched)
     assert after.gpus[0].node == 3
     assert after.cpus == sum(len(core.cpus) for core in after.cores) == len(os.sched_getaffinity(0))
