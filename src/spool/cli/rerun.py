@@ -30,7 +30,10 @@ from spool.store.disk import Disk
 from spool.store.spool import Spool
 
 _WITHIN_S = 600.0  # for a checkout
-_TEXTS = ("command", "stdout", "stderr", "prolog", "epilog", "workdir")
+_TEXTS = (
+    "command", "script", "stdout", "stderr", "setup", "prolog", "epilog", "workdir", "env", "container", "matrix",
+    "rows",
+)  # fmt: skip
 
 
 @click.command(cls=Verb)
@@ -43,8 +46,9 @@ _TEXTS = ("command", "stdout", "stderr", "prolog", "epilog", "workdir")
 def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bool, dry_run: bool) -> int:
     """Submit an earlier run again, as a new job.
 
-    The new job has the file that the run began with, whatever became of the job since. Without RUN it is the newest
-    run. `spool requeue` runs the job itself again, with its present file.
+    The new job has the file that the run began with, whatever became of the job since; only a terminal of `spool run
+    --here` is left out. Without RUN it is the newest run. `spool requeue` runs the job itself again, with its present
+    file.
 
     With --exact it runs in `worktrees/NAME` in the spool: a git work tree with the commit that the run began with and
     its uncommitted changes, from `[capture]` in the configuration. Paths into the old tree lead to the new one. What
@@ -63,6 +67,7 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
     if run is None or text is None:
         raise NoSuchJob(cannot("run", f"{name} again", "there is no such run, or its records were removed"))
     new = checked_name(new_name or next_name(root, job))
+    text = _without_terminal(new, text)
     if not exact:
         _submit(root, new, text, hold=hold, dry_run=dry_run)
         return 0
@@ -92,6 +97,15 @@ def _submit(root: str, name: str, text: bytes, *, hold: bool, dry_run: bool) -> 
         return
     publish(root, [draft], held=hold, replace=False)
     say(name, at_once=True)
+
+
+def _without_terminal(new: str, text: bytes) -> bytes:
+    """Return a job file without the terminal that its run was in, which is gone."""
+    keys = toml.read(text, "a job file")
+    if keys.pop("terminal", None) is None:
+        return text
+    tell(f"that run was in a terminal, by `spool run --here`; {new} runs in the background")
+    return _text(new, keys)
 
 
 def _usable(spool: Spool, job: str, run: int) -> Capture:
@@ -175,8 +189,6 @@ def _moved(text: bytes, defaults: bytes | None, code: Code, tree: str) -> dict[s
     for key in _TEXTS:
         if key in keys:
             keys[key] = _each(keys[key], swap)
-    if isinstance(keys.get("env"), Mapping):
-        keys["env"] = {key: _each(value, swap) for key, value in keys["env"].items()}
     if keys.get("workdir") == workdir:  # it is spelled in another way, or the home directory
         keys["workdir"] = f"{new_tree}/{escaped(literal(code.prefix), known)}".rstrip("/")
     return keys
@@ -199,6 +211,8 @@ def _swapper(old: set[str], new: str) -> Callable[[str], str]:
 def _each(value: object, swap: Callable[[str], str]) -> object:
     if isinstance(value, str):
         return swap(value)
+    if isinstance(value, Mapping):
+        return {key: _each(each, swap) for key, each in value.items()}
     return [_each(each, swap) for each in value] if isinstance(value, list) else value
 
 
