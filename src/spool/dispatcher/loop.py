@@ -6,7 +6,6 @@ kill of the process is enough for the next dispatcher to continue.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import time
@@ -57,7 +56,6 @@ from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
-from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 
@@ -384,7 +382,7 @@ class Dispatcher:
             self.confinement.done(*_LOCK)
         if now_ns >= self._logs_seen_ns + SECOND_NS and self.spool.is_ours:
             self._logs_seen_ns = now_ns
-            with contextlib.suppress(SpoolTrouble):  # the next call finds it again
+            with self.confinement.service("reopen", "the logs"):
                 self.logs.keep()
 
     def _take_answers(self) -> None:
