@@ -211,10 +211,13 @@ def test_diff_does_not_call_unknown_what_differs(ran: Served) -> None:
     ran.drop("never", ["a b", "c"], requeue=False, place="held")
     done = ran.spool("diff", "never", "train")
     assert (done.returncode, "it has not run yet" in done.stderr) == (3, True)
+    done = ran.spool("rerun", "never")
+    assert (done.returncode, "it has not run yet" in done.stderr) == (3, True)
     ran.move("never", "held", "done")
     ran.wait_outcome("never")
     said = json.loads(ran.spool("diff", "never", "train", "--json").stdout)
     assert not {"code", "python", "packages", "environment"} & {each["section"] for each in said["differences"]}
+    assert not {"kernel", "driver"} & {each["key"] for each in said["differences"]}
     assert any("it has not started" in note for note in said["notes"])
     assert not any("[capture]" in note for note in said["notes"])
     values = {each["key"]: each["one"] for each in said["differences"] if each["section"] == "file"}

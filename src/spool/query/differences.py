@@ -18,6 +18,7 @@ from spool.store.spool import Spool
 
 _OF_EACH_RUN = frozenset({"SPOOL_JOB", "SPOOL_RUN", "SPOOL_METADIR"})
 _RECORDED = frozenset({"code", "python", "packages", "environment"})  # sections that a record has, or nothing does
+_OF_EVERY_RUN = frozenset({"executor", "host", "gpus"})  # of the machine; a capture has the rest
 _MOST_SHOWN = 200  # characters of a value
 
 
@@ -54,6 +55,8 @@ def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | N
         if section in _RECORDED and not (left and right):
             continue  # unknown is not different; a note says why
         keys = dict.fromkeys((*left, *right))
+        if section == "machine" and not all(side.run.capture for side in sides):
+            keys = {key: None for key in keys if key in _OF_EVERY_RUN}
         found += [
             Difference(section, key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)
         ]
@@ -134,7 +137,7 @@ def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
         elif capture is None:
             yield f"{name}: its code was not captured; `[capture]` in config.toml does that (docs/OPERATIONS.md)"
         elif capture.problem:
-            yield f"{name}: {capture.problem}"
+            yield f"{name}: not captured: {capture.problem}"
         elif capture.code is not None and capture.code.diff_bytes:
             yield f"{name}: {code_in_words(capture.code)}: {side.run.metadir}/{layout.CAPTURE_DIFF}"
     codes = [capture.code for capture in captures if capture is not None and capture.code is not None]
