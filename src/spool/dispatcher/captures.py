@@ -138,7 +138,7 @@ class Captures:
         if array is not None and job.name not in self._of and (shared := _record_in(array)) is not None:
             if not self._had(job.name, shared):
                 return True
-            array = None  # it runs again: its code may be mended by now
+            array = None  # it runs again: its code may be another by now
         version = (job.queued.version if job.queued is not None else None, job.attempts)
         known, order = self._of.get(job.name, (None, None))
         now_ns = time.monotonic_ns()

@@ -51,7 +51,7 @@ from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
 from spool.machine.marks import MachineProber
-from spool.state.outcomes import ArrayNames, OutcomeIndex
+from spool.state.outcomes import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
@@ -89,6 +89,7 @@ class Dispatcher:
     """A dispatcher of one spool, created once the lock is held. `wakeup` may ask it to leave."""
 
     _captures: Captures | None = None  # None: nothing was ever to be captured
+    _shown_version = 0  # the version of the state that the status shows
 
     def __init__(self, spool: LockedSpool, *, clock: Callable[[], int] = time.time_ns) -> None:
         self.spool = spool
@@ -120,10 +121,7 @@ class Dispatcher:
             share=self.share,
             clock=clock,
         )
-        names = ArrayNames(spool, self.state)
-        self.outcomes = OutcomeIndex(
-            spool, self.state.array_state, self._reading_outcome, self._matters, renewed=names.forget
-        )
+        self.outcomes = OutcomeIndex(spool, self.state, self._reading_outcome, self._matters)
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
@@ -141,7 +139,7 @@ class Dispatcher:
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
         self.pause = Pause(context)
         self.halt = Halt(context, self.stops, self.finalizer.end_unstarted, self.arrays.cancel)
-        self.planner = Planner(context, self.world, self.reservations, self.outcomes, names)
+        self.planner = Planner(context, self.world, self.reservations, self.outcomes)
         self.preempter = Preempter(context, self.stops, self._plan_again)
         self.launcher = Launcher(context, self.planner.shortage, self._keep_capture)
         self.recovery = Recovery(context, self.prober)
@@ -149,7 +147,6 @@ class Dispatcher:
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
         self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
-        self._shown_version = 0  # the version of the state that the status shows
         self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
         self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
         self._lock_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, time.monotonic_ns()
