@@ -30,8 +30,9 @@ from spool.store.spool import Spool
 MOVES = ((RUNNING, QUEUED), (RUNNING, HELD), (DONE, QUEUED), (QUEUED, HELD), (HELD, QUEUED), (QUEUED, DONE))
 LIVES = int(os.environ.get("LIVES", "12"))
 # Lives in which they once saw different things: where a submission was cancelled beside another that went on, where a
-# run without a limit was being stopped, and where a job ended without a start beside a held file of its name.
-KNOWN = (433978201, 3799372599, 998351494)
+# run without a limit was being stopped, where a job ended without a start beside a held file of its name, and where one
+# ended without a start whose name had been that of an array.
+KNOWN = (433978201, 3799372599, 998351494, 134140516)
 
 
 def facts(view: View, arrays: Any) -> dict[str, object]:

@@ -321,3 +321,19 @@ def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(served: Served)
     served.path("running", "sweep").write_text("array = [")
     served.looked()
     assert "array limit: 3 of 2 running" in served.reason("sweep_5")
+
+
+def test_a_job_with_the_name_of_an_earlier_array_stands_for_itself(served: Served) -> None:
+    """What depends on it goes by the newest end of that name, also if the job was cancelled before it started."""
+    served.start()
+    served.drop("prep", "true", cpus=0, array="0-1")
+    served.drop("first", "true", cpus=0, depends_on="prep")
+    assert served.wait_outcome("first") == "finished"
+    (served.root / "paused").touch()
+    served.drop("prep", "true", cpus=0)
+    served.wait_reason("prep", "paused")
+    served.move("prep", "queued", "done")
+    served.wait_outcome("prep", 2)
+    (served.root / "paused").unlink()
+    served.drop("second", "true", cpus=0, depends_on="prep")
+    assert served.wait_outcome("second") == "cancelled"

@@ -82,6 +82,24 @@ def test_the_tasks_of_an_array_share_one_capture(served: Served, tree: Path) -> 
     assert "+two" in (served.record("s_3", "capture.diff") or "")
 
 
+def test_a_task_that_runs_again_is_captured_anew(served: Served, tree: Path) -> None:
+    """A retry, and a task that `spool rerun` submits as a job, have the code that they begin with, not the array's."""
+    configure(served)
+    served.start()
+    text = "[ $SPOOL_ATTEMPT = 1 ] && [ {index} = 0 ] && exit 1; until [ -e ../go ]; do sleep 0.02; done"
+    served.drop("s", text, cpus=0, array="0-1", workdir=str(tree), retry={"max": 1, "delay": "1s"})
+    served.wait_outcome("s_0")
+    (tree / "a").write_text("mended\n")
+    assert served.spool("rerun", "s_0").stdout == "s_0-2\n"
+    served.until(lambda: served.record("s_0-2", "jid"), "the task alone")
+    (tree.parent / "go").touch()
+    served.wait_done("s")
+    assert served.outcome("s") == "finished"
+    assert "+two" in (served.record("s_1", "capture.diff") or "")
+    assert "+mended" in (served.record("s_0", "capture.diff", 2) or "")
+    assert "+mended" in (served.record("s_0-2", "capture.diff") or "")
+
+
 @pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
 def test_what_is_no_work_tree_starts_all_the_same(served: Served) -> None:
     """The record says why there is no commit; a dispatcher that leaves when it is idle waits for the answer."""
@@ -185,6 +203,51 @@ def test_diff_says_what_differs_between_two_runs(ran: Served, tree: Path) -> Non
         done = ran.spool("diff", "train/1", other)
         assert "Traceback" not in done.stderr
         assert done.returncode == (0 if other == "train/" else 3)
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_diff_does_not_call_unknown_what_differs(ran: Served) -> None:
+    """A run that never started has no code to compare, a job that waits no run; values read as in the file."""
+    ran.drop("never", ["a b", "c"], requeue=False, place="held")
+    done = ran.spool("diff", "never", "train")
+    assert (done.returncode, "it has not run yet" in done.stderr) == (3, True)
+    done = ran.spool("rerun", "never")
+    assert (done.returncode, "it has not run yet" in done.stderr) == (3, True)
+    ran.move("never", "held", "done")
+    ran.wait_outcome("never")
+    said = json.loads(ran.spool("diff", "never", "train", "--json").stdout)
+    assert not {"code", "python", "packages", "environment"} & {each["section"] for each in said["differences"]}
+    assert not {"kernel", "driver"} & {each["key"] for each in said["differences"]}
+    assert any("it has not started" in note for note in said["notes"])
+    assert not any("[capture]" in note for note in said["notes"])
+    values = {each["key"]: each["one"] for each in said["differences"] if each["section"] == "file"}
+    assert (values["command"], values["requeue"]) == ('["a b", "c"]', "false")
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_an_exact_rerun_leads_all_its_texts_to_the_new_tree(ran: Served, tree: Path) -> None:
+    """The setup and the script too, which a path into the old tree would have run with other code."""
+    script = f"#!/bin/sh\ncat {tree}/a\necho $HERE\n"
+    ran.drop("job", ["job.sh"], script=script, setup=f"HERE={tree}/b; export HERE", workdir=str(tree))
+    ran.wait_done("job")
+    (tree / "a").write_text("later\n")
+    assert ran.spool("rerun", "job", "--exact").stdout == "job-2\n"
+    ran.wait_done("job-2")
+    assert ran.log("job-2") == f"three\n{ran.root}/worktrees/job-2/b\n"
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_a_run_from_a_terminal_runs_again_without_one(served: Served) -> None:
+    """Its terminal is gone, so the new job does not ask for it, and says so."""
+    served.start()
+    directory = served.root / "jobs" / "shell" / "1"
+    directory.mkdir(parents=True)
+    (directory / "job.toml").write_text('command = "echo done"\nterminal = "spool-here-1-0"\n')
+    done = served.spool("rerun", "shell/1")
+    assert done.stdout == "shell-2\n", done.stderr
+    assert "shell-2 runs in the background" in done.stderr
+    served.wait_done("shell-2")
+    assert served.log("shell-2") == "done\n"
 
 
 @pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True, scope="module")

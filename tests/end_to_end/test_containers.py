@@ -192,3 +192,15 @@ def test_the_example_runs(machine: Machine) -> None:
     staged.rename(machine.spool.path("queued", "python"))
     machine.spool.wait_done("python")
     assert machine.spool.outcome("python") == "finished"
+
+
+def test_a_run_in_a_container_has_no_python_of_the_machine_in_its_record(machine: Machine) -> None:
+    """Its commit is captured; the packages of the host, which it does not see, are not."""
+    machine.install()
+    machine.spool.root.joinpath("config.toml").write_text("[capture]\npackages = true\n")
+    machine.spool.start()
+    machine.spool.drop("inside", ["python3", "-c", "0"], container="ml/image")
+    machine.spool.wait_done("inside")
+    record = machine.spool.record("inside", "capture.toml") or ""
+    assert "kernel" in record
+    assert "[python]" not in record

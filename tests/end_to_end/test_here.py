@@ -493,10 +493,10 @@ def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
 
 
 def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
-    """`requeue` and `rerun` refuse it, with what to type; Python can take the key out."""
+    """`requeue` refuses it, with what to type; Python can take the key out."""
     assert desk.piped("-n", "once", "-c", "true").returncode == 0
     desk.served.wait_done("once")
-    for words in (("requeue", "once"), ("requeue", "once", "--with", "cpus=1"), ("rerun", "once/1")):
+    for words in (("requeue", "once"), ("requeue", "once", "--with", "cpus=1")):
         done = desk.served.spool(*words)
         assert (done.returncode, "run its command with `spool run --here` again" in done.stderr) == (1, True), words
     assert desk.served.places("once") == ["done"]

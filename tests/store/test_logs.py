@@ -342,6 +342,37 @@ def test_a_history_that_goes_away_meanwhile_loses_no_line(stand: Stand, how: str
     assert how == "deleted" or old.read_text() == "one\n"
 
 
+def test_what_was_rotated_away_is_on_the_disk_and_so_is_the_name_of_the_new_file(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut takes neither the last lines of the old file nor the new file."""
+    logs = Logs(stand.spool)
+    logs.account(b"one\n")
+    inode = stand.history.stat().st_ino
+    stand.history.rename(stand.history.with_suffix(".jsonl.1"))
+    synced: list[int | str] = []
+    monkeypatch.setattr(stand.disk, "sync_log", lambda fd: synced.append(os.fstat(fd).st_ino))
+    monkeypatch.setattr(stand.disk, "sync_directory", lambda path: synced.append(path))
+    logs.keep()
+    assert inode in synced
+    assert stand.spool.root in synced
+    logs.close()
+
+
+def test_no_line_goes_to_a_file_that_is_gone_while_something_else_has_its_name(stand: Stand) -> None:
+    """The caller hears of it, and says the line again later."""
+    logs = Logs(stand.spool)
+    stand.history.unlink(missing_ok=True)
+    stand.history.mkdir()
+    for deed in (logs.keep, lambda: logs.account(b"one\n")):
+        with pytest.raises(SpoolTrouble):
+            deed()
+    stand.history.rmdir()
+    logs.account(b"one\n")
+    logs.close()
+    assert stand.history.read_text() == "one\n"
+
+
 def test_a_deleted_journal_is_written_again_as_a_whole(stand: Stand) -> None:
     """What it had told is worth a compaction at once."""
     logs = Logs(stand.spool)

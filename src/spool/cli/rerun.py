@@ -19,7 +19,6 @@ from spool.cli.render import say, say_text
 from spool.cli.submission import checked_name, publish
 from spool.cli.telling import tell
 from spool.client.draft import Draft, escaped, next_name, placeholders
-from spool.client.requests import refuse_terminal
 from spool.client.submit import literal
 from spool.core import layout
 from spool.core.capture import CUT, NONE, Capture, Code
@@ -31,7 +30,7 @@ from spool.store.disk import Disk
 from spool.store.spool import Spool
 
 _WITHIN_S = 600.0  # for a checkout
-_TEXTS = ("command", "stdout", "stderr", "setup", "prolog", "epilog", "workdir")
+_TEXTS = ("command", "script", "stdout", "stderr", "setup", "prolog", "epilog", "workdir", "env", "matrix", "rows")
 
 
 @click.command(cls=Verb)
@@ -44,8 +43,9 @@ _TEXTS = ("command", "stdout", "stderr", "setup", "prolog", "epilog", "workdir")
 def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bool, dry_run: bool) -> int:
     """Submit an earlier run again, as a new job.
 
-    The new job has the file that the run began with, whatever became of the job since. Without RUN it is the newest
-    run. `spool requeue` runs the job itself again, with its present file.
+    The new job has the file that the run began with, whatever became of the job since; only a terminal of `spool run
+    --here` is left out. Without RUN it is the newest run. `spool requeue` runs the job itself again, with its present
+    file.
 
     With --exact it runs in `worktrees/NAME` in the spool: a git work tree with the commit that the run began with and
     its uncommitted changes, from `[capture]` in the configuration. Paths into the old tree lead to the new one. What
@@ -62,9 +62,10 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
     run = spool.latest_run(job) if run is None else run
     text = spool.record(job, run, layout.SPEC_COPY) if run is not None else None
     if run is None or text is None:
-        raise NoSuchJob(cannot("run", f"{name} again", "there is no such run, or its records were removed"))
-    refuse_terminal("rerun", f"{job}/{run}", text)
+        why = "there is no such run, or its records were removed"
+        raise NoSuchJob(cannot("run", f"{name} again", why if spool.runs(job) else "it has not run yet"))
     new = checked_name(new_name or next_name(root, job))
+    text = _without_terminal(new, text)
     if not exact:
         _submit(root, new, text, hold=hold, dry_run=dry_run)
         return 0
@@ -94,6 +95,15 @@ def _submit(root: str, name: str, text: bytes, *, hold: bool, dry_run: bool) -> 
         return
     publish(root, [draft], held=hold, replace=False)
     say(name, at_once=True)
+
+
+def _without_terminal(new: str, text: bytes) -> bytes:
+    """Return a job file without the terminal that its run was in, which is gone."""
+    keys = toml.read(text, "a job file")
+    if keys.pop("terminal", None) is None:
+        return text
+    tell(f"that run was in a terminal, by `spool run --here`; {new} runs in the background")
+    return _text(new, keys)
 
 
 def _usable(spool: Spool, job: str, run: int) -> Capture:
@@ -177,8 +187,6 @@ def _moved(text: bytes, defaults: bytes | None, code: Code, tree: str) -> dict[s
     for key in _TEXTS:
         if key in keys:
             keys[key] = _each(keys[key], swap)
-    if isinstance(keys.get("env"), Mapping):
-        keys["env"] = {key: _each(value, swap) for key, value in keys["env"].items()}
     if isinstance(container := keys.get("container"), Mapping):  # its image may be a file that git does not track
         keys["container"] = {key: value if key == "image" else _each(value, swap) for key, value in container.items()}
     if keys.get("workdir") == workdir:  # it is spelled in another way, or the home directory
@@ -203,6 +211,8 @@ def _swapper(old: set[str], new: str) -> Callable[[str], str]:
 def _each(value: object, swap: Callable[[str], str]) -> object:
     if isinstance(value, str):
         return swap(value)
+    if isinstance(value, Mapping):
+        return {key: _each(each, swap) for key, each in value.items()}
     return [_each(each, swap) for each in value] if isinstance(value, list) else value
 
 

@@ -51,7 +51,7 @@ class ChangeKind(StrEnum):
     WOULD_BE_STOPPED_AND_QUEUED = "would be stopped and queued again"
 
 
-def refuse_terminal(verb: str, what: str, text: bytes | None) -> None:
+def _refuse_terminal(name: str, text: bytes | None) -> None:
     """Raise SpoolError if that is the file of a job of `spool run --here`, which has one run, in one terminal."""
     if text is not None and b"terminal" in text:  # rarely, so few files are parsed for this
         from spool.formats import toml
@@ -59,7 +59,8 @@ def refuse_terminal(verb: str, what: str, text: bytes | None) -> None:
         with suppress(InvalidFile):
             if "terminal" in toml.read(text, "the job file"):
                 why = "it belongs to the terminal of a `spool run --here`"
-                raise SpoolError(cannot(verb, what, why, remedy="run its command with `spool run --here` again"))
+                remedy = f"run its command with `spool run --here` again, or in the background: `spool rerun {name}`"
+                raise SpoolError(cannot("requeue", f"job {name}", why, remedy=remedy))
 
 
 _WOULD = {
@@ -131,13 +132,13 @@ class Requests:
         places = self._spool.places(name)
         source = next((place for place in moves if place in places), None)
         if change is None:
-            refuse_terminal("requeue", f"job {name}", self._spool.job_text(source, name) if source else None)
+            _refuse_terminal(name, self._spool.job_text(source, name) if source else None)
             return self._move("requeue", name, moves, QUEUED, dry_run=dry_run)
         if source is None:
             raise self._not_there("requeue", name, places)
         self._check_text(name, source)
         new = change(name, self._spool.job_text(source, name) or b"")
-        refuse_terminal("requeue", f"job {name}", new)
+        _refuse_terminal(name, new)
         if dry_run:
             return Change(_WOULD[moves[source]], source)
         return self._replace_and_move(name, source, moves[source], new)

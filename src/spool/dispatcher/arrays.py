@@ -35,7 +35,6 @@ from spool.formats.run_records import ArrayRecord, render_array
 from spool.machine import identity
 from spool.machine.host import why_not_expanded
 from spool.state.array import Array, new_array
-from spool.state.outcomes import ArrayNames
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.arrays import ArrayStore, Issue
@@ -80,7 +79,6 @@ class Arrays:
         self.store = ArrayStore(context.spool)
         self.expander = Expander(context, self.store, scanner, why_no_room)
         self.files = ArrayFiles(context, self.cancel)
-        self.names = ArrayNames(context.spool, context.state)
         self.has_left = True  # whether something may be left of former arrays
 
     # One pass.
@@ -282,7 +280,6 @@ class Arrays:
         self._context.journal.write([journal.Over(name, run, True, outcome)])
         self._state.end_array(array)
         self._finalizer.outcomes.record(name, outcome)
-        self.names.forget(name)
         log.info("array %s run %d: %s (%s)", name, run, outcome, result.reason)
         # A second file of its name may have waited for this.
         self._scanner.examine(QUEUED, name, anew=True)

@@ -38,7 +38,8 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
         except reading.GitError as error:
             problems.append(one_line(str(error)))
     if order["packages"]:
-        interpreter = reading.interpreter_of(order["words"], workdir, order["environment"])
+        if order["words"] is not None:  # else it is that of a container
+            interpreter = reading.interpreter_of(order["words"], workdir, order["environment"])
         found = reading.lock_file_of(workdir, code.top if code is not None else None)
         if found is not None:
             lock, text = found

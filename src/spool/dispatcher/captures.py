@@ -1,9 +1,9 @@
 """Capture the code of a job before it starts, in a process of its own, without waiting for it (FORMAT 4.27).
 
 A start whose code is being captured keeps its place in the plan, with its room, and begins in the pass after the
-answer: what is captured is what the run begins with. The tasks of an array share the capture of the first, and starts
-of one pass in one work tree share one too. The records are hard links to the same files. Nothing here holds up a
-start for long or for good: what cannot be captured is said in the record.
+answer: what is captured is what the run begins with. The tasks of an array share the capture of the first for their
+first runs, and starts of one pass in one work tree share one too. The records are hard links to the same files.
+Nothing here holds up a start for long or for good: what cannot be captured is said in the record.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Captures:
     def put(self, live: ActiveRun) -> None:
         """Give a claimed run its records. An error is logged: it must not hold up the start."""
         metadir = self._spool.layout.metadir(live.name, live.run)
-        array = self._array_of(live.spec)
+        array = self._array_of(live.name, live.spec)
         _, order = self._of.pop(live.name, (None, None))
         source = order.directory if order is not None else array
         try:
@@ -128,15 +128,17 @@ class Captures:
                 self._spool.disk.create(f"{metadir}/{layout.CAPTURE}", said, 0o400)
             elif source is not None:
                 _link(self._spool, source, metadir)
-                if order is not None and array is not None and not _has(array):
+                if order is not None and array is not None and _record_in(array) is None:
                     _link(self._spool, metadir, array)
         except OSError as error:
             log.warning("cannot keep the captured code of job %s run %d: %s", live.name, live.run, error)
 
     def _is_ready(self, job: JobEntry, spec: Spec, user: str) -> bool:
-        array = self._array_of(spec)
-        if array is not None and job.name not in self._of and _has(array):
-            return True
+        array = self._array_of(job.name, spec)
+        if array is not None and job.name not in self._of and (shared := _record_in(array)) is not None:
+            if not self._had(job.name, shared):
+                return True
+            array = None  # it runs again: its code may be another by now
         version = (job.queued.version if job.queued is not None else None, job.attempts)
         known, order = self._of.get(job.name, (None, None))
         now_ns = time.monotonic_ns()
@@ -154,10 +156,11 @@ class Captures:
         """
         workdir, environment = workdir_of(spec), {**self._common, **dict(spec.env)}
         environment = {key: environment.get(key, "") for key in ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
-        words = _first_words(spec)
+        words = _first_words(spec) if spec.container is None else None  # the image has its own Python
         wanted = self._settings.config.capture
         # The tasks of an array ask once, whatever their values make of the command.
-        key = (workdir, *environment.values(), array if array is not None else tuple(words))
+        told = ("container",) if words is None else () if array is not None else tuple(words)
+        key = (workdir, *environment.values(), array, *told)
         order = self._asked.get(key)
         if order is None and array is not None:
             order = next((each for each in self._orders if each.array == array and not each.is_done), None)
@@ -175,10 +178,18 @@ class Captures:
         self._orders.append(order)
         return order
 
-    def _array_of(self, spec: Spec) -> str | None:
+    def _array_of(self, name: str, spec: Spec) -> str | None:
         """Return the metadir of a task's array, None for another job, or while the array is unknown."""
-        array = self._state.arrays.get(spec.task.array) if spec.task is not None else None
+        if spec.task is None or name != f"{spec.task.array}_{spec.task.index}":  # a task that `spool rerun` submitted
+            return None
+        array = self._state.arrays.get(spec.task.array)
         return self._spool.layout.metadir(array.name, array.run) if array is not None else None
+
+    def _had(self, name: str, shared: os.stat_result) -> bool:
+        """Whether an earlier run of a task had the capture that its array shares, or a later one."""
+        run = self._spool.latest_run(name)
+        found = _record_in(self._spool.layout.metadir(name, run)) if run is not None else None
+        return found is not None and found.st_mtime_ns >= shared.st_mtime_ns
 
     def _tidy(self) -> None:
         """Remove captures that no start wants any more, and set when there is work without an answer."""
@@ -205,11 +216,11 @@ def _first_words(spec: Spec) -> list[str]:
     return (spec.command.split()[:8] if isinstance(spec.command, str) else list(spec.command))[:8]
 
 
-def _has(directory: str) -> bool:
+def _record_in(directory: str) -> os.stat_result | None:
     try:
-        return status_of(f"{directory}/{layout.CAPTURE}") is not None
+        return status_of(f"{directory}/{layout.CAPTURE}")
     except OSError:
-        return False
+        return None
 
 
 def _link(spool: LockedSpool, source: str, target: str) -> None:

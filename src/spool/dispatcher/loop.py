@@ -6,7 +6,6 @@ kill of the process is enough for the next dispatcher to continue.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import time
@@ -57,7 +56,6 @@ from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.config import Settings
-from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 
@@ -93,6 +91,7 @@ class Dispatcher:
 
     _captures: Captures | None = None  # None: nothing was ever to be captured
     _cpu_energy: CpuEnergyRecorder | None = None  # None: this process may not read the counters
+    _shown_version = 0  # the version of the state that the status shows
 
     def __init__(self, spool: LockedSpool, *, clock: Callable[[], int] = time.time_ns) -> None:
         self.spool = spool
@@ -124,7 +123,7 @@ class Dispatcher:
             share=self.share,
             clock=clock,
         )
-        self.outcomes = OutcomeIndex(spool, self.state.array_state, self._reading_outcome, self._matters)
+        self.outcomes = OutcomeIndex(spool, self.state, self._reading_outcome, self._matters)
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
@@ -142,7 +141,7 @@ class Dispatcher:
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
         self.pause = Pause(context)
         self.halt = Halt(context, self.stops, self.finalizer.end_unstarted, self.arrays.cancel)
-        self.planner = Planner(context, self.world, self.reservations, self.outcomes, self.arrays.names)
+        self.planner = Planner(context, self.world, self.reservations, self.outcomes)
         self.preempter = Preempter(context, self.stops, self._plan_again)
         self.launcher = Launcher(context, self.planner.shortage, self._keep_capture)
         self.recovery = Recovery(context, self.prober)
@@ -150,7 +149,6 @@ class Dispatcher:
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
         self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
-        self._shown_version = 0  # the version of the state that the status shows
         self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
         self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
         self._lock_seen_ns, self._logs_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, 0, time.monotonic_ns()
@@ -399,7 +397,7 @@ class Dispatcher:
             self.confinement.done(*_LOCK)
         if now_ns >= self._logs_seen_ns + SECOND_NS and self.spool.is_ours:
             self._logs_seen_ns = now_ns
-            with contextlib.suppress(SpoolTrouble):  # the next call finds it again
+            with self.confinement.service("reopen", "the logs"):
                 self.logs.keep()
 
     def _take_answers(self) -> None:
@@ -574,7 +572,6 @@ class Dispatcher:
         for live in runs:
             self._watch(live)
             self.outcomes.forget(live.name)
-            self.arrays.names.forget(live.name)
             self.state.began(live.name)
         for one in blocked:
             # It does not keep others waiting, and is tried again after the next complete look.

@@ -19,7 +19,7 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.timers import Timer
 from spool.formats import run_records
 from spool.machine.host import local_zone
-from spool.state.outcomes import ArrayNames, OutcomeIndex
+from spool.state.outcomes import OutcomeIndex
 from spool.state.past import Remembered
 from spool.state.run import ActiveRun
 from spool.state.submission import NO_BACKOFF
@@ -66,7 +66,6 @@ class Planner:
         world: MachineMonitor,
         reservations: Reservations,
         outcomes: OutcomeIndex,
-        arrays: ArrayNames,
     ) -> None:
         self._context = context
         self._share = context.share
@@ -75,7 +74,6 @@ class Planner:
         self._world = world
         self._reservations = reservations
         self._outcomes = outcomes
-        self._arrays = arrays
         self._timer = context.timers.timer("starts", context.clock)  # due when the plan changes by itself
         self._gpu_timer = context.timers.timer("gpus")
         self.shortage = Shortage(context.spool, context.timers.timer("starts", context.clock))
@@ -214,7 +212,7 @@ class Planner:
         return self._state.view(
             machine,
             ended=self._outcomes,
-            arrays=self._arrays,
+            arrays=self._outcomes.arrays,
             reservations=self._reservations.standing,
             paused=paused,
             holding=holding,

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from spool.core import layout
 from spool.core.capture import code_in_words
-from spool.core.errors import InvalidFile
+from spool.core.errors import InvalidFile, NoSuchJob, cannot
 from spool.core.model import Result
 from spool.core.units import show_duration, show_size
 from spool.formats import toml
@@ -17,6 +17,8 @@ from spool.query.details import RunDetails, job_details
 from spool.store.spool import Spool
 
 _OF_EACH_RUN = frozenset({"SPOOL_JOB", "SPOOL_RUN", "SPOOL_METADIR"})
+_RECORDED = frozenset({"code", "python", "packages", "environment"})  # sections that a record has, or nothing does
+_OF_EVERY_RUN = frozenset({"executor", "host", "gpus"})  # of the machine; a capture has the rest
 _MOST_SHOWN = 200  # characters of a value
 
 
@@ -50,7 +52,11 @@ def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | N
     found = []
     for section in first.facts:
         left, right = first.facts[section], second.facts[section]
+        if section in _RECORDED and not (left and right):
+            continue  # unknown is not different; a note says why
         keys = dict.fromkeys((*left, *right))
+        if section == "machine" and not all(side.run.capture for side in sides):
+            keys = {key: None for key in keys if key in _OF_EVERY_RUN}
         found += [
             Difference(section, key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)
         ]
@@ -63,7 +69,7 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
         run = spool.latest_run(name)
     details = job_details(spool, name, run)
     if not details.runs:
-        raise spool.no_such_job("compare", f"the newest run of {name}", name)
+        raise NoSuchJob(cannot("compare", f"the newest run of {name}", "it has not run yet"))
     found = details.runs[-1]
     record, capture = found.record, found.capture
     code = capture.code if capture is not None else None
@@ -79,7 +85,7 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
             "branch": code.branch if code is not None else None,
             "changes": None
             if code is None or not code.changed
-            else f"{code.changed} files, sha256 {code.diff_hash or '?'}",
+            else f"{code.changed} file{'' if code.changed == 1 else 's'}, sha256 {code.diff_hash or '?'}",
             "work tree": code.top if code is not None else None,
             "untracked": ", ".join(code.untracked) or None if code is not None else None,
         },
@@ -126,10 +132,12 @@ def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
     """Yield what could not be compared, and the commands that show more."""
     captures = [side.run.capture for side in sides]
     for name, side, capture in zip(names, sides, captures, strict=True):
-        if capture is None:
+        if side.run.record.started_at_ns is None:
+            yield f"{name}: it has not started, so nothing is known of its code and environment"
+        elif capture is None:
             yield f"{name}: its code was not captured; `[capture]` in config.toml does that (docs/OPERATIONS.md)"
         elif capture.problem:
-            yield f"{name}: {capture.problem}"
+            yield f"{name}: not captured: {capture.problem}"
         elif capture.code is not None and capture.code.diff_bytes:
             yield f"{name}: {code_in_words(capture.code)}: {side.run.metadir}/{layout.CAPTURE_DIFF}"
     codes = [capture.code for capture in captures if capture is not None and capture.code is not None]
@@ -157,7 +165,16 @@ def _flat(text: bytes | None, what: str = "a job file") -> dict[str, str]:
             if isinstance(value, dict):
                 add(value, f"{before}{key}.")
             else:
-                found[f"{before}{key}"] = str(value)
+                found[f"{before}{key}"] = value if isinstance(value, str) else _written(value)
 
     add(document, "")
     return {key: value for key, value in found.items() if not key.startswith("env.")}
+
+
+def _written(value: object) -> str:
+    """Return a value as a job file has it, on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_written(each)}' for key, each in value.items())}}}"
+    return toml.quote(value) if isinstance(value, str) else toml.show(value)

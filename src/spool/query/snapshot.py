@@ -109,7 +109,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
             _expand(table, now_ns)  # they have their sizes now
     view = table.view(
         alone,
-        ended=OutcomeIndex(spool, table.array_state),
+        ended=OutcomeIndex(spool, table),
         arrays=arrays,
         reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,
         paused=spool.paused,

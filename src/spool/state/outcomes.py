@@ -70,16 +70,19 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
 
 
 class OutcomeIndex(Mapping[str, State]):
-    """The newest outcome of each ended job, read from its records on demand."""
+    """The newest outcome of each ended job, read from its records on demand.
+
+    `arrays` has the tasks of arrays. It forgets each name that begins or ends: what was an array may now be one job.
+    """
 
     def __init__(
         self,
         spool: Spool,
-        standing: Callable[[str], State | None] = lambda _: None,
+        table: SchedulerState | None = None,
         reading: Callable[[str], AbstractContextManager[object]] = lambda _: suppress(OSError),
         matters: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """*standing* returns the state of names that have not ended though no queue has them.
+        """*table* has the state of arrays that have not ended though no queue has them.
 
         An unreadable record counts as missing for now. The records of a job are read inside `with reading(name)`, which
         ends that work on an error, and may report it. *matters* tells whether a waiting job depends on a name; outcomes
@@ -87,8 +90,10 @@ class OutcomeIndex(Mapping[str, State]):
         """
         self._spool = spool
         self._reading = reading
-        self._standing = standing
+        table = table if table is not None else SchedulerState()
+        self._standing = table.array_state
         self._matters = matters
+        self.arrays = ArrayNames(spool, table)
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
         self.failures = 0  # final outcomes recorded that are neither success nor a user's wish
@@ -123,6 +128,7 @@ class OutcomeIndex(Mapping[str, State]):
         self._forget_some()
         self._known[name] = state
         self._missing.pop(name, None)
+        self.arrays.forget(name)
 
     def _forget_some(self) -> None:
         """Forget the names that no waiting job depends on, once there are many: their records have the same."""
@@ -136,6 +142,7 @@ class OutcomeIndex(Mapping[str, State]):
     def forget(self, name: str) -> None:
         """Forget the outcome of a job that waits or runs again."""
         self._known.pop(name, None)
+        self.arrays.forget(name)
 
     def _read(self, name: str) -> State | None:
         result = None

@@ -47,6 +47,7 @@ class Logs:
         self._dirty = threading.Event()
         self._closing = threading.Event()
         self._torn: set[int] = set()  # logs whose last append was incomplete
+        self._gone: set[str] = set()  # logs whose file is gone, and which could not be opened anew
         self._mutex = threading.Lock()  # a descriptor changes when its file is compacted or rotated
         self._thread: threading.Thread | None = None
         self.problem: OSError | None = None  # why the last grouped sync failed; it is retried
@@ -62,6 +63,8 @@ class Logs:
     def remember(self, lines: Iterable[journal.Line]) -> None:
         """Append *lines* to the journal."""
         data = journal.render(lines)
+        if self._gone:
+            self.keep()
         if data:
             with of_the_spool(self._paths[layout.JOURNAL]):
                 self._append(self._open[layout.JOURNAL], data)
@@ -70,6 +73,8 @@ class Logs:
 
     def account(self, lines: bytes) -> None:
         """Append whole lines to the history."""
+        if self._gone:
+            self.keep()
         if lines:
             with of_the_spool(self._paths[layout.HISTORY]):
                 self._append(self._open[layout.HISTORY], lines)
@@ -88,7 +93,8 @@ class Logs:
     def keep(self) -> None:
         """Open logs anew whose files were rotated away, deleted or replaced.
 
-        For regular calls: until the next one, lines go to the old file.
+        For regular calls: until the next one, lines go to the old file. While a log cannot be opened anew, because
+        something else has its name, nothing is appended to it.
         """
         self._renew(layout.HISTORY)
         if self._renew(layout.JOURNAL):
@@ -126,14 +132,27 @@ class Logs:
         """Open a log anew if another file has its name, or none, and return whether that was so."""
         path, fd = self._paths[name], self._open[name]
         if is_there(fd, path):
+            self._gone.discard(name)
             return False
+        self._gone.add(name)
+        kept = name == layout.HISTORY  # a journal is written anew
+        if kept:
+            with of_the_spool(path):
+                self._disk.sync_log(fd)  # no later sync is of this file
         new = open_log(path)
-        with of_the_spool(path):
-            self._mend(new)
+        try:
+            with of_the_spool(path):
+                self._mend(new)
+                if kept:
+                    self._disk.sync_directories([self._spool.root])
+        except BaseException:
+            os.close(new)
+            raise
         with self._mutex:
             self._open[name] = new
             self._torn.discard(fd)
             os.close(fd)
+        self._gone.discard(name)
         return True
 
     def close(self) -> None:
