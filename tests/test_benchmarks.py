@@ -68,7 +68,7 @@ def test_every_policy_is_compared_with_easy_on_every_trace(traces: Path) -> None
     said = run(traces, "gpus=2,2", "--jobs", 2, "--loads", "own", "85")
     assert said.returncode == 0, said.stderr
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.stdout.splitlines()]
-    assert rows[0] == ["trace", "load", "limits", "policy", "slowdown", "mean wait", "99 % wait", "longest wait"]
+    assert rows[0] == ["trace", "load", "limits", "policy", "slowdown", "mean wait", "99% wait", "longest wait"]
     assert {len(row) for row in rows} == {8}
     assert len(rows) == 2 + 2 * 12 + 12
     assert [row[0] for row in rows[2:26:12]] == ["gpus (12 jobs)", "small (12 jobs)"]

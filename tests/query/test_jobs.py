@@ -104,7 +104,7 @@ def test_an_array_that_is_held_has_no_run_time(root: Path) -> None:
     assert (why(spool, "a").expected_run_ns, job_details(spool, "a").expected_run_ns) == (None, None)
 
 
-_OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent", "node")
+_OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent", "node", "cpu_list")
 _ADDED = ("place", "progress", "parameters", "metrics", "left", "start")
 _OF_AN_END = ("ended_at_ns", "exit_code")
 # For each source of rows, the fields that it does not know, or that its caller adds.
