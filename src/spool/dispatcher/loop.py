@@ -265,7 +265,8 @@ class Dispatcher:
             Step("files", "look at", "the spool", self._observe,
                  lambda: wakeup.reload or executors.unloaded or self.observer.has_work, of_spool=True),
             Step("answers", "take in", "the answers of hooks", self._take_answers,
-                 lambda: events.replies or admission.replies or admission.allowed or events.asked != admission.asked),
+                 lambda: (events.replies or admission.replies or admission.allowed or state.to_fill
+                          or events.asked != admission.asked)),
             Step("answers", "take in", "what was captured", self._take_captures,
                  lambda: self._captures is not None and self._captures.waiting),
             Step("recovery", "continue", "interrupted work", self._recover, lambda: state.unsettled),
