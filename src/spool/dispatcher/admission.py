@@ -183,9 +183,9 @@ class Admission:
         """After a change of the reviewed events: drop reviews that are no longer needed."""
         if EventName.QUEUED not in self.asked:
             for name in {**self._state.to_fill, **self._files}:
+                self._state.asked_to_fill(name)
                 if (job := self._state.jobs.get(name)) is not None:
                     self._state.fill_no_more(job)
-            self._state.to_fill.clear()
             self._files.clear()
         if EventName.SUBMITTING not in self.asked:
             for name in self._starts:
@@ -206,7 +206,7 @@ class Admission:
             with self._confinement.of(Thing.of_job(name), _ASK) as piece:
                 self._ask_about_file(name)
             if not piece.failed:
-                del self._state.to_fill[name]
+                self._state.asked_to_fill(name)
 
     def _ask_about_file(self, name: str) -> None:
         job, known = self._state.jobs.get(name), self._files.get(name)
@@ -246,7 +246,7 @@ class Admission:
         for words in left:
             log.info("job %s: %s", job.name, words)
         line = journal.Added(job.name, *file.content, tuple((plugin, dict(keys)) for plugin, keys in added))
-        self._state.added[job.name] = line
+        self._state.keys_added(line)
         self._context.journal.note(line)
         if added:
             log.info("job %s: %s", job.name, jobfile.comments(added).replace("# ", "").rstrip().replace("\n", "; "))

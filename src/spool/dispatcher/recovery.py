@@ -73,7 +73,8 @@ class Recovery:
     def open(self, memory: Memory) -> None:
         """Begin with the journal's content: restore the results that a power cut took."""
         self.memory = memory
-        self._state.added.update(memory.added)
+        for added in memory.added.values():
+            self._state.keys_added(added)
         self._loader = self._with(memory)
         self._served_until_ns = self._spool.served_until_ns()
         with self._confinement.service("restore", "the results that a power cut took"):

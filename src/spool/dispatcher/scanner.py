@@ -422,7 +422,7 @@ class Scanner:
             self._see_why_held(job, file)
         self._state.see_file(job, place, file)
         if file is not None and file.problem == UNFILLED:
-            self._state.to_fill[name] = None
+            self._state.to_be_filled(name)
         # Whatever kept it from being read, it may have been invalid before that.
         good = file is None or file.problem in (None, UNFILLED)
         if before is not None and before.problem is not None and good:

@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import msgspec
 import pluggy
 
 from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
+from spool.formats.listener_protocol import plain_keys
 from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import GROUP
 
@@ -182,12 +182,10 @@ class Plugins(Listener):
         name, keys = implementation.plugin_name, self._call(implementation, event, begin)
         if keys is not None and not isinstance(keys, Mapping):
             raise _FailedError(f"{name}: spool_queueing returned {type(keys).__name__}, not a mapping")
-        given = {key: value for key, value in (keys or {}).items() if value is not None}
         try:
-            plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, Any])
+            return plain_keys(keys or {})
         except (TypeError, ValueError, RecursionError) as error:
             raise _FailedError(f"{name}: spool_queueing returned what no job file can hold: {error}") from None
-        return plain
 
     def _texts(self, word: str, event: Event, begin: Begin) -> str:
         texts = [self._call(implementation, event, begin) for implementation in self._found(word)]

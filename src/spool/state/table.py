@@ -272,6 +272,18 @@ class SchedulerState(Struct):
         added = self.added.get(name)
         return added if added is not None and added.is_for(content) else None
 
+    def keys_added(self, line: journal.Added) -> None:
+        """Record what plugins added to a job file."""
+        self.added[line.job] = line
+
+    def to_be_filled(self, name: str) -> None:
+        """Let plugins be asked about the file of a job."""
+        self.to_fill[name] = None
+
+    def asked_to_fill(self, name: str) -> None:
+        """Record that plugins were asked about the file of a job, or need not be."""
+        self.to_fill.pop(name, None)
+
     def fill_no_more(self, job: JobEntry) -> None:
         """Let a file be used as it is, to which plugins add nothing."""
         file = job.queued
