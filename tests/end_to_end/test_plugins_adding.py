@@ -173,6 +173,17 @@ def test_a_plugin_that_fails_holds_the_job_and_says_why(tmp_path: Path, returned
         spool.wait_place("x", "held")
 
 
+def test_a_job_that_cannot_be_held_waits_and_says_why(tmp_path: Path) -> None:
+    """Another file of its name is held: the one in `queued/` stays there with the words of the plugin."""
+    spool = with_plugins(tmp_path, rules=adding("1 / 0"))
+    with spool:
+        spool.start()
+        spool.drop("x", "true", place="held")
+        spool.drop("x", "true")
+        spool.wait_reason("x", "plugin rules: ZeroDivisionError")
+        assert spool.path("queued", "x").exists()
+
+
 def test_a_plugin_that_ends_its_process_holds_the_job(tmp_path: Path) -> None:
     """After the third time; the other jobs wait no longer than that."""
     spool = with_plugins(tmp_path, rules=adding("{}", "    __import__('os')._exit(1)\n"))

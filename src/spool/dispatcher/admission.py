@@ -82,9 +82,14 @@ class Admission:
     @property
     def waiting(self) -> bool:
         """Whether an answer is still missing."""
-        if self._cancels or self._files or self._state.to_fill:
+        if self._cancels or self.awaits_keys:
             return True
         return any(start.answer is None for start in self._starts.values())
+
+    @property
+    def awaits_keys(self) -> bool:
+        """Whether plugins may still add keys to a new job."""
+        return bool(self._files or self._state.to_fill)
 
     @property
     def reviews_starts(self) -> bool:
@@ -290,6 +295,8 @@ class Admission:
         """Hold a job that must not start; if it cannot be held, because of its name, it stays where it is."""
         if not self._spool.hold_because(job.name, why):
             self._state.block(job, why)
+            if _unfilled(job) is not None:
+                self._state.refuse_file(job, QUEUED, why)
             return
         log.info("job %s is held: %s", job.name, why)
         self._starts.pop(job.name, None)

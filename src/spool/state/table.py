@@ -86,7 +86,7 @@ class SchedulerState(Struct):
     left: list[str] = field(default_factory=list)  # names without anything left, since the last call of `take_left`
     unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
     added: dict[str, journal.Added] = field(default_factory=dict)  # what plugins added to files, by job
-    to_fill: dict[str, None] = field(default_factory=dict)  # jobs about which plugins are to be asked
+    to_fill: dict[str, None] = field(default_factory=dict)  # jobs about which no plugin was asked yet
     told_blocked: dict[str, str] = field(default_factory=dict)  # the last reasons of failed starts, as reported
     doubted: set[str] = field(default_factory=set)  # names whose next start checks for conflicting files first
     version: int = 0  # changes with every fact
