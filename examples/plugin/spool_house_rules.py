@@ -1,4 +1,4 @@
-"""Rules of the house: GPUs only for jobs that say what for, a word in each log, and a ledger of what has ended."""
+"""Rules of the house: a time limit for each job, GPUs only for a project, a word in each log, a ledger of all ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from pathlib import Path
 from spool.listeners.plugins import Event, hookimpl
 
 _told: set[str] = set()  # an event may be told twice; its id is the same then
+
+
+@hookimpl
+def spool_queueing(event: Event) -> dict[str, str]:
+    """Add a time limit to jobs without one; `spool show` says that it comes from here."""
+    return {"time_limit": "24h"}
 
 
 @hookimpl

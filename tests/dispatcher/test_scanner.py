@@ -15,6 +15,7 @@ from spool.dispatcher import filemoves, observer
 from spool.dispatcher.inotify import Hint
 from spool.dispatcher.scanner import JobFileReader
 from spool.formats import jobfile
+from spool.formats.journal import Added
 from spool.query import snapshot
 from spool.store.spool import Spool
 
@@ -41,9 +42,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     parse = JobFileReader.parse
 
-    def noted(self: JobFileReader, name: str, data: bytes) -> tuple[Spec, bytes | None]:
+    def noted(self: JobFileReader, name: str, data: bytes, added: Added | None) -> tuple[Spec, bytes | None]:
         found.append(name)
-        return parse(self, name, data)
+        return parse(self, name, data, added)
 
     monkeypatch.setattr(JobFileReader, "parse", noted)
     return found

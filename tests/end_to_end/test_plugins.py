@@ -19,7 +19,7 @@ EXAMPLE = ROOT / "examples" / "plugin"
 
 
 def test_the_example_does_what_it_says(tmp_path: Path) -> None:
-    """Without a project a job with GPUs is held; every log begins with a word; each end is in the ledger, once."""
+    """A job has a time limit, every log begins with a word, and each end is in the ledger, once."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     ((entry, module),) = project["entry-points"]["spool"].items()
     install(tmp_path / "site", module, (EXAMPLE / f"{module}.py").read_text(), entry)
@@ -30,6 +30,8 @@ def test_the_example_does_what_it_says(tmp_path: Path) -> None:
         spool.wait_done("x")
         user = spool.history()[0]["user"]
         assert spool.log("x") == f"before\nhouse rules: this is a job of {user}\nmine\nafter\n"
+        record = (spool.root / "jobs" / "x" / "1" / "defaults.toml").read_text()
+        assert record.startswith('# added by plugin house_rules: time_limit = "24h"\n')
         spool.until(lambda: (spool.root / "ledger").exists(), "the ledger")
         assert (spool.root / "ledger").read_text() == "x 1 finished\n"
     finally:

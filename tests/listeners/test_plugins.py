@@ -76,3 +76,17 @@ def test_a_function_that_cannot_just_be_called_has_no_say(load: Load, what: str)
     assert plugins.ask(QUESTION, lambda _: None) == Answer()
     cancel = replace(QUESTION, name=EventName.CANCELLING)
     assert plugins.ask(cancel, lambda _: None) == Answer(no=f"plugin {name}: never")
+
+
+def test_a_plugin_returns_keys_for_a_new_job_and_says_nothing_by_none(load: Load) -> None:
+    """Each plugin is asked and named; a value of None adds nothing; who has no such function is not asked at all."""
+    arrival = replace(QUESTION, name=EventName.QUEUED, keys={"command": "true"})
+    keys = "@hookimpl\ndef spool_queueing(event):\n    return {'comment': event.keys['command'], 'project': None}\n"
+    plugins = load(fills=keys, silent="@hookimpl\ndef spool_queueing(event):\n    pass\n", other=ASKED)
+    assert plugins.asks(EventName.QUEUED)
+    assert plugins.ask(arrival, lambda _: None) == Answer(added=(("fills", {"comment": "true"}),))
+
+
+def test_without_a_plugin_that_adds_keys_new_jobs_are_not_asked_about(load: Load) -> None:
+    """Other functions, such as for the event that a job is queued, do not count."""
+    assert not load(told="@hookimpl\ndef spool_event(event):\n    pass\n", gate=ASKED).asks(EventName.QUEUED)

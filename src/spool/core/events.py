@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from typing import Any
 
 from msgspec import Struct
 
@@ -48,22 +49,24 @@ class Event(Struct, frozen=True, kw_only=True):
     notify: Notify | None = None  # of the job file; may hold secrets, and is shown to no hook
     reservation: str | None = None
     gpu: str | None = None  # UUID
+    keys: dict[str, Any] | None = None  # of the job file, for a plugin that may add some; shown to no hook
 
 
 class Answer(Struct, frozen=True):
-    """The listeners' answer to a proposed start or cancellation."""
+    """The listeners' answer to a new job, or to a proposed start or cancellation."""
 
     no: str | None = None  # the reason for a veto, in the listener's words
     init: str = ""  # shell text for the wrapper: before anything else, just before the command, after it
     prep: str = ""
     end: str = ""
     env: tuple[tuple[str, str], ...] = ()  # variables for the run
+    added: tuple[tuple[str, dict[str, Any]], ...] = ()  # for a new job: plugins, and the keys that each returned
 
     def joined(self, other: Answer) -> Answer:
-        """Return an approval with the texts and the variables of both."""
+        """Return an approval with the texts, the variables and the keys of both."""
         pairs = ((self.init, other.init), (self.prep, other.prep), (self.end, other.end))
         init, prep, end = ("\n".join(filter(None, pair)) for pair in pairs)
-        return Answer(None, init, prep, end, (*self.env, *other.env))
+        return Answer(None, init, prep, end, (*self.env, *other.env), (*self.added, *other.added))
 
 
 class NotifyRule(Struct, frozen=True):

@@ -1,7 +1,8 @@
-"""Reviews by hooks before a start or a cancellation, without waiting for the answer (FORMAT 15.3).
+"""Reviews by hooks of new jobs, starts and cancellations, without waiting for the answer (FORMAT 15.3).
 
-A job under review keeps its place in the plan, with its room, and starts in the pass after the answer. A run whose
-cancellation is under review goes on.
+A new job to which plugins may add keys is not planned before their answer. A job whose start is under review keeps its
+place in the plan, with its room, and starts in the pass after the answer. A run whose cancellation is under review goes
+on.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
 from spool.core import layout
+from spool.core.errors import InvalidValue
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -23,16 +26,26 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.scanner import Scanner
+from spool.formats import jobfile, journal, toml
 from spool.formats.listener_protocol import Reply
+from spool.machine.host import why_not_expanded
 from spool.state.run import ActiveRun
+from spool.state.submission import UNFILLED, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 
 log = logging.getLogger(__name__)
 
+_ASK = "ask plugins what to add to"
 _ANSWER = "apply the answer of a hook to"
 ASKED = "hook submitting: asked"
+_MOST_FILES = 64  # open questions about new files; those about starts need not wait for all others
 _GOOD_FOR_NS = 60 * SECOND_NS  # for a yes: its reasons may no longer hold after that
+
+
+class _FileReview(Struct):
+    number: int
+    content: tuple[int, int, int]  # of the file
 
 
 class _StartReview(Struct):
@@ -59,6 +72,7 @@ class Admission:
         self._confinement = context.confinement
         self._scanner = scanner
         self._monitor = monitor
+        self._files: dict[str, _FileReview] = {}
         self._starts: dict[str, _StartReview] = {}
         self._cancels: dict[tuple[str, int], _CancelReview] = {}
         self.allowed: set[tuple[str, int]] = set()  # runs whose cancellation was approved
@@ -68,7 +82,14 @@ class Admission:
     @property
     def waiting(self) -> bool:
         """Whether an answer is still missing."""
-        return bool(self._cancels) or any(start.answer is None for start in self._starts.values())
+        if self._cancels or self.awaits_keys:
+            return True
+        return any(start.answer is None for start in self._starts.values())
+
+    @property
+    def awaits_keys(self) -> bool:
+        """Whether plugins may still add keys to a new job."""
+        return bool(self._files or self._state.to_fill)
 
     @property
     def reviews_starts(self) -> bool:
@@ -80,6 +101,8 @@ class Admission:
         if self._events.asked != self.asked:
             self.asked = self._events.asked
             self._review_no_more()
+        if self._state.to_fill:
+            self._ask_about_files()
         replies = self.replies + self._events.take_replies()
         if replies:
             self._forget_old()
@@ -133,6 +156,9 @@ class Admission:
     def _take(self, reply: Reply) -> bool:
         """Apply one answer; return whether that succeeded, else it is applied again later."""
         number, answer = reply.number, reply.answer
+        for name, file in list(self._files.items()):
+            if file.number == number and not self._try(Thing.of_job(name), self._fill, name, file, answer):
+                return False
         for name, start in list(self._starts.items()):
             if start.number == number and not self._try(Thing.of_job(name), self._answer_start, name, start, answer):
                 return False
@@ -160,6 +186,12 @@ class Admission:
 
     def _review_no_more(self) -> None:
         """After a change of the reviewed events: drop reviews that are no longer needed."""
+        if EventName.QUEUED not in self.asked:
+            for name in {**self._state.to_fill, **self._files}:
+                self._state.asked_to_fill(name)
+                if (job := self._state.jobs.get(name)) is not None:
+                    self._state.fill_no_more(job)
+            self._files.clear()
         if EventName.SUBMITTING not in self.asked:
             for name in self._starts:
                 if (job := self._state.jobs.get(name)) is not None:
@@ -169,6 +201,63 @@ class Admission:
             for key, cancel in list(self._cancels.items()):
                 self._try(Thing.of_run(key), self._stop_or_keep, cancel, Answer())
         self._state.changed()
+
+    # New files.
+
+    def _ask_about_files(self) -> None:
+        """Ask plugins which keys to add to the files that came or changed since the last pass."""
+        ready = (name for name in self._state.to_fill if not self._confinement.pauses(Thing.of_job(name), _ASK))
+        for name in list(islice(ready, max(0, _MOST_FILES - len(self._files)))):
+            with self._confinement.of(Thing.of_job(name), _ASK) as piece:
+                self._ask_about_file(name)
+            if not piece.failed:
+                self._state.asked_to_fill(name)
+
+    def _ask_about_file(self, name: str) -> None:
+        job, known = self._state.jobs.get(name), self._files.get(name)
+        file = _unfilled(job)
+        if job is None or file is None or (known is not None and known.content == file.content):
+            return
+        text = self._spool.waiting_text(name, file.version)
+        if text is None:
+            return  # the next look sees the change
+        if known is not None:
+            self._events.forget_review(known.number)
+        keys = toml.read(text, f"job {name}")
+        number = self._events.review_file(job, file, keys, self._context.clock())
+        self._files[name] = _FileReview(number, file.content)
+
+    def _fill(self, name: str, review: _FileReview, answer: Answer) -> None:
+        """Record the keys that plugins add to a file, and use it with them; hold a job that would be invalid."""
+        job = self._state.jobs.get(name)
+        file = _unfilled(job)
+        if job is not None and file is not None and file.content == review.content:
+            text = self._spool.waiting_text(name, file.version)
+            if text is None:
+                self._scanner.examine(QUEUED, name, anew=True)
+            elif answer.no is not None:
+                self._refuse(job, answer.no)
+            else:
+                self._add(job, file, text, answer)
+        self._files.pop(name, None)
+
+    def _add(self, job: JobEntry, file: JobFileVersion, text: bytes, answer: Answer) -> None:
+        defaults = self._context.settings.config.defaults
+        try:
+            added, left = jobfile.additions(job.name, text, answer.added, defaults, why_not_expanded)
+        except InvalidValue as error:
+            self._refuse(job, str(error))
+            return
+        for words in left:
+            log.info("job %s: %s", job.name, words)
+        line = journal.Added(job.name, *file.content, tuple((plugin, dict(keys)) for plugin, keys in added))
+        self._state.keys_added(line)
+        self._context.journal.note(line)
+        if added:
+            log.info("job %s: %s", job.name, jobfile.comments(added).replace("# ", "").rstrip().replace("\n", "; "))
+            self._scanner.examine(QUEUED, job.name, anew=True)
+        else:
+            self._state.fill_no_more(job)
 
     # Starts.
 
@@ -206,6 +295,8 @@ class Admission:
         """Hold a job that must not start; if it cannot be held, because of its name, it stays where it is."""
         if not self._spool.hold_because(job.name, why):
             self._state.block(job, why)
+            if _unfilled(job) is not None:
+                self._state.refuse_file(job, QUEUED, why)
             return
         log.info("job %s is held: %s", job.name, why)
         self._starts.pop(job.name, None)
@@ -244,6 +335,12 @@ class Admission:
                     spool.disk.publish(running, spool.record(name, live.run, layout.SPEC_COPY) or b"")
         self._context.changes.runs.add(name)
         self._state.changed()
+
+
+def _unfilled(job: JobEntry | None) -> JobFileVersion | None:
+    """Return the file of a job to which plugins may still add keys."""
+    file = job.queued if job is not None else None
+    return file if file is not None and file.problem == UNFILLED else None
 
 
 def _version(job: JobEntry) -> tuple[object, ...]:

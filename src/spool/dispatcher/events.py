@@ -27,7 +27,7 @@ from spool.dispatcher.listener_client import ListenerClient
 from spool.dispatcher.timers import Timers
 from spool.formats.events import render_event
 from spool.formats.listener_protocol import Ready, Reply
-from spool.listeners.discovery import CAN_BE_REFUSED, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
+from spool.listeners.discovery import ASKED_ABOUT, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
@@ -226,7 +226,7 @@ class EventRecorder:
         if found.silent:
             self.wanted |= _EVERYTHING if ready is None else _known(ready.wants)
         if found.may_ask:
-            self.asked |= CAN_BE_REFUSED if ready is None else _known(ready.asks)
+            self.asked |= ASKED_ABOUT if ready is None else _known(ready.asks)
 
     def _ready(self, ready: Ready) -> None:
         self._listeners = ready
@@ -255,7 +255,7 @@ class EventRecorder:
 
     def file(self, name: EventName, job: JobEntry, file: JobFileVersion, at_ns: int, reason: str = "") -> None:
         """Record an event about a waiting or held job."""
-        if self.wants(name, file.spec):
+        if self.wants(name, file.spec or file.unfilled):
             self._record(self._of_file(name, job, file, at_ns, reason))
 
     def reservation(self, name: EventName, this: OngoingCondition, at_ns: int, of: Reservation | None) -> None:
@@ -301,6 +301,10 @@ class EventRecorder:
     def review_start(self, job: JobEntry, file: JobFileVersion, grant: Grant, at_ns: int) -> int:
         """Request a review of the start of a job; return its number."""
         return self._review(replace(self._of_file(EventName.SUBMITTING, job, file, at_ns), grant=grant))
+
+    def review_file(self, job: JobEntry, file: JobFileVersion, keys: dict[str, Any], at_ns: int) -> int:
+        """Ask plugins which keys to add to the file of a new job, which has *keys*; return the number of the review."""
+        return self._review(replace(self._of_file(EventName.QUEUED, job, file, at_ns), keys=keys))
 
     def review_cancel(self, live: ActiveRun, stop: Stop, at_ns: int) -> int:
         """Request a review of the cancellation of a run; return its number."""
@@ -367,8 +371,8 @@ class EventRecorder:
             "user": name_of(file.uid),
             "submitted_at_ns": job.wait.arrived_at_ns if job.wait is not None else None,
         }
-        if file.spec is not None:
-            facts |= _fields(file.spec, _OF_SPEC)
+        if (spec := file.spec or file.unfilled) is not None:
+            facts |= _fields(spec, _OF_SPEC)
         return self._event(name, event_id, at_ns, reason, **facts)
 
 

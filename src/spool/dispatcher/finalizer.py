@@ -24,7 +24,7 @@ from spool.dispatcher.conclusions import COULD_NOT_START
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.scanner import Scanner
-from spool.formats import journal, run_records
+from spool.formats import jobfile, journal, run_records
 from spool.formats.freetext import metrics_in, one_line
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
@@ -389,7 +389,11 @@ class Finalizer:
         if status is None or text is None or not stat.S_ISREG(status.st_mode):
             return None
         seen = status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid
-        return JobFileVersion(*seen, spec_of(text, name, self._settings.config.defaults)), text
+        added = self._state.added_to(name, (status.st_ino, status.st_mtime_ns, status.st_size))
+        defaults = self._settings.config.defaults
+        if added is not None and added.keys:
+            defaults = jobfile.with_added(defaults, added.keys)
+        return JobFileVersion(*seen, spec_of(text, name, defaults)), text
 
     def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:
         """Return the end of a waiting submission whose file is *file*."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from spool.client.autostart import environment
+from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
 from spool.core.model import SECOND_NS
 from spool.formats.listener_protocol import (
@@ -184,7 +185,8 @@ class ListenerClient:
         log.error("the listeners' process has ended; starting another one")
         for number, event, tries in self._reviews.died():
             why = f"it crashed the listeners' process {tries} times"
-            self._answered(Reply(number, Answer(no=f"hook {event.name}: {why}")))
+            who = "a plugin" if event.name is EventName.QUEUED else f"hook {event.name}"
+            self._answered(Reply(number, Answer(no=f"{who}: {why}")))
 
     def _send_reviews(self) -> None:
         if self._is_ready:

@@ -249,14 +249,17 @@ class Dispatcher:
     def idle(self) -> bool:
         """Whether nothing runs, and no waiting job could ever start by itself."""
         waiting = len(self.state.queue) - self.arrays.waiting_held()
-        return not self.state.live and not waiting and not self.scanner.awaits_writers and self.arrays.idle
+        if self.state.live or waiting or self.admission.awaits_keys:
+            return False
+        return not self.scanner.awaits_writers and self.arrays.idle
 
     @property
     def stuck(self) -> bool:
         """Whether nothing runs, and only users can help the jobs that wait or cannot be filed."""
         troubled = all(not live.holds_room and self.confinement.why(live.name) for live in self.state.live.values())
         plan = self.planner.plan
-        return troubled and not self.scanner.awaits_writers and plan is not None and plan.stuck
+        is_new = self.scanner.awaits_writers or self.admission.awaits_keys
+        return troubled and not is_new and plan is not None and plan.stuck
 
     @property
     def asking(self) -> bool:
@@ -280,7 +283,8 @@ class Dispatcher:
             Step("files", "look at", "the spool", self._observe,
                  lambda: wakeup.reload or executors.unloaded or self.observer.has_work, of_spool=True),
             Step("answers", "take in", "the answers of hooks", self._take_answers,
-                 lambda: events.replies or admission.replies or admission.allowed or events.asked != admission.asked),
+                 lambda: (events.replies or admission.replies or admission.allowed or state.to_fill
+                          or events.asked != admission.asked)),
             Step("answers", "take in", "what was captured", self._take_captures,
                  lambda: self._captures is not None and self._captures.waiting),
             Step("recovery", "continue", "interrupted work", self._recover, lambda: state.unsettled),

@@ -73,6 +73,8 @@ class Recovery:
     def open(self, memory: Memory) -> None:
         """Begin with the journal's content: restore the results that a power cut took."""
         self.memory = memory
+        for added in memory.added.values():
+            self._state.keys_added(added)
         self._loader = self._with(memory)
         self._served_until_ns = self._spool.served_until_ns()
         with self._confinement.service("restore", "the results that a power cut took"):
@@ -559,7 +561,7 @@ def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
             if texts is None:
                 data = spool.record(name, run, layout.SPEC_COPY) or spool.job_text(RUNNING, name) or b""
                 try:
-                    texts = TaskFiles(name, data, array.spec)
+                    texts = TaskFiles(name, data, array.spec, spool.record(name, run, layout.DEFAULTS) or b"")
                 except InvalidFile:
                     return
             log.warning("array %s: its task %s was lost to a power cut and is written again", name, task)

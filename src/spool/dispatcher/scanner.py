@@ -25,7 +25,7 @@ from spool.dispatcher.inotify import Hint, NameChange
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
 from spool.state.run import ActiveRun
-from spool.state.submission import INVALID, JobFileVersion
+from spool.state.submission import INVALID, UNFILLED, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import status_of
@@ -338,6 +338,7 @@ class Scanner:
         problem = _IN_EDITOR if edited else None
         spec: Spec | None = None
         text: bytes | None = None
+        added: journal.Added | None = None
         is_foreign = seen.uid != self._spool.ownership.owner
         if why := self._spool.ownership.why_not(seen.origin, place, layout.file_of(name)):
             if seen.origin.links > 1 and time.time_ns() - seen.ctime_ns < QUIET_NS:
@@ -346,13 +347,21 @@ class Scanner:
             self._texts.complain(place, name, f"cannot use job {name}: {why}\n", to_others=is_foreign)
         elif not edited:
             try:
-                spec, text = self._texts.parse(name, seen.data)
+                added = self._state.added_to(name, (seen.inode, seen.mtime_ns, seen.size))
+                spec, text = self._texts.parse(name, seen.data, added)
                 text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
                 problem = INVALID
                 self._texts.complain(place, name, jobfile.render_errors(name, error.problems), to_others=is_foreign)
         identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
+        if spec is not None and added is None and self._is_to_be_filled(place, spec):
+            return JobFileVersion(*identity, None, UNFILLED, unfilled=spec, text=text)
         return JobFileVersion(*identity, spec, problem, text=text)
+
+    def _is_to_be_filled(self, place: str, spec: Spec) -> bool:
+        """Whether plugins may add keys to such a file. What they add to an array is in the files of its tasks."""
+        is_task = spec.task is not None and spec.task.array in self._state.arrays
+        return place == QUEUED and EventName.QUEUED in self._events.asked and not is_task
 
     def _take(self, place: str, name: str, file: JobFileVersion | ReadFailure) -> None:
         if file in (ReadFailure.GONE, ReadFailure.NOT_OURS):
@@ -412,8 +421,11 @@ class Scanner:
         if place == HELD:
             self._see_why_held(job, file)
         self._state.see_file(job, place, file)
+        if file is not None and file.problem == UNFILLED:
+            self._state.to_be_filled(name)
         # Whatever kept it from being read, it may have been invalid before that.
-        if before is not None and before.problem is not None and (file is None or file.problem is None):
+        good = file is None or file.problem in (None, UNFILLED)
+        if before is not None and before.problem is not None and good:
             self._texts.complain(place, name, None)
         now = time.time_ns()
         if job.queued is None and job.held is None:
@@ -508,16 +520,19 @@ class JobFileReader:
         # Complaints that could not be written or removed, and whether other users may read them.
         self.unsaid: dict[tuple[str, str], tuple[str | None, bool]] = {}
 
-    def parse(self, name: str, data: bytes) -> tuple[Spec, bytes | None]:
-        """Return the spec of job *name*, completed by the configured defaults.
+    def parse(self, name: str, data: bytes, added: journal.Added | None = None) -> tuple[Spec, bytes | None]:
+        """Return the spec of job *name*, completed by what plugins *added* and by the configured defaults.
 
         It comes with the text, as one object shared by all jobs with equal texts; None if this is the first of them.
         Raises InvalidJob.
         """
+        defaults = self._settings.config.defaults
+        if added is not None and added.keys:
+            defaults = jobfile.with_added(defaults, added.keys)
+            return jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded), None
         known = self._parsed.get(data)
         if known is not None:
             return known
-        defaults = self._settings.config.defaults
         spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
         # The same text under another name gives the same spec, except where it depends on the name.
         if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:

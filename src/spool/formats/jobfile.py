@@ -39,6 +39,11 @@ from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
 
 V = TypeVar("V")
 
+WhyNoPath = Callable[[str, Mapping[str, str]], str | None]
+
+Added = Sequence[tuple[str, Mapping[str, Any]]]
+"""The keys that plugins add to a job: the name of each plugin, and its keys."""
+
 _MOST_GPU_TYPES = 16
 
 NO_DEFAULTS = JobDefaults()
@@ -49,7 +54,7 @@ def parse(
     *,
     name: str,
     defaults: JobDefaults = NO_DEFAULTS,
-    why_no_path: Callable[[str, Mapping[str, str]], str | None] | None = None,
+    why_no_path: WhyNoPath | None = None,
 ) -> Spec:
     """Return the spec in the job file *data* of the job *name*. Raises only InvalidJob, with every problem.
 
@@ -118,7 +123,10 @@ def _variables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
 
 def from_defaults(defaults: JobDefaults, data: bytes) -> str:
-    """Return, as TOML, the keys that *defaults* add to the job file *data*; "" if none, or if that cannot be read."""
+    """Return, as TOML, the keys that *defaults* add to the job file *data*; "" if none, or if that cannot be read.
+
+    Comments before them say which are of plugins.
+    """
     try:
         own = toml.read(data, "the job file")
     except InvalidFile:
@@ -126,7 +134,69 @@ def from_defaults(defaults: JobDefaults, data: bytes) -> str:
     added = {key: value for key, value in _applicable(defaults, own).items() if key not in own}
     if isinstance(env := defaults.keys.get("env"), dict) and isinstance(stated := own.get("env"), dict):
         added |= {"env": {key: value for key, value in env.items() if key not in stated}}
-    return toml.write({key: value for key, value in added.items() if value != {}}).decode()
+    text = toml.write({key: value for key, value in added.items() if value != {}}).decode()
+    return "".join(line for line in defaults.text.splitlines(keepends=True) if line.startswith(_ADDED_BY)) + text
+
+
+_ADDED_BY = "# added by plugin "
+
+
+def with_added(defaults: JobDefaults, added: Added) -> JobDefaults:
+    """Return *defaults* with the keys that plugins added to one job; comments in the text name the plugins."""
+    keys = dict(defaults.keys)
+    for _, each in added:
+        keys = {**keys, **each, **_variables(keys, each)}
+    return JobDefaults(defaults.kill_grace_ns, keys, comments(added) + toml.write(keys).decode())
+
+
+def comments(added: Added) -> str:
+    """Return lines of TOML comments that say which plugin added what."""
+    lines = []
+    for plugin, each in added:
+        for key, value in each.items():
+            pairs = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
+            lines += [f"{_ADDED_BY}{plugin}: {name} = {_in_brief(one)}\n" for name, one in pairs.items()]
+    return shown("".join(lines), "\n")
+
+
+def _in_brief(value: object) -> str:
+    return ", ".join(map(toml.show, value)).join("[]") if isinstance(value, list) else toml.show(value)
+
+
+def additions(
+    name: str, data: bytes, said: Added, defaults: JobDefaults, why_no_path: WhyNoPath | None = None
+) -> tuple[Added, list[str]]:
+    """Return what plugins add to the job file *data* of what they *said*, and in words what they do not.
+
+    Only keys that the file, or a plugin before, does not set are added; of `env`, such variables. Raises InvalidValue
+    if the job would be invalid.
+    """
+    own = toml.read(data, f"job {name}")
+    taken: list[tuple[str, dict[str, Any]]] = []
+    left = []
+    for plugin, each in said:
+        new = dict(_applicable(JobDefaults(keys=each), own))
+        if bad := new.keys() & _NEVER_ADDED:
+            raise InvalidValue(f'plugin {plugin}: cannot add "{min(bad)}", which makes another job of it')
+        variables, stated = new.get("env"), own.get("env")
+        for key in sorted(new.keys() & own.keys()):
+            if key == "env" and isinstance(variables, dict) and isinstance(stated, dict) and variables.keys() - stated:
+                new[key] = {variable: value for variable, value in variables.items() if variable not in stated}
+            else:
+                left.append(f"plugin {plugin}: {key} is set already and stays as it is")
+                del new[key]
+        if not new:
+            continue
+        try:
+            so_far = with_added(defaults, (*taken, (plugin, new)))
+            parse(data, name=name, defaults=so_far, why_no_path=why_no_path)
+        except InvalidJob as error:
+            raise InvalidValue(f"plugin {plugin}: {'; '.join(one.message for one in error.problems)}") from None
+        except (TypeError, ValueError) as error:
+            raise InvalidValue(f"plugin {plugin}: {', '.join(new)}: {error}") from None
+        taken.append((plugin, new))
+        own = {**new, **own, **_variables(new, own)}
+    return tuple(taken), left
 
 
 def defaults_of(stated: Mapping[str, Any]) -> tuple[JobDefaults, Problems]:
@@ -487,6 +557,7 @@ _DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConf
 # entries have options.
 _REPLACED = {key.name for key in keys.JOB.keys if key.kind in ("command", "workdir", "output", "script")}
 _ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
+_NEVER_ADDED = {*_ARRAY_ONLY, "command", "script", "task", "depends_on", "terminal"}
 _ADDED_TO = {
     key.name for key in keys.JOB.keys if key.kind in ("variables", "amounts") or (key.table and not key.option)
 }
@@ -497,14 +568,19 @@ class TaskFiles:
     """Makes the files of the tasks of one array. Raises InvalidFile for invalid TOML.
 
     A task's file is an ordinary job file: the keys of the array's file, without those that make an array, with `{key}`
-    replaced, plus a table `[task]`. It depends only on the bytes of the array's file and the position, so that it can
-    be made again after a power cut.
+    replaced, plus a table `[task]`. It depends only on the bytes of the array's file, what plugins have *added* to it
+    (TOML) and the position, so that it can be made again after a power cut.
     """
 
-    def __init__(self, name: str, data: bytes, spec: Spec) -> None:
+    def __init__(self, name: str, data: bytes, spec: Spec, added: bytes = b"") -> None:
         self.tasks = Tasks(name, spec)
         self._substitution = Substitution(self.tasks.keys)
         document = toml.read(data, f"job {name}")
+        self._head = b""
+        if added:
+            more = toml.read(added, f"what plugins added to job {name}")
+            document = {**more, **document, **_variables(more, document)}
+            self._head = b"".join(line for line in added.splitlines(keepends=True) if line.startswith(b"#"))
         same: dict[str, Any] = {}
         self._scalars: dict[str, Any] = {}  # keys that differ from task to task
         self._env: dict[str, str] | None = None
@@ -537,7 +613,7 @@ class TaskFiles:
         env = b""
         if self._env is not None:
             env = b"\n" + toml.write({"env": {key: apply(value, values) for key, value in self._env.items()}})
-        return (toml.write(head) if head else b"") + self._same + env + last.encode()
+        return self._head + (toml.write(head) if head else b"") + self._same + env + last.encode()
 
 
 def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = (), *, name: str) -> bytes:

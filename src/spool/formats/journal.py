@@ -1,6 +1,7 @@
 """The lines of `.journal`: state that the dispatcher must remember and that no job file has (FORMAT 1.10).
 
-It holds each job's place in the queue and its waiting clock, and the runs that were started and are not over. One JSON
+It holds each job's place in the queue and its waiting clock, the keys that plugins added to its file, and the runs that
+were started and are not over. One JSON
 array a line, the word first. A line that cannot be read (a power cut may leave half of one) is ignored: the journal
 holds memories, and each of them has a safe default.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -29,6 +31,20 @@ class Left(msgspec.Struct, frozen=True, array_like=True, tag="left", gc=False):
     """A job no longer waits, and nothing about it needs remembering."""
 
     job: str
+
+
+class Added(msgspec.Struct, frozen=True, array_like=True, tag="added"):
+    """Plugins were asked what to add to this version of a job file: the keys that each has added, often none."""
+
+    job: str
+    inode: int
+    mtime_ns: int
+    size: int
+    keys: tuple[tuple[str, dict[str, Any]], ...] = ()  # plugin, keys; no key twice
+
+    def is_for(self, version: tuple[int, int, int]) -> bool:
+        """Whether it is about that version of the file: its inode, `mtime_ns` and size."""
+        return (self.inode, self.mtime_ns, self.size) == version
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started", gc=False):
@@ -69,7 +85,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told", gc=False):
     over: bool = False
 
 
-Line = Waits | Left | Started | Stopping | Over | Told
+Line = Waits | Left | Added | Started | Stopping | Over | Told
 _decoder = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 
@@ -91,9 +107,9 @@ def parse(data: bytes) -> Iterator[Line]:
                 yield line
 
 
-def _is_of_a_job(line: Waits | Left | Started | Stopping | Over) -> bool:
+def _is_of_a_job(line: Waits | Left | Added | Started | Stopping | Over) -> bool:
     """Whether name and number, which become parts of a path, are valid for a job and its run."""
-    run = 1 if isinstance(line, Waits | Left) else line.run
+    run = 1 if isinstance(line, Waits | Left | Added) else line.run
     return layout.valid_name(line.job) and 0 < run <= layout.MOST_RUNS
 
 
@@ -105,6 +121,7 @@ class Memory(msgspec.Struct):
     over: dict[tuple[str, int], tuple[Started, Over]] = msgspec.field(default_factory=dict)
     closed: dict[str, Started] = msgspec.field(default_factory=dict)  # the newest run that is over for good
     stopping: dict[tuple[str, int], Stop] = msgspec.field(default_factory=dict)  # where no record says so
+    added: dict[str, Added] = msgspec.field(default_factory=dict)
     told: set[str] = msgspec.field(default_factory=set)  # facts that listeners were told of, and that still hold
 
     def newest(self, name: str) -> Started | None:
@@ -125,6 +142,9 @@ def recall(lines: list[Line]) -> Memory:
                 (memory.told.discard if over else memory.told.add)(told)
             case Left():
                 memory.waits.pop(line.job, None)
+                memory.added.pop(line.job, None)
+            case Added():
+                memory.added[line.job] = line
             case Started():
                 memory.open[line.job, line.run] = line
                 memory.closed.pop(line.job, None)
@@ -141,4 +161,5 @@ def recall(lines: list[Line]) -> Memory:
                     memory.over[line.job, line.run] = started, line
                 if line.final and started is not None:
                     memory.closed[line.job] = started
+                    memory.added.pop(line.job, None)
     return memory

@@ -7,6 +7,9 @@ is at work) and `reply`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from spool.core.events import Answer, Event
@@ -69,6 +72,15 @@ ToListeners = Subscribe | Available | Review
 ToDispatcher = Ready | StepBegun | Reply
 _to_listeners: msgspec.json.Decoder[ToListeners] = msgspec.json.Decoder(ToListeners)
 _to_dispatcher: msgspec.json.Decoder[ToDispatcher] = msgspec.json.Decoder(ToDispatcher)
+
+
+def plain_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *keys* as they arrive at the other side, without those that are None.
+
+    Raises TypeError, ValueError or RecursionError for a value that JSON cannot hold.
+    """
+    stated = {key: value for key, value in keys.items() if value is not None}
+    return msgspec.json.decode(_encoder.encode(stated), type=dict[str, Any])
 
 
 def render(message: ToListeners | ToDispatcher) -> bytes:

@@ -30,6 +30,9 @@ FOR_JOBS = "notify"
 
 CAN_BE_REFUSED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
 
+ASKED_ABOUT = CAN_BE_REFUSED | {EventName.QUEUED}
+"""What plugins may be asked about: also new jobs, to which they may add keys."""
+
 _HOOK_NAMES = frozenset(name.value for name in EventName)
 _HOOK_FOLDER = ".d"
 _DROPPINGS = ("~", ".swp", ".swo", ".bak", ".orig", ".rej", ".tmp", ".new", ".dpkg-old", ".dpkg-new", ".dpkg-dist")

@@ -19,7 +19,7 @@ import logging
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -29,6 +29,7 @@ from spool.core.eventnames import EventName
 from spool.core.events import Answer, Event
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
+from spool.formats.listener_protocol import plain_keys
 from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import GROUP
 
@@ -54,6 +55,10 @@ class HookSpecs:
     @_hookspec
     def spool_polling(self, event: Event) -> None:
         """Receive a sign that a run goes on, once a minute for each run."""
+
+    @_hookspec
+    def spool_queueing(self, event: Event) -> Mapping[str, Any] | None:
+        """Return keys to add to the file of a new job, which has `event.keys`; what it sets itself stays as it is."""
 
     @_hookspec
     def spool_submitting(self, event: Event) -> str | None:
@@ -101,7 +106,9 @@ class Plugins(Listener):
         return bool(self._found("polling" if name is EventName.POLLING else "event"))
 
     def asks(self, name: EventName) -> bool:
-        """Whether a plugin reviews events of that kind, or has text for the wrapper."""
+        """Whether a plugin reviews events of that kind, has text for the wrapper, or adds keys to new jobs."""
+        if name is EventName.QUEUED:
+            return bool(self._found("queueing"))
         if name is EventName.SUBMITTING:
             return any(self._found(word) for word in ("submitting", *_TEXTS))
         return name is EventName.CANCELLING and bool(self._found("cancelling"))
@@ -118,6 +125,9 @@ class Plugins(Listener):
     def ask(self, event: Event, begin: Begin) -> Answer:
         """Ask every plugin until one says no; then collect their texts for the wrapper."""
         try:
+            if event.name is EventName.QUEUED:
+                added = ((each.plugin_name, self._keys(each, event, begin)) for each in self._found("queueing"))
+                return Answer(added=tuple((plugin, keys) for plugin, keys in added if keys))
             for implementation in self._found(event.name.value):
                 no = self._call(implementation, event, begin)
                 if no is not None and no is not True:
@@ -166,6 +176,16 @@ class Plugins(Listener):
         found = getattr(self._manager.hook, f"spool_{word}").get_hookimpls()
         found = [each for each in reversed(found) if each not in self._unfit]
         return [each for each in found if self._hangs[each.plugin_name] < _MOST_HANGS]
+
+    def _keys(self, implementation: pluggy.HookImpl, event: Event, begin: Begin) -> dict[str, Any]:
+        """Return the keys that a plugin adds to a job. Raises _FailedError for what no job file can hold."""
+        name, keys = implementation.plugin_name, self._call(implementation, event, begin)
+        if keys is not None and not isinstance(keys, Mapping):
+            raise _FailedError(f"{name}: spool_queueing returned {type(keys).__name__}, not a mapping")
+        try:
+            return plain_keys(keys or {})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _FailedError(f"{name}: spool_queueing returned what no job file can hold: {error}") from None
 
     def _texts(self, word: str, event: Event, begin: Begin) -> str:
         texts = [self._call(implementation, event, begin) for implementation in self._found(word)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -15,9 +16,10 @@ from spool.core import layout
 from spool.core.capture import Capture
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict
-from spool.core.model import NOT_SUSPENDED, Grant, Result, Sized, State, Stop, Suspension
+from spool.core.model import NOT_SUSPENDED, Grant, JobDefaults, Result, Sized, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
+from spool.query.added import AddedKeys
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.outlook import with_outlook
 from spool.query.parameters import with_metrics
@@ -184,8 +186,17 @@ def _defaults(spool: Spool, name: str, row: JobRow, text: bytes | None) -> str:
     if text is None or is_too_long(text):
         return ""
     if row.place in (layout.QUEUED, layout.HELD) or row.run is None:
-        return jobfile.from_defaults(Settings(spool).config.defaults, text)
+        return jobfile.from_defaults(_waiting_defaults(spool, row), text)
     return jobfile.from_defaults(spool.defaults(name, row.run), text)
+
+
+def _waiting_defaults(spool: Spool, row: JobRow) -> JobDefaults:
+    """Return the defaults of a job that waits, with what plugins added to its file."""
+    defaults = Settings(spool).config.defaults
+    with suppress(OSError):
+        status = os.stat(spool.layout.job_file(row.place or layout.QUEUED, row.name))
+        return AddedKeys(spool).to(row.name, status, defaults)
+    return defaults
 
 
 def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
@@ -196,7 +207,7 @@ def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
     defaults, spec = settings.config.defaults, None
     if place == layout.RUNNING and row.run is not None:  # a run has the defaults of its start
         spec = spool.spec_in_force(row.name, row.run, kill_grace_ns=defaults.kill_grace_ns)
-    spec = spec or spool.job_spec(place, row.name, defaults)
+    spec = spec or spool.job_spec(place, row.name, _waiting_defaults(spool, row))
     if spec is None or spec.is_array:
         return None
     run_times = past_of(spool, time.time_ns(), settings.config.policy).run_times
@@ -206,7 +217,7 @@ def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
 def _sized(spool: Spool, row: JobRow) -> Sized | None:
     if row.place not in (layout.QUEUED, layout.HELD):
         return None
-    spec = spool.job_spec(row.place, row.name, Settings(spool).config.defaults)
+    spec = spool.job_spec(row.place, row.name, _waiting_defaults(spool, row))
     if spec is None or not spec.is_sized:
         return None
     from spool.query.sizes import next_request  # few jobs need it

@@ -26,13 +26,14 @@ from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
-from spool.core.model import NOT_SUSPENDED, SECOND_NS, Result, Spec, State, Suspension
+from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
 from spool.core.reasons import IN_A_TERMINAL, show_instant
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
 from spool.query import ignored
+from spool.query.added import AddedKeys
 from spool.query.last_view import last_view
 from spool.query.parameters import Parameters
 from spool.query.rows import ORDERS, JobRow, array_row, of_spec, row_of_result, row_of_view, usual_order
@@ -56,6 +57,7 @@ _FITTING = {
 _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
+_NO_DEFAULTS = JobDefaults()
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
@@ -417,7 +419,8 @@ class JobLister:
             user, since, held, why_not = None, None, "", ""
         if place == RUNNING:
             return self._running(name, user, spool.job_spec(place, name))
-        stated = self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
+        stated = self._with_added(name, *seen) if seen is not None and not self.dispatcher else None
+        stated = stated or self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
         state = State.HELD if place == HELD else State.QUEUED
         array = place == HELD and self._is_held_array(name)
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
@@ -443,6 +446,15 @@ class JobLister:
         from spool.formats import jobfile  # not needed while a dispatcher is running
 
         return jobfile.shape
+
+    @cached_property
+    def _added(self) -> AddedKeys:
+        return AddedKeys(self._spool)
+
+    def _with_added(self, name: str, status: os.stat_result, text: bytes) -> dict[str, Any] | None:
+        """Return a row's fields with the keys that plugins added to the job file; None if there are none."""
+        defaults = self._added.to(name, status, _NO_DEFAULTS)
+        return of_spec(spec_of(text, name, defaults)) if defaults is not _NO_DEFAULTS else None
 
     def _stated(self, name: str, text: bytes | None) -> dict[str, Any] | None:
         """Return a row's fields from the job file, None if that is not valid; files with one shape are parsed once."""

@@ -20,7 +20,7 @@ from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS, Machine, Policy
+from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy
 from spool.core.phases import Outlived
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
@@ -199,6 +199,13 @@ class _Look:
             live.see(Outlived(files.left.at_ns if files.left is not None else None))
         return live
 
+    def _defaults(self, name: str, seen: FileText) -> JobDefaults:
+        """Return the defaults of a job, with what plugins added to this version of its file."""
+        added, defaults = self._memory.added.get(name), self._settings.config.defaults
+        if added is None or not added.is_for((seen.inode, seen.mtime_ns, seen.size)) or not added.keys:
+            return defaults
+        return jobfile.with_added(defaults, added.keys)
+
     def files(self) -> dict[str, str]:
         """Add every waiting and held job; return why some cannot be planned."""
         spool, table, left_out = self._spool, self._table, dict[str, str]()
@@ -218,7 +225,7 @@ class _Look:
                     if seen not in (ReadFailure.GONE, ReadFailure.NOT_OURS):
                         left_out[name] = f"its file is {seen.value}"
                     continue
-                file = _file(spool, place, name, seen, self._settings)
+                file = _file(spool, place, name, seen, self._defaults(name, seen))
                 if file.spec is None:
                     left_out[name] = file.problem or INVALID
                 job = table.job(name)
@@ -278,7 +285,7 @@ def _held_back(said: StateView | None) -> Holding:
     return Holding(held.amounts, held.job, held.rate, held.since_ns)
 
 
-def _file(spool: Spool, place: str, name: str, seen: FileText, settings: Settings) -> JobFileVersion:
+def _file(spool: Spool, place: str, name: str, seen: FileText, defaults: JobDefaults) -> JobFileVersion:
     identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
     if is_open_in_editor(spool.layout.at(place), name):
         return JobFileVersion(*identity, None, "its file is open in an editor")
@@ -287,7 +294,6 @@ def _file(spool: Spool, place: str, name: str, seen: FileText, settings: Setting
     if told:
         return JobFileVersion(*identity, None, told)
     try:
-        defaults = settings.config.defaults
         spec = jobfile.parse(seen.data, name=name, defaults=defaults, why_no_path=why_not_expanded)
     except InvalidJob as error:
         return JobFileVersion(*identity, None, "; ".join(problem.message for problem in error.problems))

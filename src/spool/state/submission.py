@@ -20,6 +20,8 @@ from spool.formats import journal
 from spool.store.spool import Spool
 
 INVALID = "invalid"  # the problem of a file whose `.error` file says more
+UNFILLED = "plugins: asked which keys to add"
+"""The problem of a new file to which plugins may still add keys."""
 
 
 class JobFileVersion(Struct):
@@ -33,6 +35,7 @@ class JobFileVersion(Struct):
     spec: Spec | None  # None: it must not start, and `problem` says why
     problem: str | None = None
     unread: bool = False  # it could not be read, so the next look opens it again
+    unfilled: Spec | None = None  # the spec without what plugins may add, with the problem `UNFILLED`
     text: bytes | None = None  # the parsed text, if kept: because several jobs share it, or its owner may change it
 
     @property
@@ -40,9 +43,14 @@ class JobFileVersion(Struct):
         """The identity of this version of the file."""
         return self.inode, self.mtime_ns, self.size, self.uid
 
+    @property
+    def content(self) -> tuple[int, int, int]:
+        """The identity of its content, which a move of the file leaves as it is."""
+        return self.inode, self.mtime_ns, self.size
+
     def is_same(self, other: JobFileVersion) -> bool:
         """Whether both are the same version of the same file."""
-        return (self.inode, self.mtime_ns, self.size) == (other.inode, other.mtime_ns, other.size)
+        return self.content == other.content
 
 
 class QueueTime(Struct, frozen=True):

@@ -35,7 +35,15 @@ from spool.formats import journal
 from spool.machine.host import local_zone
 from spool.state.array import Array
 from spool.state.run import ActiveRun
-from spool.state.submission import FIRST_ATTEMPT, NO_BACKOFF, Attempts, JobFileVersion, QueueTime, StartBackoff
+from spool.state.submission import (
+    FIRST_ATTEMPT,
+    NO_BACKOFF,
+    UNFILLED,
+    Attempts,
+    JobFileVersion,
+    QueueTime,
+    StartBackoff,
+)
 from spool.store.ownership import name_of, this_user
 
 if TYPE_CHECKING:
@@ -77,6 +85,8 @@ class SchedulerState(Struct):
     array_files: set[str] = field(default_factory=set)  # waiting files to expand
     left: list[str] = field(default_factory=list)  # names without anything left, since the last call of `take_left`
     unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
+    added: dict[str, journal.Added] = field(default_factory=dict)  # what plugins added to files, by job
+    to_fill: dict[str, None] = field(default_factory=dict)  # jobs about which no plugin was asked yet
     told_blocked: dict[str, str] = field(default_factory=dict)  # the last reasons of failed starts, as reported
     doubted: set[str] = field(default_factory=set)  # names whose next start checks for conflicting files first
     version: int = 0  # changes with every fact
@@ -255,6 +265,30 @@ class SchedulerState(Struct):
         file = job.file(place)
         if file is not None:
             file.spec, file.problem = None, problem
+            self.settle(job)
+
+    def added_to(self, name: str, content: tuple[int, int, int]) -> journal.Added | None:
+        """Return what plugins added to that content of a job file; None if they were not asked."""
+        added = self.added.get(name)
+        return added if added is not None and added.is_for(content) else None
+
+    def keys_added(self, line: journal.Added) -> None:
+        """Record what plugins added to a job file."""
+        self.added[line.job] = line
+
+    def to_be_filled(self, name: str) -> None:
+        """Let plugins be asked about the file of a job."""
+        self.to_fill[name] = None
+
+    def asked_to_fill(self, name: str) -> None:
+        """Record that plugins were asked about the file of a job, or need not be."""
+        self.to_fill.pop(name, None)
+
+    def fill_no_more(self, job: JobEntry) -> None:
+        """Let a file be used as it is, to which plugins add nothing."""
+        file = job.queued
+        if file is not None and file.problem == UNFILLED:
+            file.spec, file.unfilled, file.problem = file.unfilled, None, None
             self.settle(job)
 
     def see_why_held(self, job: JobEntry, why: str) -> None:
@@ -445,6 +479,7 @@ class SchedulerState(Struct):
         self.decisive += news or job.name in self.arrays
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
             self.jobs.pop(job.name, None)
+            self.added.pop(job.name, None)
             if self.arrays:
                 self.left.append(job.name)
 

@@ -58,8 +58,8 @@ class ArrayStore:
         """Make the metadir appear whole, with every task in it."""
         for record, data in files.items():
             self._disk.create(f"{staged}/{record}", data)
-        # The tasks can be recreated from this one file.
-        self._disk.sync_file(f"{staged}/{layout.SPEC_COPY}")
+        for record in files.keys() & {layout.SPEC_COPY, layout.DEFAULTS}:  # the tasks can be recreated from these
+            self._disk.sync_file(f"{staged}/{record}")
         self._spool.ensure_runs(name)
         self._disk.rename(staged, self._layout.metadir(name, run))
 

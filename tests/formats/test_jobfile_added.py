@@ -1,0 +1,97 @@
+"""What plugins add to a job file: what is taken of it, what is refused, and how it is told from other defaults."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from spool.core.errors import InvalidValue
+from spool.core.model import JobDefaults
+from spool.formats import jobfile, journal
+
+FILE = b'command = "true"\ncpus = 2\nenv = { A = "own" }\n'
+
+
+def taken(said: Mapping[str, Mapping[str, Any]], data: bytes = FILE) -> tuple[dict[str, Any], list[str]]:
+    """Return what plugins add of what they said, and what is left, in words."""
+    added, left = jobfile.additions("x", data, tuple(said.items()), jobfile.NO_DEFAULTS)
+    return dict(added), left
+
+
+def test_only_what_the_file_does_not_set_is_taken() -> None:
+    """Of `env`, variable by variable; the words about the rest name plugin and key."""
+    said = {"p": {"cpus": 9, "priority": 3, "env": {"A": "1", "B": "2"}}}
+    assert taken(said) == (
+        {"p": {"priority": 3, "env": {"B": "2"}}},
+        ["plugin p: cpus is set already and stays as it is"],
+    )
+
+
+def test_a_second_plugin_may_add_to_what_the_first_did() -> None:
+    """A key of the first stays, a variable of its own is added."""
+    said = {"p": {"priority": 3, "env": {"B": "p"}}, "q": {"priority": 4, "env": {"B": "q", "C": "q"}}}
+    assert taken(said)[0] == {"p": said["p"], "q": {"env": {"C": "q"}}}
+
+
+def test_what_has_no_meaning_for_the_job_is_left_out() -> None:
+    """As of `[defaults]`: a job on a cluster has no `gpu_idle`."""
+    said = {"p": {"gpu_idle": "1h", "project": "a"}}
+    assert taken(said, b'command = "true"\nexecutor = "slurm"\n')[0] == {"p": {"project": "a"}}
+
+
+@pytest.mark.parametrize(
+    "key", ["command", "script", "array", "matrix", "rows", "max_running", "depends_on", "task", "terminal"]
+)
+def test_keys_that_make_another_job_of_it_are_refused(key: str) -> None:
+    """With the plugin and the key."""
+    with pytest.raises(InvalidValue, match=f'plugin p: cannot add "{key}"'):
+        taken({"p": {key: "1"}})
+
+
+@pytest.mark.parametrize("keys", [{"prio": 1}, {"priority": "much"}, {"env": {"A B": "x"}}, {"retry": [None]}])
+def test_a_wrong_key_or_value_is_the_fault_of_its_plugin(keys: Mapping[str, Any]) -> None:
+    """Also if other plugins have added good ones before."""
+    with pytest.raises(InvalidValue, match=r"^plugin bad: .*" + next(iter(keys))):
+        taken({"good": {"project": "p"}, "bad": keys})
+
+
+def test_the_text_of_the_defaults_says_which_key_is_whose() -> None:
+    """Those of plugins replace those of the configuration, and a text of several lines stays in its comment."""
+    stated = {"time_limit": "2h", "env": {"A": "configured", "B": "configured"}}
+    added = (("p", {"time_limit": "1h", "setup": "a\nb", "env": {"B": "added"}}), ("q", {"tags": ["x", "y"]}))
+    found = jobfile.with_added(JobDefaults(keys=stated), added)
+    env = {"A": "configured", "B": "added"}
+    assert tomllib.loads(found.text) == {"time_limit": "1h", "env": env, "setup": "a\nb", "tags": ["x", "y"]}
+    head = [line for line in found.text.splitlines() if line.startswith("#")]
+    assert head == [
+        '# added by plugin p: time_limit = "1h"',
+        '# added by plugin p: setup = "a\\nb"',
+        '# added by plugin p: env.B = "added"',
+        '# added by plugin q: tags = ["x", "y"]',
+    ]
+    shown = jobfile.from_defaults(found, FILE)
+    assert shown.splitlines()[:4] == head
+    assert tomllib.loads(shown) == {"time_limit": "1h", "env": {"B": "added"}, "setup": "a\nb", "tags": ["x", "y"]}
+
+
+def test_a_task_that_is_made_again_has_the_same_bytes() -> None:
+    """From the array's file and its `defaults.toml`."""
+    data = b'command = "echo {i}"\nmatrix = { i = [1, 2] }\n'
+    text = jobfile.with_added(jobfile.NO_DEFAULTS, (("p", {"comment": "c", "env": {"N": "{i}"}}),)).text.encode()
+    spec = jobfile.parse(data, name="many", defaults=jobfile.recorded_defaults(text, 1))
+    task = jobfile.TaskFiles("many", data, spec, text).text(1)
+    assert task.startswith(b'# added by plugin p: comment = "c"\n')
+    assert jobfile.parse(task, name="many_1").env == (("N", "2"),)
+
+
+def test_the_journal_forgets_what_was_added_with_the_job() -> None:
+    """It is remembered while the job waits, runs and is retried; not once it has left or is over for good."""
+    line = journal.Added("x", 1, 2, 3, (("p", {"priority": 3}),))
+    assert list(journal.parse(journal.render([line]))) == [line]
+    began = journal.Started("x", 1, "b", 1, 1, 1)
+    assert journal.recall([line, began, journal.Over("x", 1, False)]).added == {"x": line}
+    assert journal.recall([line, began, journal.Over("x", 1, True)]).added == {}
+    assert journal.recall([line, journal.Left("x")]).added == {}
