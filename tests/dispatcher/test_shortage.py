@@ -332,7 +332,7 @@ def test_a_start_that_is_refused_leaves_no_control_group(session: Session) -> No
     """The group that was made for its memory is removed with it; nobody else would."""
     standing = list[str]()
 
-    def create(job: str, run: int, memory_bytes: int) -> Any:
+    def create(job: str, run: int, memory_bytes: int, cpu_list: str) -> Any:
         standing.append(f"{job}.{run}")
         return SimpleNamespace(procs="/nowhere/cgroup.procs", remove=lambda: standing.remove(f"{job}.{run}"))
 

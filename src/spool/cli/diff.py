@@ -28,7 +28,7 @@ def command(root: str, one: str, other: str, as_json: bool) -> int:
       spool diff sweep_3 sweep_7
       spool diff train/1 train/2 --json
 
-    By hand: diff jobs/train/1/job.toml jobs/train/4/job.toml; diff jobs/train/1/capture.toml jobs/train/4/capture.toml
+    By hand: diff -r jobs/train/1 jobs/train/4
     """
     spool = opened(root)
     found = compare(spool, run_named(spool, one), run_named(spool, other))

@@ -26,6 +26,7 @@ from spool.query.outlook import foreseen
 from spool.query.parameters import by_value, outcomes_by_value, with_metrics
 from spool.query.rows import ORDERS, JobRow
 from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
+from spool.store.disk import is_yet_to_be_made
 from spool.store.spool import Spool
 
 _WATCH_S = 2.0
@@ -277,7 +278,7 @@ def _show(spool: Spool, asked: _Asked) -> int:
             lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
             _print_table(lines, asked, found.at_ns)
     _remark(found)
-    if not rows and not found.unknown and asked.form in ("table", "tree"):
+    if not rows and not found.unknown and asked.form in ("table", "tree") and not is_yet_to_be_made(spool.root):
         tell(_why_empty(asked))
     for name in found.unknown:
         tell(str(spool.no_such_job("list", f"job {name}", name)))

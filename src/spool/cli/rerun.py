@@ -62,6 +62,8 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
     run = spool.latest_run(job) if run is None else run
     text = spool.record(job, run, layout.SPEC_COPY) if run is not None else None
     if run is None or text is None:
+        if not spool.runs(job) and not spool.places(job):
+            raise spool.no_such_job("run", f"{name} again", job)
         why = "there is no such run, or its records were removed"
         raise NoSuchJob(cannot("run", f"{name} again", why if spool.runs(job) else "it has not run yet"))
     new = checked_name(new_name or next_name(root, job))
