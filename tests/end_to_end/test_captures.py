@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from machine.test_code import git
+from machine.test_code import git, pytestmark
 from served import Served
 from support import wait_for
+
+__all__ = ["pytestmark"]
 
 EXECUTORS = ("process", "sh", "tmux")
 

@@ -128,7 +128,7 @@ def test_only_what_the_wrapper_passes_on_is_passed_on(side: Side) -> None:
     )
     with side.answer() as connection:
         side.says("ready")
-        subprocess.run(["kill", "-s", "USR1", str(process.pid)], check=True)
+        subprocess.run(["sh", "-c", f"kill -s USR1 {process.pid}"], check=True)
         process.terminate()
         assert connection.recv(holder.LONGEST) == holder.EXITED + bytes([3])
     assert process.wait(PATIENCE_S) == 3
