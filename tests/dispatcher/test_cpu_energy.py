@@ -14,7 +14,7 @@ from crash.world import Session, world_at
 from spool.core import layout
 from spool.core.cpuenergy import EnergySample
 from spool.core.model import SECOND_NS, CpuEnergy, Suspension
-from spool.dispatcher import cpuenergy
+from spool.dispatcher import cpuenergy, limits
 from spool.dispatcher.cpuenergy import CpuEnergyRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
@@ -80,6 +80,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
         watched = Watched(session, clock)
         with monkeypatch.context() as patched:
             patched.setattr(cpuenergy, "time", clock)
+            patched.setattr(limits, "time", clock)
             patched.setattr(cpuenergy, "cpus_of_machine", lambda: 4)
             yield watched
         session.end()

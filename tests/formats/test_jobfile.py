@@ -931,3 +931,16 @@ def test_a_memory_factor_is_for_runs_out_of_memory() -> None:
     text = b'command = "true"\nmemory = "1G"\nretry = { max = 2, memory_factor = 1.5 }\n'
     retry = jobfile.parse(text, name="x").retry
     assert (retry.memory_factor, retry.on) == (1.5, {"failed", "out_of_memory"})
+
+
+@pytest.mark.parametrize("engine", ["slurm", "sge", "hq"])
+@pytest.mark.parametrize(
+    ("asked", "key"), [('gpu_min_memory = "40G"', "gpu_min_memory"), ('gpu_type = ["A100", "H100"]', "gpu_type")]
+)
+def test_what_an_engine_cannot_be_asked_of_gpus_is_refused_at_submission(engine: str, asked: str, key: str) -> None:
+    """The same is fine on this machine, and one type is fine everywhere."""
+    text = f'command = "true"\ngpus = 1\n{asked}\nexecutor = "{engine}"\n'
+    with pytest.raises(InvalidJob, match=f"{key}.*name one gpu_type"):
+        jobfile.parse(text.encode(), name="x")
+    jobfile.parse(text.replace(engine, "process").encode(), name="x")
+    jobfile.parse(text.replace(asked, 'gpu_type = "A100"').encode(), name="x")

@@ -10,6 +10,7 @@ from spool.core.cpuenergy import EnergyMeter, EnergyShare
 from spool.core.model import SECOND_NS
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
+from spool.dispatcher.limits import SumsWriter
 from spool.formats.run_records import render_cpu_energy
 from spool.machine.powercap import PackageCounters, cpus_of_machine
 from spool.state.run import ActiveRun
@@ -35,7 +36,7 @@ class CpuEnergyRecorder:
         self._timer = context.timers.timer("cpu energy")
         self._meter = EnergyMeter(counters.ranges_uj)
         self._shares: dict[tuple[str, int], EnergyShare] = {}
-        self._written_ns: dict[tuple[str, int], int] = {}  # monotonic: when the record of each run was written
+        self._sums = SumsWriter(context, layout.CPU_ENERGY, _WRITE, _WRITE_EVERY_NS)
 
     def watch_run(self, live: ActiveRun) -> None:
         """Count the energy of a run from now on, beyond what an earlier dispatcher has recorded."""
@@ -60,7 +61,6 @@ class CpuEnergyRecorder:
         for live in ours:
             self._count(live)
             del self._shares[live.key]
-            self._written_ns.pop(live.key, None)
 
     def turn(self) -> None:
         """Take a sample if it is time."""
@@ -75,8 +75,9 @@ class CpuEnergyRecorder:
         for live in runs:
             self._count(live)
         self._timer.set(now_ns + self._meter.every_ns if self._shares else None)
+        self._sums.forget_ended()
         for live in runs:  # last: a full disk ends this
-            if now_ns - self._written_ns.get(live.key, now_ns - _WRITE_EVERY_NS) >= _WRITE_EVERY_NS:
+            if self._sums.is_due(live):
                 self._write(live)
 
     def leave(self) -> None:
@@ -100,9 +101,5 @@ class CpuEnergyRecorder:
         live.cpu_energy_counted(energy)
 
     def _write(self, live: ActiveRun) -> None:
-        energy, confinement = live.cpu_energy, self._context.confinement
-        if energy is None or confinement.pauses(Thing.of_run(live.key), _WRITE):
-            return
-        self._written_ns[live.key] = time.monotonic_ns()
-        with confinement.of(Thing.of_run(live.key), _WRITE):
-            self._context.spool.put_note(live.name, live.run, layout.CPU_ENERGY, render_cpu_energy(energy))
+        if live.cpu_energy is not None:
+            self._sums.write(live, render_cpu_energy(live.cpu_energy))

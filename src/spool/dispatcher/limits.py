@@ -137,6 +137,39 @@ class LimitEnforcer:
                 self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
 
 
+class SumsWriter:
+    """Writes sums of live runs into a record of their metadirs once in a while, so that a restart keeps them."""
+
+    def __init__(self, context: Context, record: str, verb: str, every_ns: int) -> None:
+        """*verb* is what an error could not do to a run: "write the GPU use of"."""
+        self._context = context
+        self._record, self._verb, self._every_ns = record, verb, every_ns
+        self._written_ns: dict[tuple[str, int], int] = {}  # monotonic
+
+    def is_due(self, live: ActiveRun) -> bool:
+        """Whether the record is due: after the first look at once, so that short runs have one, later rarely."""
+        written_ns = self._written_ns.get(live.key)
+        return written_ns is None or time.monotonic_ns() - written_ns >= self._every_ns
+
+    def is_written(self, live: ActiveRun) -> None:
+        """Note that the record is there as it should be."""
+        self._written_ns[live.key] = time.monotonic_ns()
+
+    def write(self, live: ActiveRun, data: bytes) -> None:
+        """Write the record, unless that has failed a moment ago."""
+        confinement, thing = self._context.confinement, Thing.of_run(live.key)
+        if confinement.pauses(thing, self._verb):
+            return
+        self.is_written(live)
+        with confinement.of(thing, self._verb):
+            self._context.spool.put_note(live.name, live.run, self._record, data)
+
+    def forget_ended(self) -> None:
+        """Forget the runs that are no longer live."""
+        live = self._context.state.live
+        self._written_ns = {key: at for key, at in self._written_ns.items() if key in live}
+
+
 class GpuUseRecorder:
     """Sums up the GPU use of runs, and notices runs that leave their GPUs idle. *order* orders a run to be stopped.
 
@@ -150,7 +183,7 @@ class GpuUseRecorder:
         self._world = world
         self._order = order
         self._seen_at_ns: int | None = None  # the time of the last processed look of NVML
-        self._written_ns: dict[tuple[str, int], int] = {}  # monotonic: when the record of each run was written
+        self._sums = SumsWriter(context, layout.GPUS, _WRITE_GPUS, _WRITE_GPUS_EVERY_NS)
 
     def watch_run(self, live: ActiveRun) -> None:
         """Read the sums of a run that an earlier dispatcher has begun."""
@@ -160,7 +193,7 @@ class GpuUseRecorder:
             watch = self._context.spool.gpu_watch(live.name, live.run)
             if watch is not None and len(watch.gpus) == len(live.grant.gpu_uuids):
                 live.gpus_watched(watch)
-                self._written_ns[live.key] = time.monotonic_ns()
+                self._sums.is_written(live)
 
     def turn(self, machine: Machine | None) -> None:
         """Process a new look at the GPUs, if there is one."""
@@ -177,7 +210,7 @@ class GpuUseRecorder:
             if live is None or live.started_at_ns > at_ns or not live.holds_room:
                 continue
             self._take_in(live, at_ns, [work.get(uuid, {}).get(name) for uuid in live.grant.gpu_uuids])
-        self._written_ns = {key: at for key, at in self._written_ns.items() if key in state.live}
+        self._sums.forget_ended()
 
     def leave(self) -> None:
         """Write the sums since the last writing."""
@@ -197,7 +230,7 @@ class GpuUseRecorder:
         if watch.is_due(live.spec) and not live.asking:
             with self._context.confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):
                 self._judge(live, watch, at_ns)
-        elif before.is_told != watch.is_told or self._is_old(live):
+        elif before.is_told != watch.is_told or self._sums.is_due(live):
             self._write(live)
 
     def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
@@ -216,15 +249,6 @@ class GpuUseRecorder:
         if flushed:  # else the next dispatcher repeats the report: the record of it comes last
             self._write(live)
 
-    def _is_old(self, live: ActiveRun) -> bool:
-        """Whether the record is due: after the first look at once, so that short runs have one, later rarely."""
-        written_ns = self._written_ns.get(live.key)
-        return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
-
     def _write(self, live: ActiveRun) -> None:
-        watch, confinement = live.gpu_watch, self._context.confinement
-        if watch is None or confinement.pauses(Thing.of_run(live.key), _WRITE_GPUS):
-            return
-        self._written_ns[live.key] = time.monotonic_ns()
-        with confinement.of(Thing.of_run(live.key), _WRITE_GPUS):
-            self._context.spool.put_note(live.name, live.run, layout.GPUS, render_gpus(watch))
+        if live.gpu_watch is not None:
+            self._sums.write(live, render_gpus(live.gpu_watch))

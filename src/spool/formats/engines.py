@@ -168,16 +168,29 @@ def is_silence(status: int | None, said: str, unreachable: re.Pattern[str]) -> b
 # GPUs.
 
 
-def check_gpu_kind(name: str, spec: Spec, engine: str, instead: str = "") -> None:
-    """Raise SpoolError if *spec* asks for GPUs of a least size, or of several types, which *engine* has no words for.
+_CHOOSES_BY = {
+    "slurm": 'executor_options = ["--constraint=A|B"] with the features of your nodes',
+    "sge": 'executor_options = ["-l RESOURCE=A|B"] with a resource of your site',
+}
+"""How engines choose among GPUs in other ways than by one type."""
 
-    *instead* says how else the engine chooses among GPUs.
-    """
-    request, what = spec.request, f"job {name} to {engine}"
-    remedy = "".join(["name one gpu_type", f", or write {instead}" if instead else ""])
-    if request.gpu_min_memory_bytes is not None:
-        why = f"it needs GPUs of a least size (gpu_min_memory), which {engine} cannot be asked for"
-        raise SpoolError(cannot("hand", what, why, remedy=remedy))
-    if len(request.gpu_types) > 1:
-        why = f"it takes any of several GPU types ({', '.join(request.gpu_types)}), and {engine} takes one"
-        raise SpoolError(cannot("hand", what, why, remedy=remedy))
+
+def gpu_kind_problem(engine: str, least_bytes: int | None, types: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """Return the key that a built-in engine has no words for, why, and what to do: a least size, or several types."""
+    key, why = "", ""
+    if least_bytes is not None:
+        key = "gpu_min_memory"
+        why = f"it needs GPUs of a least size ({key}), which {ENGINES[engine]} cannot be asked for"
+    elif len(types) > 1:
+        key = "gpu_type"
+        why = f"it takes any of several GPU types ({', '.join(types)}), and {ENGINES[engine]} takes one"
+    instead = f", or write {_CHOOSES_BY[engine]}" if engine in _CHOOSES_BY else ""
+    return (key, why, f"name one gpu_type{instead}") if key else None
+
+
+def check_gpu_kind(name: str, spec: Spec, engine: str) -> None:
+    """Raise SpoolError if *spec* asks for GPUs in a way that a built-in engine has no words for."""
+    found = gpu_kind_problem(engine, spec.request.gpu_min_memory_bytes, spec.request.gpu_types)
+    if found is not None:
+        _, why, remedy = found
+        raise SpoolError(cannot("hand", f"job {name} to {ENGINES[engine]}", why, remedy=remedy))

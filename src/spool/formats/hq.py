@@ -67,7 +67,7 @@ def _gpus(name: str, spec: Spec, config: HqConfig) -> str:
     if request.gpu_memory_bytes is not None:
         why = "it shares a GPU (gpu_memory), which HyperQueue is not asked for"
         raise SpoolError(cannot("hand", what, why, remedy="ask for whole GPUs"))
-    check_gpu_kind(name, spec, "HyperQueue")
+    check_gpu_kind(name, spec, "hq")
     if not request.gpu_types:
         return config.gpus
     (gpu_type,) = request.gpu_types

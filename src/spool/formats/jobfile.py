@@ -30,7 +30,7 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import ANY_GPU_TYPE, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
+from spool.core.names import ANY_GPU_TYPE, ENGINES, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
 from spool.core.units import parse_duration
 from spool.formats import engines, keys, toml, values
 from spool.formats.toml import Path
@@ -316,6 +316,10 @@ def _check_together(reading: Reading) -> None:
         for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
             if is_stated:
                 problems.add((key,), why.format(engine_title(str(executor))))
+        if executor in ENGINES:
+            least, types = asked.get("gpu_min_memory_bytes"), asked.get("gpu_types", ())
+            if (kind := engines.gpu_kind_problem(str(executor), least, types)) is not None:
+                problems.add((kind[0],), f"{kind[1]}; {kind[2]}")
     if "terminal" in document:
         _check_terminal(reading)
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones

@@ -119,7 +119,7 @@ def _gpus(name: str, spec: Spec, config: SgeConfig) -> Iterator[str]:
         remedy = 'write gpus = "NAME" in [sge], the resource that counts them (`qconf -sc` lists all)'
         raise SpoolError(cannot("hand", what, "it needs GPUs, and which resource they are is unknown", remedy=remedy))
     yield f"{config.gpus}={request.gpus}"
-    check_gpu_kind(name, spec, "Grid Engine", 'executor_options = ["-l RESOURCE=A|B"] with a resource of your site')
+    check_gpu_kind(name, spec, "sge")
     if request.gpu_types:
         (gpu_type,) = request.gpu_types
         known = config.gpu_types.get(gpu_type)

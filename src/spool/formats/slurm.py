@@ -180,7 +180,7 @@ def minutes(time_limit_ns: int) -> int:
 
 def _gres(name: str, spec: Spec, config: SlurmConfig) -> str:
     request = spec.request
-    check_gpu_kind(name, spec, "Slurm", 'executor_options = ["--constraint=A|B"] with the features of your nodes')
+    check_gpu_kind(name, spec, "slurm")
     if request.gpu_memory_bytes is not None:
         if config.gpu_memory != "shard":
             why = "it shares a GPU (gpu_memory), which Slurm is not asked for"
