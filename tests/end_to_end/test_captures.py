@@ -132,6 +132,7 @@ def test_a_git_that_hangs_holds_up_its_own_start_alone_and_not_for_long(
         served.until(lambda: "has changed" in served.said(), "the configuration")
         served.drop("slow", "true", workdir=str(tree))
         served.wait_reason("slow", "its code is being captured")
+        assert served.spool("why", "slow").stdout.startswith("slow: capture: its code is being captured\n")
         wait_for((tmp_path / "asked").exists, what="git")
         served.kill()
         served.start()

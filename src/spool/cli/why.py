@@ -51,6 +51,7 @@ MEANINGS = {
     "disk": "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves.",
     "executor": "Where it is to run cannot be used now. Once that is fixed, it starts by itself.",
     "hook": "A hook or plugin decides when it starts. It is asked again by itself.",
+    "capture": "The code that it will run is recorded first. It starts by itself then.",
     "submitted": "",
     "invalid": "Its file has an error. Fix it with `spool edit {name}`.",
 }

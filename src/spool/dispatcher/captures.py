@@ -36,7 +36,7 @@ from spool.store.ownership import name_of
 
 log = logging.getLogger(__name__)
 
-ASKED = "its code is being captured"
+ASKED = "capture: its code is being captured"
 _WITHIN_S = 15.0  # a little more than the worker gives itself
 _GOOD_FOR_NS = 60 * SECOND_NS  # for the start that it was made for, which may wait for a hook or NVML
 

@@ -24,7 +24,8 @@ from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
 
 _KEPT = frozenset({"held", "hook", "machine"})
-_HOOK = "hook "  # prefix of the dispatcher's reason for a veto of hooks and plugins
+# Prefixes of the dispatcher's reasons for what waits for an answer, or got a no, and the code of each.
+_ANSWERS = {"hook ": "hook", "plugins: ": "hook", "capture: ": "capture"}
 _MACHINE = "machine: "  # … for a start that waits for the arbiter of a shared machine
 
 
@@ -282,14 +283,20 @@ def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
 
 
 def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
-    """Return the vetoes of hooks and plugins, which only the dispatcher and the files know."""
+    """Return the answers that a job waits for, and vetoes, which only the dispatcher and the files know."""
     try:
         held = spool.hold_reason(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
     except OSError:
         held = ""
     if held:
         return (PendingReason("held", f"held: {held}"),)
-    return (PendingReason("hook", said),) if said.startswith(_HOOK) else ()
+    code = _code_of(said)
+    return (PendingReason(code, said),) if code is not None else ()
+
+
+def _code_of(said: str) -> str | None:
+    """Return the code of a reason of the dispatcher that tells of a missing answer, or of a no; None for others."""
+    return next((code for prefix, code in _ANSWERS.items() if said.startswith(prefix)), None)
 
 
 def _by_machine(shared: MachineSharing | None, said: str) -> tuple[PendingReason, ...]:
@@ -371,7 +378,7 @@ def preview(spool: Spool) -> Preview:
             continue
         if name in asked:
             reason = asked[name]
-            code, found = "machine" if reason.startswith(_MACHINE) else "hook", StartForecast(unknown=reason)
+            code, found = _code_of(reason) or "machine", StartForecast(unknown=reason)
         else:
             no = plan.reason(name)
             code, reason = (no.code, str(no)) if no is not None else ("", "")
@@ -401,4 +408,4 @@ def _asked_about(spool: Spool) -> dict[str, str]:
     """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins, or for a lease."""
     state = JobLister(spool).state
     jobs = state.jobs.items() if state is not None else ()
-    return {name: said.reason for name, said in jobs if said.reason.startswith((_HOOK, _MACHINE))}
+    return {name: said.reason for name, said in jobs if said.reason.startswith((*_ANSWERS, _MACHINE))}
