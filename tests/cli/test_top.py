@@ -132,7 +132,7 @@ def test_the_screen_shows_what_runs_waits_and_has_ended(spool: Command, spool_ro
         assert "━" * 11 + "─" in screen.text  # 45 % of the bar beside it
         assert "1 running · 1 queued · 1 held" in screen.lines[0]
         assert "no dispatcher is running: `spool dispatch` starts one" in screen.text
-        await screen.sees("Hold", "Release", "Cancel", "Prio", "Rerun", "Edit", "Attach", "Filter", "Help", "Quit")
+        await screen.sees("Hold", "Release", "Cancel", "Prio", "Again", "Edit", "Attach", "Filter", "Help", "Quit")
         await screen.press("2")
         await screen.sees("old", "failed", "exit code 3, 1m", " ago")
         assert "later" not in screen.text
@@ -160,7 +160,7 @@ def test_the_screen_at_80_by_24(spool: Command, spool_root: Path) -> None:
     assert seen[5].split()[:5] == ["second", "held", "10", "1", "1G"]
     assert seen[15].startswith(" first · queued ")
     assert seen[16].startswith(" first: ")
-    keys = "h Hold r Release c Cancel p Prio R Rerun e Edit a Attach / Filter ? Help q Quit"
+    keys = "h Hold r Release c Cancel p Prio R Again e Edit a Attach / Filter ? Help q Quit"
     assert seen[23].replace(" ", "") == keys.replace(" ", "")  # how far apart, each version of textual sees differently
 
 

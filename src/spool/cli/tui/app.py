@@ -153,7 +153,7 @@ class Top(App[int]):
         Binding("r", "release", "Release"),
         Binding("c,delete", "cancel", "Cancel", key_display="c"),
         Binding("p", "priority", "Prio"),
-        Binding("R", "requeue", "Rerun", key_display="R"),
+        Binding("R", "requeue", "Again", key_display="R"),
         Binding("e", "edit", "Edit"),
         Binding("a", "attach", "Attach"),
         Binding("slash", "filter", "Filter", key_display="/"),
@@ -551,7 +551,7 @@ class Top(App[int]):
     def action_requeue(self) -> None:
         """Run the job again; if it is running, after confirmation."""
         self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped "
-            "and starts over.", "Stop and rerun it")  # fmt: skip
+            "and starts over.", "Stop and requeue it")  # fmt: skip
 
     def action_cancel(self) -> None:
         """Cancel the job, after confirmation."""
