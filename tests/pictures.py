@@ -47,7 +47,7 @@ from spool.query.snapshot import snapshot
 from spool.store.lock import hold
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
-from support import ROOT, make_spool
+from support import ROOT, make_spool, printed_on
 from terminal import Line, lines_of, session, still
 
 NOW_NS = int(datetime.datetime(2026, 3, 14, 15, 0, tzinfo=datetime.UTC).timestamp()) * SECOND_NS
@@ -336,13 +336,7 @@ def _in_terminal(command: str, home: Path, environment: dict[str, str]) -> str:
         start_new_session=True,
     )
     os.close(theirs)
-    printed = b""
-    try:
-        while data := os.read(ours, 65536):
-            printed += data
-    except OSError:  # all its ends are closed
-        pass
-    os.close(ours)
+    printed = printed_on(ours)
     process.wait()
     text = printed.decode().replace("\r\n", "\n")
     text = re.sub(r"[^\n]*\r\x1b\[K", "", text)  # what was drawn over

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -92,3 +93,25 @@ def in_child(deed: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def printed_on(terminal: int) -> bytes:
+    """Return all that is printed on a pseudo-terminal until no process has it any more, and close our end."""
+    printed = b""
+    with contextlib.suppress(OSError):  # its other ends are closed
+        while data := os.read(terminal, 1 << 16):
+            printed += data
+    os.close(terminal)
+    return printed
+
+
+def free_ports(number: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -30,25 +30,6 @@ executor = "slurm"
 _ASKED = ("REQUEST_JOB_INFO", "REQUEST_JOB_USER_INFO", "REQUEST_JOB_INFO_SINGLE", "REQUEST_PARTITION_INFO")
 _OPTIONS = ("--parsable", "--cpus-per-task=1", "--mem=20", "--output=/dev/null")
 _LIMIT = 30
-# As with MaxSubmitJobs, an array counts with all of its elements.
-_LIMITED = f"""\
-#!/bin/sh
-number=1
-for word; do
-    case $word in
-    --array=*)
-        number=$(printf '%s' "${{word#--array=}}" | tr , '\\n' |
-            awk -F '[-%]' '{{ n += ($2 > $1 ? $2 - $1 : 0) + 1 }} END {{ print n }}')
-        ;;
-    esac
-done
-exec 9> "$0.lock" && flock 9
-if [ $(($(squeue -h -r --me -t PD,R,CG,S,CF | wc -l) + number)) -gt {_LIMIT} ]; then
-    echo "sbatch: error: AssocMaxSubmitJobLimit" >&2
-    echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2
-    exit 1
-fi
-"""
 
 
 class SlurmSpool(SpoolEngine):
@@ -259,11 +240,9 @@ class Bench:
             print(f"{title:44} {self.controller.measure(self._spool_chain)}", flush=True)
         title = "four wait for a drained node: an urgent one"
         print(f"{title:44} {self.controller.measure(self._urgent)}", flush=True)
-        before = self.scratch.path / "limited"
-        before.mkdir()
-        real = subprocess.run(["sh", "-c", "command -v sbatch"], capture_output=True, text=True).stdout.strip()
-        (before / "sbatch").write_text(f'{_LIMITED}exec {real} "$@" 9>&-\n')
-        (before / "sbatch").chmod(0o755)
+        from slurm.cluster import path_with_limit
+
+        limited = path_with_limit(self.scratch.path / "limited", _LIMIT).removesuffix(os.environ["PATH"])
         jobs, self.jobs = self.jobs, 100
         ways: Mapping[str, tuple[Callable[[list[str]], None], str]] = {
             "an array of": (self._drop_array, f"{_NAME}array"),
@@ -271,7 +250,7 @@ class Bench:
         }
         for what, (put, name) in ways.items():
             title = f"{what} 100 jobs under a limit of {_LIMIT}"
-            row = self.controller.measure(lambda put=put, name=name: self._spool(put, name, f"{before}:"))  # type: ignore[misc]
+            row = self.controller.measure(lambda put=put, name=name: self._spool(put, name, limited))  # type: ignore[misc]
             print(f"{title:44} {row}", flush=True)
         self.jobs = jobs
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from spool.cli import main, man, manpages
+from support import printed_on
 
 
 @pytest.mark.parametrize("path", manpages.pages())
@@ -72,12 +73,6 @@ def _typed(path: str, home: Path) -> str:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(sys.executable, [sys.executable, "-m", "spool", "man", "job"], {**os.environ, "PATH": path})
-    said = b""
-    try:
-        while piece := os.read(terminal, 65536):
-            said += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(terminal)
+    said = printed_on(terminal)
     os.waitpid(pid, 0)
     return said.decode()

@@ -32,6 +32,14 @@ def tree(tmp_path: Path) -> Path:
     return path
 
 
+def path_before(directory: Path, program: str, text: str) -> str:
+    """Put a script where it is found instead of a program of that name, and return the PATH."""
+    directory.mkdir()
+    (directory / program).write_text(text)
+    (directory / program).chmod(0o755)
+    return f"{directory}:{os.environ['PATH']}"
+
+
 def configure(served: Served, text: str = "git = true\n") -> None:
     """Write the configuration."""
     (served.root / "config.toml").write_text(f'cpus = 4\nlook_every = "1h"\n[capture]\n{text}')
@@ -119,11 +127,7 @@ def test_a_git_that_hangs_holds_up_its_own_start_alone_and_not_for_long(
     tmp_path: Path, tree: Path, executor: str
 ) -> None:
     """Meanwhile ends are recorded and the reason is said; a killed dispatcher captures again."""
-    slow = tmp_path / "bin" / "git"
-    slow.parent.mkdir()
-    slow.write_text(f"#!/bin/sh\necho >> {tmp_path}/asked\nexec sleep 100\n")
-    slow.chmod(0o755)
-    path = f"{slow.parent}:{os.environ['PATH']}"
+    path = path_before(tmp_path / "bin", "git", f"#!/bin/sh\necho >> {tmp_path}/asked\nexec sleep 100\n")
     with Served(tmp_path / "spool", {"PATH": path}, executor) as served:
         served.start()
         served.drop("before", "until [ -e ../go ]; do sleep 0.02; done", workdir=str(tree))
@@ -278,12 +282,9 @@ def test_paths_in_a_setup_and_in_options_of_a_container_lead_to_the_new_tree(
     tmp_path: Path, tree: Path, executor: str
 ) -> None:
     """An image stays where it is: it may be a file that git does not track."""
-    runtime = tmp_path / "bin" / "apptainer"
-    runtime.parent.mkdir()
-    runtime.write_text("#!/bin/sh\n")
-    runtime.chmod(0o755)
+    path = path_before(tmp_path / "bin", "apptainer", "#!/bin/sh\n")
     container = {"image": f"{tree}/x.sif", "options": [f"--bind={tree}/data:/data"]}
-    with Served(tmp_path / "spool", {"PATH": f"{runtime.parent}:{os.environ['PATH']}"}, executor) as served:
+    with Served(tmp_path / "spool", {"PATH": path}, executor) as served:
         configure(served)
         served.start()
         served.drop("boxed", "true", workdir=str(tree), setup=f". {tree}/env.sh", container=container)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm import keeper
-from support import wait_for
+from support import free_ports, wait_for
 
 SLOTS = 16
 QUEUE = "main.q"
@@ -91,7 +91,7 @@ class GridEngine:
         self._common = self.root / "default" / "common"
         self._host = socket.gethostname()
         self._killed: set[str] = set()
-        master, execd = _free_ports(2)
+        master, execd = free_ports(2)
         self.variables = {
             "SGE_ROOT": str(self.root),
             "SGE_CELL": "default",
@@ -257,14 +257,3 @@ def _changed(text: str, settings: Mapping[str, str]) -> str:
     found = {key: " ".join(rest) for key, *rest in lines}
     assert settings.keys() <= found.keys(), settings.keys() - found.keys()
     return "".join(f"{key} {value}\n" for key, value in {**found, **settings}.items())
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from support import wait_for
+from support import free_ports, wait_for
 
 NODES = ("n1", "n2", "n3", "n4")
 CPUS_OF_A_NODE = 8
@@ -79,7 +79,7 @@ class Cluster:
         *configuration* and *gpus* are the slurm.conf and gres.conf of a cluster of the machines `NODES`.
         """
         self.name = _value(configuration, "ClusterName")
-        self._ports = iter(_free_ports(len(NODES) + 1))
+        self._ports = iter(free_ports(len(NODES) + 1))
         self._min_job_age = min_job_age
         self._killed: set[str] = set()
         self.directory = Path(tempfile.mkdtemp(prefix="spool-slurm-", dir="/tmp"))
@@ -269,6 +269,34 @@ def path_with(directory: Path, program: str, text: str) -> str:
     return f"{directory}{os.pathsep}{os.environ['PATH']}"
 
 
+def path_with_limit(directory: Path, most: int) -> str:
+    """Return a PATH whose sbatch refuses to have more than *most* jobs in Slurm, as with MaxSubmitJobs.
+
+    An array counts with all its elements.
+    """
+    return path_with(directory, "sbatch", _LIMITED.replace("MOST", str(most)))
+
+
+_LIMITED = r"""
+number=1
+for word; do
+    case $word in
+    --array=*)
+        number=$(printf '%s' "${word#--array=}" | tr , '\n' |
+            awk -F '[-%]' '{ n += ($2 > $1 ? $2 - $1 : 0) + 1 } END { print n }')
+        ;;
+    esac
+done
+exec 9> "$0.lock" && flock 9
+if [ $(($(squeue -h -r --me -t PD,R,CG,S,CF | wc -l) + number)) -gt MOST ]; then
+    echo "sbatch: error: AssocMaxSubmitJobLimit" >&2
+    echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2
+    exit 1
+fi
+"$real" "$@" 9>&-
+"""
+
+
 def _value(text: str, key: str) -> str:
     """Return the value of *key* in a configuration."""
     found = re.search(rf"\b{key}=(\S+)", text)
@@ -278,15 +306,3 @@ def _value(text: str, key: str) -> str:
 
 def _host() -> str:
     return socket.gethostname().split(".")[0]
-
-
-def _free_ports(number: int) -> list[int]:
-    """Return ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

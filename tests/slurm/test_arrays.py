@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from served import Served
-from slurm.cluster import Cluster, path_with
+from slurm.cluster import Cluster, path_with, path_with_limit
 from support import wait_for
 
 LEDGER = "echo $SPOOL_JOB >> ledger; "
@@ -176,30 +176,9 @@ def test_what_cannot_start_lets_others_pass(unserved: Served, slurm: Cluster) ->
     unserved.wait_done(*[f"blocked{number}" for number in range(4)])
 
 
-_LIMITED = """
-# Twelve jobs may be in Slurm, as with MaxSubmitJobs: an array counts with all its elements.
-number=1
-for word; do
-    case $word in
-    --array=*)
-        number=$(printf '%s' "${word#--array=}" | tr , '\\n' |
-            awk -F '[-%]' '{ n += ($2 > $1 ? $2 - $1 : 0) + 1 } END { print n }')
-        ;;
-    esac
-done
-exec 9> "$SPOOL_DIR.lock" && flock 9
-if [ $(($(squeue -h -r --me -t PD,R,CG,S,CF | wc -l) + number)) -gt 12 ]; then
-    echo "sbatch: error: AssocMaxSubmitJobLimit" >&2
-    echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2
-    exit 1
-fi
-"$real" "$@" 9>&-
-"""
-
-
 def test_a_limit_on_submitted_jobs_is_used_up_and_never_exceeded(unserved: Served, slurm: Cluster) -> None:
     """An array of forty under a limit of twelve: what Slurm refuses waits, and goes on as soon as tasks have ended."""
-    unserved.environment["PATH"] = path_with(unserved.root.parent / "before", "sbatch", _LIMITED)
+    unserved.environment["PATH"] = path_with_limit(unserved.root.parent / "before", 12)
     unserved.start()
     unserved.drop("sweep", LEDGER + "sleep 0.3", array="0-39")
     unserved.wait_done("sweep")
