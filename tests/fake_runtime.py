@@ -35,7 +35,7 @@ def run(words: list[str]) -> int:
             variable, equals, stated = value.partition("=")
             if equals or variable in os.environ:
                 environment[variable] = stated if equals else os.environ[variable]
-    (STATE / f"{name}.json").write_text(json.dumps([*options, ("words", words)]))
+    _put(name, "json", json.dumps([*options, ("words", words)]))
     ours, theirs = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -81,7 +81,7 @@ def _serve(name: str, command: list[str], environment: dict[str, str], workdir: 
 
 
 def _put(name: str, kind: str, text: str) -> None:
-    staged = STATE / f".{name}.{kind}"
+    staged = STATE / f"{name}.{kind}.staged"  # matched by nobody's pattern: a leading dot would not keep it out of glob
     staged.write_text(text)
     staged.rename(STATE / f"{name}.{kind}")
 
@@ -109,7 +109,7 @@ def main(words: list[str]) -> int:
         case ["rm", "--force", name]:
             (STATE / "removed").open("a").write(f"{name}\n")
             for path in STATE.glob(f"{name}.*"):
-                path.unlink()
+                path.unlink(missing_ok=True)
         case _:
             sys.stderr.write(f"unknown: {words}\n")
             return 125

@@ -32,8 +32,8 @@ def test_the_example_does_what_it_says(tmp_path: Path) -> None:
         assert spool.log("x") == f"before\nhouse rules: this is a job of {user}\nmine\nafter\n"
         record = (spool.root / "jobs" / "x" / "1" / "defaults.toml").read_text()
         assert record.startswith('# added by plugin house_rules: time_limit = "24h"\n')
-        spool.until(lambda: (spool.root / "ledger").exists(), "the ledger")
-        assert (spool.root / "ledger").read_text() == "x 1 finished\n"
+        ledger = spool.root / "ledger"
+        assert spool.until(lambda: ledger.exists() and ledger.read_text(), "the ledger") == "x 1 finished\n"
     finally:
         spool.close()
 

@@ -59,7 +59,7 @@ def test_a_hook_hears_that_slurm_has_accepted_a_job_before_it_begins(unserved: S
     _drain(slurm)
     unserved.start()
     unserved.drop("waits", "true")
-    unserved.until(told.exists, "the event")
+    unserved.until(lambda: told.exists() and told.read_text(), "the event")
     job = _in_slurm(slurm, "waits")
     assert job["state"] == "PENDING"
     assert told.read_text() == f"handed_over waits {job['id']}\n"
