@@ -126,7 +126,7 @@ def test_a_container_ends_with_a_run_whose_wrapper_and_dispatcher_are_killed(mac
     """The next dispatcher ends the container that a daemon has started, and the next container removes its records."""
     machine.install()
     machine.spool.start()
-    drop(machine, "orphan", ["sh", "-c", "trap '' TERM; sleep 600 & wait"], requeue=False, kill_grace="100ms")
+    drop(machine, "orphan", ["sh", "-c", "trap '' HUP TERM; sleep 600 & wait"], requeue=False, kill_grace="100ms")
     pid = machine.wait_pid("orphan")
     machine.spool.kill()
     os.kill(machine.spool.pid("orphan"), signal.SIGKILL)
