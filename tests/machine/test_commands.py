@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from served import alive
 from spool.machine.commands import AT_ONCE, Command, CommandEnd, CommandRunner
 from support import wait_for
 
@@ -65,6 +66,15 @@ def test_a_command_that_hangs_is_ended_with_its_children_and_nobody_knows_what_i
     (end,) = wait(runner, hangs)
     assert end.status is None
     assert "without an answer" in end.err
+
+
+def test_a_command_that_says_the_words_is_ended_with_its_children(runner: CommandRunner, tmp_path: Path) -> None:
+    """A script around sbatch leaves no sbatch behind that submits later."""
+    child = tmp_path / "child"
+    text = f"sleep 600 & echo $! > {child}; echo sleeping and retrying >&2; wait"
+    (end,) = wait(runner, runner.order(Command(("/bin/sh", "-c", text), ends_on="retrying")))
+    assert (end.status, end.err) == (-signal.SIGTERM, "sleeping and retrying\n")
+    wait_for(lambda: not alive(int(child.read_text())), what="the end of its child")
 
 
 def test_what_is_urgent_waits_for_nothing_slow(runner: CommandRunner, tmp_path: Path) -> None:

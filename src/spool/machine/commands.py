@@ -221,7 +221,8 @@ def _outputs(process: subprocess.Popen[bytes], text: bytes, within_s: float, end
         except subprocess.TimeoutExpired as error:
             left = None
             if ends_on and ends_on in (error.stderr or b""):
-                process.terminate()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)  # the program may be a script around the one that retries
                 ends_on = b""
             elif time.monotonic() >= until:
                 raise
