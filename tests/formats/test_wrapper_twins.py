@@ -24,7 +24,7 @@ from wrapper_runs import COMPILED, NOBODY, compiled_wrapper, kill_session, poor_
 
 HOME = {"HOME": "/tmp", "USER": "me", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 # Of the programs that it names none is looked for: the PATH is one of the cases.
-SHOW = "umask; /usr/bin/tr '\\0' '\\n' < /proc/self/environ | /usr/bin/sort; pwd; ulimit -n; "
+SHOW = "umask; /usr/bin/tr '\\0' '\\n' < /proc/$$/environ | /usr/bin/sort; pwd; ulimit -n; "
 SHOW += "/bin/ls -l /proc/self/fd | /bin/sed 's/.* //; s/[0-9]//g'; /bin/grep 'Sig[^Q]' /proc/self/status; "
 SHOW += "/usr/bin/cut -d ' ' -f 19,41 /proc/self/stat; /bin/cat /proc/self/limits /proc/self/oom_score_adj; "
 SHOW += "echo err >&2; /bin/cat"

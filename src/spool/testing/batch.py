@@ -28,7 +28,7 @@ submit)
     case $1 in *:refused:*) echo "no such queue" >&2 && exit 1 ;; esac
     n=1
     until mkdir "$n" 2> /dev/null; do n=$((n + 1)); done
-    printf '%s\n' "$1" > "$n/mark"
+    printf '%s\n' "$1" > "$n/new" && mv "$n/new" "$n/mark"
     BATCH_ID=$n BATCH_NODE=toy setsid sh -c '
         echo $$ > "$1/group"
         while [ -e full ]; do sleep 0.05; done
@@ -36,6 +36,7 @@ submit)
         echo $! > "$1/new" && mv "$1/new" "$1/pid"
         wait $!
         echo $? > "$1/new" && mv "$1/new" "$1/exit"' sh "$n" "$2" "$3" < /dev/null > /dev/null 2>&1 &
+    until [ -s "$n/group" ]; do sleep 0.01; done
     echo "$n"
     ;;
 look)
