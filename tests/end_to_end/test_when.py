@@ -198,7 +198,7 @@ def test_a_limit_that_a_run_did_not_reach_is_none_of_its_outcome(served: Served)
     _left(served, "limited", "true", time_limit="10m")
     _age(served, "limited", _HOUR_S)
     assert served.run("--once") == 0
-    assert served.outcome("limited") == "finished"
+    assert served.outcome("limited") == "finished", served.said()
 
 
 def test_what_outlives_the_wrapper_keeps_the_run(served: Served, tmp_path: Path) -> None:
