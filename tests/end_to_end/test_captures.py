@@ -296,6 +296,37 @@ def test_paths_in_a_setup_and_in_options_of_a_container_lead_to_the_new_tree(
 
 
 @pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_an_exact_rerun_leaves_the_work_tree_of_another_job_alone(ran: Served, tree: Path) -> None:
+    """A second one of the same name is refused before it touches the tree in which the first waits, runs or has run."""
+    new = ran.root / "worktrees" / "new"
+    assert ran.spool("rerun", "train/2", "--exact", "--name", "new", "--hold").returncode == 0
+    refused = ran.spool("rerun", "train/2", "--exact", "--name", "new")
+    assert "a job of that name is held; --name new-2 is free" in refused.stderr
+    assert "--replace" not in refused.stderr
+    ran.spool("cancel", "new")
+    refused = ran.spool("rerun", "train/2", "--exact", "--name", "new")
+    assert "the work tree of an earlier job of that name is there" in refused.stderr
+    assert (new / "a").read_text() == "three\n"
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_an_exact_rerun_finds_the_old_tree_by_each_of_its_names(ran: Served, tree: Path) -> None:
+    """From the home directory, after an option, in a URL; and a working directory that git does not track is made."""
+    work = tree / "runs" / "1"
+    work.mkdir(parents=True)
+    command = f"ls ~/tree/a $HOME/tree/a -I{tree}/x file://{tree}/x /mnt{tree}/x {tree}s"
+    ran.drop("job", f"true; exit 0; {command}", workdir=str(work))
+    ran.wait_done("job")
+    ran.environment["HOME"] = str(tree.parent)
+    assert ran.spool("rerun", "job", "--exact").returncode == 0
+    ran.wait_done("job-2")
+    new = f"{ran.root}/worktrees/job-2"
+    keys = tomllib.loads(ran.record("job-2", "job.toml") or "")
+    assert keys["workdir"] == f"{new}/runs/1"
+    assert keys["command"].endswith(f"ls {new}/a {new}/a -I{new}/x file://{new}/x /mnt{tree}/x {tree}s")
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
 def test_what_could_not_be_the_same_is_refused_and_leaves_nothing(ran: Served, tree: Path) -> None:
     """A patch that was changed, cut or not kept, a commit or a tree that is gone, a run that was not captured."""
 
