@@ -113,7 +113,7 @@ def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[s
     if isinstance(executor, str) and engine_of(executor) is not None:
         without = (*without, "gpu_idle", "gpu_idle_action")
     if "terminal" in document:
-        without = (*without, "retry")
+        without = (*without, "retry", "preemptible")
     return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
