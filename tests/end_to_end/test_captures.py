@@ -355,6 +355,8 @@ def test_what_could_not_be_the_same_is_refused_and_leaves_nothing(ran: Served, t
     ):
         (directory / "capture.toml").write_text(original.replace(old, new))
         refused("train/2", why)
+    (directory / "capture.toml").write_text('problem = "detected dubious ownership in it"\n')
+    refused("train/2", "exactly: detected dubious ownership in it\n")
     (directory / "capture.toml").unlink()
     refused("train/2", "was not captured")
     refused("train/9", "no such run")

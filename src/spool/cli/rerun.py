@@ -116,8 +116,9 @@ def _usable(spool: Spool, job: str, run: int) -> Capture:
     code = capture.code if capture is not None else None
     why, remedy = "", None
     if capture is None or code is None:
-        why = (capture.problem if capture is not None else "") or "its code was not captured"
-        remedy = "`[capture] git = true` in config.toml captures later runs"
+        why = capture.problem if capture is not None else ""
+        if not why:
+            why, remedy = "its code was not captured", "`[capture] git = true` in config.toml captures later runs"
     elif code.commit is None:
         why = "its tree had no commit yet"
     elif code.diff == CUT:
