@@ -519,6 +519,14 @@ def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
     assert desk.piped("-n", "new", "-c", "echo in $SPOOL_JOB").stdout == b"in new\n"
 
 
+def test_inside_a_job_of_another_spool_it_is_a_job(desk: Desk) -> None:
+    """Also if its own spool is not there yet: the variables of the job around it say nothing of that."""
+    metadir = desk.served.root / "jobs" / "outer" / "1"
+    desk.environment |= {"SPOOL_JOB": "outer", "SPOOL_RUN": "1", "SPOOL_METADIR": str(metadir)}
+    desk.environment["SPOOL_DIR"] = str(desk.home / "another")
+    assert b"which runs jobs on other machines" in desk.piped("--executor", "slurm", "true").stderr
+
+
 def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
     """`requeue` refuses it, with what to type; Python can take the key out."""
     assert desk.piped("-n", "once", "-c", "true").returncode == 0

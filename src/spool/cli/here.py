@@ -174,8 +174,10 @@ def _configured_executor(root: str) -> str:
 
 def _run_around(root: str) -> Grant | None:
     """Return what the run of the spool *root* has to which this process belongs; None if there is none that goes on."""
-    job, run, spool_dir = (os.environ.get(f"SPOOL_{what}", "") for what in ("JOB", "RUN", "DIR"))
-    if not layout.valid_name(job) or not run.isdecimal() or os.path.realpath(spool_dir) != os.path.realpath(root):
+    job, run, metadir = (os.environ.get(f"SPOOL_{what}", "") for what in ("JOB", "RUN", "METADIR"))
+    if not layout.valid_name(job) or not run.isdecimal():
+        return None
+    if os.path.realpath(metadir) != os.path.realpath(layout.Layout(root).metadir(job, int(run))):
         return None
     spool = Spool.open(root)
     record = spool.grant(job, int(run))
