@@ -213,6 +213,18 @@ def test_diff_says_what_differs_between_two_runs(ran: Served, tree: Path) -> Non
 
 
 @pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_diff_shows_the_part_of_long_values_that_differs(served: Served) -> None:
+    """Two command lines that differ in their last options read differently."""
+    for name, rate in (("one", "0.1"), ("two", "0.25")):
+        served.drop(name, f"true {'--option with a value ' * 9} --lr {rate} {'--more' * 9}")
+    served.run()
+    said = served.spool("diff", "one", "two").stdout
+    assert "--lr 0.1 --more" in said
+    assert "--lr 0.25 --more" in said
+    assert max(map(len, said.splitlines())) < 120
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
 def test_diff_does_not_call_unknown_what_differs(ran: Served) -> None:
     """A run that never started has no code to compare, a job that waits no run; values read as in the file."""
     ran.drop("never", ["a b", "c"], requeue=False, place="held")
