@@ -16,7 +16,7 @@ from spool.cli.common import own
 from spool.cli.diff import run_named
 from spool.cli.group import JobArgument, Verb
 from spool.cli.render import say, say_text
-from spool.cli.submission import check_free, checked_name, publish
+from spool.cli.submission import check_free, checked_name, publish, tell_doubts
 from spool.cli.telling import tell
 from spool.client.draft import Draft, escaped, next_name, placeholders
 from spool.client.submit import literal
@@ -97,6 +97,7 @@ def _submit(root: str, name: str, text: bytes, *, hold: bool, dry_run: bool) -> 
         say_text(text.decode("utf-8", "replace"))
         return
     check_free(root, name, can_replace=False)
+    tell_doubts(root, [draft], strict=False)
     publish(root, [draft], held=hold, replace=False)
     say(name, at_once=True)
 
