@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,9 @@ def test_an_exact_rerun_leaves_the_work_tree_of_another_job_alone(ran: Served, t
     ran.spool("cancel", "new")
     refused = ran.spool("rerun", "train/2", "--exact", "--name", "new")
     assert "the work tree of an earlier job of that name is there" in refused.stderr
+    assert (new / "a").read_text() == "three\n"
+    shutil.rmtree(new)  # as `spool gc` does, of which git is not told
+    assert ran.spool("rerun", "train/2", "--exact", "--name", "new", "--hold").returncode == 0
     assert (new / "a").read_text() == "three\n"
 
 

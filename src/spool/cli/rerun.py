@@ -166,7 +166,8 @@ def _make(spool: Spool, job: str, run: int, code: Code, tree: str) -> None:
         remedy = "give another name with --name, or remove that job with `spool gc`"
         raise SpoolError(cannot("run", what, why, where=tree, remedy=remedy)) from None
     try:
-        git(["worktree", "add", "--detach", tree, commit], code.top, until)
+        # Forced: git may still know one of that name, which was removed with its job.
+        git(["worktree", "add", "--force", "--detach", tree, commit], code.top, until)
         if code.diff is not None:
             git(["apply", "--whitespace=nowarn", patch], tree, until)
         os.makedirs(f"{tree}/{code.prefix}", exist_ok=True)  # git tracks no empty directory
