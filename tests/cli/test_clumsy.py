@@ -135,6 +135,15 @@ def test_an_unknown_job_of_two_is_answered_with_the_likely_one(spool: Command, s
         (["--depends-on", "a/b"], '--depends-on: "a/b" is not a valid job name'),
         (["--env", "=x"], '--env: "" is not a valid variable name'),
         (["--resource", "a=b"], '--resource: must be a whole number, not "b"'),
+        (["--resource", "memory=3"], '--resource: "memory" is not a named resource; use --memory'),
+        (["--setup", ""], "--setup: is empty"),
+        (["--container", ""], "--container: is empty"),
+        (["--gpu-memory", "1G"], "--gpu-memory: needs --gpus: it is the memory on each GPU"),
+        (["--max-running", "3"], "--max-running: needs --array, --matrix or --param-file; to limit several jobs"),
+        (["--retry-memory-factor", "2", "-m", "1G"], "--retry-memory-factor: needs --retry-max"),
+        (["--notify-on", "failed"], "--notify: has no recipients; set --notify"),
+        (["-d", ""], "--depends-on: is an empty list; name jobs, or leave it out"),
+        (["--tag", "hold,hold"], '--tag: names "hold" twice'),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_option(spool: Command, options: list[str], told: str) -> None:
@@ -143,6 +152,14 @@ def test_a_wrong_value_is_answered_with_the_option(spool: Command, options: list
     assert (said.code, said.err.count("\n")) == (4, 0)
     assert said.err.startswith(f"spool: cannot use this job: {told}")
     assert " on line " not in said.err
+
+
+def test_an_unknown_kind_of_dependency_is_answered_with_the_kinds(spool: Command) -> None:
+    """It is part of the value on the command line, and a key only in a job file."""
+    said = spool("submit", "-d", "x:a", "--", "true")
+    assert said.err == (
+        'spool: cannot use --depends-on x:a: "x" is unknown; it is one of all, any, ended, failed, each'
+    )
 
 
 def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) -> None:

@@ -58,6 +58,30 @@ def test_gc_removes_what_is_old_and_its_record(spool: Command, spool_root: Path)
     assert "2 runs" in said.out
 
 
+def test_gc_keeps_a_record_until_its_work_tree_is_gone(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the record nothing would tell of the tree any more, and it would stay for ever."""
+    ended(spool_root, "old", 1, 40)
+    tree = spool_root / "worktrees" / "old"
+    (tree / "sub").mkdir(parents=True)
+    rename = os.rename
+
+    def fails(old: str, new: str, **at: int) -> None:
+        if old == "old":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), old)
+        rename(old, new, **at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fails)
+        said = spool("gc", "--older-than", "30d")
+    assert f"cannot remove the work tree of job old: {tree}: Permission denied" in said.err
+    assert (tree.exists(), os.listdir(spool_root / "done")) == (True, ["old.toml"])
+    assert spool("gc", "--older-than", "0s").code == 0
+    assert (tree.exists(), os.listdir(spool_root / "done")) == (False, [])
+    assert os.listdir(spool_root / ".tmp") == ["gc.lock"]
+
+
 def test_gc_dry_run_removes_nothing(spool: Command, spool_root: Path) -> None:
     """`--dry-run` names what would go, and it stays."""
     metadir = ended(spool_root, "old", 1, 40)

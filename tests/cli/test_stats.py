@@ -72,6 +72,18 @@ def test_the_sums_in_words(spool: Command, history: Path) -> None:
     assert found["most GPUs"].startswith("1 at once")
 
 
+@pytest.mark.parametrize(
+    ("price", "cost"),
+    [("0", "0.00"), ("0.3", "1.20"), ("0.0123", "0.0492"), ("0.0000123", "<0.0001"), ("1234.5", "4,938.00")],
+)
+def test_a_small_cost_is_not_nothing(spool: Command, spool_root: Path, history: Path, price: str, cost: str) -> None:
+    """It has more decimals, or says that it is less than what they can say."""
+    (spool_root / "config.toml").write_text(f'[tariff]\ncurrency = "EUR"\ncpu_hour = {price}\n')
+    assert re.search(rf"^cost +{re.escape(cost)} EUR$", spool("stats").out, re.MULTILINE)
+    head, *rows = spool("stats", "--by", "user").out.splitlines()
+    assert rows[-1][: head.index("COST") + 4].endswith(f" {cost}")
+
+
 def test_resources_are_told_in_hours(spool: Command, history: Path) -> None:
     """Each named resource has its own line, or column, once a run was given any of it."""
     grant = Grant(1, resources=(("licence", 2), ("tpu", 1)), resource_indices=(("tpu", (3,)),))

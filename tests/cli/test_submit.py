@@ -976,7 +976,7 @@ def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
 def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Path, tmp_path: Path) -> None:
     """A warning needs a time limit; where the configuration has one, the job file need not, and does not get one."""
     words = ("submit", "-n", "a", "--signal", "USR1@10s", "--", "true")
-    assert "time_limit" in spool(*words).err
+    assert "--signal: needs --time-limit" in spool(*words).err
     (spool_root / "config.toml").write_text('autostart = false\n[defaults]\ntime_limit = "1m"\nenv = { A = "1" }\n')
     assert spool(*words).code == 0
     assert "time_limit" not in queued(spool_root, "a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,18 @@ def test_diff_says_what_differs_between_two_runs(ran: Served, tree: Path) -> Non
 
 
 @pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_diff_shows_the_part_of_long_values_that_differs(served: Served) -> None:
+    """Two command lines that differ in their last options read differently."""
+    for name, rate in (("one", "0.1"), ("two", "0.25")):
+        served.drop(name, f"true {'--option with a value ' * 9} --lr {rate} {'--more' * 9}")
+    served.run()
+    said = served.spool("diff", "one", "two").stdout
+    assert "--lr 0.1 --more" in said
+    assert "--lr 0.25 --more" in said
+    assert max(map(len, said.splitlines())) < 120
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
 def test_diff_does_not_call_unknown_what_differs(ran: Served) -> None:
     """A run that never started has no code to compare, a job that waits no run; values read as in the file."""
     ran.drop("never", ["a b", "c"], requeue=False, place="held")
@@ -296,6 +309,40 @@ def test_paths_in_a_setup_and_in_options_of_a_container_lead_to_the_new_tree(
 
 
 @pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_an_exact_rerun_leaves_the_work_tree_of_another_job_alone(ran: Served, tree: Path) -> None:
+    """A second one of the same name is refused before it touches the tree in which the first waits, runs or has run."""
+    new = ran.root / "worktrees" / "new"
+    assert ran.spool("rerun", "train/2", "--exact", "--name", "new", "--hold").returncode == 0
+    refused = ran.spool("rerun", "train/2", "--exact", "--name", "new")
+    assert "a job of that name is held; --name new-2 is free" in refused.stderr
+    assert "--replace" not in refused.stderr
+    ran.spool("cancel", "new")
+    refused = ran.spool("rerun", "train/2", "--exact", "--name", "new")
+    assert "the work tree of an earlier job of that name is there" in refused.stderr
+    assert (new / "a").read_text() == "three\n"
+    shutil.rmtree(new)  # as `spool gc` does, of which git is not told
+    assert ran.spool("rerun", "train/2", "--exact", "--name", "new", "--hold").returncode == 0
+    assert (new / "a").read_text() == "three\n"
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_an_exact_rerun_finds_the_old_tree_by_each_of_its_names(ran: Served, tree: Path) -> None:
+    """From the home directory, after an option, in a URL; and a working directory that git does not track is made."""
+    work = tree / "runs" / "1"
+    work.mkdir(parents=True)
+    command = f"ls ~/tree/a $HOME/tree/a -I{tree}/x file://{tree}/x /mnt{tree}/x {tree}s"
+    ran.drop("job", f"true; exit 0; {command}", workdir=str(work))
+    ran.wait_done("job")
+    ran.environment["HOME"] = str(tree.parent)
+    assert ran.spool("rerun", "job", "--exact").returncode == 0
+    ran.wait_done("job-2")
+    new = f"{ran.root}/worktrees/job-2"
+    keys = tomllib.loads(ran.record("job-2", "job.toml") or "")
+    assert keys["workdir"] == f"{new}/runs/1"
+    assert keys["command"].endswith(f"ls {new}/a {new}/a -I{new}/x file://{new}/x /mnt{tree}/x {tree}s")
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
 def test_what_could_not_be_the_same_is_refused_and_leaves_nothing(ran: Served, tree: Path) -> None:
     """A patch that was changed, cut or not kept, a commit or a tree that is gone, a run that was not captured."""
 
@@ -324,6 +371,8 @@ def test_what_could_not_be_the_same_is_refused_and_leaves_nothing(ran: Served, t
     ):
         (directory / "capture.toml").write_text(original.replace(old, new))
         refused("train/2", why)
+    (directory / "capture.toml").write_text('problem = "detected dubious ownership in it"\n')
+    refused("train/2", "exactly: detected dubious ownership in it\n")
     (directory / "capture.toml").unlink()
     refused("train/2", "was not captured")
     refused("train/9", "no such run")

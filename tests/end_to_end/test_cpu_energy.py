@@ -75,7 +75,7 @@ def test_the_cpu_energy_of_a_run_is_recorded_and_costs_money(spool: Served, powe
     assert result["cpu_energy_watched_ms"] > 0
     known = [line.get("cpu_energy_estimate_mj") for line in spool.history() if line["job"] == "train"]
     assert known == [25_000]
-    assert "about 0.01 Wh in" in spool.spool("show", "train").stdout
+    assert "about 0.0069 Wh in" in spool.spool("show", "train").stdout
     seff = spool.spool("seff", "train").stdout
     assert "CPU energy" in seff
     assert "2.50 EUR" in seff

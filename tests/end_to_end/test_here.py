@@ -300,6 +300,32 @@ def test_ctrl_z_stops_it_and_fg_continues_it(desk: Desk) -> None:
     assert shell.ends() == 0
 
 
+def test_after_fg_the_terminal_is_as_it_was_before_the_command(desk: Desk) -> None:
+    """Whether the command goes on, or its job has ended while it was stopped. bash sets it itself; dash does not."""
+    if shutil.which("dash") is None:
+        pytest.skip("dash is not installed")
+    shell = desk.open(["dash", "-i"])
+    for name, keys in (("one", _CTRL_D), ("two", b"")):
+        words = " ".join(desk.words("-q", "-n", name, "cat"))
+        shell.type(f"{words}\r")
+        once(lambda: desk.served.record(name, "jid") and shell.is_raw(), "the run")  # noqa: B023
+        shell.type("on\r")
+        shell.shows("on\r\non\r\n")
+        shell.type(_CTRL_Z)
+        once(lambda: not shell.is_raw(), "the shell's terminal")
+        if not keys:
+            desk.served.path("running", name).unlink()
+            desk.served.wait_done(name)
+        shell.type("fg; echo it gave $?\r")
+        if keys:
+            once(shell.is_raw, "the terminal of the command")
+            shell.type(keys)
+        shell.shows("it gave 0" if keys else "it gave 130")
+        assert not shell.is_raw()
+    shell.type("exit\r")
+    assert shell.ends() == 0
+
+
 def test_in_the_background_it_runs_and_gets_the_terminal_with_fg(desk: Desk) -> None:
     """Started with `&` it leaves the terminal to the shell; after `fg` it is the command's, with usual settings."""
     if shutil.which("bash") is None:
@@ -491,6 +517,14 @@ def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
     assert log.endswith("gave 2\n")
     desk.environment |= {"SPOOL_JOB": "outer", "SPOOL_RUN": "1"}  # of a run that is over: as after a detached tmux
     assert desk.piped("-n", "new", "-c", "echo in $SPOOL_JOB").stdout == b"in new\n"
+
+
+def test_inside_a_job_of_another_spool_it_is_a_job(desk: Desk) -> None:
+    """Also if its own spool is not there yet: the variables of the job around it say nothing of that."""
+    metadir = desk.served.root / "jobs" / "outer" / "1"
+    desk.environment |= {"SPOOL_JOB": "outer", "SPOOL_RUN": "1", "SPOOL_METADIR": str(metadir)}
+    desk.environment["SPOOL_DIR"] = str(desk.home / "another")
+    assert b"which runs jobs on other machines" in desk.piped("--executor", "slurm", "true").stderr
 
 
 def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:

@@ -191,7 +191,7 @@ WRONG = [
     ("contacts = { me = 1 }", "must be a text in quotes or a list, not 1"),
     ("notify = 'me'", "must be a list"),
     ("notify = ['me']", "must be a table"),
-    ('notify = [{ on = "failed" }]', 'needs "to"'),
+    ('notify = [{ on = "failed" }]', 'has no recipients; set "to"'),
     ('notify = [{ to = "me", log_lines = -1 }]', ">= 0"),
     ('notify = [{ to = "me", on = "fialed" }]', 'did you mean "failed"?'),
     ('notify = [{ to = "me", on = "polling" }]', "is unknown"),

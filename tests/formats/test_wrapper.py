@@ -611,6 +611,13 @@ def test_what_is_no_file_is_not_read_for_an_environment(runs: Runs, instead: str
     assert run.text("error") == "cannot run the command: $SPOOL_ENV is not a file\n"
 
 
+def test_a_wrong_line_stands_for_the_command_also_before_another_text(runs: Runs) -> None:
+    """A container has a text between prolog and command, of which its user knows nothing."""
+    run = runs.make("echo ran", prolog='echo wrong >> "$SPOOL_ENV"', prep="echo prepared")
+    assert run.run() == 125
+    assert run.text("error") == "cannot run the command: $SPOOL_ENV has a line 1 that is not KEY=VALUE\n"
+
+
 def test_a_prolog_that_fails_half_way_leaves_its_lines_to_the_epilog(runs: Runs) -> None:
     """What it has made by then can be taken away again."""
     run = runs.make("echo ran", prolog='echo PLACE=here >> "$SPOOL_ENV"; exit 4', epilog="echo removes $PLACE")

@@ -13,6 +13,7 @@ import pytest
 
 from spool.core.capture import CUT, MOST_UNTRACKED, NONE, WHOLE, Code
 from spool.machine.code import GitError, code_at, interpreter_of, lock_file_of
+from spool.machine.code import git as run_git
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -67,6 +68,29 @@ def test_the_diff_makes_the_tree_again(tree: Path, tmp_path: Path) -> None:
     git(clone, "apply", str(patch))
     for name in ("a", "sub/b", "staged"):
         assert (clone / name).read_bytes() == (tree / name).read_bytes()
+
+
+def test_the_diff_can_be_applied_whatever_the_user_likes_to_see(tree: Path, tmp_path: Path) -> None:
+    """Settings of the repository, or the user, such as less context and other prefixes, make no other patch."""
+    (tree / "a").write_text("".join(f"{number}\n" for number in range(30)))
+    git(tree, "commit", "-qam", "two")
+    (tree / "a").write_text("".join(f"{number}\n" for number in range(31) if number not in (3, 20)))
+    settings = {"diff.context": "0", "diff.noprefix": "true", "color.ui": "always", "diff.interHunkContext": "9"}
+    for key, value in settings.items():
+        git(tree, "config", key, value)
+    patch, clone = tmp_path / "patch", tmp_path / "clone"
+    patch.write_bytes(asked(tree)[1])
+    git(tmp_path, "clone", "-q", str(tree), str(clone))
+    git(clone, "apply", str(patch))
+    assert (clone / "a").read_bytes() == (tree / "a").read_bytes()
+
+
+def test_a_refusal_of_git_is_its_error_and_not_what_it_was_about_to_do(tree: Path) -> None:
+    """`git worktree add` begins with what it prepares."""
+    (tree / "full").mkdir()
+    (tree / "full" / "x").touch()
+    with pytest.raises(GitError, match="already exists"):
+        run_git(["worktree", "add", "--detach", "full", "HEAD"], str(tree), time.monotonic() + 20)
 
 
 def test_a_large_diff_is_cut_and_said(tree: Path) -> None:

@@ -11,6 +11,7 @@ from spool.query.differences import Comparison, compare
 from spool.store.spool import Spool
 
 _SHORT = 48  # cells of a value on a line of its own kind; a longer one is cut
+_BEFORE = 16  # … and begins so far before the first difference
 
 
 @click.command(cls=Verb)
@@ -64,14 +65,24 @@ def _print(found: Comparison) -> None:
         if each.section != section:
             flush()
             section = each.section
-        rows.append([each.key, _short(each.one), _short(each.other)])
+        rows.append([each.key, *_short(each.one, each.other)])
     flush()
     for note in found.notes:
         render.prose(note)
 
 
-def _short(value: str | None) -> str:
-    if value is None:
-        return "-"
-    line = " ".join(value.split())
+def _short(one: str | None, other: str | None) -> tuple[str, str]:
+    """Return two values as cells; of longer ones the part in which they differ."""
+    lines = [" ".join(value.split()) if value is not None else "-" for value in (one, other)]
+    common = 0
+    if max(map(len, lines)) > _SHORT:
+        differ = (at for at, (left, right) in enumerate(zip(*lines, strict=False)) if left != right)
+        common = next(differ, min(map(len, lines)) if lines[0] != lines[1] else 0)
+    begin = common - _BEFORE if common > _SHORT - _BEFORE else 0
+    first, second = (_cut(line, begin) for line in lines)
+    return first, second
+
+
+def _cut(line: str, begin: int) -> str:
+    line = f"…{line[begin + 1 :]}" if begin else line
     return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"

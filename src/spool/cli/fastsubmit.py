@@ -64,7 +64,7 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     if not values.keys().isdisjoint(("rows", "start_after", "capture")):  # a file, a time, a script
         return None
-    if any(text.startswith("after") for text in values.get("depends_on", ())):  # in the form of other tools
+    if any(":" in text for text in values.get("depends_on", ())):  # with a kind, perhaps one of other tools
         return None
     command: str | list[str]
     texts = values.pop("text", [])

@@ -174,8 +174,10 @@ def _configured_executor(root: str) -> str:
 
 def _run_around(root: str) -> Grant | None:
     """Return what the run of the spool *root* has to which this process belongs; None if there is none that goes on."""
-    job, run, spool_dir = (os.environ.get(f"SPOOL_{what}", "") for what in ("JOB", "RUN", "DIR"))
-    if not layout.valid_name(job) or not run.isdecimal() or os.path.realpath(spool_dir) != os.path.realpath(root):
+    job, run, metadir = (os.environ.get(f"SPOOL_{what}", "") for what in ("JOB", "RUN", "METADIR"))
+    if not layout.valid_name(job) or not run.isdecimal():
+        return None
+    if os.path.realpath(metadir) != os.path.realpath(layout.Layout(root).metadir(job, int(run))):
         return None
     spool = Spool.open(root)
     record = spool.grant(job, int(run))
@@ -440,6 +442,7 @@ class _Sitting:
         self._out = next((number for number in (1, 2) if os.isatty(number)), 0)
         self._all_out = os.isatty(1) and os.isatty(2)
         self._saved: list[Any] | None = None  # the settings of the terminal, while it is the command's
+        self._taken: list[Any] = []  # those that it has meanwhile
         self._typed = b""  # for the command
         self._code: int | None = None
         self._over = False
@@ -458,10 +461,10 @@ class _Sitting:
                 self._take_terminal()
                 self._step(arrived)
             self._show_rest()
-        except OSError:  # the terminal is gone
+        except (OSError, termios.error):  # the terminal is gone
             self.hung_up = True
         finally:
-            with suppress(OSError):
+            with suppress(OSError, termios.error):
                 self._give_back()
             signal.set_wakeup_fd(before)
             for number, handler in kept.items():
@@ -501,7 +504,7 @@ class _Sitting:
             raise OSError
         if number in (signal.SIGWINCH, signal.SIGCONT) and self._master is not None:
             _resize(self._master)
-        if number == signal.SIGCONT:
+        if number == signal.SIGCONT and not self._is_taken():
             self._saved = None  # a shell has set the terminal as it likes it
         if number == signal.SIGTSTP:
             self._tell(holder.SIGNAL + bytes([number]))
@@ -577,6 +580,11 @@ class _Sitting:
             raw = termios.tcgetattr(0)
             raw[1] = self._saved[1]
             termios.tcsetattr(0, termios.TCSADRAIN, raw)
+        self._taken = termios.tcgetattr(0)
+
+    def _is_taken(self) -> bool:
+        """Whether the terminal has the settings of the command: after `fg` it may be taken before the signal comes."""
+        return self._saved is not None and _in_foreground() and termios.tcgetattr(0) == self._taken
 
     def _give_back(self) -> None:
         """Restore the settings of the terminal."""

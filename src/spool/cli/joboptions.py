@@ -64,7 +64,7 @@ def keys_of(values: Values) -> dict[str, object]:
         into = keys.setdefault(table, {}) if table else keys
         assert isinstance(into, dict)
         into[key] = _READERS.get(option.kind, _last)(given)
-    for table, short in (("notify", "to"), ("container", "image")):
+    for table, short in _SHORT:
         stated = keys.get(table)
         if isinstance(stated, dict) and list(stated) == [short]:
             keys[table] = stated[short]
@@ -134,6 +134,11 @@ def _dependencies(given: list[str]) -> object:
         kind, colon, names = text.partition(":")
         found = _names([names if colon else text])
         kind = kind.strip() if colon else "all"
+        if kind not in _DEPENDENCIES:
+            from spool.core.errors import InvalidValue
+
+            why = f'"{kind}" is unknown; it is one of {", ".join(_DEPENDENCIES)}'
+            raise InvalidValue(f"cannot use --depends-on {text}: {why}")
         if kind == "each" and len(found) == 1:
             table["each"] = found[0]
         else:
@@ -196,6 +201,11 @@ def _moment(given: list[str]) -> str:
     except InvalidValue as error:
         raise InvalidValue(f"cannot use --start-after: {error}") from None
 
+
+_DEPENDENCIES = ("all", "any", "ended", "failed", "each")
+_SHORT = (("notify", "to"), ("container", "image"))  # tables that can be one of their keys alone
+# The name of another key in a message: a value that it quotes is its first word, or comes after "names".
+_OTHER_KEY = r'(?<!: )(?<!names )(?:the key )?"([a-z_.]+)"'
 
 _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "addresses": _names,
@@ -294,10 +304,13 @@ def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: 
     *what* names the job. *stated* are the keys that were set; for other keys the message stays unchanged. *spelled* is
     the option that takes any key, `--with`.
     """
+    import re
+
     from msgspec.structs import replace
 
     options = [option for option in OPTIONS if not option.value]
     flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}
+    flags |= {name: flags[f"{table}.{short}"] for table, short in _SHORT for name in (table, short)}
     problems = []
     for problem in error.problems:
         message, path = problem.message, problem.key or ""
@@ -306,5 +319,7 @@ def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: 
         if path.partition(".")[0].partition("[")[0] in stated:
             name = f"{spelled} {path}" if spelled else flags.get(key, f'"{path}"')
             message = message.replace(f'"{path}"{at}', name, 1).replace(f'"{path}"', name, 1).replace(at, "", 1)
+            if not spelled:
+                message = re.sub(_OTHER_KEY, lambda found: flags.get(found[1], found[0]), message)
         problems.append(replace(problem, message=message))
     return type(error)(what, problems)

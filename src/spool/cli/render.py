@@ -472,6 +472,13 @@ def ratio(number: float | None) -> str:
     return f"{number:.0f}" if number >= 1000 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
+def fine(number: float) -> str:
+    """Return a number as `ratio` does, one below 0.1 with four decimals."""
+    if 0 < number < 0.1:
+        return f"{number:.4f}" if number >= 0.0001 else "<0.0001"
+    return ratio(number)
+
+
 def percent(part: float | None) -> str:
     """Return a fraction as a percentage."""
     return "" if part is None else show_percent(part)
@@ -495,12 +502,13 @@ def cpu_energy(used: CpuEnergy | None) -> str:
 def energy(energy_mj: int) -> str:
     """Return an energy in millijoules as "12.5 Wh" or "1.25 kWh"."""
     hours = energy_mj / 3_600_000
-    return f"{ratio(hours)} Wh" if hours < 1000 else f"{ratio(hours / 1000)} kWh"
+    return f"{fine(hours)} Wh" if hours < 1000 else f"{ratio(hours / 1000)} kWh"
 
 
-def cost(amount: float, currency: str | None) -> str:
+def cost(amount: float, currency: str | None = None) -> str:
     """Return an amount of money."""
-    return f"{amount:,.2f} {currency or ''}".strip()
+    text = fine(amount) if amount < 0.1 else f"{amount:,.2f}"
+    return f"{text} {currency or ''}".strip()
 
 
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:

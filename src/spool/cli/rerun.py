@@ -16,7 +16,7 @@ from spool.cli.common import own
 from spool.cli.diff import run_named
 from spool.cli.group import JobArgument, Verb
 from spool.cli.render import say, say_text
-from spool.cli.submission import checked_name, publish
+from spool.cli.submission import check_free, checked_name, publish, tell_doubts
 from spool.cli.telling import tell
 from spool.client.draft import Draft, escaped, next_name, placeholders
 from spool.client.submit import literal
@@ -77,6 +77,7 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
     tree = f"{spool.root}/{layout.WORKTREES}/{new}"
     moved = _moved(text, spool.record(job, run, layout.DEFAULTS), code, tree)
     if not dry_run:
+        check_free(root, new, can_replace=False)
         _make(spool, job, run, code, tree)
     try:
         moved = _with_packages(moved, capture, code, tree, make=not dry_run)
@@ -95,6 +96,8 @@ def _submit(root: str, name: str, text: bytes, *, hold: bool, dry_run: bool) -> 
     if dry_run:
         say_text(text.decode("utf-8", "replace"))
         return
+    check_free(root, name, can_replace=False)
+    tell_doubts(root, [draft], strict=False)
     publish(root, [draft], held=hold, replace=False)
     say(name, at_once=True)
 
@@ -114,8 +117,9 @@ def _usable(spool: Spool, job: str, run: int) -> Capture:
     code = capture.code if capture is not None else None
     why, remedy = "", None
     if capture is None or code is None:
-        why = (capture.problem if capture is not None else "") or "its code was not captured"
-        remedy = "`[capture] git = true` in config.toml captures later runs"
+        why = capture.problem if capture is not None else ""
+        if not why:
+            why, remedy = "its code was not captured", "`[capture] git = true` in config.toml captures later runs"
     elif code.commit is None:
         why = "its tree had no commit yet"
     elif code.diff == CUT:
@@ -153,13 +157,24 @@ def _make(spool: Spool, job: str, run: int, code: Code, tree: str) -> None:
         raise SpoolError(
             cannot("run", what, f"the commit {commit[:12]} is gone", where=code.top, remedy=remedy)
         ) from None
-    Disk(spool.layout.at(layout.STAGING)).ensure_directory(spool.layout.at(layout.WORKTREES))
+    disk = Disk(spool.layout.at(layout.STAGING))
+    disk.ensure_directory(spool.layout.at(layout.WORKTREES))
     try:
-        git(["worktree", "add", "--detach", tree, commit], code.top, until)
+        disk.mkdir(tree, 0o755)
+    except FileExistsError:
+        why = "the work tree of an earlier job of that name is there"
+        remedy = "give another name with --name, or remove that job with `spool gc`"
+        raise SpoolError(cannot("run", what, why, where=tree, remedy=remedy)) from None
+    try:
+        # Forced: git may still know one of that name, which was removed with its job.
+        git(["worktree", "add", "--force", "--detach", tree, commit], code.top, until)
         if code.diff is not None:
             git(["apply", "--whitespace=nowarn", patch], tree, until)
-    except GitError as error:
+        os.makedirs(f"{tree}/{code.prefix}", exist_ok=True)  # git tracks no empty directory
+    except BaseException as error:
         _remove(code, tree)
+        if not isinstance(error, GitError | OSError):
+            raise
         raise SpoolError(cannot("run", what, str(error), where=tree)) from None
 
 
@@ -172,6 +187,8 @@ def _read(path: str) -> bytes | None:
 def _remove(code: Code, tree: str) -> None:
     with suppress(GitError):
         git(["worktree", "remove", "--force", tree], code.top, time.monotonic() + _WITHIN_S)
+    with suppress(OSError):  # git knew nothing of it yet
+        os.rmdir(tree)
 
 
 def _moved(text: bytes, defaults: bytes | None, code: Code, tree: str) -> dict[str, Any]:
@@ -197,17 +214,24 @@ def _moved(text: bytes, defaults: bytes | None, code: Code, tree: str) -> dict[s
 
 
 def _other_names(workdir: object, code: Code) -> set[str]:
-    """Return the name of the old tree by which the job file knows it, where a link leads there."""
-    if not isinstance(workdir, str) or not workdir.startswith("/") or not workdir.endswith(code.prefix):
-        return set()
-    name = workdir[: len(workdir) - len(code.prefix)].rstrip("/")
-    return {name} if name and os.path.realpath(name) == os.path.realpath(code.top) else set()
+    """Return the other names by which a job file may know the old tree: by a link, and from the home directory."""
+    found = set()
+    if isinstance(workdir, str) and workdir.startswith("/") and workdir.endswith(code.prefix):
+        name = workdir[: len(workdir) - len(code.prefix)].rstrip("/")
+        if name and os.path.realpath(name) == os.path.realpath(code.top):
+            found.add(name)
+    home = os.path.expanduser("~")
+    inside = os.path.relpath(code.top, os.path.realpath(home))
+    if not inside.startswith("."):
+        found |= {f"{each}/{inside}" for each in (home, "~", "$HOME", "${HOME}")}
+    return found
 
 
 def _swapper(old: set[str], new: str) -> Callable[[str], str]:
+    """Return what replaces each of *old* by *new*, also after an option as in `-I/tree`, and as in `file:///tree`."""
     names = "|".join(sorted(map(re.escape, old), key=len, reverse=True))
-    pattern = re.compile(rf"(?<![A-Za-z0-9._/-])(?:{names})(?![A-Za-z0-9._-])")
-    return lambda text: pattern.sub(lambda match: new, text)
+    pattern = re.compile(rf"(?:(?<=://)|(?<![A-Za-z0-9._/-]))(-[A-Za-z])?(?:{names})(?![A-Za-z0-9._-])")
+    return lambda text: pattern.sub(lambda match: (match[1] or "") + new, text)
 
 
 def _each(value: object, swap: Callable[[str], str]) -> object:

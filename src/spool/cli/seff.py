@@ -114,7 +114,7 @@ def _memory(found: RunEfficiency) -> str:
 def _gpus(grant: Grant, compared: Efficiency) -> str:
     share = f" ({show_size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
     busy = f"{render.percent(compared.gpu_efficiency)} busy" if compared.gpu_efficiency is not None else "use unknown"
-    hours = render.ratio(compared.gpu_hours) or _UNKNOWN
+    hours = render.fine(compared.gpu_hours) if compared.gpu_hours is not None else _UNKNOWN
     return f"{count_of(grant.gpu_count, 'GPU')} given{share}, {busy}, {hours} GPU hours"
 
 
@@ -159,7 +159,7 @@ def _gpu_hours(whole: Summary) -> str:
     part = whole.gpu_efficiency
     busy = f"{render.percent(part)} busy" if part is not None else "use unknown"
     energy = f", {render.energy(whole.energy_mj)}" if whole.energy_mj is not None else ""
-    return f"{render.ratio(whole.gpu_hours)}, {busy}{energy}"
+    return f"{render.fine(whole.gpu_hours)}, {busy}{energy}"
 
 
 def _spread(what: str, spread: Spread, ended: Spread, show: Callable[[int], str]) -> str:

@@ -125,7 +125,7 @@ def _pairs(found: AccountingReport) -> list[tuple[str, str]]:
         ("GPU energy", _energy(total.gpu_kwh, total.gpu_kwh_runs)),
         ("CPU energy", _energy(total.cpu_kwh_estimate, total.cpu_kwh_runs, "about ")),
         ("cost", render.cost(total.cost, found.currency) if total.cost is not None else ""),
-        *((f"{name} hours", _hours(hours)) for name, hours in total.resource_hours.items()),
+        *((f"{name} hours", render.fine(hours)) for name, hours in total.resource_hours.items()),
         ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
         ("most memory", _memory(total)),
@@ -140,29 +140,23 @@ def _times(median_ns: int | None, p90_ns: int | None, mean_ns: int | None) -> st
     return f"median {render.duration(median_ns)}, 90% within {render.duration(p90_ns)}{mean}"
 
 
-def _hours(hours: float) -> str:
-    if 0 < hours < 0.1:
-        return f"{hours:.4f}" if hours >= 0.0001 else "<0.0001"
-    return render.ratio(hours)
-
-
 def _cpu_hours(total: Totals) -> str:
-    given = f"{_hours(total.cpu_hours)} given"
+    given = f"{render.fine(total.cpu_hours)} given"
     if total.cpu_used_hours is None:
         return f"{given}; use unknown" if total.cpu_hours else ""
     known, timed = total.cpu_used_runs, total.timed_runs
     of = f" by {known} of {timed} runs; unknown for the others" if known < timed else ""
     part = f" ({render.percent(total.cpu_efficiency)})" if total.cpu_efficiency is not None else ""
-    return f"{given}, {_hours(total.cpu_used_hours)} used{of}{part}"
+    return f"{given}, {render.fine(total.cpu_used_hours)} used{of}{part}"
 
 
 def _gpu_hours(total: Totals) -> str:
-    given = f"{_hours(total.gpu_hours)} given"
+    given = f"{render.fine(total.gpu_hours)} given"
     if total.gpu_used_hours is None:
         return f"{given}; use unknown"
     part = f" ({render.percent(total.gpu_efficiency)})" if total.gpu_efficiency is not None else ""
     known = f"in {count_of(total.gpu_used_runs, 'run')} with known use"
-    return f"{given}, {_hours(total.gpu_used_hours)} busy{part} {known}"
+    return f"{given}, {render.fine(total.gpu_used_hours)} busy{part} {known}"
 
 
 def _energy(kwh: float | None, runs: int, about: str = "") -> str:
@@ -192,7 +186,7 @@ def _outcome(state: State) -> Callable[[Totals], str]:
 
 
 def _resource_hours(name: str) -> Callable[[Totals], str]:
-    return lambda totals: _hours(totals.resource_hours.get(name, 0)) if totals.resource_hours.get(name) else ""
+    return lambda totals: render.fine(totals.resource_hours.get(name, 0)) if totals.resource_hours.get(name) else ""
 
 
 _SHORT = {State.OUT_OF_MEMORY: "NO MEM", State.UNSCHEDULABLE: "UNSCHED", State.CANCELLED: "CANCEL"}
@@ -212,13 +206,13 @@ _CELLS = (
     _Cell("RUN TIME", 65, lambda each: render.duration(each.run_time_median_ns)),
     _Cell("90%", 30, lambda each: render.duration(each.run_time_p90_ns)),
     _Cell("SUM", 20, lambda each: render.duration(each.run_time_sum_ns)),
-    _Cell("CPU-H", 90, lambda each: _hours(each.cpu_hours)),
+    _Cell("CPU-H", 90, lambda each: render.fine(each.cpu_hours)),
     _Cell("USED", 50, lambda each: render.percent(each.cpu_efficiency)),
-    _Cell("GPU-H", 90, lambda each: _hours(each.gpu_hours) if each.gpu_hours else ""),
+    _Cell("GPU-H", 90, lambda each: render.fine(each.gpu_hours) if each.gpu_hours else ""),
     _Cell("BUSY", 85, lambda each: render.percent(each.gpu_efficiency)),
-    _Cell("GPU-KWH", 82, lambda each: _hours(each.gpu_kwh) if each.gpu_kwh is not None else ""),
-    _Cell("CPU-KWH", 81, lambda each: _hours(each.cpu_kwh_estimate) if each.cpu_kwh_estimate is not None else ""),
-    _Cell("COST", 88, lambda each: f"{each.cost:,.2f}" if each.cost is not None else ""),
+    _Cell("GPU-KWH", 82, lambda each: render.fine(each.gpu_kwh) if each.gpu_kwh is not None else ""),
+    _Cell("CPU-KWH", 81, lambda each: render.fine(each.cpu_kwh_estimate) if each.cpu_kwh_estimate is not None else ""),
+    _Cell("COST", 88, lambda each: render.cost(each.cost) if each.cost is not None else ""),
     _Cell("MAX CPU", 60, lambda each: render.count(each.peak_cpus)),
     _Cell("MAX GPU", 75, lambda each: render.count(each.peak_gpus or None)),
     _Cell("MAX MEM", 45, lambda each: render.size(each.peak_memory_bytes)),

@@ -263,8 +263,7 @@ def publish(root: str, jobs: Sequence[Draft], *, held: bool, replace: bool) -> N
     """Put *jobs* into the spool and ensure that a dispatcher serves it. Raises SpoolError if a name is taken."""
     if not replace:
         for job in jobs:
-            if (place := submitting.where_taken(root, job.name)) is not None:
-                raise _taken(root, job.name, place)
+            check_free(root, job.name)
     done = 0
 
     def counted() -> Iterator[tuple[str, bytes]]:
@@ -287,9 +286,15 @@ def publish(root: str, jobs: Sequence[Draft], *, held: bool, replace: bool) -> N
         ensure_dispatcher(root)
 
 
-def _taken(root: str, name: str, place: str) -> SpoolError:
+def check_free(root: str, name: str, *, can_replace: bool = True) -> None:
+    """Raise SpoolError if a job of that name waits, is held or runs. *can_replace*: whether the verb has --replace."""
+    if (place := submitting.where_taken(root, name)) is not None:
+        raise _taken(root, name, place, can_replace=can_replace)
+
+
+def _taken(root: str, name: str, place: str, *, can_replace: bool = True) -> SpoolError:
     does = {layout.QUEUED: "waits", layout.HELD: "is held", layout.RUNNING: "runs"}[place]
     takes = "queues this one behind it" if place == layout.RUNNING else "takes its place"
     free = next_name(root, name)
-    remedy = f"--name {free} is free, and --replace {takes}"
+    remedy = f"--name {free} is free" + (f", and --replace {takes}" if can_replace else "")
     return SpoolError(cannot("submit", f"job {name}", f"a job of that name {does}", remedy=remedy))

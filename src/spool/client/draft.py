@@ -73,10 +73,14 @@ class Draft:
 
     def check(self, root: str) -> None:
         """Raise InvalidJob if the spool *root* would not take the job, and InvalidValue as `text` does."""
+        from spool.core.errors import InvalidJob
         from spool.formats import jobfile
         from spool.store.glance import defaults_of
 
-        jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
+        try:
+            jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
+        except InvalidJob as error:
+            raise (error.without_lines() if self.keys else error) from None
 
 
 def job_keys(command: str | Sequence[str], given: Mapping[str, object], exported: Exports) -> dict[str, object]:

@@ -248,6 +248,18 @@ class _Collector:
         """Remove the file of a job without runs; return whether it is gone."""
         if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
             return False
+        tree = f"{os.getpid()}.gc.tree.{name}"
+        if WORKTREES in self._at:  # first, as without the record nothing tells of it; git itself forgets it
+            try:
+                self._disk.rename(name, tree, self._at[WORKTREES], self._at[STAGING])
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                where = self._spool.layout.at(f"{WORKTREES}/{name}")
+                self.problems.append(_cannot("remove", f"the work tree of job {name}", error, where))
+                return False
+            else:
+                self._clear(tree, "the work tree of an old job")
         try:
             self._disk.discard(layout.file_of(name), self._at[DONE])
         except OSError as error:
@@ -259,10 +271,6 @@ class _Collector:
         if CALLS in self._at:
             with suppress(OSError):  # it is small, and the next collection sees it
                 self._disk.discard(name, self._at[CALLS])
-        if WORKTREES in self._at:  # git itself forgets a work tree that is gone
-            where = self._spool.layout.at(f"{WORKTREES}/{name}")
-            for failed in filter(None, self._disk.removing(name, self._at[WORKTREES])):
-                self.problems.append(_cannot("remove", f"the work tree of job {name}", failed, where))
         return True
 
     def remove_reservation(self, filename: str) -> bool:
@@ -278,13 +286,13 @@ class _Collector:
     def _goes_on(self, name: str) -> bool:
         return any(place != DONE for place in self._spool.places(name))
 
-    def _clear(self, entry: str) -> None:
+    def _clear(self, entry: str, what: str = "all of an old run") -> None:
         """Remove an entry of the staging directory."""
         errors = [error for error in self._disk.removing(entry, self._at[STAGING]) if error is not None]
         if errors:
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             where = f"{self._disk.staging}/{errors[0].filename or entry}"
-            self.problems.append(_cannot("remove", "all of an old run", errors[0], where) + more)
+            self.problems.append(_cannot("remove", what, errors[0], where) + more)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from enum import IntEnum
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Self
 
     from spool.core.model import Problem
 
@@ -156,6 +157,16 @@ class InvalidFile(SpoolError):
     def count(self) -> int:
         """Return the number of problems, including those not listed."""
         return sum(problem.stands_for for problem in self.problems)
+
+    def without_lines(self) -> Self:
+        """Return the same error for a user who has not seen the file."""
+        from msgspec.structs import replace  # imported here, because few commands need it
+
+        problems = [
+            replace(problem, message=problem.message.replace(f" on line {problem.line}", "", 1), line=None)
+            for problem in self.problems
+        ]
+        return type(self)(self.what, problems)
 
 
 class InvalidJob(InvalidFile):

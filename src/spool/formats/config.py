@@ -532,7 +532,7 @@ def _contacts(tables: dict[str, Names], path: Path, reading: Reading) -> dict[st
     return contacts
 
 
-_NO_ADDRESS = 'needs "to": the recipients'
+_NO_ADDRESS = 'has no recipients; set "to"'
 
 
 def _addresses(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[s
     if isinstance(executor, str) and engine_of(executor) is not None:
         without = (*without, "gpu_idle", "gpu_idle_action")
     if "terminal" in document:
-        without = (*without, "retry")
+        without = (*without, "retry", "preemptible")
     return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
@@ -480,7 +480,7 @@ def _env(env: dict[str, str], at: Path, reading: Reading) -> tuple[tuple[str, st
 def _jobs(listed: Names, at: Path, reading: Reading) -> tuple[str, ...]:
     alone = isinstance(listed, str)
     if not listed and not alone:
-        reading.problems.add(at, "is an empty list; name jobs, or remove the key")
+        reading.problems.add(at, "is an empty list; name jobs, or leave it out")
     names: dict[str, None] = {}
     for index, other in enumerate(values.several(listed)):
         where = at if alone else (*at, index)
@@ -504,7 +504,7 @@ def _output(path: str, at: Path, reading: Reading) -> str:
     return reading.problems.value(at, values.output_path, path, "")
 
 
-_NO_ADDRESS = 'needs "to": the recipients'
+_NO_ADDRESS = 'has no recipients; set "to"'
 
 
 def _addresses(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
@@ -519,7 +519,7 @@ def _addresses(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
 def _events(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
     events = values.several(stated)
     if not events:
-        reading.problems.add(at, "is an empty list, so nothing would be sent; name events, or remove the key")
+        reading.problems.add(at, "is an empty list, so nothing would be sent; name events, or leave it out")
     reading.problems.value(at, values.different, events, None)
     for event in events:
         reading.problems.value(at, lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")

@@ -517,6 +517,8 @@ def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[
     words = [_TYPE_WORDS.get(word.strip(), word.strip()) for word in match["types"].split("|")]
     if "a whole number" in words and "a number" in words:
         words.remove("a whole number")
+    if match["limit"] == " of length >= 1":
+        return at, "is empty"
     return at, f"must be {' or '.join(words)}{match['limit'] or ''}, not {show(value)}"
 
 

@@ -101,7 +101,7 @@ def at_least(least: float, parse: Callable[[object], int], text: str) -> int:
     if amount >= least:
         return amount
     if least == 1:
-        raise InvalidValue(f"{show(text)} is zero; remove the key, or set more than zero")
+        raise InvalidValue(f"{show(text)} is zero; leave it out, or set more than zero")
     raise InvalidValue(f"{show(text)} is too short; the minimum is {int(least) // 1_000_000}ms")
 
 
@@ -278,7 +278,7 @@ def warning_signal(value: str) -> WarningSignal:
 def retry_on(values: tuple[str | int, ...]) -> frozenset[str | int]:
     """Return the outcomes and exit codes after which a run is retried."""
     if not values:
-        raise InvalidValue("is an empty list, so nothing would be retried; remove the key, or name outcomes")
+        raise InvalidValue("is an empty list, so nothing would be retried; leave it out, or name outcomes")
     different(values)
     for value in values:
         if isinstance(value, int):

@@ -227,7 +227,7 @@ spool_add_variables() {
         done < "$spool_records/env"
     fi
     if [ -z "$spool_why" ] || [ -n "$spool_late" ]; then return; fi
-    spool_fail 125 "cannot run the $spool_phase: \$SPOOL_ENV $spool_why" 5>&2 2> /dev/null
+    spool_fail 125 "cannot run the command: \$SPOOL_ENV $spool_why" 5>&2 2> /dev/null
     exit 125
 }
 

@@ -95,7 +95,8 @@ def _read(process: subprocess.Popen[bytes], until: float, most: int) -> tuple[by
         raise GitError("git took too long") from None
     if status:
         said = err.decode("utf-8", "replace").strip().splitlines()
-        raise GitError(said[0].removeprefix("fatal: ") if said else f"git failed with code {status}")
+        bad = [line for line in said if line.startswith(("fatal: ", "error: "))] or said
+        raise GitError(bad[0].partition(": ")[2] or bad[0] if bad else f"git failed with code {status}")
     return bytes(out), True
 
 
@@ -123,7 +124,7 @@ def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
     diff, whole = b"", True
     if changed and commit is not None and most_diff:
         words = ["diff", "--no-ext-diff", "--no-textconv", "--binary", "--no-color", "--no-renames", "--no-relative"]
-        words += ["--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty", "HEAD"]
+        words += ["--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty", "--unified=3", "HEAD"]
         diff, whole = git(words, top, until, most_diff)
     code = Code(
         top=top,
