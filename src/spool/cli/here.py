@@ -445,6 +445,7 @@ class _Sitting:
         self._taken: list[Any] = []  # those that it has meanwhile
         self._typed = b""  # for the command
         self._code: int | None = None
+        self._begun = False
         self._over = False
         self._closed = False  # no process has the pseudo-terminal any more
         self.hung_up = False
@@ -519,6 +520,9 @@ class _Sitting:
             told = self._connection.recv(holder.LONGEST)
         except OSError:
             told = b""
+        if told == holder.BEGUN:
+            self._begun = True
+            return
         if told[:1] == holder.EXITED:
             self._code = told[1]
         elif told == holder.STOPPED:
@@ -571,8 +575,8 @@ class _Sitting:
         os.write(2, f"{ends if self._master is not None else ''}spool: {text}{ends}".encode())
 
     def _take_terminal(self) -> None:
-        """Pass every key on unchanged, once this process is in the foreground of its terminal."""
-        if self._master is None or self._saved is not None or not _in_foreground():
+        """Pass every key on unchanged, once the command has begun and this process is in the foreground."""
+        if self._master is None or self._saved is not None or not self._begun or not _in_foreground():
             return
         self._saved = termios.tcgetattr(0)
         tty.setraw(0, termios.TCSADRAIN)

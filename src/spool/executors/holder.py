@@ -9,7 +9,8 @@ Both sides speak in packets: a letter, and what belongs to it.
 * The other side answers with the terms as JSON, the command's environment in a memory file, and descriptors: those that
   the command gets unchanged, and both ends of a pseudo-terminal for those that were a terminal. It then reads and
   writes that itself, and draws on the real one.
-* From there: `SIGNAL n` and `CONTINUE`, and back `STOPPED` (by Ctrl-Z) and `EXITED n`.
+* From there: `SIGNAL n` and `CONTINUE`, and back `BEGUN` (the terminal is the command's, and so is what is typed),
+  `STOPPED` (by Ctrl-Z) and `EXITED n`.
 
 Once the other side is gone, so is the terminal: the command receives HUP, and KILL `GRACE_S` later. With *nohup* it
 goes on, and the log has what it prints.
@@ -30,7 +31,7 @@ import threading
 import time
 from contextlib import suppress
 
-SIGNAL, CONTINUE, STOPPED, EXITED = b"s", b"c", b"z", b"x"
+SIGNAL, CONTINUE, BEGUN, STOPPED, EXITED = b"s", b"c", b"b", b"z", b"x"
 """The packets; the first and the last are followed by a number, as one byte."""
 
 GRACE_S = 10.0
@@ -140,8 +141,7 @@ class _Held:
         while self._code is None:
             self._step(arrived)
         if self._connection is not None:
-            with suppress(OSError):
-                self._connection.send(EXITED + bytes([self._code]))
+            self._report(EXITED + bytes([self._code]))
         else:
             while self._drain():
                 pass
@@ -159,8 +159,9 @@ class _Held:
                 if fd is not None:
                     os.dup2(fd, number)
             os.umask(self._umask)
-            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python has them
-                signal.signal(ignored, signal.SIG_DFL)
+            for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # Python has made other use of them
+                signal.signal(number, signal.SIG_DFL)
+            self._report(BEGUN)  # a Ctrl-C from now on waits until it is not blocked
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             try:
                 os.execvpe(words[0], words, self._environment)  # noqa: S606  # that is what this is for
@@ -221,9 +222,14 @@ class _Held:
         if not os.WIFSTOPPED(status):
             code = os.waitstatus_to_exitcode(status)
             self._code = 128 - code if code < 0 else code
-        elif os.WSTOPSIG(status) in _JOB_CONTROL and self._connection is not None:  # not as `spool suspend` stops it
+        elif os.WSTOPSIG(status) in _JOB_CONTROL:  # not as `spool suspend` stops it
+            self._report(STOPPED)
+
+    def _report(self, packet: bytes) -> None:
+        """Tell the other side, if it is still there."""
+        if self._connection is not None:
             with suppress(OSError):
-                self._connection.send(STOPPED)
+                self._connection.send(packet)
 
     def _signal(self, number: int) -> None:
         """Signal the command, and whatever else is in the foreground of its terminal."""
