@@ -118,6 +118,9 @@ READ = {
     "SLURM_LOCALID": "0",
     "SLURM_NNODES": "1",
     "SLURM_JOB_NODELIST": socket.gethostname(),
+    "PBS_JOBNAME": "$SPOOL_JOB",
+    "PBS_NP": "$SPOOL_CPUS",
+    "NCPUS": "$SPOOL_CPUS",
 }
 
 

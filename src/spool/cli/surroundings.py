@@ -81,17 +81,17 @@ def _host(_: _Job) -> str:
 
 
 _VALUES: Mapping[str, Callable[[_Job], str | None]] = {
-    "SLURM_JOB_ID SLURM_JOBID": lambda job: f"{job.id}{{index}}" if job.many else job.id,
+    "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": lambda job: f"{job.id}{{index}}" if job.many else job.id,
     "SLURM_ARRAY_JOB_ID": lambda job: job.id if job.many else None,
     "SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID": _index,
     "SLURM_ARRAY_TASK_COUNT": _of_indices(len),
     "SLURM_ARRAY_TASK_MIN": _of_indices(min),
     "SLURM_ARRAY_TASK_MAX": _of_indices(max),
-    "SLURM_JOB_NAME": lambda job: job.name if job.many else "$SPOOL_JOB",
-    "SLURM_SUBMIT_DIR": _here,
+    "SLURM_JOB_NAME PBS_JOBNAME": lambda job: job.name if job.many else "$SPOOL_JOB",
+    "SLURM_SUBMIT_DIR PBS_O_WORKDIR": _here,
     "SLURM_SUBMIT_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
     "SLURM_CPUS_PER_TASK": _cpus_per_task,
-    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE": _always("$SPOOL_CPUS"),
+    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN": _always("$SPOOL_CPUS"),
     "SLURM_MEM_PER_NODE": _always("$SPOOL_MEMORY_MB"),
     "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": _always("$SPOOL_GPUS"),
     "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": _tasks,
@@ -104,10 +104,6 @@ _INSTEAD = {
     "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
     "SLURM_TMPDIR": "use `mktemp -d`",
     "SLURM_JOB_GPUS": "use $CUDA_VISIBLE_DEVICES",
-    "PBS_JOBID": "use $SPOOL_JOB",
-    "PBS_JOBNAME": "use $SPOOL_JOB",
-    "PBS_O_WORKDIR": "use $PWD",
-    "NCPUS": "use $SPOOL_CPUS",
     "sbatch": "use spool submit",
     "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
 }
