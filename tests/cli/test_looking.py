@@ -269,6 +269,16 @@ def test_why_of_a_failed_job_is_its_end_and_its_last_lines(spool: Command, spool
     assert spool("why", "a").out == "a: failed: exit code 1\n"
 
 
+def test_why_of_a_failed_array_has_the_last_lines_of_a_failed_task(spool: Command, spool_root: Path) -> None:
+    """The counts alone would not say what went wrong."""
+    for name, outcome in (("s_0", State.FINISHED), ("s_1", State.FAILED), ("s_2", State.FAILED), ("s", State.FAILED)):
+        ended(spool_root, name, outcome, time.time_ns(), code=1)
+    (spool_root / "jobs" / "s" / "1" / "array.toml").write_text('job = "s"\nrun = 1\ntasks = 3\n')
+    (spool_root / "jobs" / "s_1" / "1" / "log").write_text("KeyError: lr\n")
+    assert spool("why", "s").out.splitlines()[1:] == ["", "the last lines of the output of s_1:", "  KeyError: lr"]
+    assert asked(spool, "why", "s")["last_lines_of"] == "s_1"
+
+
 def test_why_says_what_the_reason_means_before_the_numbers(spool: Command, spool_root: Path) -> None:
     """Each code of a reason has at most two sentences for a newcomer."""
     assert set(MEANINGS) == {*CODES, "hook", "capture", "submitted", "invalid"}
