@@ -72,11 +72,25 @@ class Draft:
         return self._text
 
     def check(self, root: str) -> None:
-        """Raise InvalidJob if the spool *root* would not take the job, and InvalidValue as `text` does."""
+        """Raise InvalidJob if the spool *root* would not take the job, and InvalidValue as `text` does.
+
+        It names the lines of a file only if there was one.
+        """
+        from msgspec.structs import replace
+
+        from spool.core.errors import InvalidJob
         from spool.formats import jobfile
         from spool.store.glance import defaults_of
 
-        jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
+        try:
+            jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
+        except InvalidJob as error:
+            if not self.keys:
+                raise
+            lines = ((one, f" on line {one.line}") for one in error.problems)
+            raise InvalidJob(
+                error.what, [replace(one, message=one.message.replace(at, "", 1)) for one, at in lines]
+            ) from None
 
 
 def job_keys(command: str | Sequence[str], given: Mapping[str, object], exported: Exports) -> dict[str, object]:
