@@ -287,7 +287,7 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     values: joboptions.Values = {}
     stated = said.keys | own.keys()
     errors: list[str] = []
-    notes = 0
+    notes, told = 0, False
     for one in foreign.convert(found, limited=said.limited or "time_limit" in own):
         if one.lost is not None and one.lost.matters and one.key not in stated:
             errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
@@ -297,6 +297,7 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
             continue
         if one.lost is None or one.key not in stated:
             if said.verbose or not one.is_note:
+                told = True
                 tell(f"{what}: {one}")
             else:
                 notes += 1
@@ -306,7 +307,7 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
         remedy = "--ignore-directives ignores all lines for other schedulers"
         raise UsageError(cannot("carry over", f"the options of {what}", "; ".join(errors), remedy=remedy))
     if notes:
-        tell(f"{what}: {count_of(notes, 'more note')} on lines for another scheduler: -v")
+        tell(f"{what}: {count_of(notes, 'more note' if told else 'note')} on lines for another scheduler: -v")
     return {**values, **own, **_both(values, own)}
 
 
