@@ -209,6 +209,18 @@ def test_shell_functions_go_along_if_the_script_calls_them(
         assert spool("submit", "--dry-run", "--export", "NONE", "job.sh").err == ""
 
 
+@pytest.mark.parametrize("also", ["~/venv/bin/activate", "~/miniconda3/etc/profile.d/conda.sh", "activate torch"])
+def test_what_sets_up_conda_does_not_set_up_modules(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, also: str
+) -> None:
+    """Most scripts with modules activate an environment too; `module` goes along, or is said to be missing."""
+    Path("job.sh").write_text(f"#!/bin/bash\nmodule load cuda\nsource {also}\nconda activate torch\n")
+    assert "`module` needs a shell function" in spool("submit", "--dry-run", "job.sh").err
+    monkeypatch.setenv("BASH_FUNC_module%%", "() {  echo $1\n}")
+    assert spool("submit", "-n", "a", "job.sh").err == ""
+    assert "BASH_FUNC_module%%" in queued(spool_root, "a")["env"]
+
+
 def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:
     """Without one, a line says what to write; `eval "$(conda shell.bash hook)"` makes one."""
     told = surrounded(spool, "#!/bin/bash\nconda activate torch\n")[1]
