@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from calling import Command
 from spool.cli import foreign
+from spool.store.ownership import this_user
 
 
 def converted(spool: Command, tmp_path: Path, lines: str, *words: str) -> tuple[dict[str, Any], str]:
@@ -55,6 +57,8 @@ SAME = [
     ("#SBATCH -d afterok:a?afterok:b", {"depends_on": {"any": ["a", "b"]}}),
     ("#SBATCH -o slurm-%j.out", {"stdout": "slurm-%n.%r.out"}),
     ("#SBATCH -o %x-%j.out -e %x.err", {"stdout": "%n-%r.out", "stderr": "%n.err"}),
+    ("#SBATCH -o %u-%x.%N.%t.out", {"stdout": f"{this_user()}-%n.{socket.gethostname().partition('.')[0]}.0.out"}),
+    ("#SBATCH --mail-type=NONE", {}),
     ("#SBATCH -a 1-2 -o log/%A_%a.out", {"array": "1-2", "stdout": "log/%n.out"}),
     ("#SBATCH --signal=B:USR1@120 -t 10", {"signal": "USR1@120s", "time_limit": "10m"}),
     ("#SBATCH -t 10 --signal=15@180", {"signal": "SIGTERM@180s", "time_limit": "10m"}),

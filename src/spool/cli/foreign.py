@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from spool.core.layout import valid_name
 from spool.core.model import SECOND_NS
 from spool.core.names import MAX_NAME_LENGTH
 from spool.core.units import format_duration
+from spool.store.ownership import this_user
 
 
 class NoEquivalent(Exception):  # noqa: N818  (not always an error)
@@ -194,10 +196,14 @@ def dependencies(text: str, *, numbers: bool = False) -> list[str]:
 
 
 def output_pattern(text: str) -> str:
-    """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises NoEquivalent."""
+    """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises NoEquivalent.
+
+    The user and the host, which are the same for each run, are filled in.
+    """
     run_alone = re.search("%[0-9]*x", text) is not None
     text = re.sub(r"%[0-9]*A([^%]?)%[0-9]*a", "%n", text)
-    for letters, ours in (("jJA", "%r" if run_alone else "%n.%r"), ("x", "%n"), ("a", "%a")):
+    constant = (("u", this_user()), ("N", socket.gethostname().partition(".")[0]), ("ts", "0"))
+    for letters, ours in (("jJA", "%r" if run_alone else "%n.%r"), ("x", "%n"), ("a", "%a"), *constant):
         text = re.sub(f"(?<!%)((?:%%)*)%[0-9]*[{letters}]", lambda match, ours=ours: match[1] + ours, text)  # type: ignore[misc]
     text = re.sub("%n[-_.]?%n", "%n", text)
     if odd := re.search(r"(?<!%)(?:%%)*(%[^%nra])", text):
@@ -260,6 +266,11 @@ _PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu
 _GRES = "--gres --tres-per-task --tres-per-node"
 _IS_GPU = re.compile("(?:gres[/:])?gpu(?::|$)")
 
+
+def _mail_type(text: str) -> list[str]:
+    return [] if text.upper() == "NONE" else _NO_MAIL(text)
+
+
 # Spellings and the value's converter; a flag has no value. Options in `_PIECES` are combined at the end.
 _SBATCH: Mapping[str, Converter] = {
     "-J --job-name": _name,
@@ -280,7 +291,8 @@ _SBATCH: Mapping[str, Converter] = {
     "--export": _same("--export"),
     "--kill-on-invalid-dep": lambda text: ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"],
     "-N --nodes": _one("node"),
-    "--mail-type --mail-user": _NO_MAIL,
+    "--mail-type": _mail_type,
+    "--mail-user": _NO_MAIL,
     "-p --partition -q --qos": _NO_PARTS,
     "-C --constraint": _nothing("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
     "-w --nodelist -x --exclude -M --clusters": _nothing("a spool is one machine, without nodes to choose from"),
