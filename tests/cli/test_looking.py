@@ -413,6 +413,15 @@ def test_check_names_file_line_and_key(spool: Command, tmp_path: Path) -> None:
     assert (found["valid"], found["problems"][0]["line"]) == (False, 2)
 
 
+def test_check_of_a_script_names_what_reads_scripts(spool: Command, tmp_path: Path) -> None:
+    """It is no TOML, and its first line is no mistake in it."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\nexec ./train --lr 0.1\n")
+    said = spool("check", script)
+    remedy = f"it is a script, not a job file; `spool import {script}` prints the job file that it becomes"
+    assert (said.code, said.out) == (4, f"{script}:1: {remedy}\n")
+
+
 def test_check_says_of_a_file_that_is_too_large_that_it_has_more_than_may_be(spool: Command, tmp_path: Path) -> None:
     """No size is made up of what was read of it."""
     large = tmp_path / "large.toml"
