@@ -76,6 +76,9 @@ def test_nothing_named_and_nothing_picked_is_an_error(spool: Command, spool_root
     for option in ("--user", "--project", "--tag", "--state"):  # an unset variable of a script
         for words in ((), ("a",), ("*",)):
             assert spool("cancel", option, "", *words).code == 2
+    assert (
+        spool("cancel", "-t", "PD,R", "--dry-run").out == spool("cancel", "--state", "queued,running", "--dry-run").out
+    )
     assert "unknown state 'quued'" in spool("cancel", "--state", "quued").err
     assert places(spool_root, "a") == ["queued"]
 
