@@ -58,7 +58,7 @@ SAME = [
     ("#SBATCH -o slurm-%j.out", {"stdout": "slurm-%n.%r.out"}),
     ("#SBATCH -o %x-%j.out -e %x.err", {"stdout": "%n-%r.out", "stderr": "%n.err"}),
     ("#SBATCH -o %u-%x.%N.%t.out", {"stdout": f"{this_user()}-%n.{socket.gethostname().partition('.')[0]}.0.out"}),
-    ("#SBATCH --mail-type=NONE", {}),
+    ("#SBATCH --mail-type=NONE --open-mode=append", {}),
     ("#SBATCH -a 1-2 -o log/%A_%a.out", {"array": "1-2", "stdout": "log/%n.out"}),
     ("#SBATCH --signal=B:USR1@120 -t 10", {"signal": "USR1@120s", "time_limit": "10m"}),
     ("#SBATCH -t 10 --signal=15@180", {"signal": "SIGTERM@180s", "time_limit": "10m"}),

@@ -267,6 +267,12 @@ _GRES = "--gres --tres-per-task --tres-per-node"
 _IS_GPU = re.compile("(?:gres[/:])?gpu(?::|$)")
 
 
+def _open_mode(text: str) -> list[str]:
+    if text.lower() not in ("a", "append"):
+        raise NoEquivalent("a run appends to an output that is there")
+    return []
+
+
 def _mail_type(text: str) -> list[str]:
     return [] if text.upper() == "NONE" else _NO_MAIL(text)
 
@@ -299,7 +305,8 @@ _SBATCH: Mapping[str, Converter] = {
     "--reservation": _nothing("a job uses the reservations of its user or project by itself"),
     "--priority": _nothing("Slurm's priorities use another scale; give --priority 0-255"),
     "-i --input": _nothing("the job's stdin is empty; read the file in the command instead", matters=True),
-    "--tmp --mincpus --hint --open-mode --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
+    "--open-mode": _open_mode,
+    "--tmp --mincpus --hint --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
     "--gpu-bind --cpu-bind --time-min --deadline --ntasks-per-core --ntasks-per-socket --acctg-freq --switches "
     "--cluster-constraint --prefer --gpu-freq --core-spec -S --mail --export-file": _nothing("no equivalent in spool"),
 }
