@@ -596,6 +596,7 @@ def _times(one: Directive, count: int, read: Converter) -> Converted:
 
 def answer(option: str, value: str | None) -> str | None:
     """Return the equivalent of an *option* of sbatch or gbatch here; None if neither has it."""
+    option = _SYNONYMS.get(option, option)
     for system in ("#SBATCH", "# GFLOW"):
         values, flags = _SYSTEMS[system]
         if _found(flags, option) is not None:
