@@ -303,8 +303,8 @@ def test_scontrol_runs_the_job_again(cluster: Served) -> None:
 if [ ! -e saved ]; then
     touch saved
     scontrol show job $SLURM_JOB_ID || echo "refused: $?"
-    scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}
-    sleep 600
+    trap 'scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}; exit 0' USR1
+    kill -USR1 $$
 fi
 echo "goes on as $SPOOL_RUN"
 """

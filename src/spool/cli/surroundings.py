@@ -109,7 +109,7 @@ _INSTEAD = {
 }
 _LAUNCHED_BY = ("SLURM_NTASKS", "SLURM_PROCID")
 _VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW)_[A-Z_]+\b|\bNCPUS\b")
-_AT = r"(?:^|[;&|(`]|\b(?:time|exec|if|while|then|do|else|env)\s)\s*(?:[A-Za-z_]\w*=\S*\s+)*"
+_AT = r"(?:^|[;&|(`]|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])\s*(?:[A-Za-z_]\w*=\S*\s+)*"
 _PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol)(?=\s)([^;&|]*)")
 _STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
 _NTASKS = re.compile(r"\s(?:-n\s*|--ntasks[= ]\s*)([0-9]{1,6})\b")
