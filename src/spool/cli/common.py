@@ -196,7 +196,7 @@ states_option = click.option(
     "--state",
     "states",
     cls=SpelledOption,
-    also=("-t", "--states"),
+    also=("-t",),
     multiple=True,
     metavar="STATE,...",
     help="Only jobs in this state.",
