@@ -383,3 +383,17 @@ def test_log_says_that_there_is_an_error_output(spool: Command, spool_root: Path
     assert said.err in spool("log", "-f", "a").err
     for option in ("--stderr", "--path"):
         assert spool("log", option, "a").err == ""
+
+
+def test_log_of_an_array_says_that_its_tasks_have_error_outputs(spool: Command, spool_root: Path) -> None:
+    """Ten tasks that wrote errors alone would print nothing at all, and no word of where they are."""
+    for task in ("s_0", "s_1"):
+        wrapped(spool_root, task, str(spool_root / "jobs" / task / "1"), stderr=str(spool_root / f"{task}.err"))
+    wrapped(spool_root, "s", str(spool_root / "jobs" / "s" / "1"))
+    (spool_root / "jobs" / "s" / "1" / "array.toml").write_text('job = "s"\nrun = 1\ntasks = 2\n')
+    assert spool("log", "s").err == ""
+    (spool_root / "s_1.err").write_text("oops\n")
+    said = spool("log", "s")
+    where = f"the error output of its tasks is in files such as {spool_root}/s_1.err"
+    assert (said.out, said.err) == ("", f"spool: {where}; `spool log --stderr s` shows it")
+    assert spool("log", "--stderr", "s").out == "==> s_1 <==\noops\n"

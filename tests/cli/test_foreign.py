@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 
 from calling import Command
 from spool.cli import foreign
+from spool.store.ownership import this_user
 
 
 def converted(spool: Command, tmp_path: Path, lines: str, *words: str) -> tuple[dict[str, Any], str]:
@@ -53,8 +57,13 @@ SAME = [
     ("#SBATCH -d afterok:a?afterok:b", {"depends_on": {"any": ["a", "b"]}}),
     ("#SBATCH -o slurm-%j.out", {"stdout": "slurm-%n.%r.out"}),
     ("#SBATCH -o %x-%j.out -e %x.err", {"stdout": "%n-%r.out", "stderr": "%n.err"}),
+    ("#SBATCH -o %u-%x.%N.%t.out", {"stdout": f"{this_user()}-%n.{socket.gethostname().partition('.')[0]}.0.out"}),
+    ("#SBATCH --mail-type=NONE --open-mode=append", {}),
     ("#SBATCH -a 1-2 -o log/%A_%a.out", {"array": "1-2", "stdout": "log/%n.out"}),
     ("#SBATCH --signal=B:USR1@120 -t 10", {"signal": "USR1@120s", "time_limit": "10m"}),
+    ("#SBATCH -t 10 --signal=15@180", {"signal": "SIGTERM@180s", "time_limit": "10m"}),
+    ("#SBATCH --ntasks-per-n=2 --tasks-per-node 4 --cpus-per-t=2", {"cpus": 8}),
+    ("#SBATCH --tasks=3 --nice --exclusive=user", {"cpus": 3}),
     ("#SBATCH --chdir=/data -A lab --no-requeue", {"workdir": "/data", "project": "lab", "requeue": False}),
     ("#SBATCH --export=NONE,A=1", {"env": {"A": "1"}}),
     ("#SBATCH -N 1 --verbose", {}),
@@ -75,6 +84,8 @@ SAME = [
         "#PBS -l select=1:ncpus=8:ngpus=1:mem=500mb\n#PBS -A lab -j oe",
         {"cpus": 8, "gpus": 1, "memory": "500M", "project": "lab"},
     ),
+    ("#PBS -l select=ncpus=2:mem=1g:mpiprocs=2:ompthreads=1", {"cpus": 2, "memory": "1G"}),
+    ("#PBS -o host:/logs/ -e err.txt", {"stdout": "/logs/%n.%r.out", "stderr": "err.txt"}),
     ("#PBS -J 1-4 -W depend=afterok:a", {"array": "1-4", "depends_on": ["a"]}),
 ]
 
@@ -103,6 +114,7 @@ def test_what_has_a_counterpart_is_carried_over(
         ("#PBS -W depend=afterok:12", "12 is a job", ("-d", "a")),
         ("#SBATCH --nodes=2", "there is only one node", None),
         ("#PBS -l select=4:ncpus=1", "there is only one node", None),
+        ("#PBS -l nodes=1:ppn=2+1:ppn=4", "there is only one node", None),
         ("# GFLOW --conda-env torch", "activate it", None),
     ],
 )
@@ -141,6 +153,73 @@ def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) 
         "line 5: this line comes after the first command and is ignored: #SBATCH --late",
     ):
         assert part in told, part
+
+
+@pytest.mark.parametrize(
+    ("lines", "keys", "lost"),
+    [
+        ("#SBATCH --gres=gpu:v100:2,lustre:1", {"gpus": 2, "gpu_type": "v100"}, "--gres=lustre:1"),
+        ("#SBATCH --gres=lustre:1,gpu:2", {"gpus": 2}, "--gres=lustre:1"),
+        ("#PBS -l select=1:ncpus=4:ngpus=1:scratch_local=10gb", {"cpus": 4, "gpus": 1}, "-l scratch_local=10gb"),
+        ("#PBS -l nodes=1:ppn=4:gpus=1:exclusive_process", {"cpus": 4, "gpus": 1}, "-l exclusive_process"),
+    ],
+)
+def test_a_resource_that_is_lost_takes_no_other_with_it(
+    spool: Command, tmp_path: Path, lines: str, keys: dict[str, Any], lost: str
+) -> None:
+    """A GPU beside a resource that spool does not know is still a GPU."""
+    found, told = converted(spool, tmp_path, lines)
+    assert found == keys
+    assert f"{lost} is ignored" in told
+
+
+@pytest.mark.parametrize("name", ["my job (2)", "dem+rev", "_x/y", "é" * 3 + "a"])
+def test_a_name_that_a_job_cannot_have_is_made_one(spool: Command, tmp_path: Path, name: str) -> None:
+    """Slurm takes any text, and scripts have such names; what is left is a name, or the script's is taken."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n#SBATCH --job-name={shlex.quote(name)}\ntrue\n")
+    said = spool("submit", "--hold", script)
+    made = re.sub("[^a-z0-9]+", "-", name).strip("-")
+    assert (said.code, said.out) == (0, f"{made}\n"), said.err
+    script.write_text("#!/bin/sh\n#SBATCH --job-name='()'\ntrue\n")
+    assert spool("submit", "--hold", script).out.startswith("job-")
+
+
+@pytest.mark.parametrize("limit", ["", "-t 5m", "#SPOOL", "[defaults]"])
+def test_a_warning_needs_a_limit(spool: Command, spool_root: Path, tmp_path: Path, limit: str) -> None:
+    """Slurm's partitions have time limits. Where none is stated, the signal is left out; no script is refused."""
+    if limit == "[defaults]":
+        (spool_root / "config.toml").write_text('[defaults]\ntime_limit = "1h"\n')
+    own = "\n#SPOOL --time-limit 5m" if limit == "#SPOOL" else ""
+    words = limit.split() if limit.startswith("-") else []
+    found, told = converted(spool, tmp_path, f"#SBATCH --signal=B:USR1@60 --requeue{own}", *words)
+    assert found["requeue"] is True
+    assert ("signal" in found) is (limit != "")
+    assert ("is ignored: it warns before a time limit, and there is none" in told) is (limit == "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("#$ -cwd\n#$ -pe smp 8\n#$-t 1-10", "line 2: `#$ -cwd` and 2 more lines for Grid Engine are not read"),
+        ("#BSUB -n 4", "line 2: `#BSUB -n 4` for LSF is not read"),
+        ("#$HOME is a directory", ""),
+    ],
+)
+def test_lines_that_are_not_read_are_told(spool: Command, tmp_path: Path, lines: str, told: str) -> None:
+    """A job without the CPUs and the array that such lines ask for would surprise."""
+    found, said = converted(spool, tmp_path, lines)
+    assert (found, bool(said)) == ({}, bool(told))
+    assert told in said
+
+
+def test_a_script_with_options_needs_its_first_line(spool: Command, tmp_path: Path) -> None:
+    """`spool submit -- sh job.sh` would lose them, so it is not suggested."""
+    script = tmp_path / "job.sh"
+    script.write_text("#PBS -J 0-35\ntrue\n")
+    assert "name its interpreter; begin it with `#!/bin/sh`" in spool("submit", script).err
+    script.write_text("true\n")
+    assert "`spool submit -- sh " in spool("submit", script).err
 
 
 def test_own_lines_and_the_command_line_win(spool: Command, tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ READ = {
     "SLURM_LOCALID": "0",
     "SLURM_NNODES": "1",
     "SLURM_JOB_NODELIST": socket.gethostname(),
+    "PBS_JOBNAME": "$SPOOL_JOB",
+    "PBS_NP": "$SPOOL_CPUS",
+    "NCPUS": "$SPOOL_CPUS",
 }
 
 
@@ -204,6 +207,18 @@ def test_shell_functions_go_along_if_the_script_calls_them(
     for first in ("#!/bin/bash -l", "#!/bin/bash\nsource /etc/profile.d/modules.sh", "#!/bin/sh\n. /opt/lmod/init/sh"):
         Path("job.sh").write_text(f"{first}\n{function} load cuda\n")
         assert spool("submit", "--dry-run", "--export", "NONE", "job.sh").err == ""
+
+
+@pytest.mark.parametrize("also", ["~/venv/bin/activate", "~/miniconda3/etc/profile.d/conda.sh", "activate torch"])
+def test_what_sets_up_conda_does_not_set_up_modules(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, also: str
+) -> None:
+    """Most scripts with modules activate an environment too; `module` goes along, or is said to be missing."""
+    Path("job.sh").write_text(f"#!/bin/bash\nmodule load cuda\nsource {also}\nconda activate torch\n")
+    assert "`module` needs a shell function" in spool("submit", "--dry-run", "job.sh").err
+    monkeypatch.setenv("BASH_FUNC_module%%", "() {  echo $1\n}")
+    assert spool("submit", "-n", "a", "job.sh").err == ""
+    assert "BASH_FUNC_module%%" in queued(spool_root, "a")["env"]
 
 
 def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:

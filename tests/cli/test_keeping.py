@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -522,8 +523,11 @@ def test_the_demonstration_does_what_it_promises(
 ) -> None:
     """Every job ends as it should, the picture has a row for each, and nothing is left behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["/opt/.venv/bin/spool", "demo"])
+    which = shutil.which  # the program of a fresh checkout is on no PATH
+    monkeypatch.setattr("shutil.which", lambda name, *words: None if name == "spool" else which(name, *words))
     said = spool("demo")
-    assert "spool submit -- sleep 30" in said.out.splitlines()[-3]
+    assert said.out.splitlines()[-3].startswith("/opt/.venv/bin/spool submit -- sleep 30 ")
     assert said.code == 0, said.out + said.err
     rows = ("data", "pi_4", "endless", "publish", "report")
     assert all(any(line.startswith(f"{name} ") for line in said.out.splitlines()) for name in rows)

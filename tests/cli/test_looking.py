@@ -269,6 +269,16 @@ def test_why_of_a_failed_job_is_its_end_and_its_last_lines(spool: Command, spool
     assert spool("why", "a").out == "a: failed: exit code 1\n"
 
 
+def test_why_of_a_failed_array_has_the_last_lines_of_a_failed_task(spool: Command, spool_root: Path) -> None:
+    """The counts alone would not say what went wrong."""
+    for name, outcome in (("s_0", State.FINISHED), ("s_1", State.FAILED), ("s_2", State.FAILED), ("s", State.FAILED)):
+        ended(spool_root, name, outcome, time.time_ns(), code=1)
+    (spool_root / "jobs" / "s" / "1" / "array.toml").write_text('job = "s"\nrun = 1\ntasks = 3\n')
+    (spool_root / "jobs" / "s_1" / "1" / "log").write_text("KeyError: lr\n")
+    assert spool("why", "s").out.splitlines()[1:] == ["", "the last lines of the output of s_1:", "  KeyError: lr"]
+    assert asked(spool, "why", "s")["last_lines_of"] == "s_1"
+
+
 def test_why_says_what_the_reason_means_before_the_numbers(spool: Command, spool_root: Path) -> None:
     """Each code of a reason has at most two sentences for a newcomer."""
     assert set(MEANINGS) == {*CODES, "hook", "capture", "submitted", "invalid"}
@@ -401,6 +411,15 @@ def test_check_names_file_line_and_key(spool: Command, tmp_path: Path) -> None:
     assert spool("check", tmp_path / "config.toml").code == 0
     found = json.loads(spool("check", "--json", bad).out)["files"][0]
     assert (found["valid"], found["problems"][0]["line"]) == (False, 2)
+
+
+def test_check_of_a_script_names_what_reads_scripts(spool: Command, tmp_path: Path) -> None:
+    """It is no TOML, and its first line is no mistake in it."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\nexec ./train --lr 0.1\n")
+    said = spool("check", script)
+    remedy = f"it is a script, not a job file; `spool import {script}` prints the job file that it becomes"
+    assert (said.code, said.out) == (4, f"{script}:1: {remedy}\n")
 
 
 def test_check_says_of_a_file_that_is_too_large_that_it_has_more_than_may_be(spool: Command, tmp_path: Path) -> None:

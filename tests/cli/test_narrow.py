@@ -22,7 +22,8 @@ from spool.doctor.checks import Finding, Level
 from spool.formats import run_records
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
-from spool.query.tasks import WaitWatch
+from spool.query.rows import JobRow
+from spool.query.tasks import WaitWatch, folded
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
@@ -162,6 +163,13 @@ def array(root: Path, name: str, count: int, *, failed: int, waiting: int) -> No
         ended(root, f"{name}_{index}", State.FAILED, time.time_ns(), code=3)
     for index in range(failed, failed + waiting):
         put_job(root, f"{name}_{index}")
+
+
+def test_a_task_that_is_tried_again_has_a_line_of_its_own(spool_root: Path) -> None:
+    """Its attempt would be said of all that share the line."""
+    array(spool_root, "sweep", 8, failed=0, waiting=0)
+    rows = [JobRow(f"sweep_{index}", State.QUEUED, attempt=2 if index == 1 else None) for index in range(8)]
+    assert [one.name for one in folded(Spool(str(spool_root)), rows)] == ["sweep_[0,2-7]", "sweep_1"]
 
 
 def test_the_waiting_tasks_of_an_array_are_one_line_of_a_terminal(
@@ -376,7 +384,7 @@ def test_wait_shows_on_a_terminal_how_far_the_jobs_are(
     assert said.code == 130
     begin, drawn, end = said.err.split("\n\x1b[K")
     assert (begin, end) == ("", INTERRUPTED)
-    assert "2 of 21 ended" in drawn
+    assert "2 of 21 done" in drawn
     assert width < 80 or "1 running, 2 not finished" in drawn
     one = spool("wait", "long-" * 15).err.split("\n\x1b[K")[1]
     assert "\x1b" not in one
@@ -424,7 +432,7 @@ def test_a_message_is_told_above_the_line_of_wait(
 
     monkeypatch.setattr(time, "sleep", hold)
     pieces = spool("wait", "a", "b").err.split("\n\x1b[K")
-    assert "0 of 2 ended" in pieces[1]
+    assert "0 of 2 done" in pieces[1]
     assert pieces[2].startswith("spool: job a is held")
 
 

@@ -104,7 +104,11 @@ def test_one_command_says_which_value_of_a_parameter_failed(spool: Command, spoo
     lines = spool("ls", "s", "--by", "lr").out.splitlines()
     assert lines[0].split()[-1] == "LOSS"
     assert lines[2].split()[-1] == "0.5"
-    assert "0.5" in spool("ls", "s", "--columns", "name,param:lr,metric:loss").out
+    said = spool("ls", "s", "--columns", "name,param:lr,metric:loss")
+    assert ("0.5" in said.out, "no listed job" in said.err) == (True, False)
+    said = spool("ls", "s", "--columns", "name,param:LR,metric:los")
+    assert "no listed job has the parameter 'LR'; the parameters are lr" in said.err
+    assert "no listed job has the metric 'los'; the metrics are loss" in said.err
     found = json.loads(spool("ls", "s", "--json").out)["tasks"]["s"]
     assert [job["metrics"] for job in found] == [{}, {"loss": "0.5"}]
     assert "the parameters are lr, note" in spool("ls", "s", "--by", "nothing").err

@@ -76,6 +76,9 @@ def test_nothing_named_and_nothing_picked_is_an_error(spool: Command, spool_root
     for option in ("--user", "--project", "--tag", "--state"):  # an unset variable of a script
         for words in ((), ("a",), ("*",)):
             assert spool("cancel", option, "", *words).code == 2
+    assert (
+        spool("cancel", "-t", "PD,R", "--dry-run").out == spool("cancel", "--state", "queued,running", "--dry-run").out
+    )
     assert "unknown state 'quued'" in spool("cancel", "--state", "quued").err
     assert places(spool_root, "a") == ["queued"]
 
@@ -133,6 +136,27 @@ def test_requeue_failed_takes_what_failed_and_of_an_array_its_tasks(spool: Comma
     assert said.code == 0, said.err
     assert places(spool_root, "bad", "slow", "gone", "big", "late", "sweep_1") == ["queued"] * 6
     assert places(spool_root, "good", "off", "sweep_0", "sweep") == ["done"] * 4
+
+
+@pytest.mark.parametrize("name", ["sweep", "swee?", "sweep*"])
+@pytest.mark.parametrize("place", ["done", "running"])
+def test_requeue_failed_of_a_named_array_takes_its_failed_tasks(
+    spool: Command, spool_root: Path, name: str, place: str
+) -> None:
+    """What has finished does not run again, and no job whose name only looks like a task's does."""
+    ended(spool_root, "sweep_0", State.FINISHED)
+    ended(spool_root, "sweep_1", State.FAILED)
+    ended(spool_root, "sweep_x", State.FAILED)
+    ended(spool_root, "sweep", State.FAILED, "1 of 2 finished")
+    (spool_root / "jobs" / "sweep" / "1" / "array.toml").write_text('job = "sweep"\nrun = 1\ntasks = 2\n')
+    if place == "running":
+        (spool_root / "jobs" / "sweep" / "1" / "result.toml").unlink()
+        (spool_root / "done" / "sweep.toml").rename(spool_root / "running" / "sweep.toml")
+    said = spool("requeue", "--failed", name, "--dry-run")
+    also = ["sweep_x"] if name == "sweep*" else []
+    assert [line.split()[0] for line in said.out.splitlines()] == ["sweep_1", *also], said.err
+    assert (spool("requeue", "--failed", name).code, places(spool_root, "sweep_1")) == (0, ["queued"])
+    assert places(spool_root, "sweep_0", "sweep") == ["done", place]
 
 
 def test_cascade_brings_back_what_was_cancelled_because_of_it(spool: Command, spool_root: Path) -> None:

@@ -148,7 +148,7 @@ def test_the_tasks_of_an_array_together() -> None:
     assert (found.run_time_ns.known, found.run_time_ns.most, found.gpu_hours) == (3, 2 * HOUR, 10)
     advice = found.advice
     assert (advice.cpus, advice.memory_bytes, advice.time_limit_ns) == (3, 10 * G, 3 * HOUR)
-    assert advice.notes == ("1 of 4: it did not run to its end (failed), so its needs are unknown",)
+    assert advice.notes == ("1 of 4: did not run to the end (failed), so the needs are unknown",)
 
 
 def test_an_array_of_which_nothing_ran_has_no_numbers() -> None:
@@ -199,7 +199,7 @@ def test_the_use_of_gpus_is_compared_with_what_was_given() -> None:
     use = (GpuUse(HOUR, 90.0, 100, HOUR, G, 10 * G), GpuUse(HOUR, 0.0, 0, HOUR, 0, 0))
     found = efficiency(measured(TRAIN, gpu_use=use, gpu_memory_bytes=40 * G))
     assert (found.gpu_efficiency, found.advice.gpu_memory_bytes) == (0.45, 12 * G)
-    assert found.advice.notes == ("1 of its 2 GPUs were never busy",)
+    assert found.advice.notes == ("1 of its 2 GPUs was never busy",)
     alone = efficiency(measured(TRAIN, gpu_uuids=("GPU-a",), gpu_use=use[1:])).advice
     assert (alone.notes, alone.gpu_memory_bytes) == (("its GPU was never busy",), None)
     unknown = efficiency(measured(TRAIN, gpu_use=(GpuUse(), GpuUse())))

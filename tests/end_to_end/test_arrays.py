@@ -263,7 +263,7 @@ def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     assert "array whole is held" in served.spool("why", "whole_1").stdout
     assert served.spool("release", "whole").stdout == "whole released\n"
     served.wait_place("whole", "running")
-    served.wait_reason("whole", "0 of 3 ended, 1 run")
+    served.wait_reason("whole", "0 of 3 done, 1 running")
     rows = json.loads(served.spool("ls", "whole*", "--json").stdout)["jobs"]
     assert {row["name"]: row["state"] for row in rows} == {
         "whole": "running",

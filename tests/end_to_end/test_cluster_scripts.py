@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,21 @@ echo "loaded $LOADED"
 srun solver
 """,
         ("loaded gcc/12.2:cuda/12.1\n", "solver of rank 0\n"),
+        variables={"BASH_FUNC_module%%": _MODULE},
+    ),
+    "ddp": Case(
+        """#!/bin/bash
+#SBATCH --job-name=ddp
+#SBATCH --gres=gpu:2,nvme:1
+#SBATCH --tasks-per-node=1
+#SBATCH --signal=B:USR1@120
+module load cuda
+source venv/bin/activate
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+[ "$MASTER_ADDR" = "$(hostname)" ] && echo "rendezvous for $SLURM_GPUS_ON_NODE with $LOADED"
+""",
+        ("rendezvous for 2 with cuda\n",),
+        ("--gres=nvme:1 is ignored", "it warns before a time limit, and there is none"),
         variables={"BASH_FUNC_module%%": _MODULE},
     ),
     "mpi": Case(
@@ -275,3 +291,26 @@ def test_srun_is_one_task(cluster: Served, words: str, code: int, said: str) -> 
     assert result is not None
     assert result.get("exit_code") == code
     assert said in cluster.log("a")
+
+
+def test_scontrol_runs_the_job_again(cluster: Served) -> None:
+    """A script that saves its state and requeues itself by its number goes on; other orders are refused."""
+    program = cluster.root.parent / "programs" / "spool"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m spool "$@"\n')
+    program.chmod(0o755)
+    text = """#!/bin/bash
+#SBATCH -J again -a 5
+if [ ! -e saved ]; then
+    touch saved
+    scontrol show job $SLURM_JOB_ID || echo "refused: $?"
+    trap 'scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}; exit 0' USR1
+    kill -USR1 $$
+fi
+echo "goes on as $SPOOL_RUN"
+"""
+    (cluster.root.parent / "job.sh").write_text(text)
+    assert cluster.spool("submit", "job.sh", cwd=cluster.root.parent).stdout == "again\n"
+    assert cluster.run() == 0
+    assert [line["outcome"] for line in cluster.history() if line["job"] == "again_5"][-1] == "finished"
+    assert "refused: 1\n" in cluster.log("again_5", 1)
+    assert cluster.log("again_5", 2) == "goes on as 2\n"

@@ -114,7 +114,7 @@ def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nv
     told = json.loads(gpus.spool("seff", "train", "--json").stdout)
     assert told["gpu_efficiency"] == pytest.approx(first["mean_percent"] / 200, abs=0.02)
     text = gpus.spool("seff", "train").stdout
-    assert "1 of its 2 GPUs were never busy" in text
+    assert "1 of its 2 GPUs was never busy" in text
     assert "GPU 1 of 2" in text
     total = json.loads(gpus.spool("stats", "--json").stdout)["total"]
     assert total["gpu_used_runs"] == 1

@@ -374,6 +374,7 @@ REFUSED = [
     ("requeue = 3", "must be true or false, not 3"),
     ('stdout = "a%x"', "only %n (name)"),
     ('stdout = "a%"', "only %n (name)"),
+    ('stdout = "logs/"', 'name a file in it, as in "logs/%n.%r.log"'),
     ('stdout = "a%a"', "not part of an array"),
     ('executor = "tmx"', 'did you mean "tmux"?'),
     ('executor = "slum"', 'did you mean "slurm"?'),

@@ -99,7 +99,7 @@ def test_tasks_that_are_alike_stand_on_one_line(tmp_path: Path) -> None:
         served.drop("sweep", "echo ' 37%|###   | 3/8'; sleep 1000", cpus=1, array="1-9", time_limit="1h")
         served.start()
         wait_for(lambda: "37% · " in told(page), what="the progress of the first task")
-        assert re.search(r"sweep array \S+ 0 of 9 ended, 1 run sweep_1 ", told(page))
+        assert re.search(r"sweep array \S+ 0 of 9 done, 1 running sweep_1 ", told(page))
         wait_for(lambda: "sweep_[2-9] 8 tasks" in told(page), what="the other tasks")
         assert "1 running 8 waiting" in told(page)
         assert served.spool("cancel", "sweep").returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 
 import click
@@ -132,6 +133,9 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
         else:
             spec = jobfile.parse(data, name=name, defaults=defaults)
     except InvalidFile as error:
+        if data.startswith(b"#!"):
+            remedy = f"`spool import {shlex.quote(path)}` prints the job file that it becomes"
+            return [Problem(None, None, f"it is a script, not a job file; {remedy}")], None
         return list(error.problems), None
     why = why_not_name(name)
     if why is not None:

@@ -117,16 +117,34 @@ def job_name(text: str) -> str:
     return name
 
 
+_STATES_OF_SLURM = {
+    word: state
+    for words, state in (
+        ("pd pending", State.QUEUED),
+        ("r", State.RUNNING),
+        ("cg completing", State.STOPPING),
+        ("cd completed", State.FINISHED),
+        ("f", State.FAILED),
+        ("ca", State.CANCELLED),
+        ("to", State.TIMEOUT),
+        ("oom", State.OUT_OF_MEMORY),
+        ("nf node_fail", State.LOST),
+        ("dl deadline", State.UNSCHEDULABLE),
+    )
+    for word in words.split()
+}
+
+
 def states_of(texts: Sequence[str]) -> frozenset[State]:
     """Return the states given to `--state`, each a word or several separated by commas. Raises UsageError."""
     words = [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
     if texts and not words:
         raise click.UsageError(f"--state is empty; the states are {', '.join(State)}")
-    known = {state.value for state in State}
+    known = {state.value: state for state in State} | _STATES_OF_SLURM
     for word in words:
         if word not in known:
             raise click.UsageError(f"unknown state {word!r}; the states are {', '.join(State)}")
-    return frozenset(map(State, words))
+    return frozenset(known[word] for word in words)
 
 
 def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
@@ -174,7 +192,14 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
 name_argument = click.argument("name", cls=JobArgument)
 names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAME...")
 states_option = click.option(
-    "-s", "--state", "states", multiple=True, metavar="STATE,...", help="Only jobs in this state."
+    "-s",
+    "--state",
+    "states",
+    cls=SpelledOption,
+    also=("-t",),
+    multiple=True,
+    metavar="STATE,...",
+    help="Only jobs in this state.",
 )
 strict_option = click.option(
     "--strict", is_flag=True, help="Treat warnings as errors: a job that can never run, or a missing dependency."

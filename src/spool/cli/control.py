@@ -168,7 +168,7 @@ def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) 
 @picking
 @click.option("--failed", is_flag=True, help="Only jobs that failed, were lost, or exceeded a limit.")
 @click.option("--since", metavar="TIME", help='With --failed: only since "2h" (ago), "today", a date, a time.')
-@click.option("--yes", is_flag=True, help="With --failed: do not ask before running more than what failed last.")
+@click.option("--yes", is_flag=True, help="With --failed: do not ask before running several jobs again.")
 @click.option("--cascade", is_flag=True, help="Also jobs that were cancelled because one of these failed.")
 @click.option("--with", "keys", multiple=True, metavar="KEY=VALUE", help="Change a key of the jobs. May be repeated.")
 @click.pass_obj
@@ -240,7 +240,7 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
     shown = ", ".join(names[:_MOST_SHOWN]) + (f" and {len(names) - _MOST_SHOWN} more" if names[_MOST_SHOWN:] else "")
     if not sys.stdin.isatty() or not sys.stderr.isatty():
         remedy = "add --since 1h, names or --tag, or --yes for all of them"
-        why = f"these are more than what failed last ({shown}), and no terminal is there to ask"
+        why = f"several jobs failed, at any time ({shown}), and there is no terminal to ask at"
         raise UsageError(cannot("requeue", f"{len(names)} failed jobs", why, remedy=remedy))
     if not click.confirm(f"Run {len(names)} failed jobs again: {shown}?", err=True):
         raise SpoolError("nothing was requeued; --since 1h takes only what failed in the last hour")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 
 import click
@@ -15,9 +16,9 @@ from spool.client.demonstration import DemoEvent, Demonstration, went_well
 from spool.core.model import SECOND_NS, Result, State
 
 _NEXT = (
-    ("spool submit -- sleep 30", "your first job; the spool and the dispatcher are made for you"),
-    ("spool ls", "the jobs; `spool why`, `spool log` and `spool cancel` take a name"),
-    ("spool submit --help", "CPUs, memory, GPUs, time limits, arrays, dependencies"),
+    ("submit -- sleep 30", "your first job; the spool and the dispatcher are made for you"),
+    ("ls", "the jobs; `spool why`, `spool log` and `spool cancel` take a name"),
+    ("submit --help", "CPUs, memory, GPUs, time limits, arrays, dependencies"),
 )
 
 
@@ -50,7 +51,8 @@ def command(keep: bool, quiet: bool) -> int:
         if not quiet:
             _outputs(demonstration, names)
             render.say()
-            render.pairs(_NEXT)
+            program = "spool" if shutil.which("spool") is not None else sys.argv[0]  # `.venv/bin/spool demo`
+            render.pairs((f"{program} {words}", why) for words, why in _NEXT)
         return 0 if went_well(results) else 1
     finally:
         demonstration.end()

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from spool.core.layout import valid_name
 from spool.core.model import SECOND_NS
+from spool.core.names import MAX_NAME_LENGTH
 from spool.core.units import format_duration
+from spool.store.ownership import this_user
 
 
 class NoEquivalent(Exception):  # noqa: N818  (not always an error)
@@ -89,6 +95,15 @@ def _needless(value: str) -> list[str]:
 
 
 # Values.
+
+
+def _name(text: str) -> list[str]:
+    """Read a name; what a name cannot have here, as in `my job (2)`, becomes a hyphen."""
+    if not valid_name(text):
+        text = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:MAX_NAME_LENGTH].rstrip("-")
+    if not text:
+        raise NoEquivalent("a name is made of A-Z a-z 0-9 . _ and -; give --name")
+    return ["--name", text]
 
 
 def _minutes(text: str) -> list[str]:
@@ -181,10 +196,14 @@ def dependencies(text: str, *, numbers: bool = False) -> list[str]:
 
 
 def output_pattern(text: str) -> str:
-    """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises NoEquivalent."""
+    """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises NoEquivalent.
+
+    The user and the host, which are the same for each run, are filled in.
+    """
     run_alone = re.search("%[0-9]*x", text) is not None
     text = re.sub(r"%[0-9]*A([^%]?)%[0-9]*a", "%n", text)
-    for letters, ours in (("jJA", "%r" if run_alone else "%n.%r"), ("x", "%n"), ("a", "%a")):
+    constant = (("u", this_user()), ("N", socket.gethostname().partition(".")[0]), ("ts", "0"))
+    for letters, ours in (("jJA", "%r" if run_alone else "%n.%r"), ("x", "%n"), ("a", "%a"), *constant):
         text = re.sub(f"(?<!%)((?:%%)*)%[0-9]*[{letters}]", lambda match, ours=ours: match[1] + ours, text)  # type: ignore[misc]
     text = re.sub("%n[-_.]?%n", "%n", text)
     if odd := re.search(r"(?<!%)(?:%%)*(%[^%nra])", text):
@@ -205,9 +224,12 @@ def _begin(text: str) -> list[str]:
 
 def _signal(text: str) -> list[str]:
     match = re.fullmatch(r"(?:[RB]+:)?([A-Za-z0-9]+)(?:@([0-9]+))?", text)
-    if match is None or match[1].isdecimal():
+    name = match[1] if match is not None else ""
+    if name.isdecimal():
+        name = next((each.name for each in signal.Signals if each == int(name)), "")
+    if match is None or not name:
         raise NoEquivalent("write it as --signal USR1@60s")
-    return ["--signal", f"{match[1]}@{match[2] or 60}s"]
+    return ["--signal", f"{name}@{match[2] or 60}s"]
 
 
 def _licenses(text: str) -> list[str]:
@@ -241,13 +263,27 @@ _NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
 _PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-cpu",
            "--mem-per-gpu", "--gpus-per-task")  # fmt: skip
 
+_GRES = "--gres --tres-per-task --tres-per-node"
+_IS_GPU = re.compile("(?:gres[/:])?gpu(?::|$)")
+
+
+def _open_mode(text: str) -> list[str]:
+    if text.lower() not in ("a", "append"):
+        raise NoEquivalent("a run appends to an output that is there")
+    return []
+
+
+def _mail_type(text: str) -> list[str]:
+    return [] if text.upper() == "NONE" else _NO_MAIL(text)
+
+
 # Spellings and the value's converter; a flag has no value. Options in `_PIECES` are combined at the end.
 _SBATCH: Mapping[str, Converter] = {
-    "-J --job-name": _same("--name"),
+    "-J --job-name": _name,
     "-t --time": _minutes,
     "--mem": _megabytes("--memory"),
     "-G --gpus --gpus-per-node --gpus-per-socket": _gpus,
-    "--gres --tres-per-task --tres-per-node": _gres,
+    _GRES: _gres,
     "-a --array": _same("--array"),
     "-d --dependency": dependencies,
     "-o --output": _output("--stdout"),
@@ -261,15 +297,16 @@ _SBATCH: Mapping[str, Converter] = {
     "--export": _same("--export"),
     "--kill-on-invalid-dep": lambda text: ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"],
     "-N --nodes": _one("node"),
-    "--mail-type --mail-user": _NO_MAIL,
+    "--mail-type": _mail_type,
+    "--mail-user": _NO_MAIL,
     "-p --partition -q --qos": _NO_PARTS,
     "-C --constraint": _nothing("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
     "-w --nodelist -x --exclude -M --clusters": _nothing("a spool is one machine, without nodes to choose from"),
     "--reservation": _nothing("a job uses the reservations of its user or project by itself"),
-    "--nice": _NICE,
     "--priority": _nothing("Slurm's priorities use another scale; give --priority 0-255"),
     "-i --input": _nothing("the job's stdin is empty; read the file in the command instead", matters=True),
-    "--tmp --mincpus --hint --open-mode --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
+    "--open-mode": _open_mode,
+    "--tmp --mincpus --hint --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
     "--gpu-bind --cpu-bind --time-min --deadline --ntasks-per-core --ntasks-per-socket --acctg-freq --switches "
     "--cluster-constraint --prefer --gpu-freq --core-spec -S --mail --export-file": _nothing("no equivalent in spool"),
 }
@@ -277,12 +314,13 @@ _SBATCH_FLAGS: Mapping[str, Converter] = {
     "-H --hold": lambda _: ["--hold"],
     "--requeue": lambda _: ["--requeue"],
     "--no-requeue": lambda _: ["--no-requeue"],
+    "--nice": _NICE,  # its value is optional
     "--exclusive": _nothing("specify what the job needs; for the whole machine give --cpus and --memory"),
     "-Q --quiet -v --verbose --parsable -W --wait --get-user-env -O --overcommit -s --oversubscribe --spread-job "
     "--contiguous --ignore-pbs --test-only": _needless,
 }
 _GFLOW: Mapping[str, Converter] = {
-    "-n --name -J --job-name": _same("--name"),
+    "-n --name -J --job-name": _name,
     "-t --time --time-limit --timelimit": _minutes,
     "-m --memory --max-mem --max-memory": _megabytes("--memory"),
     "--gpu-memory --max-gpu-mem --max-gpu-memory": _megabytes("--gpu-memory"),
@@ -308,27 +346,59 @@ _GFLOW_FLAGS: Mapping[str, Converter] = {
 }
 
 
-def _pbs_resources(text: str) -> list[str]:
-    """Read `-l nodes=1:ppn=4,walltime=1:00:00` and `-l select=1:ncpus=4:ngpus=1:mem=8gb`."""
-    words: list[str] = []
-    for part in re.split("[,:](?=[a-z_]+=)|[+]", text):
+def _pbs_memory(text: str) -> list[str]:
+    match = re.fullmatch("([0-9]+)([kmgt]?)b?", text, re.IGNORECASE)
+    if match is None:
+        raise NoEquivalent("not a valid size")
+    return ["--memory", match[1] + (match[2].upper() or "B")]
+
+
+_PBS_RESOURCES: Mapping[str, Converter] = {
+    "nodes select": _one("node"),
+    "ppn ncpus nprocs": _same("--cpus"),
+    "gpus ngpus": _same("--gpus"),
+    "mem pmem vmem": _pbs_memory,
+    "walltime": _clock_or_seconds,
+    "place mpiprocs ompthreads": _needless,
+}
+
+
+_IS_PBS_RESOURCE = re.compile(f"(?:{'|'.join(' '.join(_PBS_RESOURCES).split())})=")
+
+
+def _pbs_parts(text: str) -> Iterator[str]:
+    """Yield the parts of `nodes=1:ppn=4:bigmem,walltime=1:00:00` and of `select=1:ncpus=4:ngpus=1:mem=8gb`."""
+    for part in re.split("[,:](?=[a-z_]+=)", re.sub("select=(?=[a-z_]+=)", "", text)):
         key, _, value = part.partition("=")
-        if key in ("nodes", "select") or (not value and key.isdecimal()):
-            words += _one("node")(value or key)
-        elif key in ("ppn", "ncpus", "nprocs"):
-            words += ["--cpus", value]
-        elif key in ("gpus", "ngpus"):
-            words += ["--gpus", value]
-        elif key in ("mem", "pmem", "vmem") and re.fullmatch("[0-9]+[kmgt]?b?", value, re.IGNORECASE):
-            number, unit = re.match("([0-9]+)(.*)", value).groups()  # type: ignore[union-attr]
-            words += ["--memory", number + (unit.upper().rstrip("B") or "B")]
-        elif key == "walltime":
-            words += _clock_or_seconds(value)
-        elif key == "place":
-            continue
+        if key in ("walltime", "place") or ":" not in value:
+            yield part
         else:
+            number, *properties = value.split(":")
+            yield f"{key}={number}"
+            yield from properties
+
+
+def _pbs_resources(text: str) -> list[str]:
+    if "+" in text:  # nodes=1:ppn=2+1:ppn=4
+        raise NoEquivalent("there is only one node, this machine", matters=True)
+    words: list[str] = []
+    for part in _pbs_parts(text):
+        key, _, value = part.partition("=")
+        converter = _found(_PBS_RESOURCES, key)
+        if converter is None:
             raise NoEquivalent(f"{key!r} has no equivalent", matters="gpu" in key)
+        words += converter(value)
     return words
+
+
+def _pbs_output(option: str) -> Converter:
+    """Read `HOST:PATH`; in a directory, the file gets the names of the job and the run."""
+
+    def read(text: str) -> list[str]:
+        path = text.rpartition(":")[2]
+        return [option, f"{path}%n.%r.{'err' if option == '--stderr' else 'out'}" if path.endswith("/") else path]
+
+    return read
 
 
 def _pbs_more(text: str) -> list[str]:
@@ -339,10 +409,10 @@ def _pbs_more(text: str) -> list[str]:
 
 _PBS: Mapping[str, Converter] = {
     "-l": _pbs_resources,
-    "-N": _same("--name"),
+    "-N": _name,
     "-J -t": _same("--array"),
-    "-o": lambda text: ["--stdout", text.rpartition(":")[2]],
-    "-e": lambda text: ["--stderr", text.rpartition(":")[2]],
+    "-o": _pbs_output("--stdout"),
+    "-e": _pbs_output("--stderr"),
     "-d -w": _same("--workdir"),
     "-W": _pbs_more,
     "-v": _exported,
@@ -363,11 +433,32 @@ _SYSTEMS: Mapping[str, tuple[Mapping[str, Converter], Mapping[str, Converter]]] 
     "# GFLOW": (_GFLOW, _GFLOW_FLAGS),
     "#PBS": (_PBS, _PBS_FLAGS),
 }
+_SYNONYMS = {"--tasks": "--ntasks", "--tasks-per-node": "--ntasks-per-node"}
 _LINE = re.compile(r"(#SBATCH|# GFLOW|#PBS)(?:[ \t]+(.*))?")
 
 
 def _found(table: Mapping[str, Converter], option: str) -> Converter | None:
     return next((converter for names, converter in table.items() if option in names.split()), None)
+
+
+def _in_full(option: str) -> str:
+    """Return a long option of sbatch, which takes any beginning that no other option has."""
+    tables = (*_SBATCH, *_SBATCH_FLAGS)
+    known = {name for names in tables for name in names.split()}.union(_PIECES, _SYNONYMS)
+    meant = [option] if option in known else [name for name in known if name.startswith(option)]
+    return _SYNONYMS.get(meant[0], meant[0]) if len(meant) == 1 else option
+
+
+_OF_OTHERS = (
+    ("Grid Engine", re.compile(r"#\$[ \t]*(-[a-zA-Z].*)")),
+    ("LSF", re.compile(r"#BSUB[ \t]+(-.*)")),
+    ("Moab", re.compile(r"#MSUB[ \t]+(-.*)")),
+)
+
+
+def unread_system(line: str) -> str | None:
+    """Return the scheduler that *line* of a script is for, if its lines are not read here."""
+    return next((system for system, pattern in _OF_OTHERS if pattern.fullmatch(line)), None)
 
 
 def is_line(line: str) -> bool:
@@ -391,11 +482,14 @@ def directives(number: int, line: str) -> Iterator[Directive]:
         option, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
         if not equals and _found(flags, option) is None and words and not words[0].startswith("-"):
             equals, value = "=", words.pop(0)
+        if system == "#SBATCH" and option.startswith("--"):
+            option = _in_full(option)
         yield Directive(number, system, option, value if equals else None)
 
 
-def convert(found: Sequence[Directive]) -> list[Converted]:
-    """Return the result for each of *found*, in order, line by line."""
+def convert(found: Sequence[Directive], *, limited: bool = True) -> list[Converted]:
+    """Return the result for each of *found*, in order, line by line. *limited*: others state a time limit."""
+    found = [part for one in found for part in _parted(one)]
     done: list[Converted] = []
     pieces: dict[str, Directive] = {}
     for one in found:
@@ -404,7 +498,29 @@ def convert(found: Sequence[Directive]) -> list[Converted]:
             pieces[name] = one
         else:
             done.append(_converted(one))
+    if not limited and not any("--time-limit" in one.words for one in done):
+        why = NoEquivalent("it warns before a time limit, and there is none; give --time-limit")
+        done = [replace(one, words=(), lost=why) if "--signal" in one.words else one for one in done]
     return sorted([*done, *_put_together(pieces, found)], key=lambda one: one.directive.line)
+
+
+def _parted(one: Directive) -> Iterator[Directive]:
+    """Yield one directive for all resources that have an equivalent, and one for each other: it alone is lost."""
+    if one.system == "#SBATCH" and one.option in _GRES.split():
+        parts, is_known = (one.value or "").split(","), _IS_GPU.match
+    elif one.system == "#PBS" and one.option == "-l":
+        parts, is_known = list(_pbs_parts(one.value or "")), _IS_PBS_RESOURCE.match
+    else:
+        yield one
+        return
+    known = [part for part in parts if is_known(part)]
+    if len(known) in (0, len(parts)):
+        yield one
+        return
+    yield replace(one, value=",".join(known))
+    for part in parts:
+        if not is_known(part):
+            yield replace(one, value=part)
 
 
 def _converted(one: Directive) -> Converted:
@@ -480,6 +596,7 @@ def _times(one: Directive, count: int, read: Converter) -> Converted:
 
 def answer(option: str, value: str | None) -> str | None:
     """Return the equivalent of an *option* of sbatch or gbatch here; None if neither has it."""
+    option = _SYNONYMS.get(option, option)
     for system in ("#SBATCH", "# GFLOW"):
         values, flags = _SYSTEMS[system]
         if _found(flags, option) is not None:

@@ -81,7 +81,7 @@ _CONTROL = {  # similar, so in one module
 }
 _MODULES = {"import": "importing", "signal": "signals"}  # a Python keyword cannot name a module, or a function
 _ELSEWHERE = {
-    "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run",
+    "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run", "salloc": "run --here", "sprio": "why",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
     "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
     "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",

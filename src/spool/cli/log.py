@@ -63,14 +63,25 @@ def command(
 def _tell_of_errors(spool: Spool, name: str, run: int | None) -> None:
     """Say where the error output is, if there is some in a separate file."""
     run = spool.latest_run(name) if run is None else run
-    path = outputs(spool, name, run).stderr if run is not None else None
-    try:
-        there = path is not None and os.path.getsize(path) > 0
-    except OSError:
+    if run is None:
         return
-    if there:
+    is_array = spool.array(name, run) is not None
+    try:
+        paths = output_paths(spool, name, run, Stream.ERR) if is_array else iter((outputs(spool, name, run).stderr,))
+        path = next((path for path in paths if _has_text(path)), None)
+    except SpoolError:  # its tasks have no separate files
+        return
+    if path is not None:
         sys.stdout.flush()
-        tell(f"its error output is in {path}; `spool log --stderr {name}` shows it")
+        what = "the error output of its tasks is in files such as" if is_array else "its error output is in"
+        tell(f"{what} {path}; `spool log --stderr {name}` shows it")
+
+
+def _has_text(path: str | None) -> bool:
+    try:
+        return path is not None and os.path.getsize(path) > 0
+    except OSError:
+        return False
 
 
 def _run_of(spool: Spool, name: str, run: int | None) -> int:

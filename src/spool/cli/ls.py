@@ -278,11 +278,22 @@ def _show(spool: Spool, asked: _Asked) -> int:
             lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
             _print_table(lines, asked, found.at_ns)
     _remark(found)
+    _tell_unknown_values(rows, asked.columns)
     if not rows and not found.unknown and asked.form in ("table", "tree") and not is_yet_to_be_made(spool.root):
         tell(_why_empty(asked))
     for name in found.unknown:
         tell(str(spool.no_such_job("list", f"job {name}", name)))
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
+
+
+def _tell_unknown_values(rows: Sequence[JobRow], columns: Sequence[str]) -> None:
+    """Report the columns of a parameter or metric that no listed job has, if they have others: a likely typo."""
+    for kind, what in (("param", "parameter"), ("metric", "metric")):
+        values = (row.parameters if kind == "param" else row.metrics for row in rows)
+        known = dict.fromkeys(key for listed in values for key, _ in listed)
+        for key in (word.partition(":")[2] for word in columns if word.startswith(f"{kind}:")):
+            if known and key not in known:
+                tell(f"no listed job has the {what} {shown(key)!r}; the {what}s are {', '.join(known)}")
 
 
 def _needs_metrics(asked: _Asked) -> bool:

@@ -45,7 +45,7 @@ def command() -> None:
     """Do nothing: the subcommands do the work."""
 
 
-@command.command("status", cls=Verb, short_help="Show who has how much, and whether the arbiter answers.")
+@command.command("status", cls=Verb, short_help="Show what each user has, and whether the arbiter answers.")
 @json_option
 @click.pass_obj
 def status(root: str, as_json: bool) -> int:
@@ -145,7 +145,9 @@ def install(force: bool, prints: bool) -> int:
         )
     for step in machine_service.steps(program, shared.MACHINE_FILE, force=force):
         render.say(machine_service.carry_out(step))
-    render.say(f"the machine is shared: {shared.MACHINE_FILE} says among whom, `spool machine status` who has what")
+    render.say(
+        f"the machine is shared: {shared.MACHINE_FILE} names the users, and `spool machine status` shows what each has"
+    )
     return 0
 
 

@@ -66,13 +66,15 @@ def is_job_file(words: Sequence[str]) -> bool:
 class Said(Struct, frozen=True):
     """The command line's statements about a script. `keys` are the job file keys that it sets.
 
-    `verbose`: whether each line for another scheduler is reported, not only those that are lost.
+    `verbose`: whether each line for another scheduler is reported, not only those that are lost. `limited`: whether it,
+    or the configuration, states a time limit.
     """
 
     capture: bool | None = None
     ignore_directives: bool = False
     keys: frozenset[str] = frozenset()
     verbose: bool = False
+    limited: bool = False
 
 
 def read(words: Sequence[str], said: Said) -> Script:
@@ -229,8 +231,17 @@ def _check_runs(data: bytes, what: str) -> None:
         why, other = "its `#!` is not at the very beginning", "remove what comes before it"
     else:
         why, other = "it has no `#!` line to name its interpreter", f"begin it with `{line_one}`"
+    if _has_options(data):
+        raise UsageError(cannot("submit", thing, why, remedy=other))
     remedy = f"`spool submit -- {program} {shlex.quote(what)}` runs it as is, or {other}"
     raise UsageError(cannot("submit", thing, why, remedy=remedy))
+
+
+def _has_options(data: bytes) -> bool:
+    """Whether a script has options in its own lines, which only a script itself can have."""
+    from spool.cli import foreign
+
+    return any(_SPOOL_LINE.fullmatch(line) or foreign.is_line(line) for _, line in _head_lines(data))
 
 
 def _module_path(text: str, path: str) -> str | None:
@@ -269,14 +280,15 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
         if ignored:
             tell(f"{what}: the lines for another scheduler are ignored, from line {ignored[0]} on")
         return own
+    _tell_unread(script, what)
     found = list(_foreign_lines(script, what))
     if not found:
         return own
     values: joboptions.Values = {}
     stated = said.keys | own.keys()
     errors: list[str] = []
-    notes = 0
-    for one in foreign.convert(found):
+    notes, told = 0, False
+    for one in foreign.convert(found, limited=said.limited or "time_limit" in own):
         if one.lost is not None and one.lost.matters and one.key not in stated:
             errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
             continue
@@ -285,6 +297,7 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
             continue
         if one.lost is None or one.key not in stated:
             if said.verbose or not one.is_note:
+                told = True
                 tell(f"{what}: {one}")
             else:
                 notes += 1
@@ -294,8 +307,22 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
         remedy = "--ignore-directives ignores all lines for other schedulers"
         raise UsageError(cannot("carry over", f"the options of {what}", "; ".join(errors), remedy=remedy))
     if notes:
-        tell(f"{what}: {count_of(notes, 'more note')} on lines for another scheduler: -v")
+        tell(f"{what}: {count_of(notes, 'more note' if told else 'note')} on lines for another scheduler: -v")
     return {**values, **own, **_both(values, own)}
+
+
+def _tell_unread(script: bytes, what: str) -> None:
+    """Warn about lines for a scheduler whose lines are not read here: the job does not get what they ask for."""
+    from spool.cli import foreign
+
+    unread = [(number, line, system) for number, line in _head_lines(script) if (system := foreign.unread_system(line))]
+    if unread:
+        number, line, system = unread[0]
+        more = f" and {count_of(len(unread) - 1, 'more line')}" if len(unread) > 1 else ""
+        remedy = "give options, or write `#SPOOL --cpus 8` lines"
+        tell(
+            f"warning: {what}: line {number}: `{line}`{more} for {system} {'are' if more else 'is'} not read; {remedy}"
+        )
 
 
 def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Values:

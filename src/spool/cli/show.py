@@ -12,9 +12,9 @@ from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.capture import code_in_words
 from spool.core.lifecycle import exit_words
-from spool.core.model import SECOND_NS
+from spool.core.model import SECOND_NS, State
 from spool.core.pools import in_words
-from spool.core.reasons import count_of
+from spool.core.reasons import count_of, ranges_of
 from spool.core.timeleft import Basis
 from spool.core.units import show_duration, show_size
 from spool.query.details import JobDetails, RunDetails, job_details
@@ -28,6 +28,7 @@ _TASK_COLUMNS = (
     render.Column("REASON", cut="end"),
 )
 _LATER_NS = 60 * SECOND_NS  # a capture that is older than this may not be what the run began with
+_FEW = 8  # this many tasks that failed are named each
 _PARAMETERS = 3  # the column is left out if no line has any
 _BASES = {
     Basis.PROGRESS: "by its progress",
@@ -85,7 +86,7 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
         ("expected run time", found.expected),
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
         ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.task_counts.items())),
-        ("failed tasks", ", ".join(found.failed_tasks)),
+        ("failed tasks", _failed(found)),
         ("file", found.path or "(gone)"),
     ]
     render.say()
@@ -114,7 +115,7 @@ def _print_runs(found: JobDetails, now_ns: int) -> None:
     *earlier, newest = found.runs
     render.say()
     render.say(f"run {newest.record.run}:")
-    same = newest.state is found.row.state and newest.reason == found.row.reason
+    same = newest.state is found.row.state and (newest.reason == found.row.reason or newest.state is State.FINISHED)
     lines = _of_run(newest, now_ns)[2 * same :]  # the headline has said it
     render.pairs((f"  {key}", value) for key, value in lines if value)
     if found.last_lines:
@@ -139,6 +140,14 @@ def _print_tasks(tasks: Sequence[ListedJob]) -> None:
     rows = [row if len(kept) == len(row) else row[:_PARAMETERS] + row[_PARAMETERS + 1 :] for row in rows]
     render.say()
     render.table(kept, rows, [render.style_of(one.row.state) for one in tasks])
+
+
+def _failed(found: JobDetails) -> str:
+    """Return the tasks that failed; many as in the lists: `sweep_[3,7-40]`."""
+    names = found.failed_tasks
+    if len(names) <= _FEW:
+        return ", ".join(names)
+    return f"{found.name}_[{ranges_of(int(name.rpartition('_')[2]) for name in names)}]"
 
 
 def _asks(found: JobDetails) -> str:

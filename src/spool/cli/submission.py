@@ -57,7 +57,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         raise UsageError(f"cannot submit a job: -c already gives the command; {remedy}")
     if scripts.is_job_file(asked.loose):
         return _job_file(asked, root)
-    what = _what_to_run(asked)
+    what = _what_to_run(asked, root)
     own = dict(what.values)
     held = own.pop("hold", []) != []
     own_name = own.pop("name", [None])[-1]
@@ -101,7 +101,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     return draft
 
 
-def _what_to_run(asked: Asked) -> scripts.Script:
+def _what_to_run(asked: Asked, root: str) -> scripts.Script:
     """Return the requested command or script."""
     if asked.lines is not None:
         if asked.shell_command is not None or asked.plain or asked.loose or {"matrix", "rows"} & asked.values.keys():
@@ -116,7 +116,8 @@ def _what_to_run(asked: Asked) -> scripts.Script:
         stated = {"name": asked.name is not None, "export": bool(asked.export)}
         keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
         _tell_late_options(words)
-        return scripts.read(words, scripts.Said(asked.capture, asked.ignore_directives, keys, asked.verbose))
+        limited = "time_limit" in keys or "time_limit" in defaults_of(root).keys
+        return scripts.read(words, scripts.Said(asked.capture, asked.ignore_directives, keys, asked.verbose, limited))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
 
 

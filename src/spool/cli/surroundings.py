@@ -81,17 +81,17 @@ def _host(_: _Job) -> str:
 
 
 _VALUES: Mapping[str, Callable[[_Job], str | None]] = {
-    "SLURM_JOB_ID SLURM_JOBID": lambda job: f"{job.id}{{index}}" if job.many else job.id,
+    "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": lambda job: f"{job.id}{{index}}" if job.many else job.id,
     "SLURM_ARRAY_JOB_ID": lambda job: job.id if job.many else None,
     "SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID": _index,
     "SLURM_ARRAY_TASK_COUNT": _of_indices(len),
     "SLURM_ARRAY_TASK_MIN": _of_indices(min),
     "SLURM_ARRAY_TASK_MAX": _of_indices(max),
-    "SLURM_JOB_NAME": lambda job: job.name if job.many else "$SPOOL_JOB",
-    "SLURM_SUBMIT_DIR": _here,
+    "SLURM_JOB_NAME PBS_JOBNAME": lambda job: job.name if job.many else "$SPOOL_JOB",
+    "SLURM_SUBMIT_DIR PBS_O_WORKDIR": _here,
     "SLURM_SUBMIT_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
     "SLURM_CPUS_PER_TASK": _cpus_per_task,
-    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE": _always("$SPOOL_CPUS"),
+    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN": _always("$SPOOL_CPUS"),
     "SLURM_MEM_PER_NODE": _always("$SPOOL_MEMORY_MB"),
     "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": _always("$SPOOL_GPUS"),
     "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": _tasks,
@@ -104,25 +104,22 @@ _INSTEAD = {
     "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
     "SLURM_TMPDIR": "use `mktemp -d`",
     "SLURM_JOB_GPUS": "use $CUDA_VISIBLE_DEVICES",
-    "PBS_JOBID": "use $SPOOL_JOB",
-    "PBS_JOBNAME": "use $SPOOL_JOB",
-    "PBS_O_WORKDIR": "use $PWD",
-    "NCPUS": "use $SPOOL_CPUS",
     "sbatch": "use spool submit",
     "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
 }
 _LAUNCHED_BY = ("SLURM_NTASKS", "SLURM_PROCID")
 _VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW)_[A-Z_]+\b|\bNCPUS\b")
-_AT = r"(?:^|[;&|(`]|\b(?:time|exec|if|while|then|do|else|env)\s)\s*(?:[A-Za-z_]\w*=\S*\s+)*"
+_AT = r"(?:^|[;&|(`]|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])\s*(?:[A-Za-z_]\w*=\S*\s+)*"
 _PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol)(?=\s)([^;&|]*)")
+_STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
 _NTASKS = re.compile(r"\s(?:-n\s*|--ntasks[= ]\s*)([0-9]{1,6})\b")
 _FUNCTION = re.compile(rf"{_AT}(?:(module|ml)\s|(conda|mamba|micromamba)\s+activate\b)")
-_SETS_UP = re.compile(
-    r"\A#!.*\s(?:-\w*l\b|--login\b)"
-    r"|(?:\bsource|(?:^|[;&\s])\.)\s+\S*(?:module|lmod|conda|mamba|profile|bashrc|activate)"
-    r"|\bshell(?:\.\w+)? hook",
-    re.MULTILINE,
-)
+_LOGIN = r"\A#!.*\s(?:-\w*l\b|--login\b)"
+_SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*(?:profile(?!\.d)|bashrc|"
+_SETS_UP = {
+    "module": re.compile(rf"{_LOGIN}|{_SOURCES}module|lmod)", re.MULTILINE),
+    "conda": re.compile(rf"{_LOGIN}|{_SOURCES}conda|mamba|activate)|\bshell(?:\.\w+)? hook", re.MULTILINE),
+}
 _OF_FUNCTIONS = {
     "module": ("BASH_FUNC_*module*", "BASH_FUNC_ml*", "MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_"),
     "conda": ("BASH_FUNC_*conda*", "BASH_FUNC_*mamba*", "CONDA_*", "MAMBA_*"),
@@ -177,11 +174,13 @@ class ScriptNeeds:
             for name, words in _PROGRAM.findall(line):
                 if name == "srun":
                     self._doubt_tasks(number, words)
-                if name in seen:
+                its = _STANDS_IN.match(f"{name}{words}")
+                what = its[0] if its is not None else name
+                if what in seen:
                     continue
-                seen.add(name)
-                if name == "srun":
-                    self._stand_in(number, exported)
+                seen.add(what)
+                if its is not None:
+                    self._stand_in(number, name, exported)
                 else:
                     self._miss(number, name, _INSTEAD[name])
 
@@ -192,33 +191,34 @@ class ScriptNeeds:
             why = f"srun would start {count} tasks, but a job of spool is one task, so this will fail"
             self.told.append(f"line {number}: {why}; `mpirun -n {count}` starts several on this machine")
 
-    def _stand_in(self, number: int, exported: Exports) -> None:
-        """Let the job find the program that stands for srun, unless there is a real one."""
+    def _stand_in(self, number: int, name: str, exported: Exports) -> None:
+        """Let the job find the program that stands for *name* of Slurm, unless there is a real one."""
         from shutil import which
 
         path = exported.taken.get("PATH")
+        instead = "use the command alone" if name == "srun" else _INSTEAD[name]
         if path is None:
-            self._miss(number, "srun", "use the command alone, or let PATH go along: without it, no srun is found")
-        elif which("srun", path=path) is None:
+            self._miss(number, name, f"{instead}, or let PATH go along: without it, no {name} is found")
+            return
+        if (found := which(name, path=path)) is None:
             exported.taken["PATH"] = f"{STANDINS}:{path}"
-            if self._job.tasks.count > 1:
-                self.env.setdefault("SLURM_NTASKS", _tasks(self._job))
-        else:
-            self.told.append(
-                f"line {number}: srun is that of Slurm, which knows nothing of this job; use the command alone"
-            )
+        elif os.path.dirname(found) != STANDINS:
+            self.told.append(f"line {number}: {name} is that of Slurm, which knows nothing of this job; {instead}")
+            return
+        if name == "srun" and self._job.tasks.count > 1:
+            self.env.setdefault("SLURM_NTASKS", _tasks(self._job))
 
     def _find_functions(self, exported: Exports, *, freely: bool) -> None:
         """Take shell functions along, if the caller exports them and the script does not define them itself."""
         first = self._text.split("\n", 1)[0]
         is_bash = first.startswith("#!") and "bash" in first
-        if _SETS_UP.search(self._text) is not None:
-            return
         for number, line in self._lines:
             for words in _FUNCTION.findall(line):
-                name = next(filter(None, words))
+                name, kind = next(filter(None, words)), "module" if words[0] else "conda"
+                if _SETS_UP[kind].search(self._text) is not None:
+                    continue
                 if freely and is_bash:
-                    exported.take(matching(_OF_FUNCTIONS["module" if words[0] else "conda"], os.environ), os.environ)
+                    exported.take(matching(_OF_FUNCTIONS[kind], os.environ), os.environ)
                 if is_bash and f"BASH_FUNC_{name}%%" in exported.taken:
                     continue
                 remedy = f"begin it with `#!/bin/bash -l`, or `export -f {name}` and submit again"

@@ -137,7 +137,7 @@ class _Bar:
             why = row.reason if row.state in (State.QUEUED, State.HELD, State.SUBMITTED) else ""
             self._line.draw(", ".join(filter(None, (f"{row.name}: {said}", row.progress, *left, why))))
             return
-        words = [f"{status.ended} of {status.total} ended", f"{status.running} running"]
+        words = [f"{status.ended} of {status.total} done", f"{status.running} running"]
         words += [f"{status.submitted} submitted"] if status.submitted else []
         words += [f"{status.bad} not finished"] if status.bad else []
         self._line.draw(", ".join([*words, *left]), part=status.ended / max(1, status.total))

@@ -83,7 +83,8 @@ def command(root: str, name: str, as_json: bool) -> int:
             render.prose(line)
         if answer.last_lines:
             render.say()
-            render.say("the last lines of its output:")
+            whose = f"the output of {answer.last_lines_of}" if answer.last_lines_of else "its output"
+            render.say(f"the last lines of {whose}:")
             for line in answer.last_lines:
                 render.say(f"  {line.expandtabs()}")
     return 0

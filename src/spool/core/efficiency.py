@@ -136,7 +136,7 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     if not run.started:
         return Advice(notes=("it never started",))
     if run.state not in (State.FINISHED, State.TIMEOUT, State.OUT_OF_MEMORY):
-        return Advice(notes=(f"it did not run to its end ({run.state}), so its needs are unknown",))
+        return Advice(notes=(f"did not run to the end ({run.state}), so the needs are unknown",))
     notes: list[str] = []
     used, grant = run.record, run.grant
     memory, time_limit = used.peak_memory_bytes, run.run_time_ns or 0
@@ -154,7 +154,7 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
     else:
         memory += memory // 5
         if grant.memory_bytes is None:
-            notes.append("the memory is that of its largest process only; set `memory` to measure all of them")
+            notes.append("the memory is that of the largest process only; set `memory` to measure all of them")
     if run.state is State.TIMEOUT:
         limit_ns, note = _twice(
             run.time_limit_ns or time_limit, run.time_limit_ns, show_duration
@@ -170,11 +170,12 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         by = f": only {engine_title(run.engine)} measures it" if run.engine is not None else ""
         notes.append(f"its CPU time is unknown{by}")
     elif busy is None or (run.run_time_ns or 0) < _ENOUGH_NS:
-        notes.append("it ran too briefly to show how many CPUs it needs")
+        notes.append("ran too briefly to show how many CPUs are needed")
     elif grant.cpus:
         cpus = max(1, math.ceil(busy - 0.1))
     if idle := unused(used.gpu_use):
-        of = "its GPU was" if grant.gpu_count == 1 else f"{idle} of its {grant.gpu_count} GPUs were"
+        were = "was" if idle == 1 else "were"
+        of = "its GPU was" if grant.gpu_count == 1 else f"{idle} of its {grant.gpu_count} GPUs {were}"
         notes.append(f"{of} never busy")
     shared = grant.gpu_memory_bytes is not None and run.state is State.FINISHED
     gpu_peak = peak_memory_bytes(used.gpu_use) if shared else None

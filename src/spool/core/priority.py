@@ -143,7 +143,8 @@ class OrderFactors(Struct, frozen=True):
             return f"{waited}; goes first: later arrivals have passed it by too much work"
         if self.score is None:
             return waited
-        terms = f"{waited}, expected run time {show_duration(max(self.expected.ns, LEAST_NS))}"
+        counts_as = f"counted as {show_duration(LEAST_NS)}" if self.expected.ns < LEAST_NS else ""
+        terms = f"{waited}, expected run time {counts_as or show_duration(self.expected.ns)}"
         if self.own_ns >= SECOND_NS:
             terms = f"{terms}, own service {show_duration(self.own_ns)}"
         if abs(self.factor - 1) >= 0.005:

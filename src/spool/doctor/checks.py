@@ -589,7 +589,9 @@ def _shared(subject: Subject) -> Findings:
     if found.problem:
         yield _fail(f"{found.problem}; nothing starts on this shared machine", found.remedy)
     else:
-        yield _good(f"an arbiter that is trusted serves {place.directory}; `spool machine status` shows who has what")
+        yield _good(
+            f"an arbiter that is trusted serves {place.directory}; `spool machine status` shows what each user has"
+        )
 
 
 def _notify(subject: Subject) -> Findings:

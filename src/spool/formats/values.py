@@ -249,13 +249,15 @@ def workdir(value: str) -> str:
 
 
 def output_path(value: str) -> str:
-    """Return *value* if every `%` in it is `%n`, `%r`, `%a` or `%%`."""
+    """Return *value* if it can be that of a file, and every `%` in it is `%n`, `%r`, `%a` or `%%`."""
     for match in re.finditer(r"%(.?)", _path(value)):
         if match.group(1) not in ("n", "r", "a", "%"):
             raise InvalidValue(
                 f"{show(value)} has {show(match.group())}; only %n (name), %r (run), %a (array index) and %% are known"
                 + ("; %j of Slurm is %n.%r here" if match.group(1) in "jJAx" else "")
             )
+    if value.endswith("/"):
+        raise InvalidValue(f"{show(value)} is a directory; name a file in it, as in {show(value + '%n.%r.log')}")
     return value
 
 

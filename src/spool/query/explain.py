@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spool.client.output import last_words_of
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError, cannot
 from spool.core.forecast import StartForecast, forecast
@@ -17,7 +18,7 @@ from spool.core.model import Grant, State, Waiting
 from spool.core.preemption import preempt
 from spool.core.priority import OrderFactors
 from spool.core.scheduler import Ending
-from spool.query.details import job_details
+from spool.query.details import FAILURES, job_details
 from spool.query.jobs import JobLister
 from spool.query.shared import MachineSharing
 from spool.query.snapshot import Snapshot, snapshot
@@ -69,7 +70,8 @@ class Explanation(Struct, frozen=True):
     preempted_for: str | None = None  # the job that its last run was stopped for
     requests: str = ""  # the memory that its next run requests and why, if its file leaves that to spool
     outcome: str | None = None  # how it ended; the reason says why, if there is one
-    last_lines: tuple[str, ...] = ()  # of the output of a job that failed
+    last_lines: tuple[str, ...] = ()  # of the output of a job that failed, or of `last_lines_of`
+    last_lines_of: str | None = None  # the first task that failed, if it is an array
 
 
 def why(spool: Spool, name: str) -> Explanation:
@@ -212,13 +214,17 @@ def _submitted(spool: Spool, name: str) -> Explanation | None:
 
 
 def _ended(spool: Spool, name: str) -> Explanation:
-    """Return how a job ended, and the last lines of its output if it failed. Raises NoSuchJob."""
+    """Return how a job ended, and the last lines of its output, or its first task's, that failed. Raises NoSuchJob."""
     found = job_details(spool, name)
     row, lister = found.row, JobLister(spool)
     last = found.runs[-1] if found.runs else None
     outcome = row.state if row.state.ended or last is None or last.state is None else last.state
     reasons = (PendingReason(outcome, row.reason),) if row.reason else ()
     ended = _without_a_plan(lister, name, DONE, reasons)
+    failed = next((task for task in found.tasks if task.state in FAILURES), None)
+    if failed is not None and failed.run is not None:
+        lines = last_words_of(spool, failed.name, failed.run)
+        return replace(ended, outcome=outcome.value, last_lines=lines, last_lines_of=failed.name)
     return replace(ended, outcome=outcome.value, last_lines=found.last_lines)
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
 from itertools import pairwise
 
+from msgspec.structs import replace
+
+from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.dependencies import CANCELLED_BY, names_in
 from spool.core.errors import NoSuchJob, SpoolError, cannot
@@ -40,18 +44,42 @@ def picked(spool: Spool, wanted: JobFilter, places: Sequence[str]) -> tuple[list
     """Return the selected jobs in *places*, in natural order, and the names without a job.
 
     Jobs that are being stopped are left out unless that state is selected. An ended array is represented by its tasks,
-    and an array in progress represents its tasks.
+    also where only the array is named, and an array in progress represents its tasks.
     """
-    found = list_jobs(spool, wanted, everything=DONE in places)
+    by_task = DONE in places
+    among = (*wanted.names, *(f"{name}_*" for name in wanted.names)) if by_task else wanted.names
+    found = list_jobs(spool, replace(wanted, names=among), everything=by_task)
     rows = [row for row in found.rows if row.place in places]
+    if by_task and wanted.names:
+        rows = _named(spool, rows, wanted)
     rows = [row for row in rows if row.state is not State.STOPPING or State.STOPPING in wanted.states]
-    return sorted({row.name for row in _once(spool, rows, by_task=DONE in places)}, key=natural), found.unknown
+    return sorted({row.name for row in _once(spool, rows, by_task=by_task)}, key=natural), found.unknown
 
 
 def unknown_ends(spool: Spool) -> list[JobRow]:
     """Return the ended jobs whose record cannot be parsed."""
     found = list_jobs(spool, JobFilter(states=frozenset({State.INVALID})), everything=True)
     return [row for row in found.rows if row.place == DONE]
+
+
+def _named(spool: Spool, rows: Sequence[JobRow], wanted: JobFilter) -> list[JobRow]:
+    """Return the *rows* that *wanted* names, and the tasks of named arrays that have ended.
+
+    If only ended jobs are wanted, the tasks of an array in progress are there too.
+    """
+    only_ended = bool(wanted.states) and all(state.ended for state in wanted.states)
+
+    def is_named(name: str) -> bool:
+        return any(fnmatchcase(name, each) for each in wanted.names)
+
+    def tasks(array: str) -> frozenset[str]:
+        record = spool.newest_array(array) if is_named(array) else None
+        if record is None or not (only_ended or DONE in spool.places(array)):
+            return frozenset()
+        return frozenset(task_names(spool, array, record.run, record))
+
+    tasks_of = {array: tasks(array) for array in {array_of(row.name) for row in rows}}
+    return [row for row in rows if is_named(row.name) or row.name in tasks_of[array_of(row.name)]]
 
 
 def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow]:

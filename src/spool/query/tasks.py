@@ -80,7 +80,8 @@ def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -
         array = array_of(row.name) if row.state in states else ""
         key: tuple[object, ...] = (at,)
         if array and _index(row):
-            key = (array, row.state, row.priority, row.user, row.cpus, row.gpus)
+            again = row.attempt is not None and row.attempt > 1 and not row.state.ended
+            key = (array, row.state, row.priority, row.user, row.cpus, row.gpus, again)
         if key not in alike:
             order.append(key)
         alike.setdefault(key, []).append(row)

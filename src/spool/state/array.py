@@ -164,7 +164,7 @@ class Array(Struct, eq=False):
 
     def progress(self, running: int) -> str:
         """Return its progress in words; *running* is the number of tasks that run now."""
-        words = [f"{len(self.ended) + len(self.unknown)} of {len(self.names)} ended", f"{running} run"]
+        words = [f"{len(self.ended) + len(self.unknown)} of {len(self.names)} done", f"{running} running"]
         if self.taken:
             first = next(iter(self.taken))
             more = f" and {len(self.taken) - 1} more" if len(self.taken) > 1 else ""

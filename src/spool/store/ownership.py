@@ -169,10 +169,10 @@ class Ownership:
         where = _Place(self._root, place, filename)
         if file.mode & _OTHERS_WRITE and where.is_open:
             if file.mode & stat.S_IWOTH:
-                return "everyone can write to it, so nobody knows whose order it is; `chmod go-w` it"
+                return "everyone can write to it, so its author is unknown; `chmod go-w` it"
             if not is_private(file.gid, file.uid) and f"@{_group(file.gid)}" not in self._accept_from():
                 return (
-                    f"its group {_group(file.gid)} can write to it, so nobody knows whose order it is; `chmod g-w` it, "
+                    f"its group {_group(file.gid)} can write to it, so its author is unknown; `chmod g-w` it, "
                     f'or name "@{_group(file.gid)}" in `accept_from` of config.toml'
                 )
         if file.links > 1 and (where.others_write or where.inode != file.inode):

@@ -240,7 +240,7 @@ def facts(row: JobRow, now_ns: int) -> str:
         f"{row.left.words()} left" if row.left is not None else "",
         f"starts {row.start.words(now_ns)}" if row.start is not None else "",
         f"run {row.run}" if row.run is not None else "",
-        f"exit {row.exit_code}" if row.exit_code else "",
+        f"exit {row.exit_code}" if row.exit_code and f"exit code {row.exit_code}" not in row.reason else "",
         row.reason if row.state.ended else "",
         f"{row.cpus} CPU" if row.cpus else "",
         show_size(row.memory_bytes) if row.memory_bytes else "",
