@@ -185,6 +185,26 @@ def test_a_name_that_a_job_cannot_have_is_made_one(spool: Command, tmp_path: Pat
     assert spool("submit", "--hold", script).out.startswith("job-")
 
 
+def test_a_loop_submits_a_script_with_a_name_as_often_as_it_likes(
+    spool: Command, spool_root: Path, tmp_path: Path
+) -> None:
+    """Jobs of Slurm can share a name. One that is stated here, or a singleton, is that of one job."""
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\n#SBATCH --job-name=train\ntrue\n")
+    first, second, third = (spool("submit", "--hold", script, seed) for seed in "123")
+    assert first.out == "train\n"
+    for said in (second, third):
+        assert re.fullmatch(r"train-\w{4}\n", said.out)
+        assert f"job train has not ended, so this one is {said.out.strip()}" in said.err
+    assert len({first.out, second.out, third.out}) == 3
+    assert spool("submit", "--hold", "--replace", script, "4").out == "train\n"
+    assert spool("submit", "--hold", "-n", "train", script).code == 1
+    for line in ("#SBATCH --dependency=singleton", "#SPOOL --name train"):
+        script.write_text(f"#!/bin/sh\n#SBATCH --job-name=train\n{line}\ntrue\n")
+        assert "a job of that name is held" in spool("submit", "--hold", script).err
+    assert sum(path.name.startswith("train") for path in (spool_root / "held").glob("*.toml")) == 3
+
+
 @pytest.mark.parametrize("limit", ["", "-t 5m", "#SPOOL", "[defaults]"])
 def test_a_warning_needs_a_limit(spool: Command, spool_root: Path, tmp_path: Path, limit: str) -> None:
     """Slurm's partitions have time limits. Where none is stated, the signal is left out; no script is refused."""

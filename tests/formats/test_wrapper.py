@@ -647,6 +647,7 @@ def test_the_most_that_a_prolog_may_add_is_not_taken_for_a_refusal_of_the_machin
         (":", ("sh", "-c", 'echo "${#1}"', "sh", "x" * 100_000), 0, "100000\n"),
         (":", ("-odd", "a"), 127, None),
         ("-x 2> /dev/null || :", "echo ran", 0, "ran\n"),
+        ("echo a \\", "echo ran", 0, "a\nran\n"),
         ("exit 5", "echo ran", 5, ""),
         ("false", "echo ran", 1, "spool: cannot run the command: the setup ended with exit code 1\n"),
         ("(exit 7)", ("echo", "ran"), 7, "spool: cannot run the command: the setup ended with exit code 7\n"),

@@ -308,6 +308,8 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
         raise UsageError(cannot("carry over", f"the options of {what}", "; ".join(errors), remedy=remedy))
     if notes:
         tell(f"{what}: {count_of(notes, 'more note' if told else 'note')} on lines for another scheduler: -v")
+    if "name" in values:
+        values["job_name"] = values.pop("name")  # less binding than one of ours
     return {**values, **own, **_both(values, own)}
 
 

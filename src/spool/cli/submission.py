@@ -32,6 +32,7 @@ class Asked(Struct, frozen=True):
 
     `capture`: whether to capture a script, None if not given; `ignore_directives`: whether to skip lines for other
     schedulers; `verbose`: whether to report each of these lines. `lines`: a file with a command in each line.
+    `replaces`: whether it takes the place of a job of its name.
     """
 
     values: joboptions.Values = field(default_factory=dict)
@@ -44,6 +45,7 @@ class Asked(Struct, frozen=True):
     ignore_directives: bool = False
     verbose: bool = False
     lines: str | None = None
+    replaces: bool = False
 
 
 def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
@@ -60,8 +62,11 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     what = _what_to_run(asked, root)
     own = dict(what.values)
     held = own.pop("hold", []) != []
-    own_name = own.pop("name", [None])[-1]
+    foreign_name = own.pop("job_name", [None])[-1]
+    own_name = own.pop("name", [foreign_name])[-1]
     name = own_name if asked.name is None else asked.name
+    if name is not None and name is foreign_name and not asked.replaces:
+        name = _free_name(root, name, what.source)
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
     values = _without_singleton({**own, **asked.values}, root)
@@ -119,6 +124,19 @@ def _what_to_run(asked: Asked, root: str) -> scripts.Script:
         limited = "time_limit" in keys or "time_limit" in defaults_of(root).keys
         return scripts.read(words, scripts.Said(asked.capture, asked.ignore_directives, keys, asked.verbose, limited))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
+
+
+def _free_name(root: str, name: str, source: scripts.ScriptText | None) -> str:
+    """Return *name*, of a script for another scheduler, or one that is free: there, jobs can share a name.
+
+    A `singleton` keeps its name: it is not submitted beside another.
+    """
+    is_singleton = source is not None and "singleton" in source.text
+    if is_singleton or submitting.where_taken(root, name) is None:
+        return name
+    free = fresh_name(root, name)
+    tell(f"job {name} has not ended, so this one is {free}")
+    return free
 
 
 def _is_for_slurm(root: str, given: Mapping[str, object]) -> bool:

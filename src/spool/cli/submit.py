@@ -70,6 +70,7 @@ def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_comm
         ignore_directives=ctx.params["ignore_directives"],
         verbose=ctx.params["verbose"] or ctx.params.get("dry_run", False),
         lines=ctx.params.get("lines"),
+        replaces=ctx.params["replace"],
     )
 
 

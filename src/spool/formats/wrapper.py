@@ -219,7 +219,8 @@ def with_setup(
     if not setup:
         return command
     after = _AFTER_SETUP.replace("@record@", _RECORD_OF_SETUP if is_whole_run else "")
-    before = f"{setup}\n{after}" if takes_setup(shell) else f"{setup}\n"
+    end = "\n\n" if setup.endswith("\\") else "\n"  # it would join its last line to what follows
+    before = f"{setup}{end}{after}" if takes_setup(shell) else f"{setup}{end}"
     if isinstance(command, str):
         return before + command
     # Not as parameters of the shell if possible: a file that the setup reads with `.` would take them for its own.
