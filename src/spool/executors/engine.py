@@ -26,7 +26,7 @@ from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.core.units import whole_words
 from spool.executors.base import Home, Launch
-from spool.executors.cluster_run import GRACE_NS, MARK, ClusterRun, Phase, key_of
+from spool.executors.cluster_run import GRACE_NS, ClusterRun, Look, Phase, mark_of
 from spool.executors.handover import HandOver, Portion, Siblings
 from spool.executors.language import Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
@@ -426,19 +426,24 @@ class ClusterEngine:
         now_ns, poll_ns, identity = self._clock(), self._language.policy().poll_ns, self.home.identity()
         self._look_at_ns = now_ns + max(min(self._calm_ns, poll_ns), self._spacing_ns(now_ns))
         self._calm_ns = min(2 * self._calm_ns, poll_ns)
+        look = Look(number, self._looked_at_ns[-1], now_ns, self._language.memory_ns())
         by_key: dict[tuple[str, int], list[Sighting]] = {}
+        arrays: dict[str, tuple[str, int]] = {}  # the arrays of which something is listed: their names and runs
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
-            if MARK.match(each.mark) is None:
+            if (mark := mark_of(each)) is None:
                 unmarked[each.id] = each
-            elif (key := key_of(each, identity)) is not None:
-                by_key.setdefault(key, []).append(each)
+            elif mark.spool == identity:
+                if (key := mark.key(each.element)) is not None:
+                    by_key.setdefault(key, []).append(each)
+                if mark.first is not None:
+                    arrays[self._language.array_of(each.id) or each.id] = mark.name, mark.run
         for run in self._runs.values():
             found = by_key.pop(run.key, [])
             if run.id in unmarked and not run.foreign:
                 found = [*found, unmarked[run.id]]
             expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= number
-            if expected and run.observe(found, number, now_ns):
+            if expected and run.observe(found, look, is_dropped=not found and self._has_its_array(run, arrays)):
                 self._news[run.key] = run
         with suppress(OSError):  # unreadable records are read after the next look
             self._end_ghosts(by_key)
@@ -446,6 +451,11 @@ class ClusterEngine:
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
         if lost:
             self._order(self._language.nodes(sorted(lost)), self._nodes_seen)
+
+    def _has_its_array(self, run: ClusterRun, arrays: Mapping[str, tuple[str, int]]) -> bool:
+        """Whether other elements of the array of *run* are listed."""
+        array = self._language.array_of(run.id) if run.id is not None else None
+        return array is not None and arrays.get(array) == (array_of(run.key[0]), run.key[1])
 
     def _nodes_seen(self, done: CommandEnd) -> None:
         back = self._language.nodes_back(done)

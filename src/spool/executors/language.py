@@ -160,6 +160,13 @@ class Language(ABC):
         array, is_element, _ = job_id.partition("_")
         return array if is_element else None
 
+    def memory_ns(self) -> int | None:
+        """Return how long a job is listed after its end; None: not known.
+
+        An element that waited this recently, and is missing while its array is listed, was cancelled.
+        """
+        return None
+
     def limit_array(self, array_id: str, at_once: int | None) -> Command | None:
         """Return the command that changes how many elements of an array run at once; None: it has none."""
         return None
