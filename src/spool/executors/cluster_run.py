@@ -163,6 +163,12 @@ class ClusterRun:
         return self.phase not in (Phase.QUEUED, Phase.ABSENT) and self.ending is None and self._exit is None
 
     @property
+    def may_be_taken_back(self) -> bool:
+        """Whether it was handed over, as far as known, and has not begun."""
+        waits = self.phase in (Phase.UNSURE, Phase.KNOWN) and self.ending is None and self._exit is None
+        return waits and not self._begun and self.jid is None
+
+    @property
     def engine_id(self) -> str | None:
         """The id of its job in the engine, which has accepted it; None: not known yet."""
         return self.id
@@ -427,6 +433,8 @@ class ClusterRun:
         """
         if self._explained:
             return ending
+        if self.jid is None and (words := self.engine.last_words(self)) and words[0] is EngineWord.NOT_STARTED:
+            ending = self.ending = EngineEnd(words[0], f"{self.engine.title} wrote {words[1]!r}")
         if ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
             known = self.engine.last_words(self)
             if known is not None:

@@ -45,6 +45,7 @@ _SPACING_NS, _WIDE_SPACING_NS = SECOND_NS, 5 * SECOND_NS
 _NOTES_NS, _SELDOM_NOTES_NS = SECOND_NS // 4, 2 * SECOND_NS  # the interval of looks for notes
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
 _MOST_WORDS = 200  # characters of a command's message
+_LISTED = 10  # ids in a message
 _IDS = 200  # of one cancel command
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 
@@ -69,7 +70,7 @@ class ClusterEngine:
         self._clock = clock
         self._runner = runner or CommandRunner()
         self._runs: dict[tuple[str, int], ClusterRun] = {}
-        self._handover = HandOver(language.policy, language.array_width, self._siblings, clock)
+        self._handover = HandOver(language, self._siblings, clock)
         self._families: dict[str, dict[ClusterRun, None]] = {}  # the tasks of each array that are not queued any more
         self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # the handler of each answer
         self._answered: deque[Callable[[], None]] = deque()  # handlers of the answers that have come
@@ -90,6 +91,7 @@ class ClusterEngine:
         self._back: dict[str, int] = {}  # nodes that answer again, and since when
         self._sending = 0
         self._missing = False  # its commands, at the last lookup
+        self._paused = False
 
     @property
     def home(self) -> Home:
@@ -143,7 +145,22 @@ class ClusterEngine:
     @property
     def full(self) -> str:
         """Why it accepts no more for now, "" if it does."""
-        return self._handover.full
+        return "spool paused" if self._paused else self._handover.full
+
+    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
+        """Hand over nothing while *paused*, and take back the tasks of held *arrays* that have not begun."""
+        self._paused = paused
+        for array in arrays:
+            self._take_back(run for run in self._families.get(array, ()) if run.may_be_taken_back)
+            self._take_back(self._runs[key] for key in self._handover.of_array(array))
+
+    def _take_back(self, runs: Iterable[ClusterRun]) -> None:
+        """Declare runs absent: if their wrappers have not begun, they never will, and are cancelled as ghosts."""
+        for run in list(runs):
+            self._handover.withdraw(run.key)
+            run.withdraw()
+            self._news[run.key] = run
+            self.look_soon(QUICK_NS)
 
     def limit_array(self, array: str, at_once: int | None) -> None:
         """Apply a new limit of running tasks to an array, for the tasks there and for those that follow."""
@@ -286,7 +303,7 @@ class ClusterEngine:
     # Submitting.
 
     def _may_submit(self) -> bool:
-        return self.cluster is not None and self._silent_since is None and not self._doubt
+        return self.cluster is not None and self._silent_since is None and not self._doubt and not self._paused
 
     def _family(self, job: str) -> dict[ClusterRun, None]:
         """Return the runs of the tasks that may be of the same array as *job*."""
@@ -343,10 +360,13 @@ class ClusterEngine:
 
     def _is_full(self, portion: Portion, runs: Sequence[ClusterRun], why: str) -> None:
         """Submit runs later, in their place: the engine has too many jobs."""
-        was_full = bool(self.full)
+        was_full = bool(self._handover.full)
         wanted = [run for run in runs if self._runs.get(run.key) is run]
         self._handover.refused(portion, [run.key for run in wanted], why)
-        if self.full and not was_full:
+        if portion.array is not None:
+            self.cluster = None  # ask again how large an array may be
+            self._look_at_ns = min(self._look_at_ns, self._clock())
+        if self._handover.full and not was_full:
             log.warning("%s", why)
         for run in wanted:
             run.phase = Phase.QUEUED
@@ -482,7 +502,7 @@ class ClusterEngine:
             if living and layout.valid_name(job):
                 ghosts += [each.id for each in living if self._never_begins(job, run, each)]
         if ghosts:
-            log.warning("%s: cancelling %s, which can never begin", self.title, ", ".join(ghosts))
+            log.warning("%s: cancelling %s, which can never begin", self.title, _listed(ghosts))
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
 
     def _never_begins(self, job: str, run: int, seen: Sighting) -> bool:
@@ -576,6 +596,12 @@ def _line(done: CommandEnd) -> str:
     words = " ".join((done.err or done.out).split())
     line = "".join(char if char.isprintable() else "?" for char in words)
     return whole_words(line, _MOST_WORDS) or f"exit status {done.status}"
+
+
+def _listed(ids: Sequence[str]) -> str:
+    """Return some of *ids*, and the number of the others."""
+    more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
+    return ", ".join(ids[:_LISTED]) + more
 
 
 def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:

@@ -147,6 +147,10 @@ class Language(ABC):
         """Return the power of ten below which the indices of an array lie; None: no arrays, or not known yet."""
         return None
 
+    def array_tasks(self) -> int | None:
+        """Return how many elements an array may have; None: as many as there are indices."""
+        return None
+
     def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
         """Return the command that submits an array; *launch* is that of its first element, and stands for all."""
         raise NotImplementedError

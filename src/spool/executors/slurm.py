@@ -34,6 +34,7 @@ class SlurmLanguage(Language):
         self._config = config
         self._sbatch: str | None = None  # its path at the last lookup of Slurm's programs
         self._array_width: int | None = None
+        self._array_tasks: int | None = None
         self._memory_ns: int | None = None
 
     def policy(self) -> EnginePolicy:
@@ -57,7 +58,8 @@ class SlurmLanguage(Language):
 
     def cluster(self, done: CommandEnd) -> str | None:
         """Return the cluster's name in it."""
-        self._array_width, self._memory_ns = slurm.array_width(done.out), slurm.memory_ns(done.out)
+        self._array_width, self._array_tasks = slurm.array_width(done.out), slurm.array_tasks(done.out)
+        self._memory_ns = slurm.memory_ns(done.out)
         return slurm.cluster_of(done.out) if done.status == 0 else None
 
     def submit(self, launch: Launch, mark: str) -> Command:
@@ -73,6 +75,10 @@ class SlurmLanguage(Language):
     def array_width(self) -> int | None:
         """Return the largest power of ten within `MaxArraySize`."""
         return self._array_width
+
+    def array_tasks(self) -> int | None:
+        """Return `max_array_tasks`."""
+        return self._array_tasks
 
     def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
         """Return the submission of a script that finds the wrapper of each element."""

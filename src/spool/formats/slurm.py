@@ -133,6 +133,13 @@ def array_width(configuration: str) -> int | None:
     return 10**digits if digits and match and int(match[1]) >= 10**digits else None
 
 
+def array_tasks(configuration: str) -> int | None:
+    """Return `max_array_tasks` of `scontrol show config`: how many elements an array may have; None: no such limit."""
+    wanted = r"^SchedulerParameters\s*=.*\bmax_array_tasks=([1-9][0-9]{0,8})\b"
+    match = re.search(wanted, configuration, re.MULTILINE | re.ASCII)
+    return int(match[1]) if match else None
+
+
 def array_option(elements: Sequence[int], at_once: int | None) -> str:
     """Return `--array` for *elements*, which ascend: `--array=0-3,7%2`."""
     limit = f"%{at_once}" if at_once is not None else ""
@@ -302,6 +309,7 @@ _LAST_WORDS = (
     ("oom-kill", EngineWord.OUT_OF_MEMORY),
     ("oom_kill", EngineWord.OUT_OF_MEMORY),
     ("CANCELLED AT", EngineWord.CANCELLED),
+    ("Error running slurm prolog", EngineWord.NOT_STARTED),  # Slurm drains the node, and cancels the job
 )
 
 
@@ -356,9 +364,11 @@ RETRIES = "temporarily unable to accept job"
 """What sbatch says when it waits, for up to two minutes, for the end of one of all jobs of the cluster."""
 
 # Limits on submissions, as QOSMaxSubmitJobPerUserLimit, and troubles of the controller's own: a full disk, a restart.
+# An array that is too large since a change of Slurm's configuration is handed over in parts.
 _TOO_MANY = re.compile(
     rf"\b(?:Assoc|QOS)\w*Submit\w*Limit\b|{RETRIES}|Unable to create job record, try again|"
-    r"I/O error writing script/environment to file|Requested operation is presently disabled"
+    r"I/O error writing script/environment to file|Requested operation is presently disabled|"
+    r"Invalid job array specification"
 )
 
 
