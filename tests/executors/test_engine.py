@@ -1246,6 +1246,25 @@ def test_a_held_array_takes_back_what_has_not_begun(bench: Bench) -> None:
     assert len(bench.commands.asked("sbatch")) == 1
 
 
+def test_a_new_limit_of_an_array_holds_for_one_array_there(bench: Bench) -> None:
+    """Each array of Slurm has a limit of its own: what waits in the smaller one is taken back."""
+    runs = _array(bench, 0, 1, 2, 1000, 1001)
+    for job in ("7", "8"):
+        bench.commands.answer("sbatch", out=f"{job}\n")
+    bench.work()
+    second = f"spool:{ID}:sweep:1:1000"
+    bench.look(
+        element(0, "RUNNING"),
+        line("7_[1-2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"),
+        line("8_0", "RUNNING", mark=second),
+        line("8_[1]", "PENDING", mark=second),
+    )
+    bench.engine.limit_array("sweep", 2)
+    bench.work()
+    assert [words[2:] for words in bench.commands.asked("scontrol")[1:]] == [("jobid=7", "arraytaskthrottle=2")]
+    assert [run.liveness() for run in runs] == [*[Liveness.ALIVE] * 4, Liveness.ABSENT]
+
+
 def test_nothing_is_handed_over_while_the_spool_is_paused(bench: Bench) -> None:
     """It says so; what is there already stays."""
     there = bench.submitted()

@@ -254,7 +254,7 @@ class Executors:
                 engine.limit_array(array, at_once)
 
     def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
-        """Have the engines start nothing while *paused*, and take back what waits there of held *arrays*."""
+        """Let the engines start nothing while *paused*, and take back what waits there of held *arrays*."""
         for name, engine in self.engines.items():
             with self._confined(name):
                 engine.keep_back(arrays, paused=paused)

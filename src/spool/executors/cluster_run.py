@@ -86,7 +86,7 @@ class Keeper(Engine, Protocol):
         """Ask about all jobs after *after_ns* at the latest."""
 
 
-class Look(Struct, frozen=True):
+class LookAnswer(Struct, frozen=True):
     """One answer about all jobs."""
 
     number: int
@@ -287,7 +287,7 @@ class ClusterRun:
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
 
-    def observe(self, found: Sequence[Sighting], look: Look, *, is_dropped: bool = False) -> bool:
+    def observe(self, found: Sequence[Sighting], look: LookAnswer, *, is_dropped: bool = False) -> bool:
         """Process the sightings of it in one answer; return whether they are news.
 
         *is_dropped*: others of its array are there, and it is not.
@@ -396,7 +396,7 @@ class ClusterRun:
                 log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
             self._complained = True
 
-    def _missed(self, look: Look, *, is_dropped: bool) -> None:
+    def _missed(self, look: LookAnswer, *, is_dropped: bool) -> None:
         self._misses += 1
         if self._misses == 1:
             self._dropped = self._was_waiting(look)
@@ -411,7 +411,7 @@ class ClusterRun:
         elif self.ending is None:
             self._ends(EngineWord.FORGOTTEN, f"{self.engine.title} does not know job {self.id} any more", look.now_ns)
 
-    def _was_waiting(self, look: Look) -> bool:
+    def _was_waiting(self, look: LookAnswer) -> bool:
         """Whether the engine had it waiting so shortly before that it would list it now if it had begun and ended."""
         known_ns = look.memory_ns
         return self._waited_ns is not None and known_ns is not None and look.now_ns - self._waited_ns < known_ns

@@ -26,7 +26,7 @@ from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.core.units import whole_words
 from spool.executors.base import Home, Launch
-from spool.executors.cluster_run import GRACE_NS, ClusterRun, Look, Phase, mark_of
+from spool.executors.cluster_run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
 from spool.executors.handover import HandOver, Portion, Siblings
 from spool.executors.language import Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
@@ -163,11 +163,21 @@ class ClusterEngine:
             self.look_soon(QUICK_NS)
 
     def limit_array(self, array: str, at_once: int | None) -> None:
-        """Apply a new limit of running tasks to an array, for the tasks there and for those that follow."""
+        """Apply a new limit of running tasks to an array, for the tasks there and for those that follow.
+
+        The limit holds for one array there: what waits in others is taken back, and follows once there is room.
+        """
         self._handover.limit(array, at_once)
-        ids = dict.fromkeys(run.id for run in self._families.get(array, ()) if run.is_open and run.id is not None)
-        for job in dict.fromkeys(map(self._language.array_of, ids)):
-            if job is not None and (command := self._language.limit_array(job, at_once)) is not None:
+        there: dict[str | None, list[ClusterRun]] = {}
+        for run in self._families.get(array, ()):
+            if run.is_open and run.id is not None:
+                there.setdefault(self._language.array_of(run.id), []).append(run)
+        waiting = {job: [run for run in runs if run.may_be_taken_back] for job, runs in there.items()}
+        kept = max(waiting, key=lambda job: (job is not None, len(waiting[job])), default=None)
+        for job, runs in waiting.items():
+            if at_once is not None and job != kept:
+                self._take_back(runs)
+            elif job is not None and (command := self._language.limit_array(job, at_once)) is not None:
                 self._order(command, lambda done: None)
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
@@ -446,9 +456,9 @@ class ClusterEngine:
         now_ns, poll_ns, identity = self._clock(), self._language.policy().poll_ns, self.home.identity()
         self._look_at_ns = now_ns + max(min(self._calm_ns, poll_ns), self._spacing_ns(now_ns))
         self._calm_ns = min(2 * self._calm_ns, poll_ns)
-        look = Look(number, self._looked_at_ns[-1], now_ns, self._language.memory_ns())
+        look = LookAnswer(number, self._looked_at_ns[-1], now_ns, self._language.memory_ns())
         by_key: dict[tuple[str, int], list[Sighting]] = {}
-        arrays: dict[str, tuple[str, int]] = {}  # the arrays of which something is listed: their names and runs
+        arrays: dict[str, tuple[str, int]] = {}  # listed ones: their names and runs
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
             if (mark := mark_of(each)) is None:

@@ -51,7 +51,7 @@ class Siblings(Struct, frozen=True):
     waiting: int = 0  # of these
 
 
-class Limits(Protocol):
+class HandOverLimits(Protocol):
     """What a `Language` says of the number of runs, and of arrays."""
 
     def policy(self) -> EnginePolicy:
@@ -80,7 +80,7 @@ class HandOver:
 
     def __init__(
         self,
-        language: Limits,
+        language: HandOverLimits,
         siblings: Callable[[str], Siblings],
         clock: Callable[[], int],
     ) -> None:
