@@ -1286,7 +1286,7 @@ def test_an_array_that_is_too_large_now_is_handed_over_in_parts(bench: Bench) ->
         "sbatch", 1, err="sbatch: error: Batch job submission failed: Invalid job array specification"
     )
     bench.work()
-    bench.look()
+    bench.commands.answer("scontrol", out=bench.settings)
     bench.work(2)
     assert "--array=0-2" in bench.commands.asked("sbatch")[-1]
 

@@ -28,7 +28,7 @@ from spool.core.units import whole_words
 from spool.executors.base import Home, Launch
 from spool.executors.cluster_run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
 from spool.executors.handover import HandOver, Portion, Siblings
-from spool.executors.language import Language, Sighting
+from spool.executors.language import ArrayRefused, Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
 from spool.formats.freetext import MOST_READ
 from spool.formats.run_records import parse_jid
@@ -351,6 +351,8 @@ class ClusterEngine:
     def _submitted(self, portion: Portion, runs: Sequence[ClusterRun], done: CommandEnd) -> None:
         self._sending -= 1
         answer = self._language.submitted(done)
+        if isinstance(answer, ArrayRefused):  # its limits were changed
+            self._order(self._language.identify(), self._learned)
         if isinstance(answer, StartRefused):
             self._is_full(portion, runs, str(answer))
             return
@@ -368,14 +370,14 @@ class ClusterEngine:
             if self._runs.get(run.key) is run:
                 self._news[run.key] = run
 
+    def _learned(self, done: CommandEnd) -> None:
+        self._language.cluster(done)
+
     def _is_full(self, portion: Portion, runs: Sequence[ClusterRun], why: str) -> None:
         """Submit runs later, in their place: the engine has too many jobs."""
         was_full = bool(self._handover.full)
         wanted = [run for run in runs if self._runs.get(run.key) is run]
         self._handover.refused(portion, [run.key for run in wanted], why)
-        if portion.array is not None:
-            self.cluster = None  # ask again how large an array may be
-            self._look_at_ns = min(self._look_at_ns, self._clock())
         if self._handover.full and not was_full:
             log.warning("%s", why)
         for run in wanted:

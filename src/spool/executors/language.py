@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from spool.core.errors import SpoolError
+from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.executors.base import Launch
 from spool.formats.wrapper import EngineSurroundings
@@ -41,6 +41,10 @@ class Sighting(Struct, frozen=True):
     blocked: bool = False  # it waits for something other than room: its node, a limit, a licence, a user
     stuck: bool = False  # the engine cannot start it, and keeps it until it is cancelled
     element: int | None = None  # its index in the array that has the mark
+
+
+class ArrayRefused(StartRefused):
+    """The engine takes no array of that size or with these indices; :meth:`Language.identify` tells what it takes."""
 
 
 class EngineArray(Struct, frozen=True):
@@ -110,7 +114,7 @@ class Language(ABC):
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
         """Return the id of the submitted job or array, or the refusal; None: it may exist or not.
 
-        StartRefused: refused for now, because there are too many jobs.
+        StartRefused: refused for now, because there are too many jobs; ArrayRefused: or too many in the array.
         """
 
     @abstractmethod

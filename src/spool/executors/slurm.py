@@ -11,7 +11,7 @@ from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.core.names import ENGINES
 from spool.executors.base import Launch
-from spool.executors.language import EngineArray, EnginePolicy, Language, Sighting
+from spool.executors.language import ArrayRefused, EngineArray, EnginePolicy, Language, Sighting
 from spool.executors.policies import policy_of
 from spool.formats import slurm
 from spool.formats.config import Config
@@ -58,9 +58,11 @@ class SlurmLanguage(Language):
 
     def cluster(self, done: CommandEnd) -> str | None:
         """Return the cluster's name in it."""
+        if done.status != 0:
+            return None
         self._array_width, self._array_tasks = slurm.array_width(done.out), slurm.array_tasks(done.out)
         self._memory_ns = slurm.memory_ns(done.out)
-        return slurm.cluster_of(done.out) if done.status == 0 else None
+        return slurm.cluster_of(done.out)
 
     def submit(self, launch: Launch, mark: str) -> Command:
         """Return the submission of the wrapper as a batch script, in the environment that every job begins with."""
@@ -109,6 +111,8 @@ class SlurmLanguage(Language):
             return None if done.out.strip() else StartRefused(words)
         if self.is_silence(done):
             return None
+        if slurm.has_wrong_array(done.err):
+            return ArrayRefused(f"Slurm takes no such array: {slurm.refusal(done.err)}")
         return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
 
     def look(self) -> Sequence[Command]:

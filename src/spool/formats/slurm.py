@@ -364,11 +364,9 @@ RETRIES = "temporarily unable to accept job"
 """What sbatch says when it waits, for up to two minutes, for the end of one of all jobs of the cluster."""
 
 # Limits on submissions, as QOSMaxSubmitJobPerUserLimit, and troubles of the controller's own: a full disk, a restart.
-# An array that is too large since a change of Slurm's configuration is handed over in parts.
 _TOO_MANY = re.compile(
     rf"\b(?:Assoc|QOS)\w*Submit\w*Limit\b|{RETRIES}|Unable to create job record, try again|"
-    r"I/O error writing script/environment to file|Requested operation is presently disabled|"
-    r"Invalid job array specification"
+    r"I/O error writing script/environment to file|Requested operation is presently disabled"
 )
 
 
@@ -385,6 +383,11 @@ def memory_ns(configuration: str) -> int | None:
 
 
 _FOR_EVER_NS = 1 << 62
+
+
+def has_wrong_array(err: str) -> bool:
+    """Whether sbatch refused an array: its limits of arrays are smaller than they were."""
+    return "Invalid job array specification" in err
 
 
 def cluster_of(configuration: str) -> str | None:
