@@ -47,7 +47,7 @@ class SlurmSpool(SpoolEngine):
         """Drop the file of an array."""
         staged = self.root / ".tmp" / f"{name}.toml"
         keys = {"workdir": "/", "cpus": 1, "memory": "20M", **keys}
-        staged.write_text(job_text(command, array=f"1-{count}", **keys))
+        staged.write_text(job_text(command, array=f"0-{count - 1}", **keys))
         staged.rename(self.queued(name))
 
     def drop_job(self, name: str, command: list[str], **keys: object) -> None:

@@ -15,6 +15,7 @@ from spool.core.errors import StartRefused
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, ArrayTask, Jid, Request, Spec
 from spool.executors import Launch
+from spool.executors.base import EngineEnd
 from spool.executors.cluster_run import GRACE_NS, LOG_GRACE_NS, ClusterRun
 from spool.executors.engine import ClusterEngine
 from spool.executors.slurm import SlurmLanguage
@@ -115,6 +116,7 @@ class Bench:
         self.commands = Commands()
         self.folder = Folder(root)
         self.config = Config()
+        self.settings = "ClusterName = lab\nMaxArraySize = 1001\nMinJobAge = 300 sec\n"
         self.engine = self.dispatcher()
 
     def dispatcher(self) -> ClusterEngine:
@@ -138,7 +140,7 @@ class Bench:
         """Have the engine ask about all jobs, and answer with those lines."""
         self.work(100)
         if any(self.commands.ordered[number - 1][0] == "scontrol" for number in self.commands.open):
-            self.commands.answer("scontrol", out="ClusterName = lab\nMaxArraySize = 1001\n")
+            self.commands.answer("scontrol", out=self.settings)
             self.work()
         self.commands.answer("squeue", status, "".join(f"{line}\n" for line in (TITLES, *lines)), err)
         return self.work()
@@ -1168,6 +1170,139 @@ def test_a_refused_array_says_so_of_every_task(bench: Bench) -> None:
     bench.commands.answer("sbatch", 1, err="sbatch: error: Batch job submission failed: Invalid qos specification\n")
     bench.work()
     assert {run.refusal for run in runs} == {"Slurm refuses it: Invalid qos specification"}
+
+
+def test_elements_that_wait_are_listed_as_one(bench: Bench) -> None:
+    """Each has the words of all, also where the list has ranges with steps and a limit."""
+    runs = _array(bench, 0, 1, 5, 8, 10, 12)
+    bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+    bench.look(element(0, "RUNNING"), line("7_[1,5,8-12:2%2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"))
+    assert [run.waits for run in runs] == [None, *["Slurm: PENDING"] * 5]
+    bench.look(element(0, "RUNNING"), line("7_[1,5,8-12:2%2]", "PENDING", mark="changed"))
+    assert [run.liveness() for run in runs] == [Liveness.ALIVE] * 6
+
+
+def test_an_element_that_waited_and_is_missing_from_its_array_was_cancelled(bench: Bench) -> None:
+    """Slurm keeps no trace of it: the rest of the array is the proof, also where the rest is cancelled."""
+    runs = _array(bench, 0, 1, 5)
+    bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+
+    def cancelled(job: str) -> EngineEnd:
+        return EngineEnd(EngineWord.CANCELLED, f"Slurm has taken {job} out of its array")
+
+    rest = [element(0, "RUNNING"), element(1, "PENDING")]
+    bench.look(*rest, element(5, "PENDING"))
+    bench.look(*rest)
+    assert runs[2].liveness() is Liveness.ALIVE  # one answer is not enough
+    bench.look(*rest)
+    assert runs[2].liveness() is Liveness.GONE
+    assert runs[2].ending == cancelled("7_5")
+    gone = [element(0, "CANCELLED"), line("7", "CANCELLED", mark=f"spool:{ID}:sweep:1:0")]
+    bench.look(*gone)
+    bench.look(*gone)
+    assert runs[1].ending == cancelled("7_1")
+
+
+@pytest.mark.parametrize("why", ["forgets sooner", "another array", "nothing", "not seen", "has begun"])
+def test_a_missing_element_that_may_have_ended_otherwise_was_not_cancelled(bench: Bench, why: str) -> None:
+    """It may have begun and ended since, or Slurm has lost its array, and another one has the id."""
+    if why == "forgets sooner":
+        bench.settings = bench.settings.replace("300", "60")
+    bench.dispatcher()
+    bench.look()
+    runs = _array(bench, 0, 1)
+    bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+    bench.look(element(0, "RUNNING"), element(1, "RUNNING" if why == "has begun" else "PENDING"))
+    if why == "not seen":
+        bench.dispatcher()
+        bench.look()
+        runs = [bench.engine.adopt(f"sweep_{index}", 1, None) for index in range(2)]
+    other = "other" if why == "another array" else "sweep"
+    rest = [] if why == "nothing" else [line("7_0", "RUNNING", mark=f"spool:{ID}:{other}:1:0")]
+    for _ in range(3):
+        bench.look(*rest)
+    assert runs[1].ending is not None
+    assert runs[1].ending.word is EngineWord.FORGOTTEN
+
+
+def test_a_held_array_takes_back_what_has_not_begun(bench: Bench) -> None:
+    """What runs goes on; what waits there can never begin, and is cancelled; what was not handed over stays here."""
+    runs = _array(bench, 0, 1, 2)
+    bench.commands.answer("sbatch", out="7\n")
+    bench.work()
+    bench.look(element(0, "RUNNING"), element(1, "PENDING"), element(2, "PENDING"))
+    late = bench.start("sweep_3", Spec("true", task=ArrayTask("sweep", 3, None)))
+    bench.engine.keep_back(["sweep"], paused=False)
+    assert bench.work(2) == {"sweep_1", "sweep_2", "sweep_3"}
+    assert [run.liveness() for run in (*runs, late)] == [Liveness.ALIVE, *[Liveness.ABSENT] * 3]
+    for run in (*runs[1:], late):
+        bench.folder.put_record(*run.key, layout.JID, VOID_JID)  # as the dispatcher does
+        run.close()
+    bench.look(element(0, "RUNNING"), line("7_[1-2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"))
+    assert bench.commands.asked("scancel") == [("scancel", "7_[1-2]")]
+    assert len(bench.commands.asked("sbatch")) == 1
+
+
+def test_a_new_limit_of_an_array_holds_for_one_array_there(bench: Bench) -> None:
+    """Each array of Slurm has a limit of its own: what waits in the smaller one is taken back."""
+    runs = _array(bench, 0, 1, 2, 1000, 1001)
+    for job in ("7", "8"):
+        bench.commands.answer("sbatch", out=f"{job}\n")
+    bench.work()
+    second = f"spool:{ID}:sweep:1:1000"
+    bench.look(
+        element(0, "RUNNING"),
+        line("7_[1-2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"),
+        line("8_0", "RUNNING", mark=second),
+        line("8_[1]", "PENDING", mark=second),
+    )
+    bench.engine.limit_array("sweep", 2)
+    bench.work()
+    assert [words[2:] for words in bench.commands.asked("scontrol")[1:]] == [("jobid=7", "arraytaskthrottle=2")]
+    assert [run.liveness() for run in runs] == [*[Liveness.ALIVE] * 4, Liveness.ABSENT]
+
+
+def test_nothing_is_handed_over_while_the_spool_is_paused(bench: Bench) -> None:
+    """It says so; what is there already stays."""
+    there = bench.submitted()
+    bench.engine.keep_back([], paused=True)
+    run = bench.start("b")
+    bench.look(line("7", "PENDING"))
+    assert (run.waits, there.waits) == ("spool paused", "Slurm: PENDING")
+    assert len(bench.commands.asked("sbatch")) == 1
+    bench.engine.keep_back([], paused=False)
+    bench.work(2)
+    assert len(bench.commands.asked("sbatch")) == 2
+
+
+def test_an_array_that_is_too_large_now_is_handed_over_in_parts(bench: Bench) -> None:
+    """Slurm was configured anew: it is asked for its limits again."""
+    _array(bench, *range(8))
+    bench.settings += "SchedulerParameters = bf_interval=1,max_array_tasks=3,sched_interval=1\n"
+    bench.commands.answer(
+        "sbatch", 1, err="sbatch: error: Batch job submission failed: Invalid job array specification"
+    )
+    bench.work()
+    bench.commands.answer("scontrol", out=bench.settings)
+    bench.work(2)
+    assert "--array=0-2" in bench.commands.asked("sbatch")[-1]
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "FAILED"])
+def test_a_node_whose_prolog_fails_cancels_nothing(bench: Bench, state: str) -> None:
+    """Slurm drains it and cancels the job, which has not begun: it waits again."""
+    run = bench.submitted()
+    bench.folder.put_record("a", 1, layout.ENGINE_LOG, b"Error running slurm prolog: 1\n")
+    bench.look(line("7", state))
+    assert run.liveness() is Liveness.GONE
+    assert run.ending is not None
+    assert (run.ending.word, run.ending.said) == (
+        EngineWord.NOT_STARTED,
+        "Slurm wrote 'Error running slurm prolog: 1'",
+    )
 
 
 def test_elements_are_cancelled_together_and_by_the_name_of_their_array(bench: Bench) -> None:

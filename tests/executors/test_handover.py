@@ -16,6 +16,20 @@ from spool.executors.language import EnginePolicy
 FULL = "no more for now"
 
 
+class _Limits:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def policy(self) -> EnginePolicy:
+        return self._desk.policy
+
+    def array_width(self) -> int | None:
+        return self._desk.width
+
+    def array_tasks(self) -> int | None:
+        return self._desk.tasks
+
+
 class Desk:
     """A hand-over whose clock stands still, with an engine that keeps what it accepts until `end`."""
 
@@ -23,9 +37,10 @@ class Desk:
         self.now_ns = 1000 * SECOND_NS
         self.policy = EnginePolicy(**{"per_second": 1000, **policy})  # type: ignore[arg-type]
         self.width = width
+        self.tasks: int | None = None
         self.there: list[str] = []
         self.running: set[str] = set()
-        self.handover = HandOver(lambda: self.policy, lambda: self.width, self.siblings, lambda: self.now_ns)
+        self.handover = HandOver(_Limits(self), self.siblings, lambda: self.now_ns)
 
     def siblings(self, array: str) -> Siblings:
         mine = [name for name in self.there if name.rpartition("_")[0] == array]
@@ -348,3 +363,11 @@ def test_submissions_keep_to_the_rate() -> None:
         burst += len(desk.accept(portion))
     assert burst == 20
     assert desk.handover.due_ns() == desk.now_ns + SECOND_NS // 2
+
+
+def test_no_array_has_more_elements_than_it_may() -> None:
+    """A cluster may limit that apart from the indices."""
+    desk = Desk()
+    desk.tasks = 3
+    desk.add_tasks(range(7))
+    assert [len(desk.accept(portion)) for portion in iter(desk.take, None) if portion is not None] == [3, 3, 1]

@@ -95,6 +95,22 @@ def test_an_array_whose_end_is_recorded_has_ended_wherever_its_file_is(root: Pat
     assert job_details(Spool(str(root)), "sweep").runs[0].state is State.FAILED
 
 
+def test_why_tells_what_keeps_an_array(root: Path) -> None:
+    """One whose tasks were made is held; one that waits for its tasks says so, or that the spool is paused."""
+    text = 'command = "true"\narray = "0-2"\n'
+    held, metadir = root / "held" / "made.toml", root / "jobs" / "made" / "1"
+    held.write_text(text)
+    metadir.mkdir(parents=True)
+    (metadir / "job.toml").write_text(text)
+    record = ArrayRecord("made", 1, held.stat().st_ino, submitted_at_ns=1, expanded_at_ns=2)
+    (metadir / "array.toml").write_bytes(render_array(record))
+    (root / "queued" / "waits.toml").write_text(text)
+    spool = Spool(str(root))
+    codes = [why(spool, name).reasons[0].code for name in ("made", "waits")]
+    (root / "paused").touch()
+    assert [*codes, why(spool, "waits").reasons[0].code] == ["held", "tasks", "paused"]
+
+
 def test_an_array_that_is_held_has_no_run_time(root: Path) -> None:
     """The run times of an earlier job of its name say nothing of its tasks: neither `why` nor `show` takes them."""
     ended = Result("a", 1, 1, State.FINISHED, "", 1, 2, 3 * SECOND_NS, exit_code=0, user="root")

@@ -9,6 +9,7 @@ when the cluster starts: names, ports, paths, users, and hardware that is not th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from support import free_ports, wait_for
@@ -208,11 +210,32 @@ class Cluster:
 
     def forget_after(self, seconds: int) -> None:
         """Have it forget jobs that many seconds after their end, until :meth:`clear`."""
-        file = Path(self.variables["SLURM_CONF"])
-        text = re.sub("^MinJobAge=.*$", f"MinJobAge={seconds}", file.read_text(), flags=re.MULTILINE)
-        if text != file.read_text():
-            file.write_text(text)
-            self.command("scontrol", "reconfigure")
+        if self.setting("MinJobAge") != str(seconds):
+            self._configure_anew("MinJobAge", str(seconds))
+
+    def setting(self, key: str) -> str:
+        """Return the value of a key of its configuration, "" if that does not have it."""
+        match = re.search(f"^{key}=(.*)$", self._file.read_text(), flags=re.MULTILINE)
+        return match[1] if match else ""
+
+    @contextlib.contextmanager
+    def configured(self, key: str, value: str) -> Iterator[None]:
+        """Configure it anew for the time of a block."""
+        before = self.setting(key)
+        self._configure_anew(key, value)
+        try:
+            yield
+        finally:
+            self._configure_anew(key, before)
+
+    def _configure_anew(self, key: str, value: str) -> None:
+        rest = re.sub(f"^{key}=.*\n", "", self._file.read_text(), flags=re.MULTILINE)
+        self._file.write_text(f"{key}={value}\n{rest}" if value else rest)
+        self.command("scontrol", "reconfigure")
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.variables["SLURM_CONF"])
 
     # What Slurm says.
 

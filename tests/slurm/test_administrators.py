@@ -156,6 +156,8 @@ def test_a_job_that_slurm_suspends_stands_still_and_so_does_its_clock(served: Se
     served.start()
     for name in ("waits", "ends"):
         served.until(lambda name=name: "suspended by Slurm" in served.spool("ls", name).stdout, name)
+    assert "which alone suspends it" in served.spool("continue", "waits").stderr
+    assert "spool continue" not in served.spool("why", "waits").stderr
     assert served.spool("cancel", "ends").returncode == 0
     served.wait_done("ends")
     assert served.outcome("ends") == "cancelled"
@@ -247,6 +249,22 @@ def test_a_job_of_a_node_that_is_set_down_runs_again_when_its_processes_are_gone
     served.wait_done("moved")
     assert [served.outcome("moved", run) for run in served.runs("moved")] == ["lost", "finished"]
     assert _noted_runs(served) == ["moved 1", "moved 2"]
+
+
+def test_a_node_whose_prolog_fails_costs_no_job(served: Served, slurm: Cluster, tmp_path: Path) -> None:
+    """Slurm drains the node and cancels the job there, which nobody has cancelled: it runs on another node, once."""
+    fails = tmp_path / "prolog"
+    fails.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ]\n')
+    fails.chmod(0o755)
+    with slurm.configured("Prolog", str(fails)):
+        served.drop("job", _noted("true"), executor_options=["--exclude=n3,n4"])
+        served.drop("sweep", _noted("true"), array="0-3", executor_options=["--exclude=n3,n4"])
+        served.wait_done("job", "sweep")
+    tasks = [f"sweep_{index}" for index in range(4)]
+    names = sorted(["job", *tasks])
+    ends = [served.result(name, served.runs(name)[-1]) or {} for name in names]
+    assert [(end["outcome"], end["node"]) for end in ends] == [("finished", "n2")] * 5
+    assert sorted(line.split()[0] for line in _noted_runs(served)) == names
 
 
 # Jobs.

@@ -130,6 +130,64 @@ def test_an_element_that_is_cancelled_in_slurm_is_cancelled(served: Served, slur
     assert served.places("sweep_0") == ["running"]
 
 
+def test_elements_that_wait_and_are_cancelled_in_slurm_do_not_run(served: Served, slurm: Cluster) -> None:
+    """Some of an array, then all that a user has: Slurm keeps no trace of the elements, and none runs again."""
+    go = served.root.parent / "go"
+    served.drop("sweep", LEDGER + f"until [ -e {go} ]; do sleep 0.1; done", array="0-9%2", retry={"max": 2})
+    served.until(lambda: sum(_begun(served).values()) == 2, "two tasks to run")
+    served.wait_reason("sweep_9", "PENDING")
+    job = (served.record("sweep_9", "engine") or "").split()[2].partition("_")[0]
+    slurm.command("scancel", f"{job}_[3-5]", f"{job}_8")
+    names = [f"sweep_{index}" for index in (3, 4, 5, 8)]
+    served.wait_done(*names)
+    assert "out of its array" in str((served.result("sweep_4") or {})["reason"])
+    assert served.places("sweep_9") == ["running"]
+    slurm.command("scancel", "--user=root")
+    served.wait_done("sweep")
+    assert {served.outcome(f"sweep_{index}") for index in range(10)} == {"cancelled"}
+    assert [served.runs(f"sweep_{index}") for index in range(10)] == [[1]] * 10
+    assert _begun(served) == {"sweep_0": 1, "sweep_1": 1}
+
+
+def test_a_held_array_starts_no_task_that_waits_in_slurm(unserved: Served, slurm: Cluster) -> None:
+    """What runs goes on to its end; the rest is taken back, also by the next dispatcher, and runs after the release."""
+    go = unserved.root.parent / "go"
+    unserved.start()
+    unserved.drop("sweep", LEDGER + f"until [ -e {go} ]; do sleep 0.1; done", array="0-9%2")
+    unserved.until(lambda: sum(_begun(unserved).values()) == 2, "two tasks to run")
+    unserved.wait_reason("sweep_9", "PENDING")
+    assert unserved.spool("hold", "sweep").returncode == 0
+    unserved.kill()
+    unserved.start()
+    unserved.wait_reason("sweep_9", "array sweep is held")
+    unserved.until(lambda: not any(job["state"] == "PENDING" for job in slurm.jobs()), "nothing to wait in Slurm")
+    assert "release sweep" in unserved.spool("why", "sweep").stdout
+    go.touch()
+    running = list(_begun(unserved))
+    unserved.wait_done(*running)
+    unserved.looked()
+    assert _begun(unserved) == dict.fromkeys(running, 1)
+    assert unserved.spool("release", "sweep").returncode == 0
+    unserved.wait_done("sweep")
+    assert _begun(unserved) == {f"sweep_{index}": 1 for index in range(10)}
+    assert unserved.outcome("sweep") == "finished"
+
+
+def test_an_array_may_have_fewer_elements_than_indices(unserved: Served, slurm: Cluster) -> None:
+    """`max_array_tasks` is lowered after the dispatcher has asked for it: the array goes in parts, and none is held."""
+    calls = _log_sbatch(unserved)
+    unserved.start()
+    unserved.drop("before", LEDGER + "true", array="0-9")
+    unserved.wait_done("before")
+    settings = slurm.setting("SchedulerParameters")
+    with slurm.configured("SchedulerParameters", f"{settings},max_array_tasks=4"):
+        unserved.drop("sweep", LEDGER + "true", array="0-9")
+        unserved.wait_done("sweep")
+    assert _begun(unserved) == {f"{array}_{index}": 1 for array in ("before", "sweep") for index in range(10)}
+    assert unserved.runs("sweep_9") == [1]
+    assert len(_arrays(calls)) > 2
+
+
 def test_killed_dispatchers_lose_no_task_of_an_array(unserved: Served, slurm: Cluster) -> None:
     """Sbatch is slow, and the dispatcher dies before, in and after the submission: every task runs once."""
     delay = 'sleep 0.$(($(date +%N | tail -c 2) % 8)); exec "$real" "$@"'

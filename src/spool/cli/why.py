@@ -53,6 +53,7 @@ MEANINGS = {
     "hook": "A hook or plugin decides when it starts. It is asked again by itself.",
     "capture": "The code that it will run is recorded first. It starts by itself then.",
     "submitted": "",
+    "tasks": "The dispatcher makes a job of each of its tasks.",
     "invalid": "Its file has an error. Fix it with `spool edit {name}`.",
 }
 """What each code of a reason means, in at most two sentences; "" where the reason itself says it."""

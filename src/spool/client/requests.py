@@ -219,8 +219,10 @@ class Requests:
     def go_on(self, name: str, *, dry_run: bool = False) -> Change:
         """Resume a suspended run: `rm running/NAME.toml.suspended`. Raises SpoolError if it is not."""
         if self._spool.suspend_order(name) is None:
-            self._running("continue", name)
-            raise SpoolError(cannot("continue", f"job {name}", "it is not suspended"))
+            grant = self._spool.grant(name, self._running("continue", name))
+            where = grant.executor if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
+            why = f"it runs in {engine_title(where)}, which alone suspends it" if where else "it is not suspended"
+            raise SpoolError(cannot("continue", f"job {name}", why))
         if dry_run:
             return Change(ChangeKind.WOULD_BE_CONTINUED, RUNNING)
         self._disk.discard(self._layout.suspend_file(name))

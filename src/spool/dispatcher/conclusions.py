@@ -36,7 +36,9 @@ from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Prober
 
 _MOST_FAILURES = 3  # of an engine to start a job, in a row
-_NOT_BY_CHANCE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})  # of a run that ends before it begins
+_NOT_BY_CHANCE = frozenset(
+    {EngineWord.FAILED, EngineWord.FORGOTTEN, EngineWord.NOT_STARTED}
+)  # of a run that ends before it begins
 COULD_NOT_START = "could not start: "
 _NO_FORK = frozenset({2, 254})  # exit codes of dash and busybox, and of bash after its tries, if they cannot fork
 _CANNOT_FORK = re.compile(rb": (?:Cannot fork|can't fork: [^\n]*|fork: Resource temporarily unavailable)\n\Z")

@@ -632,6 +632,9 @@ class Dispatcher:
 
     def _collect_ended(self) -> bool:
         """Collect the runs that are over; return whether there are any."""
+        if self.executors.engines:
+            held = [name for name, array in self.state.arrays.items() if array.held]
+            self.executors.keep_back(held, paused=self.pause.paused)
         ended = self.supervisor.collect()
         if self.executors.engines:
             self._hear_of_engines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from typing import Any
@@ -252,6 +252,12 @@ class Executors:
         for name, engine in self.engines.items():
             with self._confined(name):
                 engine.limit_array(array, at_once)
+
+    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
+        """Let the engines start nothing while *paused*, and take back what waits there of held *arrays*."""
+        for name, engine in self.engines.items():
+            with self._confined(name):
+                engine.keep_back(arrays, paused=paused)
 
     def work(self) -> list[RunHandle]:
         """Let every engine do its due work; return the runs with news."""

@@ -222,6 +222,9 @@ class Engine(Protocol):
     def limit_array(self, array: str, at_once: int | None) -> None:
         """Apply a new limit of running tasks to an array, if the engine keeps such limits itself."""
 
+    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
+        """Start nothing that waits there while *paused*, and take back the tasks of held *arrays* that wait there."""
+
     def terminate(self, runs: Mapping[Any, bool]) -> Collection[RunHandle]:
         """Continue to end *runs*: ask each to end, once, and force those that are True; return those gone for good.
 

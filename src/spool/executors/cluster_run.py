@@ -14,6 +14,8 @@ from contextlib import suppress
 from enum import Enum
 from typing import Protocol
 
+from msgspec import Struct
+
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
@@ -33,7 +35,7 @@ LOG_GRACE_NS = 30 * SECOND_NS
 _SURE = 2  # answers without a job before it counts as absent
 _AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
-MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)(?::([0-9]+))?(?![0-9:])", re.ASCII)
+_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)(?::([0-9]+))?(?![0-9:])", re.ASCII)
 _BY_SIGNALS = frozenset({EngineWord.CANCELLED, EngineWord.TIMEOUT, EngineWord.PREEMPTED, EngineWord.NODE_LOST})
 
 
@@ -84,6 +86,15 @@ class Keeper(Engine, Protocol):
         """Ask about all jobs after *after_ns* at the latest."""
 
 
+class LookAnswer(Struct, frozen=True):
+    """One answer about all jobs."""
+
+    number: int
+    asked_ns: int
+    now_ns: int
+    memory_ns: int | None  # how long the engine lists a job after its end; None: not known
+
+
 class Phase(Enum):
     """How far a run has come on its way to its engine."""
 
@@ -122,6 +133,8 @@ class ClusterRun:
         self._spoke = 0  # the first look that had it waiting though its wrapper had registered
         self._node = ""
         self._misses = 0  # looks in a row without it
+        self._waited_ns: int | None = None  # when this dispatcher last knew that the engine had it waiting
+        self._dropped = False  # the engine had it waiting just before, and then its array without it
         self._ended_ns = 0  # when its end was first seen
         self._forced = False
         self._explained = False
@@ -148,6 +161,12 @@ class ClusterRun:
     def is_open(self) -> bool:
         """Whether it was handed over, or is just now, and has not ended as far as known."""
         return self.phase not in (Phase.QUEUED, Phase.ABSENT) and self.ending is None and self._exit is None
+
+    @property
+    def may_be_taken_back(self) -> bool:
+        """Whether it was handed over, as far as known, and has not begun."""
+        waits = self.phase in (Phase.UNSURE, Phase.KNOWN) and self.ending is None and self._exit is None
+        return waits and not self._begun and self.jid is None
 
     @property
     def engine_id(self) -> str | None:
@@ -242,7 +261,7 @@ class ClusterRun:
             return  # its wrapper has registered first
         if isinstance(answer, str):
             self._becomes(answer)
-            self.is_ours = True
+            self.is_ours, self._waited_ns = True, self.engine.now_ns()
         elif answer is not None:
             self.phase, self.refusal = Phase.ABSENT, str(answer)
         else:
@@ -268,15 +287,18 @@ class ClusterRun:
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
 
-    def observe(self, found: Sequence[Sighting], look: int, now_ns: int) -> bool:
-        """Process the sightings of it in one answer; return whether they are news."""
+    def observe(self, found: Sequence[Sighting], look: LookAnswer, *, is_dropped: bool = False) -> bool:
+        """Process the sightings of it in one answer; return whether they are news.
+
+        *is_dropped*: others of its array are there, and it is not.
+        """
         before = (self.phase, self._said, self._begun, self.blocked)
         if len(found) > 1:
             with suppress(OSError):  # the next answer has both again
                 self._look_for_jid()
         seen = self._own(found)
         if seen is None:
-            self._missed(now_ns)
+            self._missed(look, is_dropped=is_dropped)
         else:
             if seen.id != self.id:
                 log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
@@ -284,19 +306,22 @@ class ClusterRun:
             elif not self._recorded:
                 self._record()
             self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
-            self.is_ours |= key_of(seen, self.engine.home.identity()) == self.key
+            mark = None if self.is_ours else mark_of(seen)
+            if mark is not None and mark.spool == self.engine.home.identity():
+                self.is_ours = mark.key(seen.element) == self.key
             self._begun, self._node = self._begun or seen.begun, seen.node or self._node
+            self._waited_ns = look.asked_ns if seen.word is None and not seen.begun else None
             self.blocked = seen.blocked and not self._begun and self.jid is None
             self.halted = self.engine.title if seen.halted else ""
             with suppress(OSError):  # the next answer repeats it
-                self._see_put_back(seen, look, news=seen.said != before_said)
+                self._see_put_back(seen, look.number, news=seen.said != before_said)
             if seen.stuck and not self._stuck:
                 self._stuck = f"{self.engine.title} cannot start it: {seen.said}"
                 self.engine.order_cancel(self, None)
             if seen.word is not None:
-                self._ends(seen.word, f"{self.engine.title} says {seen.said}", now_ns)
+                self._ends(seen.word, f"{self.engine.title} says {seen.said}", look.now_ns)
             elif self.waits_again:
-                self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", now_ns)
+                self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", look.now_ns)
             else:
                 self.ending, self._ended_ns, self._settled = None, 0, False
                 self.alive_at_ns = time.time_ns() if seen.begun else None
@@ -371,14 +396,25 @@ class ClusterRun:
                 log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
             self._complained = True
 
-    def _missed(self, now_ns: int) -> None:
+    def _missed(self, look: LookAnswer, *, is_dropped: bool) -> None:
         self._misses += 1
+        if self._misses == 1:
+            self._dropped = self._was_waiting(look)
+        self._dropped &= is_dropped
         if self._misses < _SURE or self.foreign:
             return
         if self.id is None:
             self.phase = Phase.ABSENT
+        elif self.ending is None and self._dropped and not self._begun and self.jid is None:
+            # It had not begun, or the engine would still list how it has ended.
+            self._ends(EngineWord.CANCELLED, f"{self.engine.title} has taken {self.id} out of its array", look.now_ns)
         elif self.ending is None:
-            self._ends(EngineWord.FORGOTTEN, f"{self.engine.title} does not know job {self.id} any more", now_ns)
+            self._ends(EngineWord.FORGOTTEN, f"{self.engine.title} does not know job {self.id} any more", look.now_ns)
+
+    def _was_waiting(self, look: LookAnswer) -> bool:
+        """Whether the engine had it waiting so shortly before that it would list it now if it had begun and ended."""
+        known_ns = look.memory_ns
+        return self._waited_ns is not None and known_ns is not None and look.now_ns - self._waited_ns < known_ns
 
     def _ends(self, word: EngineWord, said: str, now_ns: int) -> None:
         """Record that the engine reports its end, for the first time or again."""
@@ -397,6 +433,8 @@ class ClusterRun:
         """
         if self._explained:
             return ending
+        if self.jid is None and (words := self.engine.last_words(self)) and words[0] is EngineWord.NOT_STARTED:
+            ending = self.ending = EngineEnd(words[0], f"{self.engine.title} wrote {words[1]!r}")
         if ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
             known = self.engine.last_words(self)
             if known is not None:
@@ -440,12 +478,24 @@ class ClusterRun:
         return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
 
 
-def key_of(seen: Sighting, identity: str) -> tuple[str, int] | None:
-    """Return the job and the run of a sighting by its mark, which may have an addition; None: of another spool."""
-    match = MARK.match(seen.mark)
-    if match is None or match[1] != identity:
+class Mark(Struct, frozen=True):
+    """What identifies a job of the engine as one of spool's: a run, or the runs of the tasks of an array."""
+
+    spool: str
+    name: str  # of the job, or of the array
+    run: int
+    first: int | None  # the index of the task that is element 0
+
+    def key(self, element: int | None) -> tuple[str, int] | None:
+        """Return the job and the run of a job, or of an element; None: it has no element."""
+        if self.first is None:
+            return self.name, self.run
+        return None if element is None else (f"{self.name}_{self.first + element}", self.run)
+
+
+def mark_of(seen: Sighting) -> Mark | None:
+    """Return the mark of a sighting, which may have an addition."""
+    match = _MARK.match(seen.mark)
+    if match is None:
         return None
-    name, run, first = match[2], int(match[3]), match[4]
-    if first is None:
-        return name, run
-    return None if seen.element is None else (f"{name}_{int(first) + seen.element}", run)
+    return Mark(match[1], match[2], int(match[3]), int(match[4]) if match[4] is not None else None)

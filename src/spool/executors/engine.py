@@ -26,9 +26,9 @@ from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.core.units import whole_words
 from spool.executors.base import Home, Launch
-from spool.executors.cluster_run import GRACE_NS, MARK, ClusterRun, Phase, key_of
+from spool.executors.cluster_run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
 from spool.executors.handover import HandOver, Portion, Siblings
-from spool.executors.language import Language, Sighting
+from spool.executors.language import ArrayRefused, Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
 from spool.formats.freetext import MOST_READ
 from spool.formats.run_records import parse_jid
@@ -45,6 +45,7 @@ _SPACING_NS, _WIDE_SPACING_NS = SECOND_NS, 5 * SECOND_NS
 _NOTES_NS, _SELDOM_NOTES_NS = SECOND_NS // 4, 2 * SECOND_NS  # the interval of looks for notes
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
 _MOST_WORDS = 200  # characters of a command's message
+_LISTED = 10  # ids in a message
 _IDS = 200  # of one cancel command
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 
@@ -69,7 +70,7 @@ class ClusterEngine:
         self._clock = clock
         self._runner = runner or CommandRunner()
         self._runs: dict[tuple[str, int], ClusterRun] = {}
-        self._handover = HandOver(language.policy, language.array_width, self._siblings, clock)
+        self._handover = HandOver(language, self._siblings, clock)
         self._families: dict[str, dict[ClusterRun, None]] = {}  # the tasks of each array that are not queued any more
         self._answers: dict[int, Callable[[CommandEnd], None]] = {}  # the handler of each answer
         self._answered: deque[Callable[[], None]] = deque()  # handlers of the answers that have come
@@ -90,6 +91,7 @@ class ClusterEngine:
         self._back: dict[str, int] = {}  # nodes that answer again, and since when
         self._sending = 0
         self._missing = False  # its commands, at the last lookup
+        self._paused = False
 
     @property
     def home(self) -> Home:
@@ -143,14 +145,39 @@ class ClusterEngine:
     @property
     def full(self) -> str:
         """Why it accepts no more for now, "" if it does."""
-        return self._handover.full
+        return "spool paused" if self._paused else self._handover.full
+
+    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
+        """Hand over nothing while *paused*, and take back the tasks of held *arrays* that have not begun."""
+        self._paused = paused
+        for array in arrays:
+            self._take_back(run for run in self._families.get(array, ()) if run.may_be_taken_back)
+            self._take_back(self._runs[key] for key in self._handover.of_array(array))
+
+    def _take_back(self, runs: Iterable[ClusterRun]) -> None:
+        """Declare runs absent: if their wrappers have not begun, they never will, and are cancelled as ghosts."""
+        for run in list(runs):
+            self._handover.withdraw(run.key)
+            run.withdraw()
+            self._news[run.key] = run
+            self.look_soon(QUICK_NS)
 
     def limit_array(self, array: str, at_once: int | None) -> None:
-        """Apply a new limit of running tasks to an array, for the tasks there and for those that follow."""
+        """Apply a new limit of running tasks to an array, for the tasks there and for those that follow.
+
+        The limit holds for one array there: what waits in others is taken back, and follows once there is room.
+        """
         self._handover.limit(array, at_once)
-        ids = dict.fromkeys(run.id for run in self._families.get(array, ()) if run.is_open and run.id is not None)
-        for job in dict.fromkeys(map(self._language.array_of, ids)):
-            if job is not None and (command := self._language.limit_array(job, at_once)) is not None:
+        there: dict[str | None, list[ClusterRun]] = {}
+        for run in self._families.get(array, ()):
+            if run.is_open and run.id is not None:
+                there.setdefault(self._language.array_of(run.id), []).append(run)
+        waiting = {job: [run for run in runs if run.may_be_taken_back] for job, runs in there.items()}
+        kept = max(waiting, key=lambda job: (job is not None, len(waiting[job])), default=None)
+        for job, runs in waiting.items():
+            if at_once is not None and job != kept:
+                self._take_back(runs)
+            elif job is not None and (command := self._language.limit_array(job, at_once)) is not None:
                 self._order(command, lambda done: None)
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
@@ -286,7 +313,7 @@ class ClusterEngine:
     # Submitting.
 
     def _may_submit(self) -> bool:
-        return self.cluster is not None and self._silent_since is None and not self._doubt
+        return self.cluster is not None and self._silent_since is None and not self._doubt and not self._paused
 
     def _family(self, job: str) -> dict[ClusterRun, None]:
         """Return the runs of the tasks that may be of the same array as *job*."""
@@ -324,6 +351,8 @@ class ClusterEngine:
     def _submitted(self, portion: Portion, runs: Sequence[ClusterRun], done: CommandEnd) -> None:
         self._sending -= 1
         answer = self._language.submitted(done)
+        if isinstance(answer, ArrayRefused):  # its limits were changed
+            self._order(self._language.identify(), self._learned)
         if isinstance(answer, StartRefused):
             self._is_full(portion, runs, str(answer))
             return
@@ -341,12 +370,15 @@ class ClusterEngine:
             if self._runs.get(run.key) is run:
                 self._news[run.key] = run
 
+    def _learned(self, done: CommandEnd) -> None:
+        self._language.cluster(done)
+
     def _is_full(self, portion: Portion, runs: Sequence[ClusterRun], why: str) -> None:
         """Submit runs later, in their place: the engine has too many jobs."""
-        was_full = bool(self.full)
+        was_full = bool(self._handover.full)
         wanted = [run for run in runs if self._runs.get(run.key) is run]
         self._handover.refused(portion, [run.key for run in wanted], why)
-        if self.full and not was_full:
+        if self._handover.full and not was_full:
             log.warning("%s", why)
         for run in wanted:
             run.phase = Phase.QUEUED
@@ -426,19 +458,24 @@ class ClusterEngine:
         now_ns, poll_ns, identity = self._clock(), self._language.policy().poll_ns, self.home.identity()
         self._look_at_ns = now_ns + max(min(self._calm_ns, poll_ns), self._spacing_ns(now_ns))
         self._calm_ns = min(2 * self._calm_ns, poll_ns)
+        look = LookAnswer(number, self._looked_at_ns[-1], now_ns, self._language.memory_ns())
         by_key: dict[tuple[str, int], list[Sighting]] = {}
+        arrays: dict[str, tuple[str, int]] = {}  # listed ones: their names and runs
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
-            if MARK.match(each.mark) is None:
+            if (mark := mark_of(each)) is None:
                 unmarked[each.id] = each
-            elif (key := key_of(each, identity)) is not None:
-                by_key.setdefault(key, []).append(each)
+            elif mark.spool == identity:
+                if (key := mark.key(each.element)) is not None:
+                    by_key.setdefault(key, []).append(each)
+                if mark.first is not None:
+                    arrays[self._language.array_of(each.id) or each.id] = mark.name, mark.run
         for run in self._runs.values():
             found = by_key.pop(run.key, [])
             if run.id in unmarked and not run.foreign:
                 found = [*found, unmarked[run.id]]
             expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= number
-            if expected and run.observe(found, number, now_ns):
+            if expected and run.observe(found, look, is_dropped=not found and self._has_its_array(run, arrays)):
                 self._news[run.key] = run
         with suppress(OSError):  # unreadable records are read after the next look
             self._end_ghosts(by_key)
@@ -446,6 +483,11 @@ class ClusterEngine:
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
         if lost:
             self._order(self._language.nodes(sorted(lost)), self._nodes_seen)
+
+    def _has_its_array(self, run: ClusterRun, arrays: Mapping[str, tuple[str, int]]) -> bool:
+        """Whether other elements of the array of *run* are listed."""
+        array = self._language.array_of(run.id) if run.id is not None else None
+        return array is not None and arrays.get(array) == (array_of(run.key[0]), run.key[1])
 
     def _nodes_seen(self, done: CommandEnd) -> None:
         back = self._language.nodes_back(done)
@@ -472,7 +514,7 @@ class ClusterEngine:
             if living and layout.valid_name(job):
                 ghosts += [each.id for each in living if self._never_begins(job, run, each)]
         if ghosts:
-            log.warning("%s: cancelling %s, which can never begin", self.title, ", ".join(ghosts))
+            log.warning("%s: cancelling %s, which can never begin", self.title, _listed(ghosts))
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
 
     def _never_begins(self, job: str, run: int, seen: Sighting) -> bool:
@@ -566,6 +608,12 @@ def _line(done: CommandEnd) -> str:
     words = " ".join((done.err or done.out).split())
     line = "".join(char if char.isprintable() else "?" for char in words)
     return whole_words(line, _MOST_WORDS) or f"exit status {done.status}"
+
+
+def _listed(ids: Sequence[str]) -> str:
+    """Return some of *ids*, and the number of the others."""
+    more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
+    return ", ".join(ids[:_LISTED]) + more
 
 
 def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:

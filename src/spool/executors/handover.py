@@ -8,6 +8,7 @@ more for now is asked again when a run there has ended, with as many as have end
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -50,6 +51,19 @@ class Siblings(Struct, frozen=True):
     waiting: int = 0  # of these
 
 
+class HandOverLimits(Protocol):
+    """What a `Language` says of the number of runs, and of arrays."""
+
+    def policy(self) -> EnginePolicy:
+        """Return the current policy."""
+
+    def array_width(self) -> int | None:
+        """Return the number of indices that an array may have; None: no arrays."""
+
+    def array_tasks(self) -> int | None:
+        """Return how many elements an array may have."""
+
+
 class _Group(Struct, eq=False):
     """Runs that may be handed over together: tasks of one array, or a single run."""
 
@@ -66,12 +80,12 @@ class HandOver:
 
     def __init__(
         self,
-        policy: Callable[[], EnginePolicy],
-        width: Callable[[], int | None],
+        language: HandOverLimits,
         siblings: Callable[[str], Siblings],
         clock: Callable[[], int],
     ) -> None:
-        self._policy, self._width, self._siblings, self._clock = policy, width, siblings, clock
+        self._policy, self._width, self._array_tasks = language.policy, language.array_width, language.array_tasks
+        self._siblings, self._clock = siblings, clock
         self.full = ""  # why the engine takes no more for now
         self._groups: dict[int, dict[object, _Group]] = {}  # by priority
         self._serial = 0
@@ -158,6 +172,10 @@ class HandOver:
             for priority, groups in self._groups.items()
         }
 
+    def of_array(self, array: str) -> list[Key]:
+        """Return the runs of an array that are still here."""
+        return [key for group in self._all() if group.array == array for key in group.launches]
+
     def limit(self, array: str, at_once: int | None) -> None:
         """Set how many tasks of an array may run at once, for those that are still here."""
         for group in self._all():
@@ -225,8 +243,7 @@ class HandOver:
             elements, at_once = elements[: max(0, at_once - siblings.alive)], None
         elif siblings.waiting > self._policy().most // _FEW and elements[-1] != width - 1:
             return None  # a portion that may still grow, and would only wait there
-        if self._most is not None:
-            elements = elements[: self._most]
+        elements = elements[: self._most][: self._array_tasks()]
         if not elements:
             return None
         chosen = [by_index[first + element] for element in elements]

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from spool.core.errors import SpoolError
+from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.executors.base import Launch
 from spool.formats.wrapper import EngineSurroundings
@@ -41,6 +41,10 @@ class Sighting(Struct, frozen=True):
     blocked: bool = False  # it waits for something other than room: its node, a limit, a licence, a user
     stuck: bool = False  # the engine cannot start it, and keeps it until it is cancelled
     element: int | None = None  # its index in the array that has the mark
+
+
+class ArrayRefused(StartRefused):
+    """The engine takes no array of that size or with these indices; :meth:`Language.identify` tells what it takes."""
 
 
 class EngineArray(Struct, frozen=True):
@@ -110,7 +114,7 @@ class Language(ABC):
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
         """Return the id of the submitted job or array, or the refusal; None: it may exist or not.
 
-        StartRefused: refused for now, because there are too many jobs.
+        StartRefused: refused for now, because there are too many jobs; ArrayRefused: or too many in the array.
         """
 
     @abstractmethod
@@ -147,6 +151,10 @@ class Language(ABC):
         """Return the power of ten below which the indices of an array lie; None: no arrays, or not known yet."""
         return None
 
+    def array_tasks(self) -> int | None:
+        """Return how many elements an array may have; None: as many as there are indices."""
+        return None
+
     def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
         """Return the command that submits an array; *launch* is that of its first element, and stands for all."""
         raise NotImplementedError
@@ -159,6 +167,13 @@ class Language(ABC):
         """Return the id of the array of an element; None: it is no element."""
         array, is_element, _ = job_id.partition("_")
         return array if is_element else None
+
+    def memory_ns(self) -> int | None:
+        """Return how long a job is listed after its end; None: not known.
+
+        An element that waited this recently, and is missing while its array is listed, was cancelled.
+        """
+        return None
 
     def limit_array(self, array_id: str, at_once: int | None) -> Command | None:
         """Return the command that changes how many elements of an array run at once; None: it has none."""

@@ -389,6 +389,9 @@ class LocalProcesses:
     def limit_array(self, array: str, at_once: int | None) -> None:
         """Do nothing: the planner keeps the limits."""
 
+    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
+        """Do nothing: nothing waits here that was started."""
+
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
         """Return a run that another dispatcher has started."""
         self._census.ask_again()  # its processes were seen as unrelated ones

@@ -11,7 +11,7 @@ from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.core.names import ENGINES
 from spool.executors.base import Launch
-from spool.executors.language import EngineArray, EnginePolicy, Language, Sighting
+from spool.executors.language import ArrayRefused, EngineArray, EnginePolicy, Language, Sighting
 from spool.executors.policies import policy_of
 from spool.formats import slurm
 from spool.formats.config import Config
@@ -34,6 +34,8 @@ class SlurmLanguage(Language):
         self._config = config
         self._sbatch: str | None = None  # its path at the last lookup of Slurm's programs
         self._array_width: int | None = None
+        self._array_tasks: int | None = None
+        self._memory_ns: int | None = None
 
     def policy(self) -> EnginePolicy:
         """Return the policy from `[slurm]`."""
@@ -56,8 +58,11 @@ class SlurmLanguage(Language):
 
     def cluster(self, done: CommandEnd) -> str | None:
         """Return the cluster's name in it."""
-        self._array_width = slurm.array_width(done.out)
-        return slurm.cluster_of(done.out) if done.status == 0 else None
+        if done.status != 0:
+            return None
+        self._array_width, self._array_tasks = slurm.array_width(done.out), slurm.array_tasks(done.out)
+        self._memory_ns = slurm.memory_ns(done.out)
+        return slurm.cluster_of(done.out)
 
     def submit(self, launch: Launch, mark: str) -> Command:
         """Return the submission of the wrapper as a batch script, in the environment that every job begins with."""
@@ -72,6 +77,10 @@ class SlurmLanguage(Language):
     def array_width(self) -> int | None:
         """Return the largest power of ten within `MaxArraySize`."""
         return self._array_width
+
+    def array_tasks(self) -> int | None:
+        """Return `max_array_tasks`."""
+        return self._array_tasks
 
     def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
         """Return the submission of a script that finds the wrapper of each element."""
@@ -102,17 +111,23 @@ class SlurmLanguage(Language):
             return None if done.out.strip() else StartRefused(words)
         if self.is_silence(done):
             return None
+        if slurm.has_wrong_array(done.err):
+            return ArrayRefused(f"Slurm takes no such array: {slurm.refusal(done.err)}")
         return SpoolError(f"Slurm refuses it: {slurm.refusal(done.err)}")
 
     def look(self) -> Sequence[Command]:
         """Return the question for all jobs of this user, including ended ones."""
-        return (_urgent("squeue", "--me", "--array", "--states=all", f"--format={slurm.FIELDS}"),)
+        return (_urgent("squeue", "--me", "--states=all", f"--format={slurm.FIELDS}"),)
 
     def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
         """Return the jobs in squeue's answer."""
         (done,) = answers
         lines = slurm.queue_lines(done.out) if done.status == 0 else None
-        return None if lines is None else [_sighting(line) for line in lines]
+        return None if lines is None else [_sighting(line, each) for line in lines for each in slurm.ids(line.id)]
+
+    def memory_ns(self) -> int | None:
+        """Return `MinJobAge`."""
+        return self._memory_ns
 
     def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
         """Return the call of scancel."""
@@ -140,7 +155,7 @@ class SlurmLanguage(Language):
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return an environment without variables that would change the output of Slurm's commands."""
-        return slurm.environment(variables)
+        return slurm.environment(variables) | slurm.WHOLE_LISTS
 
     def attach(self, job_id: str) -> tuple[str, ...]:
         """Return the call of srun that opens a shell within the allocation of a job."""
@@ -151,13 +166,13 @@ def _urgent(*arguments: str) -> Command:
     return Command(arguments, None, _WITHIN_S, urgent=True)
 
 
-def _sighting(line: slurm.QueueLine) -> Sighting:
-    """Return the meaning of a line of squeue. A job with an unknown state is alive."""
+def _sighting(line: slurm.QueueLine, job_id: str) -> Sighting:
+    """Return what a line of squeue says of one of its jobs. A job with an unknown state is alive."""
     begun = line.state not in slurm.WAITING and line.state not in slurm.ENDED
     halted, end = line.state in slurm.HALTED, slurm.ENDED.get(line.state)
-    element = line.id.partition("_")[2]
+    element = job_id.partition("_")[2]
     return Sighting(
-        line.id,
+        job_id,
         line.comment,
         line.text,
         begun,

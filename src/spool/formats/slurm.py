@@ -133,6 +133,13 @@ def array_width(configuration: str) -> int | None:
     return 10**digits if digits and match and int(match[1]) >= 10**digits else None
 
 
+def array_tasks(configuration: str) -> int | None:
+    """Return `max_array_tasks` of `scontrol show config`: how many elements an array may have; None: no such limit."""
+    wanted = r"^SchedulerParameters\s*=.*\bmax_array_tasks=([1-9][0-9]{0,8})\b"
+    match = re.search(wanted, configuration, re.MULTILINE | re.ASCII)
+    return int(match[1]) if match else None
+
+
 def array_option(elements: Sequence[int], at_once: int | None) -> str:
     """Return `--array` for *elements*, which ascend: `--array=0-3,7%2`."""
     limit = f"%{at_once}" if at_once is not None else ""
@@ -225,8 +232,8 @@ def queue_lines(text: str) -> list[QueueLine] | None:
         if len(fields) != 5:
             continue
         if fields[0][:1].isdigit() and fields[1].strip():
-            job, state, *rest = (_printable(each) for each in fields)
-            found.append(QueueLine(job, state.upper(), *rest))
+            state, *rest = (_printable(each) for each in fields[1:])
+            found.append(QueueLine(fields[0].strip(), state.upper(), *rest))
         else:
             answered = answered or fields[0].strip() == "JOBID"
     return found if answered else None
@@ -236,6 +243,27 @@ def _printable(text: str) -> str:
     text = whole_words(text.strip(), _MOST_WORDS)
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
+
+_TOGETHER = re.compile(r"([0-9]{1,18})_\[([0-9,:-]+)(?:%[0-9]+)?\]", re.ASCII)
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?", re.ASCII)
+_MOST_ELEMENTS = 10_000_000  # more than any array of Slurm has
+
+
+def ids(text: str) -> Iterator[str]:
+    """Yield the ids in one of squeue's: it lists the elements of an array that wait as one, `7_[0-3,8-20:2%4]`."""
+    match = _TOGETHER.fullmatch(text)
+    ranges = [_RANGE.fullmatch(each) for each in match[2].split(",")] if match else []
+    if match is None or None in ranges:
+        yield text
+        return
+    for each in filter(None, ranges):
+        first, last = int(each[1]), int(each[2] or each[1])
+        for element in range(first, min(last, first + _MOST_ELEMENTS) + 1, int(each[3] or 1)):
+            yield f"{match[1]}_{element}"
+
+
+WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}
+"""The environment in which squeue cuts no list of elements short."""
 
 _FOR_ROOM = frozenset(["", "None", "(null)", "Priority", "Resources", "Cleaning", "Prolog"])
 
@@ -281,6 +309,7 @@ _LAST_WORDS = (
     ("oom-kill", EngineWord.OUT_OF_MEMORY),
     ("oom_kill", EngineWord.OUT_OF_MEMORY),
     ("CANCELLED AT", EngineWord.CANCELLED),
+    ("Error running slurm prolog", EngineWord.NOT_STARTED),  # Slurm drains the node, and cancels the job
 )
 
 
@@ -344,6 +373,21 @@ _TOO_MANY = re.compile(
 def has_too_many(err: str) -> bool:
     """Whether sbatch refused a job for now: there are too many, or the controller cannot store it."""
     return _TOO_MANY.search(err) is not None
+
+
+def memory_ns(configuration: str) -> int | None:
+    """Return `MinJobAge` of `scontrol show config`, for which ended jobs are listed; None: it does not say."""
+    match = re.search(r"^MinJobAge\s*=\s*([0-9]{1,9}) sec", configuration, re.MULTILINE | re.ASCII)
+    seconds = int(match[1]) if match else None
+    return None if seconds is None else seconds * SECOND_NS if seconds else _FOR_EVER_NS
+
+
+_FOR_EVER_NS = 1 << 62
+
+
+def has_wrong_array(err: str) -> bool:
+    """Whether sbatch refused an array: its limits of arrays are smaller than they were."""
+    return "Invalid job array specification" in err
 
 
 def cluster_of(configuration: str) -> str | None:

@@ -86,9 +86,7 @@ def why(spool: Spool, name: str) -> Explanation:
     if job is None and not places:
         raise spool.no_such_job("find", f"job {name}", name)
     if job is None:
-        reasons: tuple[PendingReason, ...] = (
-            PendingReason("invalid", seen.left_out.get(name, "its file has just been removed")),
-        )
+        reasons: tuple[PendingReason, ...] = (_unplanned(seen, name, places),)
     else:
         reasons = _by_hooks(spool, name, said.reason if said is not None else "")
         noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_reasons(name))
@@ -228,6 +226,16 @@ def _ended(spool: Spool, name: str) -> Explanation:
     return replace(ended, outcome=outcome.value, last_lines=found.last_lines)
 
 
+def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingReason:
+    """Return why no plan has a job: it is an array, or its file is invalid."""
+    why = seen.left_out.get(name, "its file has just been removed")
+    if name not in seen.table.arrays and name not in seen.table.array_files:
+        return PendingReason("invalid", why)
+    if QUEUED not in places:
+        return PendingReason("held", "held")
+    return PendingReason("paused", "spool paused") if seen.view.paused else PendingReason("tasks", why)
+
+
 def _without_a_plan(lister: JobLister, name: str, place: str, reasons: tuple[PendingReason, ...]) -> Explanation:
     """Return the explanation of a job that no plan of this spool has."""
     return Explanation(
@@ -258,7 +266,8 @@ def _what_it_does(spool: Spool, name: str) -> str:
     if row is not None and row.state is State.STOPPING:
         return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
     if row is not None and row.suspended_at_ns is not None:
-        return f"it is {row.reason}; `spool continue {name}` resumes it"
+        remedy = f"; `spool continue {name}` resumes it" if spool.suspend_order(name) is not None else ""
+        return f"it is {row.reason}{remedy}"
     run = spool.latest_run(name)
     kept = spool.cancel_denial(name, run) if run is not None else ""
     return f"it is running and was not cancelled: {kept}" if kept else "it is running"
