@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import lru_cache
 from typing import Protocol
 
 from msgspec import Struct
@@ -495,7 +496,12 @@ class Mark(Struct, frozen=True):
 
 def mark_of(seen: Sighting) -> Mark | None:
     """Return the mark of a sighting, which may have an addition."""
-    match = _MARK.match(seen.mark)
+    return _mark(seen.mark)
+
+
+@lru_cache(64)  # the elements of an array have one
+def _mark(text: str) -> Mark | None:
+    match = _MARK.match(text)
     if match is None:
         return None
     return Mark(match[1], match[2], int(match[3]), int(match[4]) if match[4] is not None else None)
