@@ -52,7 +52,7 @@ class Side:
         return self.process
 
     def answer(self, *, nohup: bool = False) -> socket.socket:
-        """Accept the holder, and give the command the test's log in the place of a terminal."""
+        """Accept the holder, give the command the test's log in the place of a terminal, and wait for its begin."""
         connection, _ = self.listener.accept()
         connection.settimeout(PATIENCE_S)
         told, fds = holder.received(connection, 1)
@@ -63,6 +63,7 @@ class Side:
         socket.send_fds(connection, [json.dumps(terms).encode()], [environment, fds[0], fds[0], fds[0]])
         for fd in (environment, *fds):
             os.close(fd)
+        assert connection.recv(holder.LONGEST) == holder.BEGUN
         return connection
 
     def says(self, text: str) -> None:
