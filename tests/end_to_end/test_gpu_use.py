@@ -319,9 +319,9 @@ def test_the_last_half_hour_outlives_the_dispatcher(gpus: Served, fake_nvml: Fak
     gpus.drop("never", "true", cpus=65)
 
     def recent() -> Any:
-        return gpus.state()["recent"]
+        return gpus.state().get("recent", {"queued": [0], "gpus": {}})  # the first state has none
 
-    gpus.until(lambda: recent()["queued"][-1] and 90 in recent()["gpus"].get(_UUID, ()), "the last half hour")
+    gpus.until(lambda: any(recent()["queued"][-1:]) and 90 in recent()["gpus"].get(_UUID, ()), "the last half hour")
     gpus.kill()
     before = gpus.state()
     steps = [7] * 5

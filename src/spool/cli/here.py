@@ -59,6 +59,7 @@ _LAST_S = 1.0  # for what is printed after the end
 _BLOCK = 1 << 16
 _WARNED_NS = 300 * SECOND_NS  # how long before they are taken back
 _FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_AWAITED = {*_FORWARDED, signal.SIGHUP}
 _OF_THE_JOB = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "OLDPWD"})
 _ONE_RUN = {
     "retry": "retries", "requeue": "a requeue", "preemptible": "preemption", "array": "an array",
@@ -101,6 +102,7 @@ def run_here(root: str, asked: Asked, manner: Manner) -> int:
                     tell(told(answer))
                     return code_of(answer.outcome, answer.exit_code)
                 connection, log = answer
+                signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)  # until there is a command to tell of them
                 master = _hand_over(connection, _environment(draft, whole=not asked.export), nohup=manner.nohup)
         except _InterruptedError as interruption:
             return wait.given_up(interruption.number)
@@ -457,6 +459,7 @@ class _Sitting:
         numbers |= {signal.SIGTSTP} if self._master is None else set()
         kept = {n: signal.signal(n, _noted) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
         before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
         try:
             while not self._over:
                 self._take_terminal()
