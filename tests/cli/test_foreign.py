@@ -202,6 +202,10 @@ def test_a_loop_submits_a_script_with_a_name_as_often_as_it_likes(
     for line in ("#SBATCH --dependency=singleton", "#SPOOL --name train"):
         script.write_text(f"#!/bin/sh\n#SBATCH --job-name=train\n{line}\ntrue\n")
         assert "a job of that name is held" in spool("submit", "--hold", script).err
+    script.write_text(f"#!/bin/sh\n#SBATCH --job-name={'x' * 100}\ntrue\n")
+    assert [spool("submit", "--hold", script).code for _ in "12"] == [0, 0]
+    script.write_text("#!/bin/sh\n#SBATCH --job-name=a\ntrue\n")
+    assert [spool("submit", "--hold", "-n", "a", script).code for _ in "12"] == [0, 1]
     assert sum(path.name.startswith("train") for path in (spool_root / "held").glob("*.toml")) == 3
 
 

@@ -83,6 +83,20 @@ def test_gc_keeps_a_record_until_its_work_tree_is_gone(
     assert os.listdir(spool_root / ".tmp") == ["gc.lock"]
 
 
+def test_gc_removes_what_killed_programs_left_of_work_trees(spool: Command, spool_root: Path) -> None:
+    """A rerun was killed before its job came, a collector in the middle; what is new, or a job's, stays."""
+    put_job(spool_root, "waits", place="held")
+    trees, aside = spool_root / "worktrees", spool_root / ".tmp" / "4242.gc.old.0" / "sub"
+    for name in ("waits", "orphan", "new"):
+        (trees / name).mkdir(parents=True)
+        if name != "new":
+            os.utime(trees / name, (0, 0))
+    aside.mkdir(parents=True)
+    assert spool("gc", "--older-than", "30d").code == 0
+    assert sorted(os.listdir(trees)) == ["new", "waits"]
+    assert os.listdir(spool_root / ".tmp") == ["gc.lock"]
+
+
 def test_gc_dry_run_removes_nothing(spool: Command, spool_root: Path) -> None:
     """`--dry-run` names what would go, and it stays."""
     metadir = ended(spool_root, "old", 1, 40)

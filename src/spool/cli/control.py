@@ -20,6 +20,7 @@ from spool.core.errors import ExitCode, InvalidJob, SpoolError, UsageError, cann
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import is_pattern
+from spool.core.reasons import some_of
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
@@ -237,7 +238,7 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
     """
     if len(names) < 2 or _is_one_array(spool, names):
         return
-    shown = ", ".join(names[:_MOST_SHOWN]) + (f" and {len(names) - _MOST_SHOWN} more" if names[_MOST_SHOWN:] else "")
+    shown = some_of(names, _MOST_SHOWN)
     if not sys.stdin.isatty() or not sys.stderr.isatty():
         remedy = "add --since 1h, names or --tag, or --yes for all of them"
         why = f"several jobs failed, at any time ({shown}), and there is no terminal to ask at"

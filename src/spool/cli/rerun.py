@@ -222,7 +222,7 @@ def _other_names(workdir: object, code: Code) -> set[str]:
             found.add(name)
     home = os.path.expanduser("~")
     inside = os.path.relpath(code.top, os.path.realpath(home))
-    if not inside.startswith("."):
+    if inside.partition("/")[0] not in (".", ".."):
         found |= {f"{each}/{inside}" for each in (home, "~", "$HOME", "${HOME}")}
     return found
 

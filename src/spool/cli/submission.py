@@ -64,9 +64,9 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     held = own.pop("hold", []) != []
     foreign_name = own.pop("job_name", [None])[-1]
     own_name = own.pop("name", [foreign_name])[-1]
+    if foreign_name is not None and "name" not in what.values and asked.name is None and not asked.replaces:
+        own_name = _free_name(root, foreign_name, what.source)
     name = own_name if asked.name is None else asked.name
-    if name is not None and name is foreign_name and not asked.replaces:
-        name = _free_name(root, name, what.source)
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
     values = _without_singleton({**own, **asked.values}, root)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from spool.client.submit import ever_used, literal
-from spool.core.names import EXPORTED
+from spool.core.names import EXPORTED, MAX_NAME_LENGTH
 from spool.store.glance import config_if
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
@@ -25,6 +25,7 @@ _SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY")
 
 _LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and no look-alikes: no words, no misreading
 _INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
+_LONGEST_SUFFIX = 12  # of a fresh name
 _LONGEST_STEM = 40
 
 
@@ -235,14 +236,14 @@ def stem_of(command: str | Sequence[str]) -> str:
 
 
 def fresh_name(root: str, stem: str) -> str:
-    """Return *stem* with a short suffix that makes it a name never used before in the spool *root*."""
-    length = 4
+    """Return *stem*, cut if need be, with a short suffix that makes it a name never used before in the spool *root*."""
+    stem, length = stem[: MAX_NAME_LENGTH - _LONGEST_SUFFIX - 1], 4
     while True:
         suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(length))
         name = f"{stem}-{suffix}"
         if not ever_used(root, name):
             return name
-        length = min(length + 1, 12)
+        length = min(length + 1, _LONGEST_SUFFIX)
 
 
 def next_name(root: str, name: str) -> str:

@@ -38,7 +38,7 @@ from spool.store.spool import Spool
 _LOCK = "gc.lock"  # in the staging directory
 _LONG = 400  # of a path in a message
 _RUN = re.compile(r"[1-9][0-9]*", re.ASCII)
-_CALL_AGE_NS = 3600 * 10**9  # of a call without a job
+_ORPHAN_AGE_NS = 3600 * 10**9  # of a call or a work tree without a job
 _ASIDE = re.compile(rf"[1-9][0-9]*\.gc\.{layout.NAME_PATTERN}\.[0-9]+", re.ASCII)
 
 Step = Callable[[int, int], object]  # called with the number of steps done, and of all
@@ -172,17 +172,25 @@ class _Collector:
         self.problems: list[str] = []
 
     def sweep(self) -> None:
-        """Remove runs that an earlier collector moved aside and did not remove."""
+        """Remove what an earlier collector moved aside, and what killed programs left without a job."""
         for entry in os.listdir(self._at[STAGING]):
             if _ASIDE.fullmatch(entry):
                 self._clear(entry)
-        # A program was killed between a call and its job, or while it wrote the call.
-        calls = self._at.get(CALLS)
-        for entry in os.listdir(calls) if calls is not None else ():
+        for entry in self._orphans(CALLS):  # also one that was half written
             with suppress(OSError):
-                old = time.time_ns() - os.stat(entry, dir_fd=calls, follow_symlinks=False).st_mtime_ns > _CALL_AGE_NS
-                if old and not (layout.valid_name(entry) and ever_used(self._spool.root, entry)):
-                    self._disk.discard(entry, calls)
+                self._disk.discard(entry, self._at[CALLS])
+        for entry in filter(layout.valid_name, self._orphans(WORKTREES)):
+            self._remove_tree(entry)
+
+    def _orphans(self, place: str) -> list[str]:
+        """Return the entries of a directory that are named like a job, and whose job never came."""
+        found, at = [], self._at.get(place)
+        for entry in os.listdir(at) if at is not None else ():
+            with suppress(OSError):
+                age_ns = time.time_ns() - os.stat(entry, dir_fd=at, follow_symlinks=False).st_mtime_ns
+                if age_ns > _ORPHAN_AGE_NS and not (layout.valid_name(entry) and ever_used(self._spool.root, entry)):
+                    found.append(entry)
+        return found
 
     def remember(self, last: dict[str, int]) -> None:
         """Record the numbers of the newest runs to be removed, beside those removed before."""
@@ -248,18 +256,8 @@ class _Collector:
         """Remove the file of a job without runs; return whether it is gone."""
         if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
             return False
-        tree = f"{os.getpid()}.gc.tree.{name}"
-        if WORKTREES in self._at:  # first, as without the record nothing tells of it; git itself forgets it
-            try:
-                self._disk.rename(name, tree, self._at[WORKTREES], self._at[STAGING])
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                where = self._spool.layout.at(f"{WORKTREES}/{name}")
-                self.problems.append(_cannot("remove", f"the work tree of job {name}", error, where))
-                return False
-            else:
-                self._clear(tree, "the work tree of an old job")
+        if not self._remove_tree(name):  # first, as without the record nothing tells of it
+            return False
         try:
             self._disk.discard(layout.file_of(name), self._at[DONE])
         except OSError as error:
@@ -271,6 +269,22 @@ class _Collector:
         if CALLS in self._at:
             with suppress(OSError):  # it is small, and the next collection sees it
                 self._disk.discard(name, self._at[CALLS])
+        return True
+
+    def _remove_tree(self, name: str) -> bool:
+        """Remove the work tree of a job, if it has one, which git itself forgets; return whether it is gone."""
+        if WORKTREES not in self._at:
+            return True
+        aside = f"{os.getpid()}.gc.{name}.0"  # no run has that number
+        try:
+            self._disk.rename(name, aside, self._at[WORKTREES], self._at[STAGING])
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            where = self._spool.layout.at(f"{WORKTREES}/{name}")
+            self.problems.append(_cannot("remove", f"the work tree of job {name}", error, where))
+            return False
+        self._clear(aside, "the work tree of an old job")
         return True
 
     def remove_reservation(self, filename: str) -> bool:

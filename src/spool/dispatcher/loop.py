@@ -631,7 +631,7 @@ class Dispatcher:
     # Ends.
 
     def _collect_ended(self) -> bool:
-        """Collect the runs that are over; return whether there are any."""
+        """Let engines keep back what must not begin, and collect the runs that are over; return whether any are."""
         if self.executors.engines:
             held = [name for name, array in self.state.arrays.items() if array.held]
             self.executors.keep_back(held, paused=self.pause.paused)

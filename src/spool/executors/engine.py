@@ -24,6 +24,7 @@ from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
+from spool.core.reasons import some_of
 from spool.core.units import whole_words
 from spool.executors.base import Home, Launch
 from spool.executors.cluster_run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
@@ -45,7 +46,6 @@ _SPACING_NS, _WIDE_SPACING_NS = SECOND_NS, 5 * SECOND_NS
 _NOTES_NS, _SELDOM_NOTES_NS = SECOND_NS // 4, 2 * SECOND_NS  # the interval of looks for notes
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
 _MOST_WORDS = 200  # characters of a command's message
-_LISTED = 10  # ids in a message
 _IDS = 200  # of one cancel command
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 
@@ -514,7 +514,7 @@ class ClusterEngine:
             if living and layout.valid_name(job):
                 ghosts += [each.id for each in living if self._never_begins(job, run, each)]
         if ghosts:
-            log.warning("%s: cancelling %s, which can never begin", self.title, _listed(ghosts))
+            log.warning("%s: cancelling %s, which can never begin", self.title, some_of(ghosts))
             self._order(self._language.cancel(ghosts, None, only_waiting=False), lambda done: None)
 
     def _never_begins(self, job: str, run: int, seen: Sighting) -> bool:
@@ -608,12 +608,6 @@ def _line(done: CommandEnd) -> str:
     words = " ".join((done.err or done.out).split())
     line = "".join(char if char.isprintable() else "?" for char in words)
     return whole_words(line, _MOST_WORDS) or f"exit status {done.status}"
-
-
-def _listed(ids: Sequence[str]) -> str:
-    """Return some of *ids*, and the number of the others."""
-    more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
-    return ", ".join(ids[:_LISTED]) + more
 
 
 def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:

@@ -8,14 +8,13 @@ more for now is asked again when a run there has ended, with as many as have end
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Protocol
 
 from msgspec import Struct, field
 
 from spool.core import layout
 from spool.core.model import SECOND_NS
 from spool.executors.base import Launch
-from spool.executors.language import EngineArray, EnginePolicy
+from spool.executors.language import EngineArray, Language
 
 _AT_ONCE = 8  # unanswered submissions
 _BURST_S = 10  # seconds' worth of submissions that may be sent at once
@@ -51,19 +50,6 @@ class Siblings(Struct, frozen=True):
     waiting: int = 0  # of these
 
 
-class HandOverLimits(Protocol):
-    """What a `Language` says of the number of runs, and of arrays."""
-
-    def policy(self) -> EnginePolicy:
-        """Return the current policy."""
-
-    def array_width(self) -> int | None:
-        """Return the number of indices that an array may have; None: no arrays."""
-
-    def array_tasks(self) -> int | None:
-        """Return how many elements an array may have."""
-
-
 class _Group(Struct, eq=False):
     """Runs that may be handed over together: tasks of one array, or a single run."""
 
@@ -80,7 +66,7 @@ class HandOver:
 
     def __init__(
         self,
-        language: HandOverLimits,
+        language: Language,
         siblings: Callable[[str], Siblings],
         clock: Callable[[], int],
     ) -> None:

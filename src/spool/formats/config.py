@@ -21,7 +21,7 @@ from spool.core.events import NotifyRule
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool, Tariff
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
-from spool.formats import engines, jobfile, slurm, toml
+from spool.formats import engines, jobfile, slurm, toml, values
 from spool.formats.engines import HqConfig, SgeConfig
 from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.slurm import SlurmConfig
@@ -455,7 +455,7 @@ def parse(data: bytes) -> Config:
     config = capacity_of(reading)
     for at, rule in enumerate(config.get("notify", ())):
         if "to" not in rule:
-            reading.problems.add(("notify", at), _NO_ADDRESS)
+            reading.problems.add(("notify", at), values.NO_ADDRESS)
     FORMAT.judge(reading, data, WHAT)
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
@@ -532,13 +532,10 @@ def _contacts(tables: dict[str, Names], path: Path, reading: Reading) -> dict[st
     return contacts
 
 
-_NO_ADDRESS = 'has no recipients; set "to"'
-
-
 def _addresses(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:
     addresses = several(stated)
     if not addresses or not all(address.strip() for address in addresses):
-        reading.problems.add(path[:-1], _NO_ADDRESS)
+        reading.problems.add(path[:-1], values.NO_ADDRESS)
     reading.problems.value(path, words, addresses, None)
     return addresses
 

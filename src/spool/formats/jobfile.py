@@ -330,7 +330,7 @@ def _check_together(reading: Reading) -> None:
     if factor is not None and not found["retry"].get("max"):
         problems.add(("retry", "memory_factor"), 'needs "retry.max": how many times to try again')
     if "notify" in document and "to" not in found["notify"]:
-        problems.add(("notify",), _NO_ADDRESS)
+        problems.add(("notify",), values.NO_ADDRESS)
     if "array" in document or "matrix" in document or "rows" in document:
         _check_array(reading)
     elif "max_running" in document:
@@ -504,13 +504,10 @@ def _output(path: str, at: Path, reading: Reading) -> str:
     return reading.problems.value(at, values.output_path, path, "")
 
 
-_NO_ADDRESS = 'has no recipients; set "to"'
-
-
 def _addresses(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
     addresses = values.several(stated)
     if not addresses or not all(address.strip() for address in addresses):
-        reading.problems.add(at[:1], _NO_ADDRESS)
+        reading.problems.add(at[:1], values.NO_ADDRESS)
     else:
         reading.problems.value(at[:1], values.words, addresses, None)
     return addresses

@@ -46,6 +46,7 @@ DEFAULT_WARNING_NS = 60_000_000_000
 
 RETRY_OUTCOMES = ("failed", "timeout", "out_of_memory")
 NOTIFY_EVENTS = JOB_WORDS
+NO_ADDRESS = 'has no recipients; set "to"'
 
 OWN_VARIABLES = (
     "SPOOL_DIR",
