@@ -21,7 +21,7 @@ from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import SECOND_NS, Gpu
 from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatcher, Ignore, Ours, UseReader
 from spool.machine.nvml import Sample
-from support import PATIENCE_S
+from support import PATIENCE_S, wait_for
 
 LONG_NS = 30 * SECOND_NS
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST, MISMATCH, UNKNOWN = 3, 13, 15, 18, 999
@@ -212,7 +212,7 @@ def test_nvml_failing_from_the_start_is_unknown_and_says_why(
     assert look.gpus == ()
     assert "version mismatch" in (look.problem or "")
     fake_nvml.mend()
-    assert problems(watch()) == {"GPU-a": None}
+    wait_for(lambda: problems(watch()) == {"GPU-a": None}, what="an answer after the failure")
 
 
 def test_gpus_seen_before_nvml_fails_keep_their_identity_with_a_problem(
@@ -317,7 +317,7 @@ def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(
     look = watch()
     assert look.problem == "NVML: the process that queries NVML ended, signal 11"
     fake_nvml.mend()
-    assert problems(watch()) == {"GPU-a": None}
+    wait_for(lambda: problems(watch()) == {"GPU-a": None}, what="an answer after the failure")
 
 
 def test_a_helper_that_somebody_else_waited_for_is_no_trouble(
