@@ -117,6 +117,7 @@ def command(root: str, *words: str) -> list[str]:
 def environment() -> dict[str, str]:
     """Return a dispatcher's environment: this process's, without the marks of a job around it."""
     found = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
+    found[layout.SERVICE_MARK] = "1"
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.basename(home) not in ("site-packages", "dist-packages"):  # not installed, such as a working copy
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (home, found.get("PYTHONPATH"))))

@@ -41,7 +41,7 @@ README = "README"
 IDENTITY = ".id"
 MACHINE = ".machine"
 LAST_RUNS = "jobs/.last-runs.json"
-NOTES = "jobs/.notes"  # of wrappers on other machines: `NAME.RUN.RECORD`
+NOTES = "jobs/.notes"  # of wrappers, where no event tells of a record: `NAME.RUN.RECORD`
 HOOKS = "hooks"
 EVENTS = "events.jsonl"
 CURSORS = ".listeners"
@@ -60,6 +60,7 @@ ENGINE_LOG = "engine.log"
 ENVIRONMENT = "env"  # what texts before the command add to its environment
 JID = "jid"
 USAGE = "usage"
+LEFTOVERS = "leftovers"  # while the wrapper waits for what its command has left behind
 RC = "rc"
 JOB_LOG = "log"
 JOB_STDERR = "stderr"  # of a job that `spool run` has submitted
@@ -87,6 +88,10 @@ RETURN = "return"
 # The metadir of an array, FORMAT 4.
 ARRAY = "array.toml"
 TASKS = "tasks"
+
+
+SERVICE_MARK = "SPOOL_SERVICE"
+"""In the environment of what serves a spool, such as a dispatcher that a job has started: it belongs to no run."""
 
 
 def valid_name(name: str) -> bool:

@@ -67,7 +67,7 @@ class Evidence(Struct, frozen=True):
     rc: int | None = None
     stop: StopKind | None = None
     recorded: State | None = None  # the outcome in result.toml
-    leftovers: bool = False  # the wrapper is gone and processes of the run are not
+    leftovers: bool = False  # the command has ended, or the wrapper was killed, and processes of the run are left
     grace: bool = False  # launched so recently that a missing jid proves nothing
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
     refused: bool = False  # the wrapper reported that the machine did not let the command begin
@@ -149,7 +149,7 @@ def prove(evidence: Evidence) -> Proof:
         case Liveness.ELSEWHERE:  # row 3; with an rc, the last thing a wrapper writes, the rows from 9 on
             return Proof(Verdict.UNREACHABLE) if evidence.rc is None else _ended(evidence)
         case Liveness.ALIVE:  # rows 4 and 5
-            return Proof(Verdict.STOPPING if evidence.stop else Verdict.RUNNING)
+            return Proof(Verdict.STOPPING if evidence.stop or evidence.leftovers else Verdict.RUNNING)
         case Liveness.ABSENT if evidence.engine is None:  # rows 6 and 7
             return Proof(Verdict.STARTING if evidence.grace else Verdict.SILENT)
         case Liveness.ABSENT | Liveness.GONE | Liveness.REBOOTED:
@@ -165,7 +165,7 @@ class Remains(Struct, frozen=True):
 
     others: bool  # processes besides its wrapper
     wrapper: bool
-    certain: bool  # no process of the run can have been missed
+    certain: bool  # no process of the run can have been missed: its wrapper has outlasted them
     grace_over: bool = False
     frozen: bool = False  # the others are those of the previous look, and were stopped in both: none can fork any more
     tired: bool = False  # they should be stopped by now, and are not
@@ -176,7 +176,7 @@ class EndStep(StrEnum):
     """The next action on a run that must end."""
 
     OVER = "nothing: it is gone"
-    LOOK = "another look: nothing was found, and something may be there"
+    LOOK = "another search: its wrapper was killed, and something may be left"
     ASK = "TERM, to what has not had it"
     FREEZE = "STOP, to all but the wrapper, and another look: what stands still cannot fork, and keeps its children"
     KILL = "KILL, to all but the wrapper, which then writes the exit code"

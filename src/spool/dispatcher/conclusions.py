@@ -62,9 +62,13 @@ class Concluder:
                 live.used(self._spool.usage(live.name, live.run))
         return True
 
-    def wrapper_end_ns(self, live: ActiveRun) -> int:
-        """Return when the wrapper of a run ended: now if it left no exit code."""
-        left = self._spool.exit(live.name, live.run)
+    def has_leftovers(self, live: ActiveRun) -> bool:
+        """Whether the command of a run has ended, and its wrapper waits for what that has left behind."""
+        return self._spool.has_leftovers(*live.key)
+
+    def command_end_ns(self, live: ActiveRun) -> int:
+        """Return when the command of a run ended: now if its wrapper, which is gone, has left no exit code."""
+        left = self._spool.exit(*live.key)
         return left.at_ns if left is not None else self._clock()
 
     def _ended(self, live: ActiveRun, proof: Proof, code: int | None = None, at_ns: int | None = None) -> Ended:

@@ -64,4 +64,5 @@ class Changes(Struct, frozen=True):
     strays: WorkQueue = field(default_factory=WorkQueue)  # files in running/ that belong to no live run
     vanished: WorkQueue = field(default_factory=WorkQueue)  # waiting jobs whose files went away
     suspensions: WorkQueue = field(default_factory=WorkQueue)  # names whose runs may have to be suspended, or continued
+    leftovers: WorkQueue = field(default_factory=WorkQueue)  # names whose runs' commands may have left processes behind
     arrays: WorkQueue = field(default_factory=WorkQueue)  # arrays in progress whose file may have changed

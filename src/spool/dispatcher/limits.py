@@ -90,7 +90,9 @@ class LimitEnforcer:
         while self.moments and self.moments[0].at_ns <= now:
             moment = heapq.heappop(self.moments)
             live = self._state.live.get(moment.key)
-            if live is None or not live.holds_room or live.stop is not None or not _is_due(live, now, moment):
+            if live is None or not live.holds_room or live.is_outlived or live.stop is not None:
+                continue
+            if not _is_due(live, now, moment):
                 continue
             with self._confinement.of(Thing.of_run(live.key), "limit") as piece:
                 self._enforce(live, warning=moment.warning)
@@ -132,7 +134,7 @@ class LimitEnforcer:
         for handle, used in self._executors.local.memory_bytes(limits).items():
             live, limit = runs[handle], limits[handle]
             live.used_memory(used)
-            if used > limit and live.stop is None:
+            if used > limit and live.stop is None and not live.is_outlived:
                 words = f"used {show_size(used)} of {show_size(limit)}"
                 self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
 

@@ -155,14 +155,13 @@ class Dispatcher:
 
     def _local_processes(self) -> LocalProcesses:
         groups = cgroups.find_run_groups()
-        local = LocalProcesses(
+        return LocalProcesses(
             self.spool.root,
             liveness=self.prober.liveness,
             groups=groups if isinstance(groups, RunGroups) else None,
             is_wrapper=self.prober.is_wrapper,
+            outlasted=self.spool.outlasted,
         )
-        local.inherit()
-        return local
 
     def _cpu_energy_recorder(self) -> CpuEnergyRecorder | None:
         """Return what estimates the CPU energy of runs; None if this process may not read the counters."""
@@ -289,7 +288,8 @@ class Dispatcher:
                  lambda: self._captures is not None and self._captures.waiting),
             Step("recovery", "continue", "interrupted work", self._recover, lambda: state.unsettled),
             Step("ends", "find out", "which runs have ended", self._collect_ended,
-                 lambda: wakeup.children or wakeup.ended or ends.suspects or terminator.runs or executors.engines),
+                 lambda: (wakeup.children or wakeup.ended or ends.suspects or terminator.runs or executors.engines
+                          or changes.leftovers.names)),
             # Engines have reported by now which runs they halt.
             Step("suspensions", "suspend or continue", "runs", suspender.work,
                  lambda: changes.suspensions.names or suspender.changing),
@@ -464,6 +464,7 @@ class Dispatcher:
         if self.observer.look():
             self.wakeup.look_at_children()
             self.executors.local.wake_wrappers()
+            self.supervisor.look_for_leftovers()
             self.launcher.ask_executors_again()
         if self.launcher.load_executors_again():
             self._reload()  # which reports it

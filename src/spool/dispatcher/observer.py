@@ -66,7 +66,10 @@ class Observer:
     def open(self) -> None:
         """Begin to watch the directories."""
         at = self._spool.layout.at
+        with self._context.confinement.service("clear", "the notes of wrappers"):
+            self._spool.notes()  # this dispatcher looks at every run anyway
         directories = {place: at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)} | {"": self._spool.root}
+        directories[layout.NOTES] = at(layout.NOTES)
         self._watcher.start(directories, modes_of=(QUEUED, HELD))  # a file there may be made readable
         self._watcher.also(layout.HOOKS, at(layout.HOOKS))
         if self._watcher.problem is not None:
@@ -86,6 +89,11 @@ class Observer:
             place, filename, _ = hint
             if place == RESERVATIONS:
                 self._reservations_changed = True
+            elif place == layout.NOTES:
+                name, _, record = filename.rpartition(".")
+                if record == layout.LEFTOVERS:
+                    self._context.changes.leftovers.add(name.rpartition(".")[0])
+                    self._spool.discard_note(filename)
             elif layout.HOOKS in (place, filename):
                 reload = True
             elif place:

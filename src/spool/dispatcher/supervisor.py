@@ -51,13 +51,24 @@ class Supervisor:
         """Let the next call of :meth:`collect` look at the evidence of *live*."""
         self.suspects.add(live.key)
 
+    def look_for_leftovers(self) -> None:
+        """Look for runs whose commands have left processes behind, as if no wrapper had left a note of that."""
+        for live in self._state.live.values():
+            if isinstance(live.phase, Active) and live.elsewhere is None and self.concluder.has_leftovers(live):
+                self.suspects.add(live.key)
+
     def collect(self) -> list[ActiveRun]:
         """Return the runs that are over, with known ends. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
         reap_at_ns = self._executors.local.due_ns()
         if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
             self.suspects |= {run.key for run in self._executors.local.reap()}
-        self._take_ended(self._wakeup.ended_runs())
+        self.suspects |= self._wakeup.ended_runs()  # first: nothing else tells of them
+        for name in list(self._changes.leftovers.names):
+            self._changes.leftovers.done(name)
+            job = self._state.jobs.get(name)
+            if job is not None and job.live is not None:
+                self.suspects.add(job.live.key)
         if self._executors.engines:
             with self._confinement.service("ask", "the engines of runs elsewhere"):
                 self.suspects |= {run.key for run in self._executors.work()}
@@ -84,14 +95,6 @@ class Supervisor:
             self._timer.advance(reap_at_ns)
         ended, self._ended = self._ended, []
         return ended
-
-    def _take_ended(self, keys: set[tuple[str, int]]) -> None:
-        """Look at runs whose wrappers have ended; all are recorded before the leftovers of the first are sought."""
-        self.suspects |= keys  # first: nothing else tells of them
-        for key in keys:
-            live = self._state.live.get(key)
-            if live is not None and live.handle is not None:
-                live.handle.has_ended()
 
     def accepted(self) -> list[ActiveRun]:
         """Return the runs that their engines have accepted since the last call."""
@@ -148,6 +151,9 @@ class Supervisor:
             found = self._liveness(live, handle)
             if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
                 live.seen_alive()
+                if self.concluder.has_leftovers(live):
+                    self._outlive(live, self.concluder.command_end_ns(live))
+                    return False
             if live.elsewhere is not None:
                 if live.accepted_as(handle.engine_id):
                     self._accepted.append(live)
@@ -166,16 +172,20 @@ class Supervisor:
             # The wrapper never registered: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
-                if live in self._terminator or handle.left_behind():
-                    if not live.is_outlived:
-                        live.see(Outlived(self.concluder.wrapper_end_ns(live)))
-                        self._state.recount(live)  # its end is known better now
-                    self._terminator.hurry(live)
+                if handle.left_behind():
+                    self._outlive(live, self.concluder.command_end_ns(live))
                     return False
                 live.see(GONE)
         if isinstance(live.phase, Gone) and handle is not None:
             live.measured(handle.usage())
         return self.concluder.conclude(live)
+
+    def _outlive(self, live: ActiveRun, since_ns: int) -> None:
+        """End what a command has left behind, that ended at *since_ns*, or what a killed wrapper has."""
+        if not live.is_outlived:
+            live.see(Outlived(since_ns))
+            self._state.recount(live)  # its end is known better now
+        self._terminator.hurry(live)
 
     def _note_begin(self, live: ActiveRun) -> None:
         """Count the time of a run elsewhere from the start of its wrapper, as far as clocks agree."""

@@ -131,8 +131,13 @@ class StopOrders:
     def order(self, live: ActiveRun, stop: Stop) -> None:
         """Record the order to stop *live*, and begin to stop it, unless a review is open that may refuse it.
 
-        It is stopped even if that cannot be recorded: recording is tried again.
+        It is stopped even if that cannot be recorded: recording is tried again. After its exit code an order changes
+        nothing any more: only what its command has left behind is ended.
         """
+        if self._context.spool.exit(*live.key) is not None:
+            if live.elsewhere is None:
+                self._terminator.add(live)
+            return
         if not self._admission.may_stop(live, stop):
             return
         live.stop_ordered(stop)

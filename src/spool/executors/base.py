@@ -170,11 +170,8 @@ class RunHandle(Protocol):
         Raises ProcessLookupError if the wrapper has ended already.
         """
 
-    def has_ended(self) -> None:
-        """Record that the wrapper has ended: the descriptor of `watch` shows it, or the error of `watch`."""
-
     def left_behind(self) -> bool:
-        """Whether any process of the run has outlived its wrapper."""
+        """Whether any process of the run may have outlived its wrapper, which is gone."""
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
         """Signal the run's processes; *spare_shell*: except the shell of a command that is waiting for it.

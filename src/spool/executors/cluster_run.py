@@ -208,9 +208,6 @@ class ClusterRun:
     def watch(self) -> None:
         """Return None: no descriptor shows its end, only the engine's answers do."""
 
-    def has_ended(self) -> None:
-        """Do nothing: only the engine reports the end."""
-
     def left_behind(self) -> bool:
         """Return False: the engine ends leftovers on a node."""
         return False

@@ -6,15 +6,11 @@ process does not fork, and a child is known by its parent while that exists. The
 is left, so that it can record the exit code; not for ever, since it may be blocked. None of this needs another process,
 or a descriptor that is not reserved: on a machine that has run out of them, a run must be ended all the more.
 
-A run is over when a look that cannot have missed anything finds nothing (`machine/processes.py`). For children of this
-process the kernel's list of children proves the same, however fast they fork: a process that outlives its parent
-becomes a child of this process, and stays in the list until it is reaped.
+A run is over when its wrapper is: as child subreaper that outlasts whatever the command has abandoned, so its end is
+proof, and no other process of the machine is looked at. Only if a wrapper itself was killed, its processes are searched
+for. If processes come and go so fast that no search is certain for `SEARCH_NS`, and none finds one, the run ends too.
 
 spool never stops a wrapper. A wrapper that another program has stopped is continued here.
-
-As a child subreaper the dispatcher inherits the leftovers of its own wrappers, so that for an ended run one short read
-proves that nothing is left, not a look at every process of the machine. If such a look is needed, one serves all runs
-whose wrappers have ended by then.
 """
 
 from __future__ import annotations
@@ -23,15 +19,16 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
 from spool.core.model import SECOND_NS, Jid
 from spool.executors.base import Usage
-from spool.machine import children, identity, marks, processes
+from spool.machine import identity, marks, processes
 from spool.machine.cgroups import RunGroup, RunGroups
 from spool.machine.children import Children
-from spool.machine.processes import STANDS_STILL, Look, Process, ProcessCache, TrackedRun, pss_bytes, rss_bytes, send
+from spool.machine.identity import Stat
+from spool.machine.processes import STANDS_STILL, Process, Sought, pss_bytes, rss_bytes, send
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +36,9 @@ _WRAPPER_GRACE_NS = 2 * SECOND_NS  # after everything else is gone or killed, fo
 _FREEZE_NS = SECOND_NS  # processes to be killed should be frozen in this time; one that waits for a disk is not
 _MOST_LOOKS = 8  # of a pass, until all of a run is frozen
 _BUDGET_NS = SECOND_NS // 10  # after that, looks yield to the rest of a pass
+SEARCH_NS = 10 * SECOND_NS
+"""How long the processes of a killed wrapper are searched for, unless one of them is found."""
+
 _KIBIBYTE = 1024
 
 
@@ -71,12 +71,14 @@ class LocalRun:
         self._group = group
         self._usage = Usage()
         self.resists = ""
+        self.doubtful = False  # its wrapper was killed, and processes of it may be left
         self._found: frozenset[Process] = frozenset()  # by the last look at a run that must end
         self._still: frozenset[Process] = frozenset()  # besides the wrapper, if all of them were stopped in that look
         self._told: set[Process] = set()  # these have received TERM
         self._told_at_ticks = 0  # when the first of them did, in the unit of processes' start times
         self._killing_since_ns: int | None = None  # the grace is over since then
         self._alone_since_ns: int | None = None  # only the wrapper is left since then
+        self._searched_since_ns: int | None = None  # its wrapper was killed
 
     @property
     def is_child(self) -> bool:
@@ -114,23 +116,28 @@ class LocalRun:
             raise ProcessLookupError
         return None
 
-    def has_ended(self) -> None:
-        """Record that the wrapper has ended."""
-        self.engine.wrapper_ended(self)
-
     def left_behind(self) -> bool:
-        """Whether processes of the run outlived its wrapper."""
-        return self.engine.left_behind(self)
+        """Whether processes of the run may have outlived its wrapper, which is gone."""
+        if self.engine.has_outlasted(self):
+            return False
+        if self.wrapper_pid is not None:
+            return True  # it was killed
+        self._searched_since_ns = self._searched_since_ns or time.monotonic_ns()
+        found = processes.search([self.sought()])
+        if found.members[self.key]:
+            self._searched_since_ns = None
+            return True
+        return not found.certain and not self._lasts(self._searched_since_ns, SEARCH_NS, time.monotonic_ns())
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
         """Signal every process of the run except its wrapper; return the number of signalled processes."""
-        members = self.engine.processes_of([self])[self]
-        wrapper = self.wrapper_pid
-        spared = {wrapper}
+        members = self.members()
+        spared: set[int] = set()
         if spare_shell:
-            parents = {process.pid: _parent(process) for process in members}
-            waited_for = set(parents.values())
-            spared |= {pid for pid, parent in parents.items() if parent == wrapper and pid in waited_for}
+            waited_for = {stat.parent for stat in members.values()}
+            spared = {
+                pid for (pid, _), stat in members.items() if stat.parent == self.wrapper_pid and pid in waited_for
+            }
         to = [process for process in members if process.pid not in spared]
         return len(send(to, signal.Signals[f"SIG{signal_name}"]).signalled)
 
@@ -183,39 +190,48 @@ class LocalRun:
         """The largest memory use of the run that was seen."""
         return self._usage.peak_memory_bytes or 0
 
-    def wanted(self, *, halts: bool = False) -> TrackedRun:
-        """Return the identification of its processes; *halts*: stop each one when it is found.
-
-        A child of this process is known before it has written its jid.
-        """
-        jid = self.jid
-        if jid is None and self.pid is not None:
-            gone = Jid(self.pid, 0, identity.boot_id(), identity.pid_namespace(), identity.host())
-            self.jid = identity.of_process(self.pid) if self.exit_status is None else None
-            jid = self.jid or gone
-        job, run = self.key
+    def sought(self) -> Sought:
+        """Return what its processes are known by."""
         grouped = (self._group.pids() if self._group is not None else None) or frozenset()
-        return TrackedRun(job, run, self.engine.spool_dir, jid, self._found | self._told, grouped, halts)
+        return Sought(*self.key, self.engine.spool_dir, self.jid, self._found | self._told, grouped)
 
-    def press(self, look: Look, *, kill: bool, certain: bool) -> EndStep:
+    def wrapper(self) -> Stat | None:
+        """Return its wrapper, a child of this process even before it has written its jid; None if it has ended."""
+        if self.pid is not None and self.exit_status is None:
+            stat = identity.read_stat(self.pid)
+            if self.jid is None and stat is not None:
+                self.jid = identity.of_process(self.pid)
+            return stat if stat is not None and not stat.dead else None
+        if self.pid is not None or self.jid is None or self.engine.liveness(self.jid) is not Liveness.ALIVE:
+            return None
+        return identity.read_stat(self.jid.pid)
+
+    def members(self, *, halt: bool = False) -> dict[Process, Stat]:
+        """Return the processes of the run besides its wrapper, each after its parent; *halt*: stop each when found."""
+        wrapper = self.wrapper()
+        return processes.descendants(self.sought(), wrapper.pid, halt=halt) if wrapper is not None else {}
+
+    def press(self, others: Mapping[Process, Stat], wrapper: Stat | None, *, kill: bool, certain: bool) -> EndStep:
         """Continue to end it, after a look at its remaining processes; return the step taken.
 
-        *kill*: the grace is over. *certain*: the look cannot have missed any.
+        *kill*: the grace is over. *certain*: without a wrapper, the look cannot have missed any.
         """
-        now, found = time.monotonic_ns(), look.members[self.key]
-        wrapper = frozenset(process for process in found if process.pid == self.wrapper_pid)
-        others = found - wrapper
+        now, still = time.monotonic_ns(), processes.still(others)
+        if wrapper is None and self._searched_since_ns is None:
+            self._searched_since_ns = now
         if others:
             self._alone_since_ns = None
         elif self._alone_since_ns is None:
             self._alone_since_ns = now
         if others and kill and self._killing_since_ns is None:
             self._killing_since_ns = now
-        frozen = certain and bool(others) and others <= look.still and others == self._still
+        frozen = bool(others) and others.keys() == still == self._still
+        self.doubtful = wrapper is None and not others and not certain
         remains = Remains(
             others=bool(others),
-            wrapper=bool(wrapper),
-            certain=certain and not (self._group is not None and self._group.populated()),
+            wrapper=wrapper is not None,
+            certain=(certain or self._lasts(self._searched_since_ns, SEARCH_NS, now))
+                    and not (self._group is not None and self._group.populated()),
             grace_over=kill,
             frozen=frozen or self._is_frozen(),
             tired=self._lasts(self._killing_since_ns, _FREEZE_NS, now),
@@ -224,37 +240,37 @@ class LocalRun:
                                            _WRAPPER_GRACE_NS, now),
         )  # fmt: skip
         step = ending(remains)
-        self._found = found
-        self._still = others if others <= look.still else frozenset()
+        self._found = frozenset(others)
+        self._still = still if len(still) == len(others) else frozenset()
+        own = Process(wrapper.pid, wrapper.start_ticks) if wrapper is not None else None
         match step:
             case EndStep.ASK:
-                self._ask(others, wrapper, look)
+                self._ask(others, own, still)
             case EndStep.FREEZE:
                 if self._group is None or not self._group.freeze(on=True):
-                    send(others - look.still, signal.SIGSTOP)
+                    send((process for process in others if process not in still), signal.SIGSTOP)
             case EndStep.KILL | EndStep.KILL_ALL:
-                refused = send(others if step is EndStep.KILL else found, signal.SIGKILL).refused
+                killed = [*others, *((own,) if own is not None and step is EndStep.KILL_ALL else ())]
+                refused = send(killed, signal.SIGKILL).refused
                 self._note(f"spool may not end process {min(refused).pid}" if refused else "")
                 self._go_on(all_of_it=step is EndStep.KILL_ALL)
             case EndStep.OVER | EndStep.LOOK:
                 self._go_on()
-                self._note("" if step is EndStep.OVER else "processes come and go too fast to tell whether one is its")
+                self._note("" if step is EndStep.OVER else "its wrapper was killed; what it has left is searched for")
         # Only another program stops a wrapper, and then everything waits for it.
-        if wrapper & look.still and step is not EndStep.KILL_ALL:
-            send(wrapper, signal.SIGCONT)
+        if wrapper is not None and own is not None and wrapper.state in STANDS_STILL and step is not EndStep.KILL_ALL:
+            send((own,), signal.SIGCONT)
         return step
 
-    def _ask(self, others: frozenset[Process], wrapper: frozenset[Process], look: Look) -> None:
+    def _ask(self, others: Mapping[Process, Stat], wrapper: Process | None, still: frozenset[Process]) -> None:
         """Send TERM to the processes that must receive it, and continue stopped ones: they do not handle it before."""
-        if not others:
-            news = set(wrapper - self._told)  # between two of its children: no later one must start
-        elif news := self._untold(others, others | wrapper):
+        if not others:  # between two of its children: no later one must start
+            news = [wrapper] if wrapper is not None and wrapper not in self._told else []
+        elif news := self._untold(others, wrapper):
             self._told_at_ticks = self._told_at_ticks or identity.ticks_now()
-        if news:
-            send(news, signal.SIGTERM)
-            self._told |= news
-        if still := others & self._told & look.still:
-            send(still, signal.SIGCONT)
+        send(news, signal.SIGTERM)
+        self._told |= set(news)
+        send((process for process in others if process in self._told and process in still), signal.SIGCONT)
 
     def _note(self, why: str) -> None:
         """Log why it goes on, once."""
@@ -277,18 +293,22 @@ class LocalRun:
     def _lasts(since_ns: int | None, for_ns: int, now_ns: int) -> bool:
         return since_ns is not None and now_ns >= since_ns + for_ns
 
-    def suspend(self, look: Look, *, on: bool) -> bool:
-        """Stop the processes that a look has found, or continue them; return whether all of them obeyed.
+    def suspend(self, *, on: bool) -> bool:
+        """Stop its processes, or continue them, after a look; return whether all of them obeyed.
 
         The wrapper is spared: it only waits, and tmux wakes a session whose first process is stopped. So a run whose
-        wrapper is not known yet must not be suspended. A look cannot have missed stopped processes, only running ones.
+        wrapper is not known yet must not be suspended. What runs may fork during a look: only two looks that find the
+        same stopped processes are proof.
         """
-        others = {process for process in look.members[self.key] if process.pid != self.wrapper_pid}
-        wrong = others - look.still if on else others & look.still
-        send(wrong, signal.SIGSTOP if on else signal.SIGCONT)
-        return not wrong and (not on or (bool(others) and look.certain))
+        others = self.members(halt=on)
+        still = processes.still(others)
+        before, self._still = self._still, still if len(still) == len(others) else frozenset()
+        if not on:
+            send(still, signal.SIGCONT)
+            return not still
+        return bool(others) and others.keys() == still == before
 
-    def _untold(self, others: frozenset[Process], left: frozenset[Process]) -> set[Process]:
+    def _untold(self, others: Mapping[Process, Stat], wrapper: Process | None) -> list[Process]:
         """Return the processes that must receive TERM now: first all, later older ones that were not seen before.
 
         Processes that a job starts to clean up after itself, and the epilog, do not receive it before the grace is
@@ -296,13 +316,13 @@ class LocalRun:
         trap.
         """
         if not self._told:
-            return set(others)
-        pids = {process.pid for process in left}
-        return {
+            return [*others]
+        pids = {pid for pid, _ in others} | ({wrapper.pid} if wrapper is not None else set())
+        return [
             process
-            for process in others - self._told
-            if process.start_ticks < self._told_at_ticks or _parent(process) not in pids
-        }
+            for process, stat in others.items()
+            if process not in self._told and (process.start_ticks < self._told_at_ticks or stat.parent not in pids)
+        ]
 
     @property
     def wrapper_pid(self) -> int | None:
@@ -311,7 +331,7 @@ class LocalRun:
 
 
 class LocalProcesses:
-    """The processes of all runs on this machine. `inherit` makes it the parent of their orphans."""
+    """The processes of all runs on this machine."""
 
     tells = False  # nothing reports processes that are not children of this process
     silent = False
@@ -323,35 +343,26 @@ class LocalProcesses:
         liveness: Callable[[Jid], Liveness] = identity.liveness,
         groups: RunGroups | None = None,
         is_wrapper: Callable[[Jid, str, str, int], bool] = _is_wrapper,
+        outlasted: Callable[[str, int], bool] = lambda job, run: True,
     ) -> None:
         """Begin without runs. *liveness* returns the state of a wrapper, *groups* is the place for control groups.
 
-        *is_wrapper* tells whether a living process is that of a run.
+        *is_wrapper* tells whether a living process is that of a run; *outlasted*, whether the records of a run prove
+        that its wrapper, which is gone, has ended by itself, after all that it had started.
         """
         self.spool_dir = spool_dir
         self.liveness = liveness
         self._is_wrapper = is_wrapper
+        self._outlasted = outlasted
         self.groups = groups
         self._children: dict[int, LocalRun] = {}  # by the pid of the wrapper
         self._processes = Children()
-        self._unrelated: set[int] = set()  # children of no run
-        self._inherits = False
-        self._inherited: frozenset[int] | None = None  # children of this process after the last reaping, once read
-        self._ended: set[LocalRun] = set()  # wrappers that have ended, with leftovers not looked for yet
-        self._left: dict[LocalRun, bool] = {}  # whether they had leftovers, by a look after their end, until asked
         self._own_peak_kib = 0  # as far as it was looked at
-        self._census = ProcessCache()
         self._unheard: set[LocalRun] = set()  # the kernel does not report when their wrappers are stopped
 
-    def inherit(self) -> None:
-        """Become the parent of every orphan of a run."""
-        self._inherits = children.become_subreaper()
-
     def close(self) -> None:
-        """Stop adopting orphans."""
+        """Release what it watches runs by."""
         self._processes.close()
-        if self._inherits:
-            children.become_subreaper(on=False)
 
     def machine(self) -> None:
         """Return None: its resources are those of this machine."""
@@ -376,8 +387,6 @@ class LocalProcesses:
         """Return the run whose wrapper is this child."""
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
         self._processes.added(pid)
-        self._unrelated.discard(pid)
-        self._census.ask_again(pid)  # its pid may have belonged to an unrelated process
         return made
 
     def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:
@@ -394,7 +403,6 @@ class LocalProcesses:
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
         """Return a run that another dispatcher has started."""
-        self._census.ask_again()  # its processes were seen as unrelated ones
         adopted = self.no_child(job, run, None, self.groups.existing(job, run) if self.groups is not None else None)
         if jid is not None:
             adopted.identified(jid)
@@ -408,8 +416,6 @@ class LocalProcesses:
 
     def forget(self, run: LocalRun) -> None:
         """Drop a run that is over."""
-        self._ended.discard(run)
-        self._left.pop(run, None)
         self._unheard.discard(run)
         if run.pid is not None:
             self._children.pop(run.pid, None)
@@ -419,9 +425,7 @@ class LocalProcesses:
 
         A stopped wrapper is continued.
         """
-        self._inherited = None
         for pid, status, usage in self._processes.reap():
-            self._unrelated.discard(pid)
             run = self._children.get(pid)
             if run is not None:
                 says = run.was_lean or self._says_something(usage.ru_maxrss)
@@ -438,94 +442,52 @@ class LocalProcesses:
         The rusage of this process cannot be used: it counts the process that started this one, up to the same moment.
         """
         if peak_kib > self._own_peak_kib:
-            self._own_peak_kib = processes.peak_rss_bytes([os.getpid()]) // _KIBIBYTE
+            self._own_peak_kib = processes.peak_rss_bytes(os.getpid()) // _KIBIBYTE
         return peak_kib > self._own_peak_kib
 
-    def wrapper_ended(self, run: LocalRun) -> None:
-        """Let the next look for leftovers of wrappers serve *run*, too."""
-        self._ended.add(run)
-
-    def left_behind(self, run: LocalRun) -> bool:
-        """Whether processes of *run* outlived its wrapper."""
-        if run not in self._left:
-            orphans = self._unknown_orphans() if run.is_child else None
-            if orphans is not None and not orphans:
-                return False
-            self._look_back(run, orphans or set())
-        return self._left.pop(run)
-
-    def _unknown_orphans(self) -> set[int] | None:
-        """Return the inherited processes that belong to no known run; None if the kernel does not list them.
-
-        An orphan of a run becomes a child of this process only if the wrapper was one.
-        """
-        if not self._inherits:
-            return None
-        if self._inherited is None:
-            # Once for all that have ended together: their leftovers became children of this process before the wrappers
-            # could be reaped, and only reaping removes them.
-            self._inherited = children.children_of_self()
-        inherited = self._inherited
-        if inherited is None:
-            return None
-        return {pid for pid in inherited if pid not in self._children} - self._unrelated
-
-    def _look_back(self, run: LocalRun, orphans: set[int]) -> None:
-        """Look for the leftovers of *run* and of all other runs whose wrappers are known to have ended."""
-        ended = {run, *self._ended, *(child for child in self._children.values() if child.exit_status is not None)}
-        self._ended.clear()
-        look = self.look_for({*ended, *self._children.values()} if orphans else ended)
-        if look.certain:
-            self._unrelated |= orphans - {process.pid for members in look.members.values() for process in members}
-        self._left |= {each: bool(look.members[each.key]) or not self._sees_all(each, look) for each in ended}
-        self._note_alive(ended, look)
-
-    def processes_of(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
-        """Return the processes of each run: its session, its descendants and those that carry its marks."""
-        runs = list(runs)
-        found = processes.scan(run.wanted() for run in runs)
-        return {run: set(found[run.key]) for run in runs}
-
-    def look_for(self, runs: Iterable[LocalRun], halt: Mapping[LocalRun, bool] | None = None) -> Look:
-        """Look for the processes of these runs, and tell whether any can have been missed; stop those of *halt*.
-
-        On a machine that is too busy for certainty the look yields to the rest of the pass, and is not certain.
-        """
-        wanted = [run.wanted(halts=halt is not None and halt[run]) for run in runs]
-        return processes.look(wanted, until_ns=time.monotonic_ns() + _BUDGET_NS)
-
-    def _sees_all(self, run: LocalRun, look: Look) -> bool:
-        """Whether processes of a run that a look has not found do not exist."""
-        if look.certain or look.members[run.key]:
-            return look.certain
-        # Every process that a child of this process has left behind is its child by now, or a descendant of one.
-        return run.is_child and run.exit_status is not None and self._unknown_orphans() == set()
+    def has_outlasted(self, run: LocalRun) -> bool:
+        """Whether the wrapper of *run* has ended by itself, and so after all that its command has left behind."""
+        if run.exit_status is not None and os.WIFEXITED(run.exit_status):
+            return True
+        return (run.pid is None or run.exit_status is not None) and self._outlasted(*run.key)
 
     def terminate(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
-        """Continue to end *runs*, after one walk over all processes, or as many as time allows."""
-        self._inherited = None
+        """Continue to end *runs*, after one look at them, or as many as time allows."""
         gone, going, until_ns = list[LocalRun](), dict(runs), time.monotonic_ns() + _BUDGET_NS
         for _ in range(_MOST_LOOKS):
-            look = self.look_for(going, halt=going)
-            self._note_alive(going, look)
-            steps = {run: run.press(look, kill=kill, certain=self._sees_all(run, look)) for run, kill in going.items()}
+            steps = self._press(going)
             gone += [run for run, step in steps.items() if step is EndStep.OVER]
             going = {run: runs[run] for run, step in steps.items() if step is EndStep.FREEZE}
             if not going or time.monotonic_ns() >= until_ns:
                 break
         return gone
 
-    def _note_alive(self, runs: Iterable[LocalRun], look: Look) -> None:
-        """Record which of *runs* a look has found alive: the last such look bounds the end of a run."""
-        for run in runs:
-            if look.members[run.key]:
+    def _press(self, runs: Mapping[LocalRun, bool]) -> dict[LocalRun, EndStep]:
+        """Look once at each of *runs*, and take its next step."""
+        steps: dict[LocalRun, EndStep] = {}
+        orphaned: list[LocalRun] = []
+        for run, kill in runs.items():
+            wrapper = run.wrapper()
+            if wrapper is not None:
+                others = processes.descendants(run.sought(), wrapper.pid, halt=kill)
                 run.alive_at_ns = time.time_ns()
+                steps[run] = run.press(others, wrapper, kill=kill, certain=True)
+            elif self.has_outlasted(run):
+                steps[run] = run.press({}, None, kill=kill, certain=True)
+            elif run.pid is None or run.exit_status is not None:  # else it is about to be reaped
+                orphaned.append(run)
+        found = processes.search(run.sought() for run in orphaned)
+        for run in orphaned:
+            others = found.members[run.key]
+            if others:
+                run.alive_at_ns = time.time_ns()
+            steps[run] = run.press(others, None, kill=runs[run], certain=found.certain)
+        return steps
 
     def suspend(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
-        """Suspend or continue *runs*, after one walk over all processes; return those in the wanted state."""
+        """Suspend or continue *runs*, after a look at each; return those in the wanted state."""
         known = {run: on for run, on in runs.items() if run.wrapper_pid is not None or not on}
-        look = self.look_for(known, halt=known)
-        return [run for run, on in known.items() if run.suspend(look, on=on)]
+        return [run for run, on in known.items() if run.suspend(on=on)]
 
     def memory_bytes(self, limits: Mapping[LocalRun, int]) -> dict[LocalRun, int]:
         """Return the memory use of these runs, exactly if it exceeds the limit beside each run.
@@ -534,31 +496,21 @@ class LocalProcesses:
         that seem to exceed their limit are measured again, closely: resident sizes count shared pages once for each
         process, so they are cheap and never too low.
         """
-        found = self._census.look(lambda: (run.wanted() for run in limits))
-        used, over = dict[LocalRun, int](), list[LocalRun]()
+        used: dict[LocalRun, int] = {}
         for run, limit in limits.items():
-            members = found.get(run.key, {})
-            resident = rss_bytes(members)
-            if resident <= run.peak_bytes and resident <= limit:
+            if (wrapper := run.wrapper()) is None:
                 continue
-            own = [pid for pid, process in members.items() if identity.start_ticks(pid) == process.start_ticks]
-            used[run] = rss_bytes(own)
-            if used[run] > limit:
-                used[run] = pss_bytes(own)
-            if used[run] > limit:
-                over.append(run)
-        for run, really in self.processes_of(over).items():
-            used[run] = pss_bytes(process.pid for process in really)
-        for run, memory_bytes in used.items():
+            members = processes.descendants(run.sought(), wrapper.pid)
+            memory_bytes = rss_bytes([wrapper, *members.values()])
+            if memory_bytes > limit:
+                memory_bytes = pss_bytes([Process(wrapper.pid, wrapper.start_ticks), *members])
+            elif memory_bytes <= run.peak_bytes:
+                continue
             run.used(memory_bytes)
-        return {run: memory_bytes for run, memory_bytes in used.items() if memory_bytes}
+            used[run] = memory_bytes
+        return used
 
 
 def _stands_still(process: Process) -> bool:
     stat = identity.read_stat(process.pid)
     return stat is not None and stat.start_ticks == process.start_ticks and stat.state in STANDS_STILL
-
-
-def _parent(process: Process) -> int | None:
-    stat = identity.read_stat(process.pid)
-    return stat.parent if stat is not None else None

@@ -15,19 +15,19 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache
 from importlib import invalidate_caches
 from types import ModuleType
 
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.executors import compiled
+from spool.executors import compiled, first_program
 from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.config import Config
 from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import descriptors, identity
-from spool.machine.children import SpawnThread
 
 SHELL = "/bin/sh"
 
@@ -61,7 +61,6 @@ class ProcessExecutor:
         self._config = config
         self._server: WrapperServer | None = None
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
-        self._nursery = SpawnThread()
 
     def unavailable(self) -> str | None:
         """Return why no wrapper can be started: there is no shell, or no /proc to prove identities."""
@@ -83,7 +82,7 @@ class ProcessExecutor:
             host=identity.host(),
             env_program=program,
             reset=reset,
-            become=self._program() or "",
+            become=self.program() or "",
             open_files=descriptors.limit_for_jobs(),
         )
 
@@ -92,7 +91,7 @@ class ProcessExecutor:
 
         Raises StartRefused if the machine has no room for another process, or cannot pin it to its CPUs.
         """
-        program = self._program()
+        program = self.program()
         if program is None:
             self._dismiss_server()
         elif (served := self._start_by_server(program, launch)) is not None:
@@ -100,7 +99,8 @@ class ProcessExecutor:
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
-            pid = self._spawn([SHELL, launch.script, TOLD], {0: identity_fd}, launch.inherited(), launch.cpus)
+            words = [sys.executable, "-I", "-S", "-B", first_program.__file__, "-", launch.script, TOLD]
+            pid = self._spawn(words, {0: identity_fd}, launch.inherited(), launch.cpus)
             # While the shell starts. If the shell is faster, it finds nothing and looks for itself.
             with contextlib.suppress(OSError):
                 os.pwrite(identity_fd, f"{pid} {identity.start_ticks(pid) or ''}\n".encode(), 0)
@@ -114,9 +114,9 @@ class ProcessExecutor:
     def close(self) -> None:
         """End the server."""
         self._dismiss_server()
-        self._nursery.close()
 
-    def _program(self) -> str | None:
+    def program(self) -> str | None:
+        """Return the path of the compiled wrapper, None without one."""
         return compiled.find(self._config().wrapper).path
 
     def _server_of(self, program: str) -> WrapperServer | None:
@@ -183,11 +183,11 @@ class ProcessExecutor:
                 setsigdef=self._catchable,
             )
 
-        return self._nursery.start(partial(_spawn_on, cpus, spawn) if cpus else spawn)
+        return _spawn_on(cpus, spawn) if cpus else spawn()
 
 
 def _spawn_on(cpus: str, spawn: Callable[[], int]) -> int:
-    """Start a child that is pinned from its first moment: it inherits that of the thread that starts it."""
+    """Start a child that is pinned from its first moment: it inherits that of this thread."""
     pinned = _pinning().pinned
     try:
         with pinned(cpus):

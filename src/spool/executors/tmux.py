@@ -1,8 +1,8 @@
 """The wrapper in a terminal of its own: a session of a tmux server that serves only this spool.
 
 The job reads from the terminal, so a user can attach and type. It writes to its outputs as under any executor; a viewer
-beside it (`tmux_pane.py`) copies them to the terminal. So the log is the job's output, byte for byte, without prompt,
-echo or carriage returns, and a job never waits for a terminal that does not read.
+beside it (`first_program.py`) copies them to the terminal. So the log is the job's output, byte for byte, without
+prompt, echo or carriage returns, and a job never waits for a terminal that does not read.
 
 Every tmux command has a time limit: a server that hangs delays a pass once, for `LIMIT_S`, and is then reported until
 it answers.
@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.model import Jid
-from spool.executors import tmux_pane
+from spool.executors import first_program
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import ProcessExecutor
@@ -117,7 +117,7 @@ class TmuxExecutor:
         told = f"{launch.metadir}/{layout.LAUNCH}"
         session = session_of(launch.job, launch.run)
         words = ["-d", "-P", "-F", "#{pane_pid} #{pid}", "-s", session, *_SIZE, "-c", "/"]
-        words += [sys.executable, "-I", "-S", "-B", tmux_pane.__file__, told, str(launch.script)]
+        words += [sys.executable, "-I", "-S", "-B", first_program.__file__, told, str(launch.script)]
         if launch.keep:
             words += [";", "set-option", "-w", "-t", f"={session}:", "remain-on-exit", "on"]
         if launch.run > 1:
@@ -153,7 +153,7 @@ class TmuxExecutor:
 
     def _asked(self, server: Server, words: list[str], told: str, launch: Launch) -> subprocess.CompletedProcess[str]:
         """Request the session, again if the server was just about to leave: its last session ended at this moment."""
-        inheritance = _inheritance(launch)
+        inheritance = {**_inheritance(launch), "program": self._process.program() or ""}
         until = time.monotonic() + LIMIT_S
         while True:
             _write(told, inheritance)
@@ -268,8 +268,9 @@ def _problem_of_version() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the server and its clients. A server with the mark of a run would end with that run."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(("SPOOL_", "spool_", "TMUX"))}
+    """Return the environment of the server and its clients: that of a process that belongs to no run."""
+    found = {key: value for key, value in os.environ.items() if not key.startswith(("SPOOL_", "spool_", "TMUX"))}
+    return found | {layout.SERVICE_MARK: "1"}
 
 
 def _inheritance(launch: Launch) -> dict[str, object]:

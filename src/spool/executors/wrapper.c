@@ -2,6 +2,7 @@
 
        spool-wrapper run RUN_SH [ARGUMENT...]   what `/bin/sh RUN_SH [ARGUMENT...]` does
        spool-wrapper serve FD [ROOM]            that for each datagram on the socket FD, in a child of who started it
+       spool-wrapper reap RUN_SH RECORD CODE    wait for the last child, remove RECORD, end with CODE: a shell's run.sh does
        spool-wrapper [--default-signal=INT,QUIT] [-u NAME] -- [NAME=VALUE...] PROGRAM [ARGUMENT...]
                                                 what env is used for in run.sh
        spool-wrapper --version                  which source it was built from
@@ -29,6 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -168,9 +170,13 @@ static long k_pipe(int ends[2]) { return EITHER(pipe2(ends, O_CLOEXEC), K(pipe2,
 static long k_flags(int fd) { return EITHER(fcntl(fd, F_GETFD), K(fcntl, fd, F_GETFD, 0, 0, 0)); }
 static long k_setsid(void) { return EITHER(setsid(), K(setsid, 0, 0, 0, 0, 0)); }
 static long k_kill(long pid, int number) { return EITHER(kill((pid_t)pid, number), K(kill, pid, number, 0, 0, 0)); }
-static long k_wait(long pid, int *status, struct rusage *used)
+static long k_wait(int *status, int options, struct rusage *used)
 {
-    return EITHER(wait4((pid_t)pid, status, WNOHANG, used), K(wait4, pid, status, WNOHANG, used, 0));
+    return EITHER(wait4(-1, status, options, used), K(wait4, -1, status, options, used, 0));
+}
+static long k_become_subreaper(void)
+{
+    return EITHER(prctl(PR_SET_CHILD_SUBREAPER, 1L, 0L, 0L, 0L), K(prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0));
 }
 static long k_execve(const char *path, char **words, char **environment)
 {
@@ -850,6 +856,7 @@ static Signals blocked_before;
 static int served;   /* by a server: the null device is open as 0, and nothing else is but 1 and 2 */
 static long child;   /* the command, while it runs */
 static int has_run;  /* it was started */
+static int has_left; /* it has ended, and left other children */
 static struct rusage used; /* by the command, and by what it has waited for */
 static int ended;    /* the exit code of a run that was sent one of the first four */
 static char line[2048];
@@ -1078,6 +1085,29 @@ static _Noreturn void go_back(void)
     k_exit(REFUSED);
 }
 
+/* Reap what has ended, which may be what the command has abandoned; return whether the command itself has. */
+static int waited_for(int *status)
+{
+    struct rusage its;
+    int its_status, found = 0;
+    long pid;
+    while ((pid = k_wait(&its_status, WNOHANG, &its)) > 0)
+        if (pid == child) {
+            *status = its_status, used = its;
+            found = 1;
+        }
+    has_left = pid == 0;
+    return found;
+}
+
+/* Wait for the last child: what the command has abandoned is one, since this process is the child subreaper. */
+static void outlast(void)
+{
+    long pid;
+    while ((pid = k_wait(NULL, 0, NULL)) > 0 || pid == -EINTR)
+        ;
+}
+
 /* Run the command and wait for it; return its exit code. */
 static int run_command(void)
 {
@@ -1096,11 +1126,11 @@ static int run_command(void)
         go_back();
     }
     child = pid;
-    do {
+    while (!waited_for(&status)) {
         const long number = k_sigwait(heard, -1);
         if (number > 0 && number != SIGCHLD)
             pass_on(number);
-    } while (k_wait(child, &status, &used) != child);
+    }
     child = 0;
     const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     if (code == REFUSED && exists("refused"))
@@ -1148,6 +1178,23 @@ static void put_usage(void)
     put("usage", line);
 }
 
+/* Leave a note for the dispatcher, which no event tells of a record. */
+static void note_leftovers(void)
+{
+    static char path[2 * LONGEST + 64] = "../../.notes/";
+    char *run = (char *)metadir + length(metadir), *job;
+    while (run > metadir && *--run != '/')
+        ;
+    for (job = run; job > metadir && *--job != '/';)
+        ;
+    if (place != HELD || job == metadir)
+        return;
+    char *const name = path + length(path), *const end = add(name, job + 1); /* NAME/RUN */
+    name[run - job - 1] = '.';
+    add(end, ".leftovers");
+    k_close(k_open_in(place, path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK));
+}
+
 /* The last records, and the end. */
 static _Noreturn void finish(int code)
 {
@@ -1162,7 +1209,7 @@ static _Noreturn void finish(int code)
     }
     put_usage();
     add(add_number(line, (unsigned long)code), "\n");
-    for (int tries = 1; !put("rc", line); tries++) { /* the exit code must not be lost to a disk that is full */
+    for (int tries = 1; (has_left && !put("leftovers", "running\n")) || !put("rc", line); tries++) { /* the exit code must not be lost to a disk that is full */
         if (tries == 1 && !astray()) /* it may have had the last room */
             k_unlink_in(place, record("usage"));
         if (gone() || ended || (exists("stop") && !astray()))
@@ -1175,6 +1222,12 @@ static _Noreturn void finish(int code)
                 add(end, "/rc");
             k_rename_in(place, record("rc"), aside);
         }
+    }
+    if (has_left) {
+        note_leftovers();
+        outlast();
+        if (!astray())
+            k_unlink_in(place, record("leftovers"));
     }
     k_exit(code);
 }
@@ -1262,6 +1315,7 @@ static _Noreturn void serve(long fd, Room arguments, Room marks)
                 size_t n = 0;
                 k_close(fd);
                 k_setsid();
+                k_become_subreaper(); /* also of what it may turn into */
                 show(&arguments, request);
                 for (char *text = request + length(request) + 1; text < request + size; text += length(text) + 1) {
                     environment[n++] = text;
@@ -1295,6 +1349,7 @@ static int is_started_as_usual(void)
 
 static _Noreturn void run(int n, char **given, char **environment)
 {
+    k_become_subreaper();
     if (n == 3 && is_started_as_usual() && understand(given[2], environment))
         wrap();
     given[1] = (char *)SHELL;
@@ -1359,6 +1414,11 @@ static _Noreturn void start(int n, char **given, char **environment)
     add(message, "spool: ");
     if (n >= 3 && same(given[1], "run"))
         run(n, given, environment);
+    if (n == 5 && same(given[1], "reap")) {
+        outlast();
+        k_unlink_in(AT_FDCWD, given[3]);
+        k_exit((int)number_in(given[4], 10));
+    }
     if (n >= 3 && same(given[1], "serve") && number_in(given[2], 10) >= 0)
         serve(number_in(given[2], 10), room_of(given[3]), room_of(environment[0]));
     if (n == 2 && same(given[1], "--version")) {

@@ -69,10 +69,10 @@ spool_astray() {
     [ -h "$spool_metadir" ] || [ -h "${spool_metadir%/*}" ]
 }
 
-# spool_note RECORD: leave a note that a record is there. On a cluster no event tells of it, and a look at the records of
-# all runs would take too long.
+# spool_note RECORD: leave a note that a record is there, of which no event tells: a look at the records of all runs
+# would take too long.
 spool_note() {
-    if [ -z "$spool_engine" ]; then return; fi
+    if [ -z "$spool_engine" ] && [ "$1" != leftovers ]; then return; fi
     spool_file=${spool_metadir%/*}
     spool_file=$spool_records/../../.notes/${spool_file##*/}.${spool_metadir##*/}.$1
     if [ ! -d "${spool_file%/*}" ] || [ -h "${spool_file%/*}" ] || [ -h "$spool_file" ] || [ -e "$spool_file" ]; then return; fi
@@ -579,6 +579,31 @@ spool_gone() {
     fi
 }
 
+# spool_alone: true if this process has no child. What the command has abandoned is one as well, as this process was made
+# the child subreaper of the run before it became a shell. Where the kernel lists no children, only a reaper can tell.
+spool_alone() {
+    spool_line=''
+    if [ -r "/proc/$$/task/$$/children" ]; then
+        read -r spool_line < "/proc/$$/task/$$/children"
+    elif [ -x "$spool_become" ]; then
+        return 1
+    fi
+    [ -z "$spool_line" ]
+}
+
+# spool_outlast: stay until the last child has ended, which no order changes any more. A shell does not wait for children
+# that it has not started, but reaps them as well while it waits for one that it has.
+spool_outlast() {
+    trap '' HUP INT QUIT TERM USR1 USR2
+    trap - EXIT
+    spool_note leftovers
+    if [ -x "$spool_become" ]; then
+        exec "$spool_become" reap "$spool_metadir/run.sh" "$spool_records/leftovers" "$spool_code"
+    fi
+    until spool_alone; do sleep 0.1 || sleep 1; done
+    if ! spool_astray; then rm -f -- "$spool_records/leftovers"; fi
+}
+
 # spool_finish: the last records, and the end.
 spool_finish() {
     # A process that sees the last status may send a signal: only what came before it is over.
@@ -593,7 +618,9 @@ spool_finish() {
     if [ -n "$spool_announced" ]; then spool_usage; fi
     # The exit code must not be lost to a disk that is full for a while. Where no process can be had to wait with,
     # this goes on without a pause; `command` keeps the shell alive then.
-    until spool_record rc "$spool_code"; do
+    spool_left=''
+    if [ -z "$spool_engine" ] && ! spool_alone; then spool_left=yes; fi
+    until { [ -z "$spool_left" ] || spool_record leftovers running; } && spool_record rc "$spool_code"; do
         if spool_gone || [ "$spool_ended" -ne 0 ]; then break; fi
         if [ -e "$spool_records/stop" ] && ! spool_astray; then break; fi
         if [ -s "$spool_records/usage" ] && ! spool_astray; then printf '' > "$spool_records/usage"; fi # it may have had the last room
@@ -612,6 +639,7 @@ spool_finish() {
         read -r spool_line <&7
     fi
     spool_stop_watching
+    if [ -n "$spool_left" ]; then spool_outlast; fi
     # Grid Engine starts a job again after 99, and keeps it in an error state after 100. The record has the code.
     case $spool_engine$spool_code in
     sge99 | sge100) spool_code=1 ;;

@@ -32,7 +32,7 @@ from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
 from spool.machine import children, identity, marks, processes
 from spool.machine.marks import HOOK_MARK
-from spool.machine.processes import Process, TrackedRun, send
+from spool.machine.processes import Process, Sought, send
 
 log = logging.getLogger(__name__)
 
@@ -263,18 +263,19 @@ def end_tree(root: str, mark: str, jid: Jid | None) -> int:
     killed: set[Process] = set()
     before: frozenset[Process] = frozenset()
     for walk in range(_WALKS):
-        wanted = TrackedRun(mark, 0, root, jid, frozenset(killed), halts=True)
-        look = processes.look([wanted])
-        left = look.members[wanted.key]
-        if not left and look.certain:
+        sought = Sought(mark, 0, root, jid, frozenset(killed))
+        found = processes.search([sought])
+        left = found.members[sought.key]
+        if not left and found.certain:
             break
         # Processes that were stopped in two looks fork no more; those not stopped after half of the looks are killed
         # anyway.
-        if (left == before and left <= look.still) or walk >= _WALKS // 2:
+        still = processes.still(left)
+        if left.keys() == still == before or walk >= _WALKS // 2:
             killed |= send(left, signal.SIGKILL).signalled
         else:
-            send(left - look.still, signal.SIGSTOP)
-        before = left
+            send((process for process in left if process not in still), signal.SIGSTOP)
+        before = still
         time.sleep(_PAUSE_S)
     return len(killed)
 

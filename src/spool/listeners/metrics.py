@@ -18,7 +18,7 @@ from spool.formats.state import StateView, parse_state
 from spool.listeners.base import Listener
 from spool.listeners.message import MESSAGES
 from spool.machine import processes
-from spool.machine.processes import TrackedRun
+from spool.machine.processes import Sought
 from spool.store.disk import Disk
 from spool.store.reading import read_bytes
 from spool.store.spool import Spool
@@ -114,7 +114,7 @@ class Metrics(Listener):
 
 
 class UsageMeter:
-    """Measures the total resource use of a spool's runs, by one walk over `/proc`."""
+    """Measures the total resource use of a spool's runs."""
 
     def __init__(self, root: str) -> None:
         self._spool = Spool(root)
@@ -123,18 +123,16 @@ class UsageMeter:
 
     def look(self, view: StateView) -> RunUsage:
         """Return the use of the runs that are alive according to *view*."""
-        wanted = []
-        for name, job in view.jobs.items():
-            if job.state in ALIVE and job.run is not None and not job.array:
-                jid = self._spool.jid(name, job.run)
-                wanted.append(TrackedRun(name, job.run, self._spool.root, jid if isinstance(jid, Jid) else None))
         now = time.monotonic_ns()
         used_bytes, busy_ns = 0, 0
         seen: dict[tuple[str, int], int] = {}
-        for key, members in processes.scan(wanted).items():
-            pids = [process.pid for process in members]
-            used_bytes += processes.rss_bytes(pids)
-            seen[key] = processes.cpu_time_ns(pids)
+        for name, job in view.jobs.items():
+            if job.state not in ALIVE or job.run is None or job.array:
+                continue
+            key, jid = (name, job.run), self._spool.jid(name, job.run)
+            found = processes.family(Sought(*key, self._spool.root, jid if isinstance(jid, Jid) else None)).values()
+            used_bytes += processes.rss_bytes(found)
+            seen[key] = processes.cpu_time_ns(found)
             # The CPU time of an ended process is lost, unless its parent has waited for it.
             if self._at_ns is not None:
                 busy_ns += max(0, seen[key] - self._cpu_ns.get(key, 0))

@@ -1,8 +1,4 @@
-"""The children of this process: starting, finding and reaping them.
-
-As a child subreaper the dispatcher inherits the orphans of its wrappers, so its list of children can replace a walk
-over all processes.
-"""
+"""The children of this process: finding and reaping them."""
 
 from __future__ import annotations
 
@@ -10,23 +6,17 @@ import errno
 import os
 import resource
 import select
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from spool.core.model import SECOND_NS
 from spool.machine.identity import PROC, read_bytes
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
 _PR_SET_CHILD_SUBREAPER = 36
-_WNOTHREAD = 0x20000000  # only children that this thread has started or inherited; see wait(2), __WNOTHREAD
 _MANY = 100  # children; with more, checking all of them at each end costs more than a descriptor for each
 _LOOK_EVERY_NS, _REFUSED_FOR_NS = 1_000_000_000, 60_000_000_000
 _AT_LEAST, _BUDGET_NS = 64, 50_000_000  # reaped at a time, when children end faster than they can be reaped
@@ -42,63 +32,18 @@ class Reaped(Struct, frozen=True):
     peak_memory_bytes: int  # of the largest single process among them
 
 
-def become_subreaper(*, on: bool = True) -> bool:
-    """Make this process inherit all orphans among its descendants, or stop that; False if the kernel cannot.
-
-    With it, a run has left nothing behind if its wrapper's end adds no child to this process, so no walk over /proc is
-    needed. See prctl(2), PR_SET_CHILD_SUBREAPER.
-    """
+def become_subreaper() -> None:
+    """Make this process inherit all orphans among its descendants. See prctl(2), PR_SET_CHILD_SUBREAPER."""
     import ctypes  # imported here, because commands inherit no orphans
 
-    try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-    except (OSError, AttributeError):
-        return False
-    result: int = prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), *[ctypes.c_ulong(0)] * 3)
-    return result == 0
-
-
-class SpawnThread:
-    """A thread that only starts children.
-
-    The kernel lists children by the thread that started them, and gives orphans to the main thread. So the main
-    thread's list has only orphans, however many children there are.
-    """
-
-    def __init__(self) -> None:
-        """Create it; the thread starts at first use."""
-        from concurrent.futures import ThreadPoolExecutor  # imported here, because commands start no children
-
-        self._new_thread = partial(ThreadPoolExecutor, 1, "nursery", initializer=_hear_no_signals)
-        self._thread: ThreadPoolExecutor | None = None
-
-    def start(self, spawn: Callable[[], int]) -> int:
-        """Return the pid of the child that *spawn* starts, or raise its exception."""
-        if self._thread is None:
-            self._thread = self._new_thread()
-        try:
-            begun = self._thread.submit(spawn)
-        except RuntimeError:  # no room for a thread; a child of this one is in its list, and known there
-            self.close()
-            return spawn()
-        return begun.result()
-
-    def close(self) -> None:
-        """End the thread; its children pass to the main thread."""
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
-
-
-def _hear_no_signals() -> None:
-    """Block every signal in this thread: they go to the main thread, which sleeps until one comes."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
 
 
 def children_of_self() -> frozenset[int] | None:
     """Return the pids of this process's children, zombies included; None if the kernel does not list them.
 
-    The list is that of the main thread: all orphans, but no child of a :class:`SpawnThread`.
+    The list is that of the main thread, which inherits all orphans.
     """
     pid = os.getpid()
     try:
@@ -111,12 +56,10 @@ class Children:
     """The children of this process; the main thread reaps them when one may have ended.
 
     To wait for any child, the kernel checks all of them. If there are many, each child that is :meth:`added` and still
-    lives gets a pidfd, so that ended ones are known by pid. Orphans are children of the main thread only, and are
-    checked there. All other children are not runs: they are checked, among all, once a second at most; :attr:`due_ns`
-    says when. If there are not enough descriptors, all children are checked as if they were few.
+    lives gets a pidfd, so that ended ones are known by pid; all children are then checked once a second at most, for
+    those that are stopped or no runs. If there are not enough descriptors, all are checked as if they were few.
 
-    A tree that forks without end may leave us orphans faster than they can be reaped on a busy machine. So reaping
-    stops after a while, and is due again at once. The kernel reports the oldest first, and our own are older.
+    On a busy machine reaping stops after a while, and is due again at once; :attr:`due_ns` says so.
     """
 
     def __init__(self, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -197,14 +140,12 @@ class Children:
             yield from self._reaped(self._pids[fd])
         now_ns = self._clock()
         looks = now_ns - self._looked_ns >= _LOOK_EVERY_NS
+        self.due_ns = None if looks else self._looked_ns + _LOOK_EVERY_NS
         if looks:
             self._looked_ns = now_ns
-        self.due_ns = None if looks else self._looked_ns + _LOOK_EVERY_NS
-        yield from self._reaped(-1, _WNOTHREAD)
-        if looks:
             yield from self._reaped(-1)
 
-    def _reaped(self, which: int, options: int = 0) -> Iterator[tuple[int, int, resource.struct_rusage]]:
+    def _reaped(self, which: int) -> Iterator[tuple[int, int, resource.struct_rusage]]:
         """Reap the child *which*, or with -1 all children, within the time limit."""
         until_ns = self._clock() + _BUDGET_NS
         for number in count():
@@ -212,7 +153,7 @@ class Children:
                 self.due_ns = self._clock()
                 return
             try:
-                pid, status, usage = os.wait4(which, os.WNOHANG | os.WUNTRACED | options)
+                pid, status, usage = os.wait4(which, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 self._forget(which)
                 return

@@ -160,14 +160,14 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or began_ns is None:
         # To be filed by a dispatcher, which determines its end; or far away.
         return RunEfficiency(used, efficiency(used), runs)
-    wanted = processes.TrackedRun(name, run, spool.root, files.jid if isinstance(files.jid, Jid) else None)
-    pids = [process.pid for process in processes.scan([wanted])[wanted.key]]
+    jid = files.jid if isinstance(files.jid, Jid) else None
+    family = processes.family(processes.Sought(name, run, spool.root, jid))
     used = replace(
         used,
-        record=replace(record, cpu_time_ns=processes.cpu_time_ns(pids) if pids else None),
+        record=replace(record, cpu_time_ns=processes.cpu_time_ns(family.values()) if family else None),
         run_time_ns=max(0, now_ns - began_ns - files.suspension.total_ns(now_ns)),
     )
-    return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(pids) or None)
+    return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(family) or None)
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:

@@ -363,7 +363,7 @@ class LockedSpool(Spool):
             os.close(fd)
 
     def notes(self) -> list[tuple[str, int, str]]:
-        """Remove the notes of wrappers on other machines and return them: a job, its run, and a record that it has.
+        """Remove the notes of wrappers and return them: a job, its run, and a record that it has.
 
         They are hints, and any of them may be missing or false.
         """
@@ -385,6 +385,11 @@ class LockedSpool(Spool):
         finally:
             os.close(at)
         return found
+
+    def discard_note(self, filename: str) -> None:
+        """Remove a note that was read, if it is there."""
+        with contextlib.suppress(OSError):
+            self.disk.discard(f"{self.layout.at(layout.NOTES)}/{filename}")
 
     def archive(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, replacing an older record.

@@ -69,6 +69,7 @@ _LINES = frozenset(
 _SELDOM = frozenset(
     {layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.CPU_ENERGY, layout.FAILURE}
 )
+_OUTLASTS = b"spool_outlast"  # in the text of a wrapper that waits for what its command has left behind
 _SIGNS = (  # signs of life: files that a run and its wrapper write
     layout.JID, layout.STATUS, layout.JOB_LOG, layout.JOB_STDERR, layout.PROGRESS, layout.SIGNAL, layout.FAILURE,
     layout.USAGE,
@@ -411,8 +412,13 @@ class Spool:
         return self.known_end(files.name, files.run)
 
     def stop(self, name: str, run: int) -> Stop | None:
-        """Return the order to stop a run."""
-        return self._parsed(name, run, layout.STOP, run_records.parse_stop)
+        """Return the order to stop a run; None too if it came after the run's exit code: what was reached stands."""
+        found = self._parsed(name, run, layout.STOP, run_records.parse_stop)
+        if found is not None and (left := self.exit(name, run)) is not None:
+            ordered = status_of(self.layout.record(name, run, layout.STOP))
+            if ordered is not None and ordered.st_mtime_ns > left.at_ns:
+                return None
+        return found
 
     def grant(self, name: str, run: int, jid: Jid | Liveness | None = None) -> GrantRecord | None:
         """Return the grant of a run, with its executor: a *jid* that names no engine is of this machine."""
@@ -435,6 +441,19 @@ class Spool:
         except InvalidRecord:
             code = None
         return Exit(code, found[1]) if found is not None and code is not None else None
+
+    def has_leftovers(self, name: str, run: int) -> bool:
+        """Whether the wrapper of a run waits, or waited when it was killed, for what its command has left behind."""
+        return status_of(self.own_record(name, run, layout.LEFTOVERS)) is not None
+
+    def outlasted(self, name: str, run: int) -> bool:
+        """Whether the wrapper of a run, which is gone, has ended by itself, and so after all that it had started.
+
+        One that an earlier version of spool had started ended with its command.
+        """
+        if self.exit(name, run) is None or self.has_leftovers(name, run):
+            return False
+        return _OUTLASTS in (self.record(name, run, layout.WRAPPER) or b"")
 
     def usage(self, name: str, run: int) -> WrittenUsage:
         """Return the resource use of a run, as the wrapper recorded it."""
@@ -634,13 +653,13 @@ class Spool:
     def load(self, name: str, run: int, prober: Prober, *, leftovers: bool = True) -> RunFiles:
         """Return what the files of a run say, and what they prove. Its records are read here in the only safe order.
 
-        With *leftovers*, processes that outlived its wrapper count, too.
+        With *leftovers*, processes that outlived a killed wrapper count, too.
         """
         jid = self.jid(name, run)
         grant = self.grant(name, run, jid)
         liveness = self._liveness(name, run, jid, lambda: grant, prober)
         left, stop, result, refusal, evidence = self._signs(name, run, liveness)
-        if leftovers and liveness is Liveness.GONE and result is None:
+        if leftovers and liveness is Liveness.GONE and result is None and not self.outlasted(name, run):
             evidence = replace(evidence, leftovers=prober.has_left_processes(self.root, name, run))
         suspension = self.suspension(name, run)
         if grant is not None:
@@ -694,6 +713,7 @@ class Spool:
             recorded=result.outcome if result else None,
             grace=True,
             refused=refusal is not None,
+            leftovers=liveness is Liveness.ALIVE and left is not None and self.has_leftovers(name, run),
         )
         return left, stop, result, refusal, evidence
 

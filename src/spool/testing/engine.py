@@ -75,9 +75,6 @@ class FakeRun(Struct, eq=False):
     def watch(self) -> None:
         """Return nothing that signals its end: callers poll."""
 
-    def has_ended(self) -> None:
-        """Do nothing: callers poll."""
-
     def left_behind(self) -> bool:
         """Leave nothing behind."""
         return False

@@ -1,10 +1,14 @@
-"""The first program of a run's terminal: it sets up its process as the dispatcher says, then becomes the wrapper.
+"""The first program of a wrapper that is a shell: it sets up its process, then becomes the wrapper.
 
-Run as a script, by path, with only the standard library, because each millisecond of it delays a start: `tmux_pane.py
-LAUNCH SCRIPT`. LAUNCH is a file with what the wrapper inherits; it is removed as soon as it is read.
+Run as a script, by path, with only the standard library, because each millisecond of it delays a start:
 
-It leaves a viewer beside the wrapper: a process that belongs to no run and copies the run's outputs to the terminal. So
-the terminal shows them, and the outputs contain nothing of the terminal.
+* `first_program.py - SCRIPT [told]`: where there is no compiled wrapper. It makes this process the child subreaper of
+  the run, which a shell cannot do.
+* `first_program.py LAUNCH SCRIPT`: in a terminal. LAUNCH is a file with what the wrapper inherits; it is removed as
+  soon as it is read.
+
+In a terminal it leaves a viewer beside the wrapper: a process that belongs to no run and copies the run's outputs to
+the terminal. So the terminal shows them, and the outputs contain nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import stat
 import sys
 import time
 
+_PR_SET_CHILD_SUBREAPER = 36
 _SHELL = "/bin/sh"
 _REFUSED, _GOES_BACK = "refused", 75  # as in the wrapper
 _TO_VIEWER, _FROM_VIEWER = 6, 7  # of the wrapper: by the first it announces its end, on the second it waits
@@ -29,8 +34,10 @@ _SHORTEST_MS, _LONGEST_MS = 20, 500
 _LAST_S = 1.0  # how long the end may wait for a terminal that accepts no more output
 
 
-def main(launch: str, script: str) -> None:
-    """Become the wrapper *script*, as the file *launch* says."""
+def main(launch: str, script: str, *arguments: str) -> None:
+    """Become the wrapper *script*, as the file *launch* says; "-": as this process is."""
+    if launch == "-":
+        become_wrapper([script, *arguments], dict(os.environ), "")
     with open(launch, encoding="ascii") as file:
         told = json.load(file)
     os.unlink(launch)
@@ -54,13 +61,23 @@ def main(launch: str, script: str) -> None:
             resource.setrlimit(int(number), tuple(limits))
         except (OSError, ValueError):  # the server has lower limits, and they cannot be raised
             continue
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     environment = told["environment"]
     if "TERM" in os.environ:
         environment["TERM"] = os.environ["TERM"]
-    os.execve(_SHELL, [_SHELL, script], environment)  # noqa: S606  # to become a program is what this is for
+    become_wrapper([script], environment, told["program"])
+
+
+def become_wrapper(words: list[str], environment: dict[str, str], program: str) -> None:
+    """Turn into the wrapper *words*, the parent of what its run abandons; *program* is the compiled wrapper, if any."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if os.access(program, os.X_OK):
+        os.execve(program, [program, "run", *words], environment)  # noqa: S606  # to become a program is what this is for
+    import ctypes  # imported here: it takes half as long as the rest
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    os.execve(_SHELL, [_SHELL, *words], environment)  # noqa: S606
 
 
 def leave_viewer(paths: list[str]) -> None:
@@ -176,4 +193,4 @@ class Viewer:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])
