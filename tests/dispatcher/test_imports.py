@@ -35,7 +35,7 @@ PINNED = {
     ("spool.core.resources", "_pinned"),
     ("spool.core.resources", "_linked_first"),
 }
-ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.tmux_pane", "shlex", "spool.executors.slurm")
+ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.first_program", "shlex", "spool.executors.slurm")
 ON_DEMAND += ("spool.executors.engine", "spool.executors.handover", "spool.executors.cluster_run")
 ON_DEMAND += ("spool.executors.language", "spool.machine.commands")
 ON_DEMAND += ("spool.executors.policies",)

@@ -357,7 +357,7 @@ def test_a_session_that_is_not_kept_goes_with_its_job(served: Served) -> None:
     _type(served, "ends", "Enter")
     assert served.wait_outcome("ends") == "finished"
     wait_for(lambda: not alive(server))
-    assert [pid for pid in _with(b"tmux_pane.py", served) if alive(pid)] == []
+    assert [pid for pid in _with(b"first_program.py", served) if alive(pid)] == []
 
 
 def test_a_viewer_belongs_to_no_run(shared: Served) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from spool.core import layout
-from spool.executors import tmux_pane
-from spool.executors.tmux_pane import Output, Viewer
+from spool.executors import first_program
+from spool.executors.first_program import Output, Viewer
 from spool.formats import wrapper
 
 
@@ -74,7 +74,7 @@ def test_the_viewer_ends_with_the_run_and_shows_all_of_it(tmp_path: Path) -> Non
 
 def test_a_terminal_that_takes_nothing_does_not_keep_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the run has ended, the viewer gives a terminal that stands still a moment, and then it leaves."""
-    monkeypatch.setattr(tmux_pane, "_LAST_S", 0.05)
+    monkeypatch.setattr(first_program, "_LAST_S", 0.05)
     wrapper, theirs = os.pipe()
     screen, terminal = os.pipe2(os.O_NONBLOCK)
     (tmp_path / "out").write_bytes(b"")
@@ -103,7 +103,7 @@ def test_a_viewer_that_cannot_be_started_leaves_the_job_where_it_was(
     monkeypatch.setattr(os, "fork", sparing)
     (tmp_path / "launch").write_text(json.dumps({"outputs": []}))
     with pytest.raises(SystemExit) as left:
-        tmux_pane.main(str(tmp_path / "launch"), str(tmp_path / "run.sh"))
+        first_program.main(str(tmp_path / "launch"), str(tmp_path / "run.sh"))
     assert left.value.code == wrapper.REFUSED
     said = (tmp_path / layout.REFUSED).read_text()
     assert said == "cannot start the viewer of its terminal: Resource temporarily unavailable\n"
@@ -111,13 +111,13 @@ def test_a_viewer_that_cannot_be_started_leaves_the_job_where_it_was(
 
 def test_a_run_whose_cpus_are_gone_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process of the terminal says so, and the wrapper does not begin on other CPUs."""
-    monkeypatch.setattr(tmux_pane, "leave_viewer", lambda paths: None)
+    monkeypatch.setattr(first_program, "leave_viewer", lambda paths: None)
     own = os.sched_getaffinity(0)
     try:
         for cpus, why in (([65000], "Invalid argument"), ([min(own), 65000], "not all of them can be used")):
             (tmp_path / "launch").write_text(json.dumps({"outputs": [], "cpus": cpus}))
             with pytest.raises(SystemExit) as left:
-                tmux_pane.main(str(tmp_path / "launch"), str(tmp_path / "run.sh"))
+                first_program.main(str(tmp_path / "launch"), str(tmp_path / "run.sh"))
             assert left.value.code == wrapper.REFUSED
             listed = ",".join(map(str, cpus))
             assert (tmp_path / layout.REFUSED).read_text() == f"cannot give it CPUs {listed}: {why}\n"

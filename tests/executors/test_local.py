@@ -5,35 +5,123 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from spool.executors.local import LocalProcesses
-from spool.machine import children, identity
+from spool.core.lifecycle import Liveness
+from spool.executors import local
+from spool.executors.local import LocalProcesses, LocalRun
+from spool.machine import identity, processes
+from spool.machine.processes import Sought
+from support import wait_for
 
 
-def test_runs_that_end_together_are_looked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was left behind is read once for all that were reaped together, and anew after the next."""
-    asked: list[int] = []
-    monkeypatch.setattr(children, "become_subreaper", lambda on=True: on)
-    monkeypatch.setattr(children, "children_of_self", lambda: asked.append(1) or frozenset())
-    engine = LocalProcesses()
-    engine.inherit()
+class Families:
+    """Wrappers without a script: subreapers that run a text, each a child of this process."""
 
-    def ended(*names: str) -> set[str]:
-        for name in names:
-            pid = os.posix_spawn("/bin/true", ["true"], {})
-            engine.child(name, 1, pid)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        reaped = list(engine.reap())
-        assert not any(run.left_behind() for run in reaped)
-        return {run.key[0] for run in reaped}
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.proved: set[str] = set()  # jobs whose records say that the wrapper has outlasted all
+        self.engine = LocalProcesses(str(root), outlasted=lambda job, run: job in self.proved)
 
-    assert ended("a", "b", "c") == {"a", "b", "c"}
-    assert len(asked) == 1
-    assert ended("d") == {"d"}
-    assert len(asked) == 2
+    def start(self, job: str, text: str) -> LocalRun:
+        """Start a wrapper that runs *text*, and outlasts what that leaves behind."""
+        marks = {**os.environ, "SPOOL_DIR": str(self.root), "SPOOL_JOB": job, "SPOOL_RUN": "1"}
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-c", _WRAPPER, text], marks, setsid=True)
+        run = self.engine.child(job, 1, pid)
+        wait_for(lambda: (self.root / job).exists(), what="what the text of the wrapper makes")
+        return run
+
+    def end(self, run: LocalRun, *, kill: bool) -> None:
+        """End the run, as the dispatcher does."""
+
+        def gone() -> bool:
+            list(self.engine.reap())
+            return run in self.engine.terminate({run: kill})
+
+        wait_for(gone, what="the end of the run")
+
+
+_WRAPPER = """
+import ctypes, os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: None)
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+subprocess.run(["sh", "-c", sys.argv[1]])
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+"""
+
+
+@pytest.fixture
+def families(tmp_path: Path) -> Iterator[Families]:
+    """Give families, and leave none."""
+    made = Families(tmp_path)
+    yield made
+    for pid, stat in processes.search([Sought(name, 1, str(tmp_path)) for name in "abc"]).members.items():
+        assert not stat, pid
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_run_is_over_when_its_wrapper_has_outlasted_all(families: Families, kill: bool) -> None:
+    """What has left the session, lost the mark and closed its outputs is the wrapper's child all the same."""
+    hides = "(env -i setsid sleep 1000 > /dev/null 2>&1 < /dev/null &)"
+    run = families.start("a", f"cd {families.root}; {hides}; (setsid sleep 1000 &); : > a; exit 0")
+    wait_for(lambda: len(run.members()) == 2)
+    left = [pid for pid, _ in run.members()]
+    families.end(run, kill=kill)
+    assert run.exit_status == 0
+    assert not run.left_behind()
+    assert [pid for pid in left if identity.start_ticks(pid) is not None] == []
+
+
+def test_nobody_looks_at_the_machine_for_a_wrapper_that_has_ended_by_itself(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a child nor for one that another dispatcher has started, whose records prove it."""
+    child = families.start("a", f": > {families.root}/a")
+    adopted = families.engine.no_child(
+        "b", 1, identity.of_process(families.start("c", f": > {families.root}/c").pid or 0)
+    )
+    families.proved.add("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_walk", None)
+        for run in (child, adopted):
+            wait_for(lambda run=run: list(families.engine.reap()) is not None and run.wrapper() is None)
+            assert not run.left_behind()
+            assert run in families.engine.terminate({run: False})
+
+
+@pytest.mark.parametrize("proved", [False, True])
+def test_what_a_killed_wrapper_leaves_is_searched_for_and_ended(families: Families, proved: bool) -> None:
+    """Unless its records prove that nothing was left by then."""
+    run = families.start("a", f": > {families.root}/a; exec sleep 1000")
+    (sleeper,) = run.members()
+    os.kill(run.pid or 0, signal.SIGKILL)
+    wait_for(lambda: [*families.engine.reap()] == [run])
+    if proved:
+        families.proved.add("a")
+    assert run.left_behind() is not proved
+    families.end(run, kill=False)
+    assert (identity.start_ticks(sleeper.pid) is not None) is proved
+    families.proved.clear()
+    families.end(run, kill=True)
+    assert identity.start_ticks(sleeper.pid) is None
+
+
+def test_a_search_that_is_never_certain_ends_with_a_doubt(families: Families, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which processes come and go all the time holds no end back for ever."""
+    run = families.engine.no_child("a", 1, identity.of_process(os.getpid()))
+    monkeypatch.setattr(families.engine, "liveness", lambda jid: Liveness.GONE)
+    monkeypatch.setattr(processes, "_walk", lambda runs, *_: processes.Found({run.key: {}}, False))
+    assert families.engine.terminate({run: False}) == []
+    monkeypatch.setattr(local, "SEARCH_NS", 0)
+    assert families.engine.terminate({run: False}) == [run]
+    assert run.doubtful
 
 
 def test_a_run_whose_wrapper_is_unknown_is_not_suspended(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_the_script_names_its_records_as_the_layout_does() -> None:
         layout.SIGNALS,
         layout.USAGE,
         layout.ENVIRONMENT,
+        layout.LEFTOVERS,
     }
 
 

@@ -9,15 +9,13 @@ import select
 import signal
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from spool.executors.local import LocalProcesses, LocalRun
-from spool.machine import children, identity
-from spool.machine.children import Children, SpawnThread
-from support import wait_for
+from spool.machine import children
+from spool.machine.children import Children
 
 MANY = 4
 SECOND_NS = 1_000_000_000
@@ -26,11 +24,10 @@ _NOW = os.WNOHANG | os.WUNTRACED
 
 
 class Family:
-    """Children of a thread of their own, as runs have them, and whoever waits for them."""
+    """Children, as runs are, and whoever waits for them."""
 
     def __init__(self) -> None:
         self.now_ns = 100 * SECOND_NS
-        self.nursery = SpawnThread()
         self.children = Children(clock=lambda: self.now_ns)
         self.alive: set[int] = set()
         self.looks: list[tuple[int, int]] = []  # what the kernel was asked for
@@ -38,7 +35,7 @@ class Family:
     def start(self, *words: str, named: bool = True) -> int:
         """Start a child; *named*: a run waits for its end."""
         words = words or ("sleep", "1000")
-        pid = self.nursery.start(lambda: os.posix_spawnp(words[0], words, dict(os.environ)))
+        pid = os.posix_spawnp(words[0], words, dict(os.environ))
         self.alive.add(pid)
         if named:
             self.children.added(pid)
@@ -59,7 +56,7 @@ class Family:
         return found
 
     def looked_at_all(self) -> bool:
-        """Whether the last call asked for any child of any thread."""
+        """Whether the last call asked for any child."""
         return (-1, _NOW) in self.looks
 
     def close(self) -> None:
@@ -68,7 +65,6 @@ class Family:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self.children.close()
-        self.nursery.close()
 
 
 @pytest.fixture
@@ -116,7 +112,7 @@ def test_few_are_looked_at_together_and_have_no_descriptor(family: Family) -> No
 
 @pytest.mark.parametrize("beside", [MANY, 60])
 def test_the_end_of_one_asks_for_no_other_however_many_there_are(family: Family, beside: int) -> None:
-    """For the child, and for orphans, which are children of the leading thread; it never has a descriptor."""
+    """It is new, and never has a descriptor."""
     for _ in range(beside):
         family.start()
     family.reap()
@@ -125,7 +121,7 @@ def test_the_end_of_one_asks_for_no_other_however_many_there_are(family: Family,
         short = family.start("true")
         os.waitid(os.P_PID, short, os.WEXITED | os.WNOWAIT)
         assert family.reap() == {short: 0}
-        assert family.looks == [(short, _NOW), (-1, _NOW | children._WNOTHREAD)]
+        assert family.looks == [(short, _NOW)]
         assert descriptors() == before
 
 
@@ -294,51 +290,19 @@ def test_a_child_of_which_nobody_spoke_is_taken_away_within_a_second(many: Famil
     assert many.children.due_ns is None
 
 
-def test_an_orphan_and_a_child_that_die_together_are_both_taken_away(many: Family, tmp_path: Path) -> None:
-    """One SIGCHLD may stand for both; the orphan became ours at the very end of the child."""
-    assert children.become_subreaper()
-    try:
-        told = tmp_path / "pid"
-        pid = many.start("sh", "-c", 'sleep 1000 & echo $! > "$1"; wait', "sh", str(told))
-        wait_for(lambda: told.exists() and told.read_text().endswith("\n"), what="the one that will be an orphan")
-        orphan = int(told.read_text())
-        many.reap()
-        many.end(pid)
-        os.kill(orphan, signal.SIGKILL)
-        wait_for(lambda: (stat := identity.read_stat(orphan)) is not None and stat.dead, what="the end of the orphan")
-        assert many.reap() == {pid: signal.SIGKILL, orphan: signal.SIGKILL}
-        assert not many.looked_at_all()
-    finally:
-        children.become_subreaper(on=False)
-
-
 # The runs.
 
 
-def test_the_runs_of_many_are_told_and_what_they_left_behind_is_seen(
-    family: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A leftover is found at the end of its wrapper, and the descriptors go with the engine."""
+def test_the_runs_of_many_are_told_with_their_exit_status(family: Family) -> None:
+    """And the descriptors go with the engine."""
     before = descriptors()
     engine = LocalProcesses("/spool")
-    engine.inherit()
     try:
         runs = [engine.child(f"job{number}", 1, family.start(named=False)) for number in range(MANY + 2)]
         assert list(engine.reap()) == []
-        mark = {"SPOOL_DIR": "/spool", "SPOOL_JOB": "leaves", "SPOOL_RUN": "1"}
-        monkeypatch.setattr(os, "environ", {**os.environ, **mark})
-        pid = family.start("sh", "-c", "setsid sleep 1000 & exit 3", named=False)
-        leaves = engine.child("leaves", 1, pid)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert _reaped(engine, family) == [leaves]
-        assert leaves.exit_status == 3 << 8
-        assert leaves.left_behind()
-        (orphan,) = engine.processes_of([leaves])[leaves]
-        os.kill(orphan.pid, signal.SIGKILL)
-        wait_for(lambda: not leaves.left_behind(), what="the end of the leftover")
         family.end(runs[0].pid or 0)
         assert _reaped(engine, family) == [runs[0]]
-        assert not runs[0].left_behind()
+        assert runs[0].exit_status == signal.SIGKILL
     finally:
         engine.close()
     assert descriptors() == before

@@ -14,7 +14,7 @@ import pytest
 
 from spool.core.lifecycle import Liveness
 from spool.machine import descriptors, identity, processes
-from spool.machine.processes import Process, TrackedRun
+from spool.machine.processes import Process, Sought
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def test_a_run_is_found_and_ended_without_a_descriptor_left(child: subprocess.Po
     with none_left():
         for _ in range(3):
             assert identity.liveness(jid) is Liveness.ALIVE
-            members = processes.scan([TrackedRun("x", 1, "/spool", None)])["x", 1]
+            members = processes.search([Sought("x", 1, "/spool")]).members["x", 1]
             assert Process(child.pid, jid.start_ticks) in members
-        assert processes.send(members, signal.SIGKILL).signalled == members
+        assert processes.send(members, signal.SIGKILL).signalled == members.keys()
     assert child.wait() == -signal.SIGKILL
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_looked_at_is_not_gone(child: subprocess.Popen[bytes]) ->
         with pytest.raises(OSError, match="Too many open files"):
             identity.liveness(jid)
         with pytest.raises(OSError, match="Too many open files"):
-            processes.scan([TrackedRun("x", 1, "/spool", jid)])
+            processes.search([Sought("x", 1, "/spool", jid)])
         sent = processes.send([Process(child.pid, jid.start_ticks)], signal.SIGTERM)
         assert not sent.signalled | sent.gone
 

@@ -209,7 +209,7 @@ class LocalRun:
     def members(self, *, halt: bool = False) -> dict[Process, Stat]:
         """Return the processes of the run besides its wrapper, each after its parent; *halt*: stop each when found."""
         wrapper = self.wrapper()
-        return processes.descendants(self.sought(), wrapper.pid, halt=halt) if wrapper is not None else {}
+        return processes.descendants(self.sought(), wrapper, halt=halt) if wrapper is not None else {}
 
     def press(self, others: Mapping[Process, Stat], wrapper: Stat | None, *, kill: bool, certain: bool) -> EndStep:
         """Continue to end it, after a look at its remaining processes; return the step taken.
@@ -469,7 +469,7 @@ class LocalProcesses:
         for run, kill in runs.items():
             wrapper = run.wrapper()
             if wrapper is not None:
-                others = processes.descendants(run.sought(), wrapper.pid, halt=kill)
+                others = processes.descendants(run.sought(), wrapper, halt=kill)
                 run.alive_at_ns = time.time_ns()
                 steps[run] = run.press(others, wrapper, kill=kill, certain=True)
             elif self.has_outlasted(run):
@@ -500,7 +500,7 @@ class LocalProcesses:
         for run, limit in limits.items():
             if (wrapper := run.wrapper()) is None:
                 continue
-            members = processes.descendants(run.sought(), wrapper.pid)
+            members = processes.descendants(run.sought(), wrapper)
             memory_bytes = rss_bytes([wrapper, *members.values()])
             if memory_bytes > limit:
                 memory_bytes = pss_bytes([Process(wrapper.pid, wrapper.start_ticks), *members])

@@ -12,8 +12,8 @@ Only if a wrapper itself was killed, :func:`search` walks over all processes. Th
 * being known from before, or being in the run's control group;
 * an ancestor that one of these shows.
 
-Not of a run are, with their descendants, what has the mark of another run, what serves a spool (a dispatcher that a job
-has started, for itself or for another spool), and this process.
+Not of a run are, with their descendants, what has the mark of another run of its spool, what serves a spool (a
+dispatcher that a submission in a job has started), and this process.
 
 As always with /proc, no look is one consistent moment: a process may fork and end before it is read. Resource use is
 summed over the processes. Resident sizes count a shared page for every process that has it, so their sum is cheap and
@@ -41,7 +41,8 @@ from spool.machine.identity import PROC, TICK_NS, Stat, read_bytes, read_stat
 from spool.machine.marks import SERVICE, RealPaths, mark_in
 
 _INIT = 1
-_MOST_WALKS = 20
+_KERNEL = 2  # kthreadd, the parent of every kernel thread
+_MOST_WALKS = 8
 _WALKS_WITHOUT_LOSS = 2
 STANDS_STILL = "Tt"
 """Process states: stopped by a signal or a tracer."""
@@ -72,9 +73,9 @@ class Sought(Struct, frozen=True):
 
 
 def descendants(
-    run: Sought, pid: int, *, halt: bool = False, proc: str = PROC, me: int | None = None
+    run: Sought, wrapper: Stat, *, halt: bool = False, proc: str = PROC, me: int | None = None
 ) -> dict[Process, Stat]:
-    """Return the living descendants of the wrapper *pid* of *run*, each after its parent.
+    """Return the living descendants of the *wrapper* of *run*, each after its parent.
 
     A process that forks and ends at this moment, or whose parent does, may be missing. *halt*: stop each one when it is
     found, so that it forks no more. *me* is the pid of this process, if not the real one. Raises OSError if the machine
@@ -83,7 +84,7 @@ def descendants(
     real, own = RealPaths({run.spool_dir: run.spool_dir}), os.getpid() if me is None else me
     children = _children_of if _lists_children(proc) else _by_parents(proc)
     found: dict[Process, Stat] = {}
-    seen, line = {pid, own}, [(pid, 1)]
+    seen, line = {wrapper.pid, own}, [(wrapper.pid, wrapper.threads)]
     while line:
         for child in children(*line.pop(), proc):
             if child in seen:
@@ -108,8 +109,9 @@ def family(run: Sought, *, proc: str = PROC) -> dict[Process, Stat]:
     if run.jid is None or identity.liveness(run.jid, proc=proc) is not Liveness.ALIVE:
         return {}
     stat = read_stat(run.jid.pid, proc=proc)
-    own = {Process(stat.pid, stat.start_ticks): stat} if stat is not None else {}
-    return own | descendants(run, run.jid.pid, proc=proc)
+    if stat is None:
+        return {}
+    return {Process(stat.pid, stat.start_ticks): stat} | descendants(run, stat, proc=proc)
 
 
 def _children_of(pid: int, threads: int, proc: str) -> list[int]:
@@ -157,7 +159,8 @@ def _is_strange(pid: int, mark: tuple[str, str, str], real: RealPaths, proc: str
         if is_shortage(error):
             raise
         return False  # another user's, or it has just ended
-    return SERVICE in environment or mark_in(environment, real) not in (None, mark)
+    said = mark_in(environment, real)
+    return SERVICE in environment or (said is not None and said[0] == mark[0] and said != mark)
 
 
 class Found(Struct, frozen=True):
@@ -175,18 +178,21 @@ def search(sought: Iterable[Sought], *, proc: str = PROC, me: int | None = None)
     lacks the resources for a complete walk.
     """
     runs = list(sought)
-    found, calm = _walk(runs, proc, os.getpid() if me is None else me), 0
-    for _ in range(_MOST_WALKS if runs else 0):
+    if not runs:
+        return Found({}, True)
+    calm, dead, own = 0, set[Process](), os.getpid() if me is None else me
+    for _ in range(_MOST_WALKS):
+        found = _walk(runs, proc, own, dead)
         calm = calm + 1 if found.certain else 0
         if calm >= _WALKS_WITHOUT_LOSS or all(found.members.values()):
             break
-        found = _walk(runs, proc, os.getpid() if me is None else me)
-    return Found(found.members, not runs or calm >= _WALKS_WITHOUT_LOSS)
+    return Found(found.members, calm >= _WALKS_WITHOUT_LOSS)
 
 
-def _walk(runs: list[Sought], proc: str, me: int) -> Found:
-    """Walk over all processes once; certain if none had ended before it was read."""
+def _walk(runs: list[Sought], proc: str, me: int, dead: set[Process]) -> Found:
+    """Walk over all processes once; certain if none had ended before it was read. *dead*: known zombies."""
     real = RealPaths({run.spool_dir: run.spool_dir for run in runs})
+    spools = frozenset(real)
     keys = {run.mark: run.key for run in runs}
     known = {process: run.key for run in runs for process in run.known}
     grouped = {pid: run.key for run in runs for pid in run.grouped}
@@ -199,14 +205,17 @@ def _walk(runs: list[Sought], proc: str, me: int) -> Found:
         stat = read_stat(pid, proc=proc)
         if stat is None:
             whole = False
-        elif not stat.dead and pid not in owners:
+        elif stat.dead:
+            whole = whole and Process(pid, stat.start_ticks) in dead
+            dead.add(Process(pid, stat.start_ticks))
+        elif pid not in owners:
             alive[pid] = stat
             said = _said(pid, proc)
             begun_ticks, of_session = sessions.get(stat.session, (0, None))
             mark = mark_in(said, real) if said else None
-            if said is None or (not said and stat.rss_pages and identity.is_between_programs(pid, proc=proc)):
-                whole = False  # it has ended, or is about to have an environment
-            elif mark is not None or SERVICE in said:
+            if said is None or (not said and _is_passing(stat, proc)):
+                whole = False
+            elif SERVICE in said or (mark is not None and mark[0] in spools):
                 owners[pid] = keys.get(mark) if mark is not None else None
             elif (key := known.get(Process(pid, stat.start_ticks)) or grouped.get(pid)) is not None:
                 owners[pid] = key
@@ -225,6 +234,13 @@ def _walk(runs: list[Sought], proc: str, me: int) -> Found:
             if owner is not None and step in alive:
                 members[owner].setdefault(Process(step, alive[step].start_ticks), alive[step])
     return Found(members, whole)
+
+
+def _is_passing(stat: Stat, proc: str) -> bool:
+    """Whether a process without an environment is executing a program, or is about to end."""
+    if stat.rss_pages == 0 and (stat.parent == _KERNEL or stat.pid == _KERNEL):
+        return False
+    return identity.is_between_programs(stat.pid, proc=proc) is not False
 
 
 def _pids(proc: str) -> list[int]:
