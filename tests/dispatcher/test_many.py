@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -27,15 +27,12 @@ from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.timers import Timer, Timers
 from spool.executors import Executors, local
-from spool.executors.local import LocalProcesses, LocalRun
+from spool.executors.local import LocalProcesses
 from spool.formats.state import JobView, parse_state, render_state
-from spool.machine.processes import Look, Process
 from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, QueueTime
 from spool.state.table import SchedulerState
 from spool.store.spool import Spool
-
-OLD, NEW = Process(70, 700), Process(70, 900)  # the pid came back
 
 
 @pytest.fixture
@@ -315,36 +312,20 @@ class Memory:
     """A run with a limit of 100 bytes, and what the machine says of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rss, self.pss, self.ticks = 0, 0, OLD.start_ticks
-        self.seen, self.really = {OLD}, {OLD}
-        self.walks, self.stops = 0, list[StopKind]()
+        self.rss, self.pss = 0, 0
+        self.stops = list[StopKind]()
         self.live = run_of("one", 100)
         table = SchedulerState()
         table.add_run(table.job("one"), self.live)
-        monkeypatch.setattr(local, "rss_bytes", lambda pids: self.rss * len(list(pids)))
-        monkeypatch.setattr(local, "pss_bytes", lambda pids: self.pss * len(list(pids)))
-        monkeypatch.setattr(local.identity, "start_ticks", lambda pid: self.ticks)
+        monkeypatch.setattr(local, "rss_bytes", lambda found: self.rss)
+        monkeypatch.setattr(local, "pss_bytes", lambda found: self.pss)
         engine = LocalProcesses()
-        engine.processes_of = self._walk  # type: ignore[method-assign]
-        engine._census = self  # type: ignore[assignment]
-        self.live.launched(engine.child("one", 1, 70))
+        self.live.launched(engine.child("one", 1, os.getpid()))
         self.timers = Timers()
         confinement, executors = Confinement("/nowhere", Timer()), Executors(str, engine)
         context: Any = SimpleNamespace(state=table, confinement=confinement, timers=self.timers, executors=executors)
         self.limits = LimitEnforcer(context, self._order)
         self.limits.add(self.live)
-
-    def look(self, wanted: Callable[[], object]) -> dict[tuple[str, int], dict[int, Process]]:
-        """Tell what a census would, which is not always so."""
-        return {self.live.key: {process.pid: process for process in self.seen}}
-
-    def ask_again(self, pid: int | None = None) -> None:
-        """Know that a run is new."""
-
-    def _walk(self, runs: Iterable[LocalRun]) -> dict[LocalRun, set[Process]]:
-        found = dict.fromkeys(runs, self.really)
-        self.walks += bool(found)
-        return found
 
     def _order(self, live: ActiveRun, stop: Stop) -> None:
         self.stops.append(stop.kind)
@@ -362,31 +343,21 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Memory:
     return Memory(monkeypatch)
 
 
-def test_a_run_is_stopped_once_a_walk_agrees(watched: Memory) -> None:
-    """Below its limit it is not walked for; its peak is the largest sum that was seen."""
+def test_a_run_is_stopped_for_what_it_really_uses(watched: Memory) -> None:
+    """Its peak is the largest sum that was seen; shared memory counts once where the limit is in doubt."""
     for rss in (50, 60, 40):
         watched.check(rss)
-    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (60, 0, [])
+    assert (watched.live.usage.peak_memory_bytes, watched.stops) == (60, [])
     watched.check(150, pss=90)  # much of it is shared
-    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (90, 0, [])
+    assert (watched.live.usage.peak_memory_bytes, watched.stops) == (90, [])
     watched.check(150, pss=120)
-    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (120, 1, [StopKind.MEMORY])
-
-
-def test_the_memory_of_a_stranger_is_not_the_runs(watched: Memory) -> None:
-    """Neither of one that has the pid of a process that has ended, nor of one that no walk finds."""
-    watched.ticks = NEW.start_ticks
-    watched.check(150)
-    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (None, 0, [])
-    watched.seen, watched.really = {NEW}, set()
-    watched.check(150)
-    assert (watched.live.usage.peak_memory_bytes, watched.walks, watched.stops) == (None, 1, [])
+    assert (watched.live.usage.peak_memory_bytes, watched.stops) == (120, [StopKind.MEMORY])
 
 
 def test_where_the_kernel_counts_nobody_else_does(watched: Memory) -> None:
     """A control group holds its run to its limit, and knows its peak, once it has one."""
     group: Any = SimpleNamespace(peak_memory_bytes=lambda: None)
-    watched.live.launched(LocalProcesses().child("one", 1, 70, group))
+    watched.live.launched(LocalProcesses().child("one", 1, os.getpid(), group))
     watched.check(50)
     assert watched.timers.due_in_ns() is not None
     group.peak_memory_bytes = lambda: 50
@@ -426,75 +397,6 @@ def test_children_are_reaped_again_when_that_is_due(session: Session, monkeypatc
     due_ns = time.monotonic_ns()
     now.supervisor.collect()
     assert reaped == [1]
-
-
-# What wrappers leave behind.
-
-
-class Walks(LocalProcesses):
-    """Counts the walks over all processes, and says of each run what the test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.walks = 0
-        self.there: set[LocalRun] = set()
-
-    def look_for(self, runs: Iterable[LocalRun], halt: object = None) -> Look:
-        """Walk."""
-        self.walks += 1
-        return Look({run.key: frozenset({OLD} if run in self.there else ()) for run in runs})
-
-
-def test_one_walk_tells_what_a_thousand_adopted_runs_left_behind() -> None:
-    """Those that had ended before it are answered by it, each once; who ends later is looked for anew."""
-    engine = Walks()
-    runs = [engine.no_child(f"job{number}", 1, None) for number in range(1000)]
-    engine.there = {runs[7]}
-    for run in runs[:999]:
-        run.has_ended()
-    assert [run.key for run in runs[:999] if run.left_behind()] == [("job7", 1)]
-    assert engine.walks == 1
-    assert not runs[999].left_behind()
-    assert engine.walks == 2
-    engine.there = {runs[3]}
-    assert runs[3].left_behind()  # an answer is given once: what is seen is a moment that passes
-    assert engine.walks == 3
-
-
-def test_one_walk_tells_whose_the_orphans_of_many_children_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thousand children that end together, each leaving a process behind, the first that is asked for walks."""
-    engine = Walks()
-    engine._inherits = True
-    runs = [engine.child(f"job{number}", 1, 100 + number) for number in range(1000)]
-    monkeypatch.setattr(local.children, "children_of_self", lambda: frozenset(range(5000, 6000)))
-    engine.there = set(runs)
-    for run in runs[:999]:
-        run.ended(0, 0, 0)
-    assert all(run.left_behind() for run in runs[:999])
-    assert engine.walks == 1
-    for run in runs[:999]:
-        run.close()
-    engine.there = set()
-    runs[999].ended(0, 0, 0)
-    assert not runs[999].left_behind()
-
-
-def test_the_supervisor_knows_all_ends_before_it_looks_at_the_first(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that one walk serves adopted runs that end together, also those that ended while nobody was there."""
-    for name in ("one", "two", "three"):
-        session.users.submit(name, "hang")
-    session.settle()
-    now = session.now
-    assert now is not None
-    told: list[str] = []
-    monkeypatch.setattr(LocalRun, "has_ended", lambda run: told.append(run.key[0]))
-    monkeypatch.setattr(now.supervisor, "_look_at", lambda key: told.append("look"))
-    monkeypatch.setattr(now.wakeup, "ended_runs", lambda: set(now.state.live))
-    now.supervisor.collect()
-    assert len(told) == 2 * len(now.state.live) > 2
-    assert told[len(now.state.live) :] == ["look"] * len(now.state.live)
 
 
 def test_the_history_is_read_once_for_adopted_runs_that_end_together(

@@ -10,14 +10,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import Struct, field
 
-from spool.core.model import StopKind, WarningSignal
+from spool.core.model import Jid, StopKind, WarningSignal
 from spool.dispatcher import terminator
 from spool.dispatcher.timers import Timer
 from spool.executors import local
 from spool.executors.local import LocalProcesses
-from spool.machine import identity
-from spool.machine.processes import Look, Process, Sent
+from spool.machine import identity, processes
+from spool.machine.identity import Stat
+from spool.machine.processes import Found, Process, Sent
+
+WRAPPER, ONE, TWO, THREE = (Process(pid, pid) for pid in (7, 71, 72, 73))
+
+
+class Seen(Struct):
+    """What a look finds: processes besides the wrapper, those of them that stand still, and the wrapper's state."""
+
+    others: set[Process]
+    still: set[Process] = field(default_factory=set)
+    wrapper: str = "S"  # "": it was killed
+    certain: bool = True  # then the search
 
 
 class _Live:
@@ -27,16 +40,29 @@ class _Live:
     spec = SimpleNamespace(kill_grace_ns=3_600_000_000_000, signal=None)
     stop_kind: StopKind | None = None
 
-    def __init__(self, look: Callable[[], set[Process]], pid: int | None = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, look: Callable[[], Seen], group: Any = None) -> None:
         """Make a run of this machine; *look* tells which processes it has."""
-        engine = LocalProcesses()
-        self.handle = engine.no_child(*self.key, None) if pid is None else engine.child(*self.key, pid)
-        engine.look_for = lambda runs, halt=None: seen(look())  # type: ignore[method-assign]
+        self.engine = LocalProcesses(outlasted=lambda job, run: False)
+        self.handle = self.engine.no_child(*self.key, Jid(*WRAPPER, "boot", "pid:[1]", "here"), group)
+        self.seen = Seen(set())
+
+        def wrapper() -> Stat | None:
+            self.seen = look()
+            return stat_of(WRAPPER, self.seen.wrapper) if self.seen.wrapper else None
+
+        def found() -> dict[Process, Stat]:
+            return {each: stat_of(each, "T" if each in self.seen.still else "S") for each in sorted(self.seen.others)}
+
+        monkeypatch.setattr(self.handle, "wrapper", wrapper)
+        monkeypatch.setattr(processes, "descendants", lambda run, wrapper, halt: found())
+        monkeypatch.setattr(
+            processes, "search", lambda runs: Found(dict.fromkeys([_Live.key], found()), self.seen.certain)
+        )
 
 
-def seen(found: set[Process], *, still: Iterable[Process] = (), certain: bool = True) -> Look:
-    """Return what a look has found."""
-    return Look({_Live.key: frozenset(found)}, frozenset(still), certain)
+def stat_of(process: Process, state: str) -> Stat:
+    """Return what the kernel says of a child of the wrapper."""
+    return Stat(process.pid, state, WRAPPER.pid, WRAPPER.pid, 0, 0, 0, 0, 1, process.start_ticks, 1)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -46,9 +72,14 @@ def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.M
         known, unseen = (Process(each.pid, identity.start_ticks(each.pid) or 0) for each in (shell, command))
         looks = iter([{known}, {known, unseen}])
         told: list[tuple[set[Process], int]] = []
-        live: Any = _Live(lambda: next(looks))
-        monkeypatch.setattr(local, "send", lambda processes, number: told.append((set(processes), number)) or Sent())
-        monkeypatch.setattr(local, "_parent", lambda process: shell.pid)
+        live: Any = _Live(monkeypatch, lambda: Seen(next(looks)))
+
+        def send(processes: Iterable[Process], number: int) -> Sent:
+            if meant := set(processes):
+                told.append((meant, number))
+            return Sent()
+
+        monkeypatch.setattr(local, "send", send)
         at_ticks = unseen.start_ticks + before
         monkeypatch.setattr(identity, "ticks_now", lambda: at_ticks)
         timer = Timer()
@@ -75,17 +106,16 @@ def test_a_wrapper_that_always_has_another_child_is_killed_too(
     monkeypatch: pytest.MonkeyPatch, clock: list[int]
 ) -> None:
     """It is spared after the grace for as long as an epilog may take, and not for ever."""
-    wrapper = Process(7, 1)
     children = iter(range(100, 10_000))
-    live: Any = _Live(lambda: {wrapper, Process(next(children), 2)}, wrapper.pid)
+    live: Any = _Live(monkeypatch, lambda: Seen({Process(next(children), 2)}))
     told: list[tuple[set[int], int]] = []
 
     def send(processes: Iterable[Process], number: int) -> Sent:
-        told.append(({process.pid for process in processes}, number))
+        if pids := {process.pid for process in processes}:
+            told.append((pids, number))
         return Sent()
 
     monkeypatch.setattr(local, "send", send)
-    monkeypatch.setattr(local, "_parent", lambda process: 7)
     timer = Timer()
     stopper = terminator.Terminator(timer)
     stopper.add(live)
@@ -101,17 +131,19 @@ def test_a_wrapper_that_always_has_another_child_is_killed_too(
     assert [7 in pids for pids, _ in told] == [*[False] * (len(told) - 1), True]
 
 
-def test_a_machine_that_shows_no_processes_is_asked_again(clock: list[int], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_machine_that_shows_no_processes_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, clock: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     """What cannot be seen is not gone: the run goes on being stopped, and it is said once."""
-    seen: list[set[Process] | OSError] = [OSError(12, "Cannot allocate memory")] * 3 + [set()]
+    seen: list[Seen | OSError] = [OSError(12, "Cannot allocate memory")] * 3 + [Seen(set(), wrapper="")]
 
-    def look() -> set[Process]:
+    def look() -> Seen:
         found = seen.pop(0)
         if isinstance(found, OSError):
             raise found
         return found
 
-    live: Any = _Live(look)
+    live: Any = _Live(monkeypatch, look)
     timer = Timer()
     stopper = terminator.Terminator(timer)
     stopper.add(live)
@@ -130,14 +162,13 @@ def test_a_run_that_is_preempted_is_warned_before_it_is_told_to_end(
     monkeypatch: pytest.MonkeyPatch, clock: list[int], ordered_ns: int, warned: int, term_ns: int
 ) -> None:
     """It gets its signal at once, TERM when the time of that is over, and KILL after the grace; also after a crash."""
-    live: Any = _Live(lambda: {Process(8, 1)})
+    live: Any = _Live(monkeypatch, lambda: Seen({Process(8, 1)}))
     live.stop_kind, clock[0] = StopKind.PREEMPT, 1000
     live.spec = SimpleNamespace(kill_grace_ns=30, signal=WarningSignal("USR1", 60), command="train")
     warnings: list[str] = []
     monkeypatch.setattr(local.LocalRun, "signal", lambda _, name, *, spare_shell: warnings.append(name))
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(local, "send", lambda _, number: told.append((clock[0], number)) or Sent())
-    monkeypatch.setattr(local, "_parent", lambda process: 7)
+    monkeypatch.setattr(local, "send", lambda those, number: ([*those] and told.append((clock[0], number))) or Sent())
     timer = Timer()
     stopper = terminator.Terminator(timer)
     stopper.add(live, 1000 + ordered_ns)
@@ -153,14 +184,12 @@ def test_a_run_that_is_preempted_is_warned_before_it_is_told_to_end(
 class Freezing:
     """A run with its grace over, what looks at it find, and what is sent."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: Look, group: Any = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: Seen, group: Any = None) -> None:
         self.sent: list[tuple[int, set[int]]] = []
-        self.looks = iter(looks)
-        engine = LocalProcesses()
-        self.run = engine.child(*_Live.key, WRAPPER.pid, group)
-        engine.look_for = lambda runs, halt=None: next(self.looks)  # type: ignore[method-assign]
+        found = iter(looks)
+        live = _Live(monkeypatch, lambda: next(found), group)
+        self.run, self.engine = live.handle, live.engine
         monkeypatch.setattr(local, "send", self._send)
-        self.engine = engine
 
     def _send(self, processes: Iterable[Process], number: int) -> Sent:
         if pids := {process.pid for process in processes}:
@@ -172,9 +201,6 @@ class Freezing:
         return list(self.engine.terminate({self.run: kill})) == [self.run]
 
 
-WRAPPER, ONE, TWO, THREE = (Process(pid, pid) for pid in (7, 71, 72, 73))
-
-
 def test_all_stands_still_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has forked before it stood still is found and stopped too, and KILL comes when nothing can fork.
 
@@ -182,13 +208,12 @@ def test_all_stands_still_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyP
     """
     now = Freezing(
         monkeypatch,
-        seen({WRAPPER, ONE}),
-        seen({WRAPPER, ONE, TWO}, still={ONE}),
-        seen({WRAPPER, ONE, TWO}, still={ONE, TWO}),
-        seen({WRAPPER, ONE, TWO}, still={ONE, TWO}, certain=False),
-        seen({WRAPPER, ONE, TWO, THREE}, still={ONE, TWO}),
-        seen({WRAPPER, ONE, TWO, THREE}, still={ONE, TWO, THREE}),
-        seen({WRAPPER, ONE, TWO, THREE}, still={ONE, TWO, THREE}),
+        Seen({ONE}),
+        Seen({ONE, TWO}, still={ONE}),
+        Seen({ONE, TWO}, still={ONE, TWO}),
+        Seen({ONE, TWO, THREE}, still={ONE, TWO}),
+        Seen({ONE, TWO, THREE}, still={ONE, TWO, THREE}),
+        Seen({ONE, TWO, THREE}, still={ONE, TWO, THREE}),
     )
     assert not now.tick()
     assert now.sent == [
@@ -199,33 +224,32 @@ def test_all_stands_still_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_nothing_is_gone_before_a_look_that_can_have_missed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that finds nothing while processes come and go is followed by another, and people are told why."""
-    now = Freezing(monkeypatch, seen(set(), certain=False), seen({TWO}), seen(set(), certain=False), seen(set()))
+def test_what_a_killed_wrapper_has_left_is_not_gone_before_a_search_that_is_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search that finds nothing while processes come and go is followed by another, and people are told why."""
+    killed, unsure = Seen(set(), wrapper=""), Seen(set(), wrapper="", certain=False)
+    now = Freezing(monkeypatch, unsure, Seen({TWO}, wrapper=""), unsure, killed)
     assert not now.tick(kill=False)
-    assert "too fast to tell" in now.run.resists
+    assert "wrapper was killed" in now.run.resists
     assert not now.tick(kill=False)
     assert not now.tick(kill=False)
     assert now.tick(kill=False)
     assert (now.run.resists, now.sent) == ("", [(signal.SIGTERM, {TWO.pid})])
 
 
-@pytest.mark.parametrize("orphans", [frozenset(), frozenset({4711}), None])
-def test_the_list_of_our_children_proves_that_a_child_left_nothing(
-    monkeypatch: pytest.MonkeyPatch, orphans: frozenset[int] | None
-) -> None:
-    """Where a look is not certain: what its wrapper has left behind would be our child, however fast it forks."""
-    now = Freezing(monkeypatch, seen(set(), certain=False), seen(set(), certain=False))
-    monkeypatch.setattr(local.children, "children_of_self", lambda: orphans)
-    now.engine._inherits = True
-    assert not now.tick()  # the wrapper is not reaped, so its children need not be ours
-    now.run.ended(0, 0, 0)
-    assert now.tick() is (orphans == frozenset())
+def test_what_is_found_alive_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: only a search that finds nothing ends after a while."""
+    monkeypatch.setattr(local, "SEARCH_NS", 0)
+    left = Seen({TWO}, wrapper="", certain=False)
+    now = Freezing(monkeypatch, left, left, left, Seen(set(), wrapper="", certain=False))
+    assert [now.tick(kill=False) for _ in range(4)] == [False, False, False, True]
+    assert now.run.doubtful
 
 
 def test_a_process_that_spool_may_not_end_keeps_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """It never counts as gone, and people are told which process it is."""
-    now = Freezing(monkeypatch, *[seen({ONE}, still={ONE})] * 3)
+    now = Freezing(monkeypatch, *[Seen({ONE}, still={ONE})] * 3)
     monkeypatch.setattr(local, "send", lambda processes, number: Sent(refused=frozenset(processes)))
     assert not now.tick()
     assert now.run.resists == f"spool may not end process {ONE.pid}"
@@ -233,7 +257,7 @@ def test_a_process_that_spool_may_not_end_keeps_the_run(monkeypatch: pytest.Monk
 
 def test_a_wrapper_that_was_stopped_goes_on_to_write_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stopped it: with its command's end it has the exit code to write, and no grace is waited for."""
-    now = Freezing(monkeypatch, seen({WRAPPER, ONE}, still={WRAPPER, ONE}), seen({WRAPPER}, still={WRAPPER}))
+    now = Freezing(monkeypatch, Seen({ONE}, still={ONE}, wrapper="T"), Seen(set(), wrapper="T"))
     now.tick(kill=False)
     assert now.sent == [(signal.SIGTERM, {ONE.pid}), (signal.SIGCONT, {ONE.pid}), (signal.SIGCONT, {WRAPPER.pid})]
     now.sent.clear()
@@ -274,11 +298,12 @@ class Group:
 def test_a_control_group_freezes_a_run_at_once_and_says_whether_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No signal is needed for that, the wrapper goes on after it, and as long as anybody is in it nothing is over."""
     group = Group()
-    now = Freezing(monkeypatch, seen({WRAPPER, ONE}), seen({WRAPPER, ONE}), seen(set()), seen(set()), group=group)
+    killed = Seen(set(), wrapper="")
+    now = Freezing(monkeypatch, Seen({ONE}), Seen({ONE}), killed, killed, group=group)
     assert not now.tick()
     assert now.sent == [(signal.SIGKILL, {ONE.pid})]
     assert group.asked == ["freeze", "thaw"]
-    assert now.run.wanted().grouped == {WRAPPER.pid, ONE.pid}
+    assert now.run.sought().grouped == {WRAPPER.pid, ONE.pid}
     assert not now.tick()
     group.left = False
     assert now.tick()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,27 +91,6 @@ def test_an_end_is_shown_before_a_dispatcher_records_it(served: Served) -> None:
     assert served.run("--once") == 0
     after = _row(served, "early")
     assert (after["state"], after["exit_code"], after["ended_at"]) == ("failed", 7, row["ended_at"])
-
-
-_BUSY = """
-import sys
-from msgspec.structs import replace
-from spool.dispatcher import service
-from spool.machine import processes
-look, uncertain = processes.look, [True] * 3
-processes.look = lambda *args, **kwargs: replace(look(*args, **kwargs), certain=not (uncertain and uncertain.pop()))
-sys.exit(service.serve(sys.argv[1], once=True))
-"""
-
-
-def test_a_single_pass_looks_again_where_processes_come_and_go(served: Served) -> None:
-    """A look that may have missed a process proves no end; the pass looks again before it ends."""
-    _left(served, "short", "exit 3")
-    busy = subprocess.run([sys.executable, "-c", _BUSY, str(served.root)], timeout=60)
-    assert busy.returncode == 0
-    result = served.result("short")
-    assert result is not None
-    assert (result["outcome"], result["exit_code"]) == ("failed", 3)
 
 
 def test_a_retry_waits_from_the_end_and_not_from_the_look(served: Served) -> None:

@@ -14,6 +14,7 @@ from spool.core.errors import ExitCode, LockHeld
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
+from spool.executors.local import SEARCH_NS
 from spool.store.disk import remedy_for
 from spool.store.locked_spool import LockedSpool
 
@@ -45,7 +46,7 @@ PRELOADED = (
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
-_SEARCH_NS = 5 * SECOND_NS  # how long a single pass goes on looking for what is left of a run, on a busy machine
+_SEARCH_NS = SEARCH_NS + SECOND_NS  # how long a single pass goes on searching for what a killed wrapper has left
 _TELLING_S = 30.0
 
 _Version = tuple[str, int, int]  # version of a job file: the job, the inode, the time of the last change

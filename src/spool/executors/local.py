@@ -118,16 +118,7 @@ class LocalRun:
 
     def left_behind(self) -> bool:
         """Whether processes of the run may have outlived its wrapper, which is gone."""
-        if self.engine.has_outlasted(self):
-            return False
-        if self.wrapper_pid is not None:
-            return True  # it was killed
-        self._searched_since_ns = self._searched_since_ns or time.monotonic_ns()
-        found = processes.search([self.sought()])
-        if found.members[self.key]:
-            self._searched_since_ns = None
-            return True
-        return not found.certain and not self._lasts(self._searched_since_ns, SEARCH_NS, time.monotonic_ns())
+        return self.engine.left_behind(self)
 
     def signal(self, signal_name: str, *, spare_shell: bool) -> int:
         """Signal every process of the run except its wrapper; return the number of signalled processes."""
@@ -165,6 +156,15 @@ class LocalRun:
 
     # For its engine.
 
+    def is_found_gone(self) -> bool:
+        """Whether a search finds nothing of a run without a known wrapper; after a while a doubtful one will do."""
+        found, now = processes.search([self.sought()]), time.monotonic_ns()
+        if found.members[self.key]:
+            self._searched_since_ns = None
+            return False
+        self._searched_since_ns = self._searched_since_ns or now
+        return found.certain or self._lasts(self._searched_since_ns, SEARCH_NS, now)
+
     def ended(self, status: int, cpu_time_ns: int, peak_bytes: int) -> None:
         """Record that the wrapper, a child of this process, is reaped."""
         self.exit_status = status
@@ -191,9 +191,13 @@ class LocalRun:
         return self._usage.peak_memory_bytes or 0
 
     def sought(self) -> Sought:
-        """Return what its processes are known by."""
+        """Return what its processes are known by, besides their descent from its wrapper."""
         grouped = (self._group.pids() if self._group is not None else None) or frozenset()
         return Sought(*self.key, self.engine.spool_dir, self.jid, self._found | self._told, grouped)
+
+    def descendants(self, wrapper: Stat, *, halt: bool = False) -> dict[Process, Stat]:
+        """Return the processes of the run besides its wrapper, each after its parent; *halt*: stop each when found."""
+        return processes.descendants(Sought(*self.key, self.engine.spool_dir), wrapper, halt=halt)
 
     def wrapper(self) -> Stat | None:
         """Return its wrapper, a child of this process even before it has written its jid; None if it has ended."""
@@ -207,9 +211,9 @@ class LocalRun:
         return identity.read_stat(self.jid.pid)
 
     def members(self, *, halt: bool = False) -> dict[Process, Stat]:
-        """Return the processes of the run besides its wrapper, each after its parent; *halt*: stop each when found."""
+        """Return the same; nothing once its wrapper has ended."""
         wrapper = self.wrapper()
-        return processes.descendants(self.sought(), wrapper, halt=halt) if wrapper is not None else {}
+        return self.descendants(wrapper, halt=halt) if wrapper is not None else {}
 
     def press(self, others: Mapping[Process, Stat], wrapper: Stat | None, *, kill: bool, certain: bool) -> EndStep:
         """Continue to end it, after a look at its remaining processes; return the step taken.
@@ -451,6 +455,13 @@ class LocalProcesses:
             return True
         return (run.pid is None or run.exit_status is not None) and self._outlasted(*run.key)
 
+    def left_behind(self, run: LocalRun) -> bool:
+        """Whether processes of *run* may have outlived its wrapper, which is gone."""
+        if self.has_outlasted(run):
+            return False
+        # What a killed wrapper has left, `terminate` searches for.
+        return run.wrapper_pid is not None or not run.is_found_gone()
+
     def terminate(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
         """Continue to end *runs*, after one look at them, or as many as time allows."""
         gone, going, until_ns = list[LocalRun](), dict(runs), time.monotonic_ns() + _BUDGET_NS
@@ -469,7 +480,7 @@ class LocalProcesses:
         for run, kill in runs.items():
             wrapper = run.wrapper()
             if wrapper is not None:
-                others = processes.descendants(run.sought(), wrapper, halt=kill)
+                others = run.descendants(wrapper, halt=kill)
                 run.alive_at_ns = time.time_ns()
                 steps[run] = run.press(others, wrapper, kill=kill, certain=True)
             elif self.has_outlasted(run):
@@ -500,7 +511,7 @@ class LocalProcesses:
         for run, limit in limits.items():
             if (wrapper := run.wrapper()) is None:
                 continue
-            members = processes.descendants(run.sought(), wrapper)
+            members = run.descendants(wrapper)
             memory_bytes = rss_bytes([wrapper, *members.values()])
             if memory_bytes > limit:
                 memory_bytes = pss_bytes([Process(wrapper.pid, wrapper.start_ticks), *members])
