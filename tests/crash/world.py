@@ -51,6 +51,7 @@ class Process:
     attempt: int
     start: int  # the how-manieth of its job
     command: str
+    outlasts: bool = False  # the command has ended, and the wrapper waits for what that has left behind
 
     @property
     def code(self) -> int | None:
@@ -71,7 +72,6 @@ class World:
     gone_hosts: frozenset[str] = frozenset()
     cpus: int = 2
     alive: dict[int, Process] = field(default_factory=dict)
-    left: set[tuple[str, int]] = field(default_factory=set)  # runs whose wrapper is gone and has left processes
     halted: set[tuple[str, int]] = field(default_factory=set)  # runs that stand still
     launched: list[Launch] = field(default_factory=list)  # wrappers that have not spoken yet
     begun: list[tuple[str, int]] = field(default_factory=list)
@@ -128,8 +128,8 @@ class World:
         return (process.name, process.run) == (name, run)
 
     def has_left_processes(self, root: str, name: str, run: int) -> bool:
-        """Return whether processes of a run outlived its wrapper."""
-        return (name, run) in self.left
+        """Return False: whoever ends a wrapper here ends all of its run."""
+        return False
 
     # What happens on it.
 
@@ -137,9 +137,15 @@ class World:
         """Let time pass: commands end, wrappers begin; return whether anything happened."""
         happened = bool(self.launched)
         for pid, process in list(self.alive.items()):
-            if process.code is not None and (process.name, process.run) not in self.halted:
+            if process.code is None or process.outlasts or (process.name, process.run) in self.halted:
+                continue
+            if process.command.startswith("leave"):
+                process.outlasts = True
+                self._write(f"{self.metadir(process)}/{layout.LEFTOVERS}", b"running\n")
+                self._write(f"{self.metadir(process)}/{layout.RC}", run_records.render_rc(process.code))
+            else:
                 self.exit(pid, process.code)
-                happened = True
+            happened = True
         launched, self.launched = self.launched, []
         for launch in launched:
             self._begin(launch)
@@ -148,9 +154,14 @@ class World:
     def exit(self, pid: int, code: int) -> None:
         """End a process as its wrapper would."""
         process = self.alive.pop(pid)
-        if process.command.startswith("leave"):
-            self.left.add((process.name, process.run))
-        self._write(f"{self.root}/jobs/{process.name}/{process.run}/{layout.RC}", run_records.render_rc(code))
+        if process.outlasts:
+            Path(self.metadir(process), layout.LEFTOVERS).unlink(missing_ok=True)
+        else:
+            self._write(f"{self.metadir(process)}/{layout.RC}", run_records.render_rc(code))
+
+    def metadir(self, process: Process) -> str:
+        """Return the metadir of its run."""
+        return f"{self.root}/jobs/{process.name}/{process.run}"
 
     def kill(self, name: str) -> None:
         """End the processes of a job at once, wrapper and all."""
@@ -161,7 +172,6 @@ class World:
         """Begin the next boot: nothing lives."""
         self.boot = f"boot-{int(self.boot.split('-')[1]) + 1}"
         self.alive.clear()
-        self.left.clear()
         self.halted.clear()
         self.launched.clear()
 
@@ -263,7 +273,6 @@ class _Processes(LocalProcesses):
         for run in runs:
             for pid in self.world.pids(*run.key):
                 self.world.exit(pid, 143)
-            self.world.left.discard(run.key)
             self.world.halted.discard(run.key)
         return list(runs)
 
@@ -276,7 +285,7 @@ class _Processes(LocalProcesses):
         return [run for run, on in runs.items() if (run.key in self.world.halted) is on]
 
     def left_behind(self, run: LocalRun) -> bool:
-        return bool(self.world.pids(*run.key)) or run.key in self.world.left
+        return bool(self.world.pids(*run.key))
 
 
 def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:

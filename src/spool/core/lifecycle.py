@@ -148,12 +148,12 @@ def prove(evidence: Evidence) -> Proof:
             return Proof(Verdict.VOID)
         case Liveness.ELSEWHERE:  # row 3; with an rc, the last thing a wrapper writes, the rows from 9 on
             return Proof(Verdict.UNREACHABLE) if evidence.rc is None else _ended(evidence)
-        case Liveness.ALIVE:  # rows 4 and 5
+        case Liveness.ALIVE:  # rows 4 to 6
             return Proof(Verdict.STOPPING if evidence.stop or evidence.leftovers else Verdict.RUNNING)
-        case Liveness.ABSENT if evidence.engine is None:  # rows 6 and 7
+        case Liveness.ABSENT if evidence.engine is None:  # rows 7 and 8
             return Proof(Verdict.STARTING if evidence.grace else Verdict.SILENT)
         case Liveness.ABSENT | Liveness.GONE | Liveness.REBOOTED:
-            if evidence.leftovers and evidence.liveness is Liveness.GONE:  # row 8
+            if evidence.leftovers and evidence.liveness is Liveness.GONE:  # row 5
                 return Proof(Verdict.STOPPING)
             return _ended(evidence)
         case _:  # pragma: no cover

@@ -41,7 +41,7 @@ class Active(Struct, frozen=True):
 
 
 class Outlived(Struct, frozen=True):
-    """Its wrapper has ended, and other processes of the run may be left."""
+    """Its command has ended, or its wrapper was killed, and other processes of the run may be left."""
 
     since_ns: int | None = None  # the start of their grace, if known
 

@@ -69,7 +69,7 @@ spool_astray() {
     [ -h "$spool_metadir" ] || [ -h "${spool_metadir%/*}" ]
 }
 
-# spool_note RECORD: leave a note that a record is there, of which no event tells: a look at the records of all runs
+# spool_note RECORD: leave a note that a record is there. No event tells that, and a look at the records of all runs
 # would take too long.
 spool_note() {
     if [ -z "$spool_engine" ] && [ "$1" != leftovers ]; then return; fi
