@@ -229,11 +229,11 @@ def test_leftovers_of_a_run_that_ended_unseen_are_ended(served: Served) -> None:
     served.start()
     served.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
     pid = _pids(served, "left", 1)[0]
-    wrapper = served.pid("left")
     served.kill()
     (served.root.parent / "go").touch()
-    wait_for(lambda: not alive(wrapper))
+    wait_for(lambda: (served.root / "jobs/left/1/rc").exists())
     assert alive(pid)
+    assert alive(served.pid("left"))
     assert served.run() == 0
     assert served.outcome("left") == "finished"
     assert not alive(pid)
