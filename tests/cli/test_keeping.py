@@ -59,6 +59,30 @@ def test_gc_removes_what_is_old_and_its_record(spool: Command, spool_root: Path)
     assert "2 runs" in said.out
 
 
+def test_dependencies_are_judged_by_the_history_once_gc_has_removed_the_records(
+    spool: Command, spool_root: Path
+) -> None:
+    """Jobs, an array and its tasks still count as they ended, for the commands and for the next dispatcher."""
+    for name, command in (("good", "true"), ("bad", "false")):
+        assert spool("submit", "--name", name, "--", command).code == 0
+    assert spool("submit", "--name", "many", "--array", "0-1", "--", "true").code == 0
+    spool("dispatch", "--until-idle")
+    assert spool("gc", "--older-than", "1ms").code == 0
+    assert Spool(str(spool_root)).names("done") == []
+    for needed in ("good", "bad", "many", "many_1", "never"):
+        spool("submit", "--name", f"after-{needed}", "--depends-on", needed, "--", "true")
+    plan = asked(spool, "plan")
+    assert [job["name"] for job in plan["waits"] if job["code"] == "dependency"] == ["after-never"]
+    assert [job["name"] for job in plan["ends"]] == ["after-bad"]
+    said = spool("check", *spool_root.glob("queued/*.toml"))
+    assert [line for line in said.err.splitlines() if "does not exist" in line and "never" not in line] == []
+    spool("dispatch", "--until-idle")
+    ends = {name: Spool(str(spool_root)).newest_result(f"after-{name}") for name in ("good", "many", "many_1", "bad")}
+    outcomes = {name: end.outcome.value for name, end in ends.items() if end is not None}
+    assert outcomes == {"good": "finished", "many": "finished", "many_1": "finished", "bad": "cancelled"}
+    assert Spool(str(spool_root)).places("after-never") == ["queued"]
+
+
 def test_gc_keeps_a_record_until_its_work_tree_is_gone(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,7 +214,7 @@ def test_a_broken_configuration_is_reported_and_the_last_good_one_stays(shared: 
         try:
             problem = shared.until(lambda told=told: set(shared.state()["problems"]) - told, "a problem").pop()
             told = {problem}
-            assert problem.startswith("cannot use the configuration")
+            assert problem.startswith("cannot use the configuration, so the previous one stays in force")
             shared.drop(f"five-wide-{at}", "true", cpus=5)
             shared.wait_done(f"five-wide-{at}")
         except BaseException:
@@ -222,6 +222,17 @@ def test_a_broken_configuration_is_reported_and_the_last_good_one_stays(shared: 
             raise
     _configure(shared, good)
     shared.until(lambda: not shared.state()["problems"], "the problem's end")
+
+
+def test_a_dispatcher_says_that_the_defaults_apply(served: Served) -> None:
+    """Where people look: one that begins with keys that it does not know, as after a downgrade, uses no other."""
+    (served.root / "config.toml").write_text("cpus = 1\nof_a_later_version = 3\n")
+    served.start()
+    served.until(lambda: served.state()["problems"], "the problem")
+    for command in ("ls", "info"):
+        said = served.spool(command)
+        lines = (said.stderr if command == "ls" else said.stdout).splitlines()
+        assert len([line for line in lines if "defaults apply" in line and "of_a_later_version" in line]) == 1, said
 
 
 @pytest.mark.parametrize("kind", ["loop", "directory", "fifo", "dangling"])

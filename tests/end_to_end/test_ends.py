@@ -330,3 +330,21 @@ def test_a_prolog_that_is_cancelled_has_not_failed(shared: Served) -> None:
     shared.spool("cancel", "called-off")
     shared.wait_done("called-off")
     assert shared.log("called-off") == "prepares\n"
+
+
+@pytest.mark.parametrize("executor", ["sh"], indirect=True)
+def test_a_time_limit_counts_from_the_begin_of_the_command(served: Served) -> None:
+    """However long the wrapper needs before that; from then on the limit is in force."""
+    served.start()
+    fifos = {name: str(served.root.parent / name) for name in ("short", "long")}
+    for name, command in (("short", "true"), ("long", "sleep 1000")):
+        os.mkfifo(fifos[name])  # whoever opens it waits for a reader
+        served.drop(name, command, stdout=fifos[name], time_limit="2s", cpus=0)
+        served.pid(name)
+    served.drop("other", "sleep 1000", time_limit="2s", cpus=0)
+    served.wait_done("other")
+    readers = [os.open(fifo, os.O_RDONLY | os.O_NONBLOCK) for fifo in fifos.values()]
+    served.wait_done("short", "long")
+    for reader in readers:
+        os.close(reader)
+    assert [served.outcome(name) for name in ("other", "short", "long")] == ["timeout", "finished", "timeout"]

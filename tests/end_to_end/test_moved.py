@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -85,3 +86,49 @@ def test_a_job_is_cancelled_after_a_move(served: Served, stdout: str | None) -> 
     served.wait_done("long")
     assert (served.outcome("long"), served.runs("long")) == ("cancelled", [1])
     assert not alive(child)
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_copy_of_a_spool_holds_the_runs_of_the_original(served: Served, requeue: bool) -> None:
+    """They run again in the copy once they are released, and end in the original as if there were no copy."""
+    here, original = served.root.parent, served.root
+    served.start()
+    served.drop("long", WORK.format(here=here, code=0), requeue=requeue)
+    served.pid("long")
+    served.until(lambda: (here / "ledger").exists(), "its command")
+    subprocess.run(["cp", "-a", original, here / "copy"], check=True)
+    with Served(here / "copy", executor=served.executor) as copy:
+        assert f"began in {original}" in copy.spool("ls").stdout  # without a dispatcher
+        copy.start()
+        copy.wait_place("long", "held")
+        copy.wait_reason("long", f"began in {original}")
+        for command in (("ls",), ("info",), ("why", "long")):
+            assert f"began in {original}" in copy.spool(*command).stdout
+        copy.kill()
+        copy.start()
+        copy.wait_reason("long", f"began in {original}")
+        assert (here / "ledger").read_text() == "begun\n"
+        (here / "go").touch()
+        served.wait_done("long")
+        assert (served.outcome("long"), served.runs("long")) == ("finished", [1])
+        assert copy.spool("release", "long").returncode == 0
+        copy.wait_done("long")
+        assert [copy.outcome("long", run) for run in (1, 2)] == ["lost", "finished"]
+    assert (here / "ledger").read_text() == "begun\n" * 2
+
+
+def test_a_copy_does_not_take_the_start_of_a_run_for_its_own(served: Served) -> None:
+    """A run whose wrapper had not registered when the spool was copied may have begun in the original since."""
+    here, original = served.root.parent, served.root
+    served.start()
+    served.drop("long", WORK.format(here=here, code=0))
+    served.pid("long")
+    subprocess.run(["cp", "-a", original, here / "copy"], check=True)
+    for record in ("jid", "status", "log"):
+        (here / "copy" / "jobs" / "long" / "1" / record).unlink(missing_ok=True)
+    with Served(here / "copy", executor=served.executor) as copy:
+        copy.start()
+        copy.wait_place("long", "held")
+        assert copy.runs("long") == [1]
+    (here / "go").touch()
+    served.wait_done("long")

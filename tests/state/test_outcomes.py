@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spool.core.model import Result, State
-from spool.formats.history import render_result
+from spool.core.model import Dependencies, Result, Spec, State, Waiting
+from spool.formats.history import render_history, render_result
 from spool.state import outcomes
 from spool.state.outcomes import OutcomeIndex
+from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 from support import make_spool
 
@@ -55,3 +56,47 @@ def test_names_that_matter_are_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(index[name] is State.FINISHED for name in names)
     monkeypatch.setattr(Spool, "result", None)
     assert all(index[name] is State.FINISHED for name in names)
+
+
+def test_the_newest_line_of_the_history_answers_for_a_name_without_records(tmp_path: Path) -> None:
+    """Unless that run was not the last of its job, or jobs of an array's tasks' names were never removed as one."""
+    make_spool(tmp_path / "spool")
+    spool = Spool(str(tmp_path / "spool"))
+    lines = [
+        Result("x", 1, 1, State.FAILED, ""),
+        Result("x", 2, 2, State.FINISHED, ""),
+        Result("goes-on", 1, 1, State.FAILED, "", again="retry"),
+        Result("many_0", 1, 1, State.FINISHED, ""),
+        Result("many_1", 1, 1, State.CANCELLED, ""),
+        Result("alone_1", 1, 1, State.FINISHED, ""),
+    ]
+    history = tmp_path / "spool" / "history.jsonl"
+    history.write_bytes(b"".join(map(render_history, lines)) + b"half a li")
+    (tmp_path / "spool" / "jobs" / ".last-runs.json").write_text('{"many":1}\n')
+    index = OutcomeIndex(spool)
+    asked = ("x", "goes-on", "many", "many_0", "alone", "alone_1", "never")
+    found = {name: index.get(name) for name in asked}
+    assert {name: state for name, state in found.items() if state is not None} == {
+        "x": State.FINISHED,
+        "many": State.FAILED,
+        "many_0": State.FINISHED,
+        "alone_1": State.FINISHED,
+    }
+
+
+def test_the_history_is_read_once_for_all_names_that_jobs_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many names were never seen; and a job that ends later is known by its end."""
+    make_spool(tmp_path / "spool")
+    spool, table = Spool(str(tmp_path / "spool")), SchedulerState()
+    for number in range(20):
+        depends = Dependencies(all=(f"never{number}",))
+        table.queue.put(Waiting(f"job{number}", Spec("true", depends_on=depends), "ann", number))
+    reads = []
+    history = Spool.history
+    monkeypatch.setattr(Spool, "history", lambda self: reads.append(self) or history(self))
+    index = OutcomeIndex(spool, table, matters=lambda _: True)
+    assert [index.get(f"never{number}") for number in range(20)] == [None] * 20
+    index.record("never3", State.FINISHED)
+    assert (index["never3"], len(reads)) == (State.FINISHED, 1)

@@ -158,6 +158,8 @@ class Finalizer:
         tried_again = result.again in ("retry", "requeue") and live.stop_kind not in (StopKind.REQUEUE, StopKind.HOLD)
         if tried_again:
             final = not (spool.requeue_file(name, QUEUED) or spool.holds(live.inode, name, QUEUED))
+        elif live.copied and result.again == "hold":
+            final = not spool.hold_because(name, f"{live.copied}; `spool release {name}` runs it here", RUNNING)
         # A second name of the same file (`ln running/x.toml queued/x.toml`) is a submission of its own.
         if final and not spool.archive_file(name, RUNNING):
             moved_by_user = self._waits_again(live) or spool.holds(live.inode, name, DONE)
@@ -292,7 +294,10 @@ class Finalizer:
             return result
         unstarted, most = reason.startswith(COULD_NOT_START), self._settings.config.max_requeues
         spec = self._state.may_grow(live, result)
-        return continued(spec, result, kind, could_not_start=unstarted, max_requeues=most)
+        result = continued(spec, result, kind, could_not_start=unstarted, max_requeues=most)
+        if live.copied and (outcome is State.LOST or result.again is not None):
+            return replace(result, reason=live.copied, again="hold", again_at_ns=None)
+        return result
 
     def _parameters(self, spec: Spec) -> tuple[tuple[str, str], ...]:
         """Return what a task has of its array's matrix or rows; () for another job."""

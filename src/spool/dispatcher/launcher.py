@@ -245,6 +245,7 @@ class Launcher:
             granted_at_ns=now_ns,
             host=identity.host(),
             lease=live.lease,
+            place=spool.place,
             waited_ns=live.wait.waited_ns(now_ns) if live.elsewhere is not None else 0,
         )
         files, group = {layout.GRANT: run_records.render_grant(record)}, None

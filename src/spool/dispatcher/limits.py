@@ -19,6 +19,7 @@ from spool.core.model import SECOND_NS, GpuWork, Machine, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
+from spool.dispatcher.launcher import SILENT_NS
 from spool.dispatcher.timers import Pace, boot_clock
 from spool.formats.run_records import render_gpus
 from spool.state.run import ActiveRun
@@ -58,6 +59,7 @@ class LimitEnforcer:
     def __init__(self, context: Context, order: Callable[[ActiveRun, Stop], None]) -> None:
         self._confinement = context.confinement
         self._state = context.state
+        self._spool = context.spool
         self._executors = context.executors
         self._order = order
         self._timer = context.timers.timer("limits", boot_clock, always=True)
@@ -94,6 +96,12 @@ class LimitEnforcer:
                 continue
             if not _is_due(live, now, moment):
                 continue
+            if self._begins_late(live):
+                heapq.heappush(self.moments, replace(moment, at_ns=now + _AGAIN_NS))
+                continue
+            if not _is_due(live, now, moment):
+                self.add(live)
+                continue
             with self._confinement.of(Thing.of_run(live.key), "limit") as piece:
                 self._enforce(live, warning=moment.warning)
             if piece.failed:
@@ -104,6 +112,23 @@ class LimitEnforcer:
                 self._check_memory()
             self._memory_at_ns = time.monotonic_ns() + max(MEMORY_EVERY_NS, self._pace.pause_ns)
             self._memory_timer.set(self._memory_at_ns if self.with_memory else None)
+
+    def _begins_late(self, live: ActiveRun) -> bool:
+        """Whether the command of a run is still to begin; once it has, its time counts from then.
+
+        On a busy machine that can take longer than a short limit. What takes longer than a wrapper may take to register
+        counts as run time.
+        """
+        if live.elsewhere is not None or live.begun_at_ns is not None:
+            return False
+        with suppress(OSError):
+            since = self._spool.dated_record(*live.key, layout.JID if live.adopted else layout.GRANT)
+            begun = self._spool.dated_record(*live.key, layout.STATUS)
+            if begun is None:
+                return since is not None and time.monotonic_ns() < live.unregistered_until_ns
+            if since is not None:
+                live.command_began(begun[1], min(max(0, begun[1] - since[1]), SILENT_NS))
+        return False
 
     def _enforce(self, live: ActiveRun, *, warning: bool) -> None:
         """Warn a run of its time limit, or stop it."""

@@ -387,7 +387,7 @@ class Recovery:
         if files.stop is not None:
             live.stop_on_record(files.stop)
         # An empty jid may be in the middle of being written.
-        live.may_be_silent(time.monotonic_ns() + (SILENT_NS if files.jid is Liveness.ABSENT else 0))
+        live.may_be_silent(time.monotonic_ns() + (SILENT_NS if files.jid is Liveness.ABSENT and not live.copied else 0))
         if isinstance(known, journal.Started) and self._served_until_ns is not None:
             live.was_alive(self._served_until_ns)
         self._tell_damaged(live)

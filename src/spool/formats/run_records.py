@@ -220,6 +220,7 @@ class GrantRecord(Struct, frozen=True):
     boot_id: str | None = None  # of the boot in which the run was started
     inode: int | None = None  # of the job file that was claimed
     lease: int | None = None  # of the arbiter of a shared machine
+    place: str | None = None  # of the spool in which it was started (store/places.py)
     waited_ns: int = 0  # wait until the start, by the clock of its scheduling timeout, which goes on in an engine
 
 
@@ -230,6 +231,7 @@ def render_grant(record: GrantRecord) -> bytes:
         f"job = {toml.quote(record.job)}\nrun = {record.run}\nattempt = {record.attempt}\n",
         f"requeues = {record.requeues}\nexecutor = {toml.quote(record.executor)}\n",
         text_lines(("user", record.user), ("host", record.host), ("boot_id", record.boot_id)),
+        text_lines(("place", record.place)),
         "" if record.inode is None else f'inode = "{record.inode}"\n',  # as text, since it may need all of 64 bits
         at_lines("submitted_at", record.submitted_at_ns),
         at_lines("granted_at", record.granted_at_ns),
@@ -257,6 +259,7 @@ def parse_grant(data: bytes) -> GrantRecord:
         boot_id=said(keys, "boot_id"),
         inode=_inode(keys.get("inode")),
         lease=optional(keys, "lease", int),
+        place=said(keys, "place"),
         waited_ns=_span_ns(keys, "waited_ms"),
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from spool.core.arrays import array_of
-from spool.core.layout import LOCK, valid_name
+from spool.core.layout import LAST_RUNS, LOCK, valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
 from spool.core.names import LOCAL_EXECUTORS
 from spool.store.glance import config_if
@@ -200,4 +200,5 @@ class _Seer:
     def _was_seen(self, name: str) -> bool:
         if self._spool.places(name) or self._spool.runs(name):
             return True
-        return any(f'"{name}"'.encode() in line for line in self._spool.history())
+        word = f'"{name}"'.encode()  # of an array, whose tasks alone have lines, `spool gc` keeps the number
+        return word in (self._spool.file(LAST_RUNS) or b"") or any(word in line for line in self._spool.history())

@@ -37,6 +37,7 @@ from spool.query.added import AddedKeys
 from spool.query.last_view import last_view
 from spool.query.parameters import Parameters
 from spool.query.rows import ORDERS, JobRow, array_row, of_spec, row_of_result, row_of_view, usual_order
+from spool.store.places import why_copied
 from spool.store.reading import glimpse
 from spool.store.spool import RunFiles, Service, Spool, spec_of
 from spool.store.tolerant import unreadable
@@ -537,6 +538,7 @@ class JobLister:
         final = filed or not self.dispatcher
         state, reason = shown(proof, filed=final, stop=stop, submitted=submitted, elsewhere=elsewhere)
         if proof.verdict is Verdict.ENDED and final and not filed:
+            reason = (state is State.LOST and why_copied(self._spool.root, grant)) or reason
             reason = "not recorded yet" if state is State.FINISHED else f"{reason}; not recorded yet"
         end = (files.result or self._unrecorded(files, state)) if state is not None and state.ended else None
         if end is not None:

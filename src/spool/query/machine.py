@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ from spool.client.autostart import outlook
 from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
-from spool.core.model import Gpu, Request, Reservation, Running
+from spool.core.model import Gpu, Request, Reservation, Running, State
 from spool.core.reasons import show_instant, some_of
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
@@ -258,7 +258,10 @@ def machine_status(spool: Spool) -> MachineStatus:
     found = _gpus(seen)
     named = unknown_gpus(seen.policy.gpu_use, machine)
     unknown = [f"gpu.use names {name}, but the machine has no such GPU" for name in named]
-    problems = [seen.config_problem, machine.refusal, *unknown, *listing.problems, *problems_of(seen.shared)]
+    held = [row.name for row in listing.rows if row.state is State.HELD]
+    # A dispatcher says itself what it makes of the configuration: it may have read it when that was still good.
+    own = None if lister.dispatcher else seen.config_problem
+    problems = [own, machine.refusal, *unknown, *listing.problems, *_held(spool, held), *problems_of(seen.shared)]
     return MachineStatus(
         spool=spool.root,
         paused=spool.paused,
@@ -285,6 +288,14 @@ def machine_status(spool: Spool) -> MachineStatus:
         shared=seen.shared,
         no_gpus_because=found.none_because,
     )
+
+
+def _held(spool: Spool, names: Iterable[str]) -> Iterator[str]:
+    """Yield why spool itself holds jobs among *names*: the first one's reason, and how many there are."""
+    held = [(name, why) for name in names if (why := spool.hold_reason(name, 0))]
+    if held:
+        more = f" (and {len(held) - 1} more, see `spool ls`)" if len(held) > 1 else ""
+        yield f"job {held[0][0]} is held: {held[0][1]}{more}"
 
 
 def _resources(seen: Snapshot) -> dict[str, PoolStatus]:

@@ -22,6 +22,7 @@ from spool.state.run import ActiveRun
 from spool.state.submission import Attempts, attempts_so_far
 from spool.state.table import JobEntry, SchedulerState
 from spool.store.config import Settings
+from spool.store.places import why_copied
 from spool.store.spool import RunFiles, Spool
 
 
@@ -53,6 +54,7 @@ class Loader:
         )
         if spec.preemptible and record.submitted_at_ns is not None:
             live.tried_before(self._attempts(key[0], record.submitted_at_ns, before=key[1]))
+        live.began_before_copy(why_copied(self._spool.root, granted))
         live.suspends(files.suspension, self._spool.suspend_order(files.name) or "")
         return live
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, suppress
 
-from spool.core.arrays import Tasks
+from spool.core import layout
+from spool.core.arrays import Tasks, array_of, outcome_of
+from spool.core.errors import InvalidRecord
 from spool.core.model import SECOND_NS, State
+from spool.formats.history import parse_history_line
 from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
 FEW = 4096
 """The number of cached names that no job depends on."""
+
+
+_BEGIN = b'{"job":"'  # of each line of the history
 
 
 class ArrayNames(Mapping[str, tuple[str, ...]]):
@@ -70,7 +76,7 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
 
 
 class OutcomeIndex(Mapping[str, State]):
-    """The newest outcome of each ended job, read from its records on demand.
+    """The newest outcome of each ended job, read on demand from its records, or from the history once they are gone.
 
     `arrays` has the tasks of arrays. It forgets each name that begins or ends: what was an array may now be one job.
     """
@@ -92,10 +98,12 @@ class OutcomeIndex(Mapping[str, State]):
         self._reading = reading
         table = table if table is not None else SchedulerState()
         self._standing = table.array_state
+        self._watched = table.queue.watch.names
         self._matters = matters
         self.arrays = ArrayNames(spool, table)
         self._known: dict[str, State] = {}
         self._missing: dict[str, int] = {}
+        self._told: dict[str, State | None] = {}  # by the history; None: it does not tell of that name
         self.failures = 0  # final outcomes recorded that are neither success nor a user's wish
         self._most = FEW  # names kept before those that matter are known
 
@@ -128,6 +136,8 @@ class OutcomeIndex(Mapping[str, State]):
         self._forget_some()
         self._known[name] = state
         self._missing.pop(name, None)
+        if not self._told.keys().isdisjoint((name, array_of(name))):
+            self._told[name] = state
         self.arrays.forget(name)
 
     def _forget_some(self) -> None:
@@ -137,6 +147,7 @@ class OutcomeIndex(Mapping[str, State]):
         matters = self._matters
         self._known = {name: state for name, state in self._known.items() if matters(name)}
         self._missing = {name: at_ns for name, at_ns in self._missing.items() if matters(name)}
+        self._told.clear()
         self._most = FEW + 2 * (len(self._known) + len(self._missing))
 
     def forget(self, name: str) -> None:
@@ -147,5 +158,37 @@ class OutcomeIndex(Mapping[str, State]):
     def _read(self, name: str) -> State | None:
         result = None
         with self._reading(name):
-            result = self._spool.newest_result(name)
+            run = self._spool.latest_run(name)
+            if run is None:
+                return self._of_history(name)
+            result = self._spool.result(name, run)
         return result.outcome if result is not None and result.again is None else None
+
+    def _of_history(self, name: str) -> State | None:
+        """Return the outcome of a job without records; one reading serves all names that jobs depend on."""
+        if self._told.keys().isdisjoint((name, array_of(name))):
+            names = {name, *self._watched()}
+            self._told |= dict.fromkeys(names) | _ends_in_history(self._spool, names)
+        return self._told.get(name)
+
+
+def _ends_in_history(spool: Spool, names: Set[str]) -> dict[str, State]:
+    """Return how *names*, and the tasks of those that are arrays, ended for good by their newest lines.
+
+    An array has no line. One that `spool gc` removed ended as its tasks did.
+    """
+    newest: dict[str, State | None] = {}
+    wanted = {name.encode() for name in names}
+    for line in spool.history():
+        job = line[len(_BEGIN) : line.find(b'"', len(_BEGIN))]
+        if job in wanted or job.rpartition(b"_")[0] in wanted:
+            with suppress(InvalidRecord):
+                result = parse_history_line(line)
+                newest.setdefault(result.job, result.outcome if result.again is None else None)
+    ended = {name: state for name, state in newest.items() if state is not None}
+    removed = spool.file(layout.LAST_RUNS) or b""
+    for name in names - newest.keys():
+        tasks = [task for task in newest if array_of(task) == name]
+        if tasks and ended.keys() >= set(tasks) and f'"{name}":'.encode() in removed:
+            ended[name] = outcome_of([ended[task] for task in tasks], len(tasks))
+    return ended

@@ -74,12 +74,13 @@ class ActiveRun(Struct, eq=False):
     gpu_watch: GpuWatch | None = None  # its GPU use, once looked at
     cpu_energy: CpuEnergy | None = None  # so far, where the counters can be read
     origin: Adopted | None = None  # None: this dispatcher started it
-    begun_at_ns: int | None = None  # when its wrapper registered, on another machine
+    begun_at_ns: int | None = None  # when its wrapper registered, on another machine; here, when its command began
     engine_id: str | None = None  # of its job there, once its engine has accepted it
     told: str = ""  # the reason for its wait there, as last heard
     kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # the user who suspends it, and the reason, if known
+    copied: str = ""  # why it is not this spool's, which is a copy
     lease: int | None = None  # of the arbiter of a shared machine
     key: tuple[str, int] = ("", 0)  # its identity
 
@@ -275,6 +276,15 @@ class ActiveRun(Struct, eq=False):
         """Set its begin on another machine, when its wrapper registered."""
         self.begun_at_ns = at_ns
         self.began(boot_ns)
+
+    def began_before_copy(self, why: str) -> None:
+        """Record why it is not this spool's; "" if it is."""
+        self.copied = why
+
+    def command_began(self, at_ns: int, late_ns: int) -> None:
+        """Let its time limit count from the begin of its command, *late_ns* after its start."""
+        self.begun_at_ns = at_ns
+        self.began(self.started_boot_ns + late_ns)
 
     def tried_before(self, attempts: Attempts) -> None:
         """Set how the run before it was stopped, which its own records do not have."""

@@ -13,6 +13,8 @@ from spool.store.glance import read_config
 from spool.store.ownership import unknown_in
 from spool.store.spool import Spool
 
+_DEFAULTS = Config()
+
 
 def _warn(text: str) -> None:
     import logging  # imported here, because a submission seldom has to warn
@@ -26,7 +28,7 @@ class Settings:
     def __init__(self, spool: Spool) -> None:
         self._root = spool.root
         self._path = spool.layout.at(layout.CONFIG)
-        self.config = Config()
+        self.config = _DEFAULTS
         self.problem: str | None = None
         self._seen: tuple[int, ...] | None = None
         self.reload(force=True)
@@ -44,12 +46,14 @@ class Settings:
         try:
             new = config.parse(read_config(self._root) or b"")
         except InvalidConfig as error:
-            return self._keep(str(error), first=force)
+            return self._keep(str(InvalidConfig(f"{error.what}, so {self._standing}", error.problems)))
         except OSError as error:
             self._seen = None  # the error may be temporary: the next look tries again
             why = error.strerror or str(error)
-            text = cannot("read", "the configuration", why, where=self._path, remedy=remedy_for(error))
-            return self._keep(text, first=force)
+            text = cannot(
+                "read", f"the configuration, so {self._standing}", why, where=self._path, remedy=remedy_for(error)
+            )
+            return self._keep(text)
         advice = "; ".join((*new.advice, *unknown_in(new.accept_from)))
         problem = cannot("fully use", "the configuration", advice, where=self._path) if advice else None
         if problem is not None and problem != self.problem:
@@ -58,8 +62,13 @@ class Settings:
         changed, self.config = new != self.config, new
         return changed
 
-    def _keep(self, problem: str, *, first: bool) -> bool:
+    @property
+    def _standing(self) -> str:
+        """What is in force in place of a configuration that cannot be used."""
+        return "the defaults apply" if self.config is _DEFAULTS else "the previous one stays in force"
+
+    def _keep(self, problem: str) -> bool:
         if problem != self.problem:
-            _warn(f"{problem}; {'the defaults apply' if first else 'the previous configuration stays in force'}")
+            _warn(problem)
         self.problem = problem
         return False

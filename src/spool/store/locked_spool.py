@@ -27,6 +27,7 @@ from spool.store.disk import (
     status_of,
 )
 from spool.store.lock import hold
+from spool.store.places import place_of
 from spool.store.reading import read_bytes, read_record, read_with_status
 from spool.store.spool import Spool
 
@@ -74,6 +75,7 @@ class LockedSpool(Spool):
         self._identity: str | None = None
         self._accepted: Callable[[], Sequence[str]] | None = None
         self._modes: dict[str, int] = {}  # of the directories, when last seen
+        self._place: str | None = None
 
     def accept(self, accept_from: Callable[[], Sequence[str]]) -> None:
         """Set the source of the accepted users: the configuration in force, not the one on disk."""
@@ -130,6 +132,8 @@ class LockedSpool(Spool):
                 made = self._keep_directory(path) or made
             except OSError as error:
                 first = first or error
+        if made:
+            self._place = None
         if self._spares and not os.path.isdir(self.layout.at(layout.ROOM)):
             self._spares.clear()  # `keep_spares` makes new ones
         if first is not None:
@@ -151,6 +155,13 @@ class LockedSpool(Spool):
         if path in self._modes:
             os.chmod(path, self._modes[path])  # whatever the umask
         return True
+
+    @property
+    def place(self) -> str:
+        """Where the runs that are started now begin. Raises OSError."""
+        if self._place is None:
+            self._place = place_of(self.root)
+        return self._place
 
     # Starting: each method is one step of the protocol in docs/FORMAT.md 5.
 

@@ -37,11 +37,9 @@ from spool.formats import run_records
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, WrittenUsage, parse_array
-from spool.store.disk import (
-    read_file,
-    status_of,
-)
+from spool.store.disk import read_file, status_of
 from spool.store.lock import serving
+from spool.store.places import why_copied
 from spool.store.reading import (
     end_of_file,
     history_lines,
@@ -692,7 +690,8 @@ class Spool:
         if jid is not Liveness.ABSENT or (grant is not None and grant.executor not in LOCAL_EXECUTORS):
             return jid  # it may wait there for days, through restarts of this machine
         if grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
-            return Liveness.GONE if self.has_begun(name, run) else jid  # the jid was removed
+            # The jid was removed, or this spool is a copy, and the original may have it by now.
+            return Liveness.GONE if self.has_begun(name, run) or why_copied(self.root, grant) else jid
         if grant.host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", grant.host)) is Liveness.REBOOTED:
             return Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
         return jid
