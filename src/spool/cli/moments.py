@@ -1,8 +1,8 @@
 """Moments as people write them on a command line: "16:00", "tomorrow 8:00", "now + 2 hours", "friday", "24 dec".
 
 Files hold only RFC 3339 and durations; the command line converts these words. A text that two people could read
-differently is refused, with what to write instead. A day without a time is its beginning; a time without a day is the
-next such time, or the last one where the past is asked for.
+differently is refused, with what to write instead. A day without a time is its beginning, so that on a Friday "friday"
+is that of next week. A time without a day is the next such time, or the last one where the past is asked for.
 """
 
 from __future__ import annotations
@@ -135,9 +135,6 @@ def _calendar(words: str, now: datetime, text: str, *, past: bool) -> datetime |
         return _nearest(now, clock, timedelta(days=1), past=past)
     day = _weekday(words)
     if day is not None:
-        if day == now.weekday() and clock is None:
-            week = (now + timedelta(days=-7 if past else 7)).date()
-            raise InvalidValue(f'{show(text)}: that is today; write "today", or the date, "{week}"')
         first = now + timedelta(days=(day - now.weekday()) % 7)
         return _nearest(first, clock or timedelta(), timedelta(days=7), past=past, now=now)
     which = _day(words, now, past=past)
