@@ -20,6 +20,7 @@ from spool.core.priority import OrderFactors
 from spool.core.scheduler import Ending
 from spool.query.details import FAILURES, job_details
 from spool.query.jobs import JobLister
+from spool.query.rows import in_words
 from spool.query.shared import MachineSharing
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
@@ -81,17 +82,18 @@ def why(spool: Spool, name: str) -> Explanation:
         return submitted
     lister = JobLister(spool)
     seen = snapshot(spool, with_tasks=True)
-    said = lister.state.jobs.get(name) if lister.state is not None else None
+    view = lister.state.jobs.get(name) if lister.state is not None else None
+    said = in_words(view.reason, seen.now_ns) if view is not None else ""
     job = seen.view.queue.get(name) or seen.view.held.get(name)
     if job is None and not places:
         raise spool.no_such_job("find", f"job {name}", name)
     if job is None:
         reasons: tuple[PendingReason, ...] = (_unplanned(seen, name, places),)
     else:
-        reasons = _by_hooks(spool, name, said.reason if said is not None else "")
-        noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_reasons(name))
+        reasons = _by_hooks(spool, name, said)
+        noes = (PendingReason(no.code, in_words(no.text, seen.now_ns)) for no in seen.plan.all_reasons(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
-        reasons = reasons or _by_machine(seen.shared, said.reason if said is not None else "")
+        reasons = reasons or _by_machine(seen.shared, said)
     kept = any(reason.code in _KEPT for reason in reasons)  # until a user or the arbiter acts: no time can be given
     found = StartForecast() if kept else _forecast(seen, (name,)).get(name, StartForecast())
     place = _place(seen.plan.in_order(), job)
@@ -115,12 +117,12 @@ def why(spool: Spool, name: str) -> Explanation:
         behind_why=place.behind_why,
         ahead=place.ahead,
         dispatcher=lister.dispatcher,
-        last_said=said.reason if said is not None else "",
+        last_said=said,
         at_ns=seen.now_ns,
         starts_after=found.starts_after,
         if_finished=found.if_finished,
         later_than_at_ns=found.later_than_ns,
-        start_unknown=found.unknown,
+        start_unknown=in_words(found.unknown, seen.now_ns),
         start_is_earliest=True if seen.shared is not None else None,
         room_of=room_of,
         room_is_made=room_is_made,
@@ -377,7 +379,7 @@ def preview(spool: Spool) -> Preview:
     would_start = {start.name for start in plan.starts}
     asked = {
         name: reason
-        for name, reason in _asked_about(spool).items()
+        for name, reason in _asked_about(spool, seen.now_ns).items()
         if name in would_start or not reason.startswith(_MACHINE)
     }
     grants = {start.name: start.grant for start in plan.starts if start.name not in asked}
@@ -396,8 +398,9 @@ def preview(spool: Spool) -> Preview:
             code, found = _code_of(reason) or "machine", StartForecast(unknown=reason)
         else:
             no = plan.reason(name)
-            code, reason = (no.code, str(no)) if no is not None else ("", "")
+            code, reason = (no.code, in_words(no.text, seen.now_ns)) if no is not None else ("", "")
             found = expected.get(name, StartForecast())
+            found = replace(found, unknown=in_words(found.unknown, seen.now_ns))
         waits.append(WaitingJob(place, job, standing, code, reason, found))
     protected = expected.get(plan.protected, StartForecast()) if plan.protected is not None else StartForecast()
     return Preview(
@@ -419,8 +422,9 @@ def preview(spool: Spool) -> Preview:
     )
 
 
-def _asked_about(spool: Spool) -> dict[str, str]:
+def _asked_about(spool: Spool, now_ns: int) -> dict[str, str]:
     """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins, or for a lease."""
     state = JobLister(spool).state
     jobs = state.jobs.items() if state is not None else ()
-    return {name: said.reason for name, said in jobs if said.reason.startswith((*_ANSWERS, _MACHINE))}
+    said = {name: in_words(view.reason, now_ns) for name, view in jobs}
+    return {name: why for name, why in said.items() if why.startswith((*_ANSWERS, _MACHINE))}
