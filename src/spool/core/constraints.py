@@ -9,7 +9,7 @@ from spool.core.backfill import FULL, BackfillReservation, StrictOrder, earliest
 from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
 from spool.core.model import NoLeases, Policy, Waiting
 from spool.core.queue import WaitingQueue
-from spool.core.reasons import Reason, instant
+from spool.core.reasons import Reason, count_of, instant
 from spool.core.resources import FreeResources
 from spool.core.timing import begins_at_ns, deadline_ns, opens_at_ns, waited_ns
 from spool.core.units import show_duration, show_size
@@ -105,12 +105,12 @@ class Constraints:
         most = quotas.limits("user", job.user).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most):
             count = self._queue.queued(user=job.user)
-            return Reason("quota", f"quota: {job.user} has {count} queued jobs, the limit is {most}")
+            return _queued(job.user, count, most)
         project = job.spec.project
         most = None if project is None else quotas.limits("project", project).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most, by_project=True):
             count = self._queue.queued(project=project)
-            return Reason("quota", f"quota: project {project} has {count} queued jobs, the limit is {most}")
+            return _queued(f"project {project}", count, most)
         return None
 
     def room_helps(self, name: str) -> bool:
@@ -162,6 +162,11 @@ class Constraints:
             return None
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
         return f"a cycle, {' waits for '.join(shown)}"
+
+
+def _queued(whose: str, count: int, most: int) -> Reason:
+    text = f"quota: {whose} has {count_of(count, 'queued job')}, the limit is {most}"
+    return Reason("quota" if most else "never_fits", text)
 
 
 def why_no_leases(no_leases: NoLeases) -> str:

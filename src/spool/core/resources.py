@@ -222,8 +222,11 @@ class FreeResources:
 
     def quota(self, job: Waiting) -> Reason | None:
         """Limit what each user and project uses at once."""
-        why = self.quotas.why_full(job, self.counts)
-        return None if why is None else Reason("quota", f"quota: {why}")
+        full = self.quotas.why_full(job, self.counts)
+        if full is None:
+            return None
+        why, ever = full
+        return Reason("never_fits" if ever else "quota", f"quota: {why}")
 
     def max_running(self) -> Reason | None:
         """Limit the running jobs of the whole spool."""
