@@ -327,5 +327,6 @@ def _ended(spool: Spool, now_ns: int) -> dict[str, int]:
             if now_ns - (result.told_at_ns or 0) > RECENT_NS:
                 break
             continue  # it ended long before it was recorded
-        found[result.outcome.value] += 1
+        if not result.again:  # its job has not ended
+            found[result.outcome.value] += 1
     return dict(found)
