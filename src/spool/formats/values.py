@@ -352,7 +352,7 @@ def machine_zone() -> tzinfo:
 def with_offset(value: object) -> object:
     """Return a date and time without an offset with that of this process's zone, and any other *value* unchanged.
 
-    It is that for who writes *value* into a file. A text stays a text.
+    A command that writes *value* into a file means it so. A text stays a text.
     """
     with suppress(OverflowError, OSError, ValueError):  # left to the reader of the file
         if isinstance(value, str):
