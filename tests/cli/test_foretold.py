@@ -170,7 +170,7 @@ def test_a_job_that_a_hook_is_asked_about_is_not_said_to_start(
     from spool.query import explain
 
     put_job(spool_root, "a")
-    monkeypatch.setattr(explain, "_asked_about", lambda _: {"a": "hook submitting: asked"})
+    monkeypatch.setattr(explain, "_asked_about", lambda *_: {"a": "hook submitting: asked"})
     found = asked(spool, "plan")
     assert (found["starts"], [(job["name"], job["code"]) for job in found["waits"]]) == ([], [("a", "hook")])
 

@@ -298,6 +298,51 @@ def test_why_foretells_nothing_of_a_job_that_never_fits(spool: Command, spool_ro
         assert noise not in said
 
 
+def test_what_never_fits_is_ahead_of_nobody(spool: Command, spool_root: Path) -> None:
+    """It stands in no other job's way."""
+    for at, (name, cpus) in enumerate((("huge", 100000), ("huger", 100000), ("a", 0), ("b", 0)), 1):
+        os.utime(put_job(spool_root, name, f'command = "true"\ncpus = {cpus}\n'), (at, at))
+    assert [asked(spool, "why", name)["ahead"] for name in ("a", "b")] == [0, 1]
+    assert asked(spool, "why", "b")["behind"] == "a"
+
+
+def test_why_of_a_running_job_says_what_it_does(spool: Command, spool_root: Path) -> None:
+    """Its command, since when, and what is left of its time limit; for a program as values."""
+    running(spool_root, "r")
+    said = spool("why", "r")
+    assert (said.code, said.out.splitlines()[0]) == (0, "r: it is running")
+    assert "command: true" in said.out
+    assert "no time limit" in said.out
+    text = 'command = "sleep 9"\ntime_limit = "2h"\n'
+    for path in ("running/r.toml", "jobs/r/1/job.toml"):
+        (spool_root / path).write_text(text)
+    found = asked(spool, "why", "r")
+    assert (found["run"], found["command"], found["time_limit_ns"]) == (1, "sleep 9", 7200 * 10**9)
+    assert 0 < found["left_ns"] <= 7200 * 10**9
+    assert found["started_at"] is not None
+    assert "of its limit of 2h00m" in spool("why", "r").out
+
+
+def test_why_takes_several_names(spool: Command, spool_root: Path) -> None:
+    """Each is answered, also after one that nobody knows, whose error is the exit code."""
+    for name in ("a", "b"):
+        put_job(spool_root, name, place="held")
+    said = spool("why", "a", "nosuch", "b")
+    assert [line for line in said.out.splitlines() if ": held" in line] == ["a: held", "b: held"]
+    assert (said.code, "nosuch" in said.err) == (3, True)
+    assert [each["name"] for each in asked(spool, "why", "a", "b")["jobs"]] == ["a", "b"]
+
+
+def test_info_counts_jobs_that_ended_and_not_the_runs_of_a_retry(spool: Command, spool_root: Path) -> None:
+    """A run after which its job goes on is none that failed."""
+    ended(spool_root, "a", State.FINISHED, time.time_ns(), run=2)
+    ended(spool_root, "b", State.FAILED, time.time_ns(), code=1)
+    result = Result("a", 1, 1, State.FAILED, "exit code 1", 1, 2, time.time_ns(), exit_code=1, user="me", again="retry")
+    with (spool_root / "history.jsonl").open("ab") as history:
+        history.write(render_history(result))
+    assert asked(spool, "info")["ended"] == {"finished": 1, "failed": 1}
+
+
 def test_the_answer_of_why_is_bold_on_a_terminal(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,15 +414,13 @@ def test_what_is_no_job_is_in_no_list(spool: Command, spool_root: Path) -> None:
 
 
 def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -> None:
-    """Where nothing is in the way, that is the answer; of a job that runs it is an error, of one that ended its end."""
+    """Where nothing is in the way, that is the answer; of a job that ended it is its end."""
     put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
     put_job(spool_root, "h", place="held")
     assert "nothing blocks it" in spool("why", "a").out
     assert "held" in spool("why", "h").out
     put_job(spool_root, "d", place="done")
     assert spool("why", "d").out == "d: cancelled: moved to done/ before it ran\n"
-    running(spool_root, "r")
-    assert spool("why", "r").code == 1
     assert spool("why", "nosuch").code == 3
 
 

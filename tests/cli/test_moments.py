@@ -50,6 +50,7 @@ def read(text: str, *, past: bool = False) -> str:
         ("today 17:00", "2026-11-20T17:00:00"),
         ("today", "2026-11-20T10:30:15"),
         ("saturday", "2026-11-21T00:00:00"),
+        ("friday", "2026-11-27T00:00:00"),
         ("thu 9:00:30", "2026-11-26T09:00:30"),
         ("friday 16:00", "2026-11-20T16:00:00"),
         ("friday 8:00", "2026-11-27T08:00:00"),
@@ -69,7 +70,7 @@ def read(text: str, *, past: bool = False) -> str:
         ("2h", "2h"),
         ("1h30m", "1h30m"),
         ("2026-01-31T09:00:00+01:00", "2026-01-31T09:00:00"),
-        ("2026-01-31 09:00", "2026-01-31 09:00"),
+        ("2026-01-31 09:00", "2026-01-31T09:00:00"),
     ],
 )
 def test_words_mean_the_next_such_moment(text: str, means: str) -> None:
@@ -84,6 +85,7 @@ def test_words_mean_the_next_such_moment(text: str, means: str) -> None:
         ("16:00", "2026-11-19T16:00:00"),
         ("8:00", "2026-11-20T08:00:00"),
         ("monday", "2026-11-16T00:00:00"),
+        ("friday", "2026-11-20T00:00:00"),
         ("yesterday 8:00", "2026-11-19T08:00:00"),
         ("2 hours ago", "2026-11-20T08:30:15"),
         ("now - 1d", "2026-11-19T10:30:15"),
@@ -106,7 +108,6 @@ def test_of_the_past_the_last_one_is_meant(text: str, means: str) -> None:
         ("1.2. 16:00", '"2026-01-31 16:00"'),
         ("next friday", '"friday" or a date'),
         ("next week", '"now + 1 week"'),
-        ("friday", '"2026-11-27"'),
         ("tomorrow midnight", '"tomorrow 0:00"'),
         ("today 8:00", '"tomorrow 08:00"'),
         ("25:00", '"23:59"'),
@@ -136,6 +137,28 @@ def test_a_clock_keeps_its_hour_when_summer_time_ends() -> None:
     at = int(datetime(2026, 10, 24, 12).timestamp()) * 10**9
     assert understood("tomorrow 8:00", at) == "2026-10-25T08:00:00+01:00"
     assert understood("16:00", at) == "2026-10-24T16:00:00+02:00"
+
+
+def test_a_time_that_clocks_skip_is_the_next_that_exists() -> None:
+    """2:30 in the night to summer time is 3:30, also in words."""
+    at = int(datetime(2027, 3, 27, 12).timestamp()) * 10**9
+    for text in ("tomorrow 2:30", "2:30", "sunday 2:30", "2027-03-28 02:30", "2027-03-28T02:30:00"):
+        assert understood(text, at) == "2027-03-28T03:30:00+02:00", text
+
+
+def test_a_time_that_comes_twice_is_the_next_of_the_two() -> None:
+    """2:30 in the night to winter time is the first, unless that has passed."""
+    at = int(datetime(2026, 10, 25, 1).timestamp()) * 10**9
+    assert understood("2:30", at) == understood("2026-10-25 02:30", at) == "2026-10-25T02:30:00+02:00"
+    assert understood("2:30", at + 6000 * 10**9) == "2026-10-25T02:30:00+01:00"
+    assert understood("2:30", at + 9000 * 10**9) == "2026-10-26T02:30:00+01:00"
+
+
+def test_hours_from_now_are_hours_that_pass() -> None:
+    """Two hours after 1:30 it is 4:30 in the night to summer time, and a day later an hour later."""
+    at = int(datetime(2027, 3, 28, 1, 30).timestamp()) * 10**9
+    assert understood("now + 2 hours", at) == "2027-03-28T04:30:00+02:00"
+    assert understood("2 hours ago", at + 7200 * 10**9, past=True) == "2027-03-28T01:30:00+01:00"
 
 
 _WORDS = st.sampled_from(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,21 @@ def test_with_never_replaces_another_job(spool: Command, spool_root: Path) -> No
     assert spool("requeue", "a", "--with", "priority=3").code == 1
     assert (spool_root / "queued" / "a.toml").read_text().startswith("# new")
     assert (spool_root / "done" / "a.toml").read_text().startswith("# old")
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ('["printf", "%s", "a b"]', ["printf", "%s", "a b"]),
+        ("[ -e x ] && echo y", "[ -e x ] && echo y"),
+        ('["a"', '["a"'),
+    ],
+)
+def test_a_command_given_as_a_list_is_one(spool: Command, spool_root: Path, text: str, command: object) -> None:
+    """As in a job file; any other text is one for the shell, which can begin with a bracket too."""
+    put_job(spool_root, "a", place="done")
+    assert spool("requeue", "a", "--with", f"command={text}").code == 0
+    assert tomllib.loads((spool_root / "queued" / "a.toml").read_text())["command"] == command
 
 
 def test_a_running_job_is_requeued_with_other_keys(dispatcher: object, spool: Command, spool_root: Path) -> None:

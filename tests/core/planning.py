@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from spool.core.model import (
 )
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
+from spool.core.reasons import in_words
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View, decide
 
@@ -141,8 +143,8 @@ def started(found: Plan) -> list[str]:
 
 
 def why(found: Plan, name: str) -> str:
-    """Return the first reason for which *name* waits."""
-    return str(found.reason(name))
+    """Return the first reason for which *name* waits, as it reads now."""
+    return in_words(str(found.reason(name)), found.now_ns, UTC)
 
 
 def later(one: Waiting, seconds: int) -> Waiting:

@@ -25,7 +25,7 @@ def test_what_ends_in_time_may_start():
     found = plan(BIG, late, running=RUNS)
     assert (started(found), found.protected, found.protected_until_ns) == ([], "big", NOW + HOUR)
     assert not found.protected_by_guess
-    assert why(found, "late") == "kept free for big (waiting 1h02m)"
+    assert why(found, "late") == "kept free for big (waiting since 10:58)"
     assert why(found, "big") == "cpus: needs 4, 1 free (1 run holds 3)"
 
 
@@ -152,7 +152,7 @@ def test_a_strict_order_lets_nobody_overtake():
     strict = Policy(strict_order=True, order="arrival")
     found = plan(BIG, job("fits", time_limit_ns=S), running=RUNS, policy=strict)
     assert (started(found), found.protected, found.protected_until_ns) == ([], "big", None)
-    assert why(found, "fits") == "kept free for big (waiting 1h02m)"
+    assert why(found, "fits") == "kept free for big (waiting since 10:58)"
 
 
 GUESSED = [run("r", cpus=3, ran=0)]  # nobody says how long it runs: an hour, for want of anything known

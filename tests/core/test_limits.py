@@ -159,6 +159,17 @@ def test_a_projects_queue_is_limited_too():
     assert (started(found), why(found, "b")) == (["a"], "quota: project p has 2 queued jobs, the limit is 1")
 
 
+@pytest.mark.parametrize(
+    "most", [{"max_running_jobs": 0}, {"max_running_cpus": 1}, {"max_queued_jobs": 0}, {"max_running_gpus": 0}]
+)
+def test_more_than_a_quota_ever_allows_never_fits(most):
+    """No end of another job helps, so none is promised, and a dispatcher that is to end once nothing waits ends."""
+    found = plan(job("j", cpus=2, gpus=1), on=machine(gpus=2), policy=Policy(default_user_limits=Limits(**most)))
+    reason = found.reason("j")
+    assert (reason.code, str(reason)[:6], found.stuck) == ("never_fits", "quota:", True)
+    assert foretold(found, "j") is None
+
+
 def test_a_stopping_run_keeps_its_grant():
     """Nothing is free before the processes that used it are gone."""
     found = plan(job("j", cpus=4), running=[run("r", cpus=1, stopping=True)])

@@ -96,7 +96,7 @@ def test_who_waits_for_a_resource_is_protected():
     late = job("late", time_limit_ns=2 * HOUR, **wants(licence=1))
     found = plan(first, late, job("plain", time_limit_ns=2 * HOUR), on=BOX, running=runs)
     assert (started(found), found.protected, found.protected_until_ns) == (["plain"], "first", NOW + HOUR)
-    assert why(found, "late") == "kept free for first (waiting 1h02m)"
+    assert why(found, "late") == "kept free for first (waiting since 10:58)"
     assert foretold(found, "first").must_end == ("r",)
     in_time = job("in_time", time_limit_ns=HOUR, **wants(licence=1))
     assert started(plan(first, in_time, on=BOX, running=runs)) == ["in_time"]

@@ -10,6 +10,7 @@ import pytest
 
 from core.planning import GIB, NOW, S, at, machine, spec
 from spool.core.model import Limits, Policy, Reservation
+from spool.core.reasons import in_words
 from spool.core.simulation import Pass, SimulatedJob, Simulation
 
 PAGES = Path(__file__).parent / "golden"
@@ -80,7 +81,7 @@ def replay(name: str) -> Iterator[str]:
             yield f"{clock} {start.name} starts{on}"
         started = {start.name for start in step.plan.starts}
         for waits in sorted(set(step.view.queue) - started):
-            reason = str(step.plan.reason(waits))
+            reason = in_words(str(step.plan.reason(waits)), step.now_ns, UTC)
             if said.get(waits) != reason:
                 said[waits] = reason
                 yield f"{clock} {waits} waits: {reason}"

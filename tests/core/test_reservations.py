@@ -215,14 +215,14 @@ def test_what_is_reserved_is_expected_after_its_end():
     ("new", "problem"),
     [
         (keep(2, name="n"), None),
-        (keep(3, name="n"), "at 11:00 5 GPUs would be reserved beside demo, the machine has 4"),
+        (keep(3, name="n"), "at 2026-01-01T11:00:00Z 5 GPUs would be reserved beside demo, the machine has 4"),
         (keep(3, name="n", start="16:00", end="17:00"), None),
         (
             keep(3, name="n", start="09:00", end="11:01"),
-            "at 11:00 5 GPUs would be reserved beside demo, the machine has 4",
+            "at 2026-01-01T11:00:00Z 5 GPUs would be reserved beside demo, the machine has 4",
         ),
         (keep((0, 1), name="n"), None),
-        (keep((0, 1, 2), name="n"), "at 11:00 5 GPUs would be reserved beside demo, the machine has 4"),
+        (keep((0, 1, 2), name="n"), "at 2026-01-01T11:00:00Z 5 GPUs would be reserved beside demo, the machine has 4"),
         (keep((4,), name="n"), "there is no GPU 4, the machine has 4 GPUs"),
         (keep(0, name="n"), "it must reserve at least one GPU"),
         (keep((), name="n"), "it names no GPUs"),
@@ -238,7 +238,7 @@ def test_a_conflict_by_count(new, problem):
 def test_a_conflict_by_index():
     """The same GPU cannot be kept for two at once, and the first that has it is named."""
     twice = conflict(keep((1, 2), "bob", name="n"), [keep((2, 3))], range(4))
-    assert twice == "at 11:00 GPU 2 is already reserved for alice (demo)"
+    assert twice == "at 2026-01-01T11:00:00Z GPU 2 is already reserved for alice (demo)"
     assert conflict(keep((0, 1), "bob", name="n"), [keep((2, 3))], range(4)) is None
     assert conflict(keep((101,), name="n"), [], {101, 102}) is None
     assert conflict(keep((3,), name="n"), [], {101, 102}) == "there is no GPU 3, the machine has 2 GPUs: 101, 102"

@@ -51,7 +51,6 @@ def facts(view: View, arrays: Any) -> dict[str, object]:
         "held_arrays": view.held_arrays,
         "reservations": view.reservations,
         "paused": view.paused,
-        "zone": str(view.zone),
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from spool.query.explain import why
 from spool.query.jobs import JobLister
 from spool.query.machine import machine_status
 from spool.query.reservations import read_reservations
+from spool.query.rows import in_words
 from spool.store.spool import Spool
 
 HOUR_S = 3600
@@ -171,6 +173,22 @@ def test_a_retry_keeps_its_place_beside_a_file_of_its_name_that_is_held(session:
     assert now.state.queue["twice"].attempt == 2
 
 
+def test_a_retry_is_told_by_its_instant_which_each_look_counts_down_to(session: Session) -> None:
+    """The view keeps when it is due, and what is printed follows the clock though the view does not change."""
+    session.users.submit("twice", "fail until 2", "retry = { max = 1, delay = '1h' }")
+    session.settle()
+    now = session.now
+    assert now is not None
+    type(now.status).write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
+    kept = json.loads((session.world.root / layout.STATE).read_text())["jobs"]["twice"]["reason"]
+    assert re.fullmatch(r"retry due \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", kept)
+    due_ns = now.state.queue["twice"].not_before_ns or 0
+    due_ns -= due_ns % 10**9
+    spool = Spool(str(session.world.root))
+    rows = [JobLister(spool, due_ns - left_s * 10**9).row("twice") for left_s in (1800, 39)]
+    assert [row.reason for row in rows if row is not None] == ["retry in 30m00s", "retry in 39s"]
+
+
 def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
     """A job that says none gets the kill_grace of the configuration, from whichever dispatcher looks after it."""
     (session.world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "3s"\n')
@@ -299,7 +317,7 @@ def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callab
         error = Path(f"{session.users.path(RESERVATIONS, row.name)}{layout.ERROR_SUFFIX}")
         assert error.exists() != row.stands
         if not row.stands:
-            assert row.problem in error.read_text()
+            assert row.problem in in_words(error.read_text(), now.clock())
     problems = {row.name: row.problem for row in shelf.rows}
     assert problems["second"] == "there is no GPU 1, the machine has 2 GPUs: 0, 2"
     assert "05:30" in problems["third"]
@@ -336,19 +354,6 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
 
 
 # --- the place and the disk ---------------------------------------------------------------------------------------
-
-
-def test_the_zone_is_asked_for_each_time(session: Session, zone: Callable[[str], None]) -> None:
-    """A dispatcher tells instants in the zone that the machine has now, not in that of its start."""
-    session.turns(1)
-    now = session.now
-    assert now is not None
-    for name, offset in (("Asia/Kolkata", "+0530"), ("UTC", "+0000")):
-        zone(name)
-        view = now.planner.view(
-            Machine(cpus=1, memory_bytes=1), now.clock(), paused=now.pause.paused, holding=Holding()
-        )
-        assert f"{datetime.now(view.zone):%z}" == offset
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from spool.executors.local import LocalRun
 from spool.formats import run_records, wrapper
 from spool.formats.wrapper import NO_JID, REFUSED
 from spool.query.explain import why
+from spool.query.rows import in_words
 from spool.state import submission
 from spool.state.run import ActiveRun
 from spool.state.submission import NO_BACKOFF
@@ -247,7 +248,8 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     assert state["jobs"]["a"]["reason"].startswith("refused: /bin/sh was not started")
     monkeypatch.setattr(Executors, "problem", lambda *_: None)
     answer = why(Spool(str(root)), "a")
-    assert (answer.reasons[0].code, answer.reasons[0].text) == ("refused", state["jobs"]["a"]["reason"])
+    said = in_words(state["jobs"]["a"]["reason"], answer.at_ns)
+    assert (answer.reasons[0].code, answer.reasons[0].text) == ("refused", said)
     session.users.submit("ab", "ok")
     session.settle()
     report.write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)

@@ -487,7 +487,7 @@ def test_a_cancel_that_is_refused_is_dropped(served: Served, how: str) -> None:
     assert served.record("x", "stop") is None
     assert alive(served.pid("x"))
     served.wait_reason("x", "nearly done")
-    assert "hook cancelling: nearly done" in served.spool("why", "x").stderr
+    assert "hook cancelling: nearly done" in served.spool("why", "x").stdout
     served.kill()
     served.start()
     served.wait_reason("x", "hook cancelling: nearly done")

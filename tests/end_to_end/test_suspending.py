@@ -136,7 +136,7 @@ def test_a_suspended_job_keeps_what_it_was_given(shared: Served) -> None:
     shared.until(lambda: _is_suspended(shared, "big"), "a suspended job")
     shared.drop("other", "true")
     assert "cpus: needs 1" in shared.wait_reason("other", "cpus")
-    said = shared.spool("why", "big").stderr
+    said = shared.spool("why", "big").stdout
     assert "; `spool continue big` resumes it" in said
     assert "\x1b" not in said + shared.spool("show", "big").stdout
     assert "demo" in shared.spool("show", "big").stdout

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +25,7 @@ from spool.core.model import (
 )
 from spool.formats import config, jobfile, toml, validation, values
 from spool.formats.jobfile import parse, shape
+from support import zone_file
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
 S = 1_000_000_000
@@ -587,25 +585,18 @@ def test_signal_grammar(text: str, warning: WarningSignal) -> None:
 
 
 @pytest.fixture
-def new_york() -> Iterator[None]:
-    """Live in a time zone with an offset."""
-    before = os.environ.get("TZ")
-    os.environ["TZ"] = "EST5EDT,M3.2.0,M11.1.0"
-    time.tzset()
-    yield
-    if before is None:
-        del os.environ["TZ"]
-    else:
-        os.environ["TZ"] = before
-    time.tzset()
+def new_york(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the machine stand in a time zone with an offset."""
+    monkeypatch.setattr(values, "MACHINE_ZONE", str(tmp_path / "localtime"))
+    (tmp_path / "localtime").write_bytes(zone_file("EST5EDT,M3.2.0,M11.1.0"))
 
 
 @pytest.mark.usefixtures("new_york")
 @pytest.mark.parametrize(
     "value", ["2026-01-31T03:00:00", '"2026-01-31 03:00:00"', "2026-01-31T09:00:00+01:00", '"2026-01-31t08:00:00z"']
 )
-def test_a_moment_without_an_offset_is_local_time(value: str) -> None:
-    """As for `at`; with an offset it is the same moment everywhere, in quotes or not."""
+def test_a_moment_without_an_offset_is_in_the_machines_zone(value: str) -> None:
+    """Whatever TZ says; with an offset it is the same moment everywhere, in quotes or not."""
     assert parsed(f"start_after = {value}").start_after_ns == 1769846400 * S
 
 

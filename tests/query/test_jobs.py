@@ -137,7 +137,7 @@ def test_each_source_of_rows_fills_each_field(source: str) -> None:
     """What a row has of a job that waits or runs, it has of one that has ended or that no dispatcher looks at."""
     state = State.FAILED
     row = {
-        "view": lambda: row_of_view("x", state, filled(JobView)),
+        "view": lambda: row_of_view("x", state, filled(JobView), 0),
         "result": lambda: row_of_result(filled(Result)),
         "file": lambda: JobRow("x", state, **of_spec(filled(Spec)) or {}),
     }[source]()

@@ -19,6 +19,7 @@ import pytest
 from served import Served, alive, pids_in
 from slurm.cluster import Cluster, path_with
 from slurm.conftest import spool_on_slurm
+from spool.query.rows import in_words
 from support import ROOT, wait_for
 
 JOBS = int(os.environ.get("SLURM_JOBS", "120"))
@@ -253,7 +254,8 @@ def test_jobs_finish_while_the_controller_is_away(served: Served, slurm: Cluster
         served.until(lambda: "late" in served.state()["jobs"], "it to be seen")
         told = served.state()["jobs"]["late"]["reason"]
         assert "Slurm has not answered since" in told
-        assert [each["text"] for each in json.loads(served.spool("why", "late", "--json").stdout)["reasons"]] == [told]
+        said = json.loads(served.spool("why", "late", "--json").stdout)["reasons"]
+        assert [each["text"] for each in said] == [in_words(told, time.time_ns())]
         time.sleep(AWAY_S)
         assert {event["outcome"] for event in served.history()} <= {"finished"}
         assert served.outcome("new") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,7 +17,7 @@ from spool.cli.common import for_each, moment_of, named, names_argument, one_job
 from spool.cli.group import Verb
 from spool.cli.telling import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
-from spool.core.errors import ExitCode, InvalidJob, SpoolError, UsageError, cannot
+from spool.core.errors import ExitCode, InvalidFile, InvalidJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import is_pattern
@@ -258,7 +259,7 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
     if not pairs:
         return None
     values: joboptions.Values = {}
-    commands = [pair.partition("=")[2] for pair in pairs if pair.startswith("command=")]
+    commands = [_command(pair.partition("=")[2]) for pair in pairs if pair.startswith("command=")]
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if pair.startswith("command="):
@@ -283,6 +284,17 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
         return new
 
     return rewritten
+
+
+def _command(text: str) -> str | list[str]:
+    """Return a command as a job file has it: a list, or a text for the shell, which can begin with "[" too."""
+    from spool.formats import toml
+
+    with suppress(InvalidFile):
+        stated = toml.read(f"command = {text}".encode(), "--with").get("command") if text.startswith("[") else None
+        if isinstance(stated, list):
+            return stated
+    return text
 
 
 def _bad_key(pair: str, key: str) -> str:

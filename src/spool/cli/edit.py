@@ -202,7 +202,7 @@ def _in_editor(name: str, text: bytes, root: str) -> bytes:
                     _keep(name, new)
                     raise
             else:
-                return new
+                return jobfile.with_offset(new, text, name=name)
 
 
 def _keep(name: str, text: bytes) -> None:

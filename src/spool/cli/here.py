@@ -46,6 +46,7 @@ from spool.formats import jobfile, wrapper
 from spool.machine.host import umask
 from spool.machine.marks import MachineProber
 from spool.query.last_view import last_view
+from spool.query.rows import in_words
 from spool.store.glance import config_if, defaults_of
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -307,11 +308,12 @@ class _Wait:
         view, silent_ns = last_view(self._spool, time.time_ns())
         said = view.jobs.get(self._name) if view is not None and silent_ns is None else None
         if said is not None and said.state == State.QUEUED and said.reason and not self._quiet:
-            self._line.draw(f"job {self._name} waits: {said.reason}")
+            why = in_words(said.reason, time.time_ns())
+            self._line.draw(f"job {self._name} waits: {why}")
             head = said.reason.partition(":")[0]
             if not self._line.lively and head != self._told:
                 self._told = head
-                tell(f"job {self._name} waits: {said.reason}")
+                tell(f"job {self._name} waits: {why}")
         took = time.monotonic_ns() - begun
         self._next_ns = begun + max(_LOOK_NS, 20 * took)  # a large spool has a large view
 

@@ -1,19 +1,19 @@
 """Moments as people write them on a command line: "16:00", "tomorrow 8:00", "now + 2 hours", "friday", "24 dec".
 
 Files hold only RFC 3339 and durations; the command line converts these words. A text that two people could read
-differently is refused, with what to write instead. A day without a time is its beginning; a time without a day is the
-next such time, or the last one where the past is asked for.
+differently is refused, with what to write instead. A day without a time is its beginning, so that on a Friday "friday"
+is that of next week. A time without a day is the next such time, or the last one where the past is asked for.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from spool.core.errors import InvalidValue
 from spool.core.units import parse_duration
 from spool.formats.toml import show
-from spool.formats.values import moment_or_delay
+from spool.formats.values import moment_or_delay, with_offset
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -31,12 +31,12 @@ EXAMPLES = 'write "16:00", "tomorrow 8:00", "friday", "now + 2 hours" or "2026-0
 def understood(text: str, now_ns: int, *, past: bool = False) -> str:
     """Return *text* as a date and time or a duration, as a file has it, seen from *now_ns* in local time.
 
-    With *past* the last such moment is meant, not the next. A duration or an exact moment is returned unchanged, and so
-    is any other text, for its own reader. Raises InvalidValue for an ambiguous text, an impossible moment, or one that
+    With *past* the last such moment is meant, not the next. A duration is returned unchanged, and so is any other text,
+    for its own reader. Raises InvalidValue for an ambiguous text, an impossible moment, or one that
     has passed.
     """
     if _NEEDS_NO_READING.fullmatch(text.strip()):
-        return text
+        return str(with_offset(text.strip()))
     words = " ".join(re.sub(r"[,_]|\bat\b|\bon\b", " ", text.lower()).split())
     now = datetime.fromtimestamp(now_ns // 1_000_000_000)
     if words == "now":
@@ -71,7 +71,7 @@ def moment(text: str, now_ns: int) -> int:
 
 def _written(moment: datetime) -> str:
     try:
-        return moment.astimezone().isoformat(timespec="seconds")
+        return datetime.fromtimestamp(moment.timestamp(), UTC).astimezone().isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):
         raise InvalidValue(f"{moment.isoformat()} is out of range") from None
 
@@ -85,9 +85,9 @@ def _away(text: str, now: datetime, match: re.Match[str], *, past: bool) -> date
         raise InvalidValue(f'{show(text)} has no unit; write "now + {span} minutes" or "now + {span} hours"')
     length = _span(span) or span
     try:
-        ahead = timedelta(microseconds=parse_duration(length.replace(" ", "")) // 1000)
-        return now + ahead if sign == "+" else now - ahead
-    except (InvalidValue, OverflowError):
+        away_s = parse_duration(length.replace(" ", "")) // 1_000_000_000
+        return datetime.fromtimestamp(now.timestamp() + (away_s if sign == "+" else -away_s))
+    except (ValueError, OverflowError, OSError):
         raise InvalidValue(f'{show(text)} is not a time from now; write "now + 2 hours" or "+90m"') from None
 
 
@@ -135,9 +135,6 @@ def _calendar(words: str, now: datetime, text: str, *, past: bool) -> datetime |
         return _nearest(now, clock, timedelta(days=1), past=past)
     day = _weekday(words)
     if day is not None:
-        if day == now.weekday() and clock is None:
-            week = (now + timedelta(days=-7 if past else 7)).date()
-            raise InvalidValue(f'{show(text)}: that is today; write "today", or the date, "{week}"')
         first = now + timedelta(days=(day - now.weekday()) % 7)
         return _nearest(first, clock or timedelta(), timedelta(days=7), past=past, now=now)
     which = _day(words, now, past=past)
@@ -167,11 +164,12 @@ def _nearest(
     first: datetime, clock: timedelta, step: timedelta, *, past: bool, now: datetime | None = None
 ) -> datetime:
     """Return the next or last moment with that time of day, on the day of *first* or a multiple of *step* away."""
-    now = now or first
+    now_s = (now or first).timestamp()
     found = datetime(first.year, first.month, first.day) + clock
     if past:
-        return found if found <= now else found - step
-    return found if found > now else found + step
+        return found if found.timestamp() <= now_s else found - step
+    soon = (each for each in (found, found.replace(fold=1)) if each.timestamp() > now_s)  # 2:30 may come twice
+    return next(soon, found + step)
 
 
 def _weekday(word: str) -> int | None:

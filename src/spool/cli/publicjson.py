@@ -36,7 +36,7 @@ PUBLIC = {
         name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score standing
         behind behind_score ahead dispatcher last_said at_ns engine engine_id starts_after if_finished
         later_than_at_ns start_unknown start_is_earliest room_of room_is_made preempted_for requests outcome last_lines
-        last_lines_of
+        last_lines_of doing run command started_at_ns time_limit_ns left_ns
     """,
     "Figures": """
         jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown

@@ -214,6 +214,7 @@ def _tell_left_out(exported: Exports) -> None:
 def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = ()) -> Draft:
     """Return the job in the file *path*, byte for byte, if it is valid; *export* adds to its `env`.
 
+    A `start_after` without an offset gets that of this process's zone.
     Variables from this process's environment never replace those of the file. Raises SpoolError.
     """
     stem = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
@@ -243,7 +244,7 @@ def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = (
     if changed := {key: value for key, value in after.items() if before.get(key) != value}:
         text = jobfile.edited(text, {"env": changed}, name=name)
         jobfile.parse(text, name=name, defaults=defaults)
-    return Draft(name, {}, text=text)
+    return Draft(name, {}, text=jobfile.with_offset(text, name=name))
 
 
 def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:

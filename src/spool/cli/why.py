@@ -1,4 +1,4 @@
-"""`spool why`: why a job is not running yet, or how it ended."""
+"""`spool why`: why a job is not running yet, what it is doing, or how it ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 
 from spool.cli import publicjson, render
-from spool.cli.common import json_option, name_argument, one_job, viewed
-from spool.cli.group import Verb
+from spool.cli.common import for_each, json_option, one_job, viewed
+from spool.cli.group import JobArgument, Verb
 from spool.core.names import engine_title
 from spool.core.reasons import some_of
 from spool.core.units import show_duration
@@ -41,7 +41,8 @@ MEANINGS = {
     "max_running": "The spool runs a limited number of jobs at once. " + _ITS_TURN,
     "max_in_flight": "The spool hands a limited number of jobs over at once. " + _ITS_TURN,
     "max_pending": "The spool lets a limited number of jobs wait there at once. It is handed over by itself.",
-    "never_fits": "It asks for more than there is, so it never starts. `spool edit {name}` changes its request.",
+    "never_fits": "It asks for more than there is, or than it may use, so it never starts. `spool edit {name}` changes "
+    "its request.",
     "memory": _ROOM,
     "cpus": _ROOM,
     "resources": _ROOM,
@@ -60,41 +61,63 @@ MEANINGS = {
 
 
 @click.command(cls=Verb)
-@name_argument
+@click.argument("names", cls=JobArgument, nargs=-1, required=True, metavar="NAME...")
 @json_option
 @click.pass_obj
-def command(root: str, name: str, as_json: bool) -> int:
-    """Explain why a job is not running yet, or how it ended.
+def command(root: str, names: tuple[str, ...], as_json: bool) -> int:
+    """Explain why jobs are not running yet, what they are doing, or how they ended.
 
     Prints every reason in the order in which the rules apply; the first is the one that `spool ls` shows, and the
     next line says what it means. Then it prints which jobs must end first, and when the job could start if each job
     ends when it is expected to; `spool plan` gives the same time. The scheduler itself answers, from a fresh look at
-    the files. For a job that has ended it prints the outcome, and of one that failed the last lines of its output.
+    the files. Of a running job it prints the command, its start and what is left of its time limit; of one that has
+    ended the outcome, and of one that failed the last lines of its output.
 
     By hand: state.json has the dispatcher's last answer
     """
     spool = viewed(root)
-    answer = why(spool, one_job(spool, name))
+    answers: list[Explanation] = []
+
+    def answer(name: str) -> str:
+        found = why(spool, one_job(spool, name))
+        if not as_json:
+            if answers:
+                render.say()
+            _print(found)
+        answers.append(found)
+        return ""
+
+    if len(names) == 1:
+        answer(names[0])
+        if as_json:
+            render.as_json({"version": 1, **publicjson.plain(answers[0])})
+        return 0
+    code = for_each(names, answer)
     if as_json:
-        render.as_json({"version": 1, **publicjson.plain(answer)})
-    else:
-        first, *rest = sentences(answer)
-        render.headline("", first, "")
-        for line in rest:
-            render.prose(line)
-        if answer.last_lines:
-            render.say()
-            whose = f"the output of {answer.last_lines_of}" if answer.last_lines_of else "its output"
-            render.say(f"the last lines of {whose}:")
-            for line in answer.last_lines:
-                render.say(f"  {line.expandtabs()}")
-    return 0
+        render.as_json({"version": 1, "jobs": list(map(publicjson.plain, answers))})
+    return code
+
+
+def _print(answer: Explanation) -> None:
+    first, *rest = sentences(answer)
+    render.headline("", first, "")
+    for line in rest:
+        render.prose(line)
+    if answer.last_lines:
+        render.say()
+        whose = f"the output of {answer.last_lines_of}" if answer.last_lines_of else "its output"
+        render.say(f"the last lines of {whose}:")
+        for line in answer.last_lines:
+            render.say(f"  {line.expandtabs()}")
 
 
 def sentences(answer: Explanation) -> Iterator[str]:
-    """Yield the sentences and lists that explain why a job waits, or how it ended; first the answer."""
+    """Yield the sentences and lists that explain why a job waits, what it does, or how it ended; first the answer."""
     if answer.outcome is not None:
         yield _ended(answer)
+        return
+    if answer.doing:
+        yield from _doing(answer)
         return
     if not answer.reasons:
         yield f"{answer.name}: {_ON_SHARED if answer.start_is_earliest else _NEXT}"
@@ -141,6 +164,20 @@ def _ended(answer: Explanation) -> str:
     if answer.outcome is not None and reason.startswith(answer.outcome):  # "cancelled by alice"
         return f"{answer.name}: {reason}"
     return f"{answer.name}: {answer.outcome}{f': {reason}' if reason else ''}"
+
+
+def _doing(answer: Explanation) -> Iterator[str]:
+    """Yield what a started job does: its command, since when, and what is left of its time limit."""
+    yield f"{answer.name}: {answer.doing}"
+    if answer.command:
+        yield f"command: {' '.join(answer.command.split())}"
+    if answer.started_at_ns is not None:
+        yield f"started: {render.moment(answer.started_at_ns, answer.at_ns)}, run {answer.run}"
+        if answer.left_ns is not None:
+            limit = show_duration(answer.time_limit_ns or 0)
+            yield f"time left: {show_duration(answer.left_ns)} of its limit of {limit}"
+        else:
+            yield "time left: it has no time limit"
 
 
 def _meaning(answer: Explanation) -> str:

@@ -87,12 +87,17 @@ class Draft:
 def job_keys(command: str | Sequence[str], given: Mapping[str, object], exported: Exports) -> dict[str, object]:
     """Return the keys of a job that runs *command* with the keys *given*.
 
-    It runs in the current directory unless they have a `workdir`. Keys of `env` in *given* override those of
-    *exported*. Raises FileNotFoundError if the current directory is gone.
+    It runs in the current directory unless they have a `workdir`. A `start_after` without an offset is in the zone of
+    this process. Keys of `env` in *given* override those of *exported*. Raises FileNotFoundError if the current
+    directory is gone.
     """
     known = placeholders(given)
     here = given.get("workdir") or escaped(literal(os.getcwd()), known)
     keys = {"command": command, "workdir": here, **given}
+    if "start_after" in given:
+        from spool.formats.values import with_offset
+
+        keys["start_after"] = with_offset(given["start_after"])
     own = given.get("env", {})
     if isinstance(own, dict) and (env := exported.env(own, known)):
         keys["env"] = env

@@ -18,11 +18,10 @@ from msgspec import Struct, field
 
 from spool.core.gpus import NEW_RUN
 from spool.core.model import SECOND_NS, Grant, Running, Waiting
-from spool.core.reasons import Reason
+from spool.core.reasons import Reason, instant
 from spool.core.resources import FreeResources
 from spool.core.runtimes import RunTimes
 from spool.core.timing import opens_at_ns, waited_ns
-from spool.core.units import show_duration
 
 FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 """Reasons that mean a lack of room: only holding other jobs back helps."""
@@ -207,7 +206,7 @@ def exhausted_at_ns(budget_s: float, rate: float, part: float, now_ns: int) -> i
 
 
 def _left_for(job: Waiting, now_ns: int) -> Reason:
-    return Reason("left", f"kept free for {job.name} (waiting {show_duration(waited_ns(job, now_ns))})")
+    return Reason("left", f"kept free for {job.name} (waiting since {instant(now_ns - waited_ns(job, now_ns))})")
 
 
 def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from datetime import tzinfo
 
 from spool.core.backfill import FULL, BackfillReservation, StrictOrder, earliest_start
 from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
 from spool.core.model import NoLeases, Policy, Waiting
 from spool.core.queue import WaitingQueue
-from spool.core.reasons import Reason, show_instant
+from spool.core.reasons import Reason, count_of, instant
 from spool.core.resources import FreeResources
 from spool.core.timing import begins_at_ns, deadline_ns, opens_at_ns, waited_ns
 from spool.core.units import show_duration, show_size
@@ -31,7 +30,6 @@ class Constraints:
         self._names = names
         self._running = room.runs.keys()
         self._paused = paused
-        self._zone = room.zone
         limits = (self.policy.default_user_limits, self.policy.default_project_limits)
         named = (*self.policy.user_limits.values(), *self.policy.project_limits.values())
         self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))
@@ -83,15 +81,15 @@ class Constraints:
         if refusal:
             yield Reason("refused", f"refused: {refusal}")
         if (no_leases := self.room.machine.no_leases) is not None and job.elsewhere is None:
-            yield Reason("machine", f"machine: {why_no_leases(no_leases, now_ns, self._zone)}")
+            yield Reason("machine", f"machine: {why_no_leases(no_leases)}")
         opens = opens_at_ns(job)
         if opens is not None and opens > now_ns:
             retry_ns = job.not_before_ns
             begins = begins_at_ns(job)
             if begins is not None and begins > now_ns:
-                yield Reason("begins", f"begins at {show_instant(begins, now_ns, self._zone)}")
+                yield Reason("begins", f"begins at {instant(begins)}")
             if retry_ns is not None and retry_ns > now_ns and not job.refused:
-                yield Reason("retry", f"retry in {show_duration(retry_ns - now_ns)}")
+                yield Reason("retry", f"retry due {instant(retry_ns)}")
         if job.name in self._running:
             yield Reason("running", "another run of this name is running")
         if job.spec.depends_on is not None:
@@ -107,12 +105,12 @@ class Constraints:
         most = quotas.limits("user", job.user).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most):
             count = self._queue.queued(user=job.user)
-            return Reason("quota", f"quota: {job.user} has {count} queued jobs, the limit is {most}")
+            return _queued(job.user, count, most)
         project = job.spec.project
         most = None if project is None else quotas.limits("project", project).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most, by_project=True):
             count = self._queue.queued(project=project)
-            return Reason("quota", f"quota: project {project} has {count} queued jobs, the limit is {most}")
+            return _queued(f"project {project}", count, most)
         return None
 
     def room_helps(self, name: str) -> bool:
@@ -156,7 +154,7 @@ class Constraints:
         until_ns = job.not_before_ns
         if not job.refused or until_ns is None or until_ns <= self.now_ns:
             return ""
-        return f"{job.refused}; tried again at {show_instant(until_ns, self.now_ns, self._zone)}"
+        return f"{job.refused}; tried again at {instant(until_ns)}"
 
     def _circle(self, job: Waiting) -> str | None:
         circle = () if self._cycles is None else self._cycles.through(job)
@@ -166,9 +164,14 @@ class Constraints:
         return f"a cycle, {' waits for '.join(shown)}"
 
 
-def why_no_leases(no_leases: NoLeases, now_ns: int, zone: tzinfo) -> str:
-    """Return why the arbiter of a shared machine grants nothing, in words: "… since 14:03; start it with …"."""
-    since = f" since {show_instant(no_leases.since_ns, now_ns, zone)}" if no_leases.since_ns is not None else ""
+def _queued(whose: str, count: int, most: int) -> Reason:
+    text = f"quota: {whose} has {count_of(count, 'queued job')}, the limit is {most}"
+    return Reason("quota" if most else "never_fits", text)
+
+
+def why_no_leases(no_leases: NoLeases) -> str:
+    """Return why the arbiter of a shared machine grants nothing, since when, and what to do."""
+    since = f" since {instant(no_leases.since_ns)}" if no_leases.since_ns is not None else ""
     return "; ".join(filter(None, (f"{no_leases.problem}{since}", no_leases.remedy)))
 
 

@@ -175,8 +175,8 @@ class Quotas:
             self._limits[(kind, name)] = known
         return known
 
-    def why_full(self, job: Waiting, counts: Counts) -> str | None:
-        """Return which quota *job* would exceed if it started, or None. User first, then project."""
+    def why_full(self, job: Waiting, counts: Counts) -> tuple[str, bool] | None:
+        """Return which quota *job* would exceed if it started, and whether it would alone. User first, then project."""
         if not self.limited:
             return None
         project = job.spec.project
@@ -184,7 +184,7 @@ class Quotas:
             None if project is None else self._why(job, "project", project, counts.projects.get(project, _NOTHING))
         )
 
-    def _why(self, job: Waiting, kind: str, name: str, use: QuotaUse) -> str | None:
+    def _why(self, job: Waiting, kind: str, name: str, use: QuotaUse) -> tuple[str, bool] | None:
         limits = self.limits(kind, name)
         request = job.request
         who = name if kind == "user" else f"project {name}"
@@ -199,8 +199,8 @@ class Quotas:
             show = show_size if thing == "memory" else str
             wanted = "" if need == 1 or thing == "jobs" else f", needs {show(need)}"
             if need > limit:
-                return f"{who} may use {show(limit)} {thing} at once, this job needs {show(need)}"
-            return f"{who} uses {show(used)} of {show(limit)} {thing}{wanted}"
+                return f"{who} may use {show(limit)} {thing} at once, this job needs {show(need)}", True
+            return f"{who} uses {show(used)} of {show(limit)} {thing}{wanted}", False
         return None
 
 

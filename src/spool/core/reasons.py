@@ -1,12 +1,17 @@
 """Why a job waits: a code for programs, a sentence with numbers for users.
 
 The codes stand in the order of the rules. `invalid` comes before all of them: such a file never becomes a waiting job.
+A sentence may be read later and elsewhere, so it has instants and no times from now; who prints it makes words of them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta, tzinfo
+
+from spool.core.model import SECOND_NS
+from spool.core.units import show_duration
 
 CODES = (
     "held",
@@ -37,6 +42,9 @@ CODES = (
 
 IN_A_TERMINAL = "in a terminal"
 """What a list says of a run of `spool run --here` if there is nothing else to say."""
+
+INSTANT = re.compile(r"(due )?\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", re.ASCII)
+"""An instant in a sentence; one that is "due" reads as the time until then."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -70,13 +78,33 @@ class Reason:
         return hash((self.code, self.text))
 
 
-def show_instant(at_ns: int, now_ns: int, zone: tzinfo = UTC) -> str:
+def instant(at_ns: int) -> str:
+    """Return an instant as a sentence has it, for `in_words`: to the second."""
+    try:
+        return f"{_EPOCH + timedelta(seconds=at_ns // SECOND_NS):%Y-%m-%dT%H:%M:%SZ}"
+    except OverflowError:  # beyond the year 9999
+        return f"{at_ns // SECOND_NS}s after 1970"
+
+
+def in_words(text: str, now_ns: int, zone: tzinfo) -> str:
+    """Return a sentence as it reads at *now_ns* in *zone*: "begins at 16:00", "retry in 39s"."""
+
+    def words(match: re.Match[str]) -> str:
+        at_ns = round(datetime.fromisoformat(match[2]).timestamp()) * SECOND_NS
+        if match[1]:
+            return f"in {show_duration(at_ns - now_ns)}" if at_ns > now_ns else "now"
+        return _clock(at_ns, now_ns, zone)
+
+    return INSTANT.sub(words, text)
+
+
+def _clock(at_ns: int, now_ns: int, zone: tzinfo) -> str:
     """Return the local time in *zone*: "16:00", on another day "2026-01-31 16:00"."""
     try:
         at = (_EPOCH + timedelta(microseconds=at_ns // 1000)).astimezone(zone)
         now = (_EPOCH + timedelta(microseconds=now_ns // 1000)).astimezone(zone)
     except OverflowError:  # beyond the year 9999
-        return f"{at_ns // 1_000_000_000}s after 1970"
+        return f"{at_ns // SECOND_NS}s after 1970"
     clock = at.strftime("%H:%M:%S" if at.second else "%H:%M")
     return clock if at.date() == now.date() else f"{at.date().isoformat()} {clock}"
 

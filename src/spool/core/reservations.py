@@ -6,13 +6,12 @@ A reservation is active from its start up to, not including, its end. It does no
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, tzinfo
 
 from msgspec import Struct
 
 from spool.core.gpus import GpuSlot
 from spool.core.model import Machine, Policy, Reservation, Running
-from spool.core.reasons import count_of, show_instant
+from spool.core.reasons import count_of, instant
 
 NOBODY = "nobody"
 """The user of a reservation for no jobs: its GPUs stay free for interactive use."""
@@ -49,7 +48,7 @@ class Settled(Struct, frozen=True):
     refused: Mapping[str, str]
 
 
-def settle(written: Iterable[Reservation], gpus: Collection[int] | None, zone: tzinfo) -> Settled:
+def settle(written: Iterable[Reservation], gpus: Collection[int] | None) -> Settled:
     """Accept reservations in the order of writing, unless they conflict with those accepted before.
 
     *gpus* are the indices of the existing GPUs, None if unknown. The result does not depend on the clock: it changes
@@ -58,7 +57,7 @@ def settle(written: Iterable[Reservation], gpus: Collection[int] | None, zone: t
     standing: list[Reservation] = []
     refused: dict[str, str] = {}
     for one in sorted(written, key=lambda each: (each.created_at_ns, each.name)):
-        why = conflict(one, standing, gpus, zone)
+        why = conflict(one, standing, gpus)
         if why is None:
             standing.append(one)
         else:
@@ -66,9 +65,7 @@ def settle(written: Iterable[Reservation], gpus: Collection[int] | None, zone: t
     return Settled(tuple(standing), refused)
 
 
-def conflict(
-    new: Reservation, existing: Iterable[Reservation], gpus: Collection[int] | None, zone: tzinfo = UTC
-) -> str | None:
+def conflict(new: Reservation, existing: Iterable[Reservation], gpus: Collection[int] | None) -> str | None:
     """Return why *new* cannot stand beside *existing* on a machine with *gpus*, or None if it can.
 
     *gpus* are their indices, which may have gaps (MIG instances). None: they are unknown, and then only conflicts of
@@ -88,7 +85,7 @@ def conflict(
     moments = {new.start_at_ns, *(each.start_at_ns for each in others if each.start_at_ns > new.start_at_ns)}
     for moment in sorted(moments):
         at_once = [each for each in others if is_active(each, moment)]
-        when = show_instant(moment, new.start_at_ns, zone)
+        when = instant(moment)
         wanted = set(new.gpu_indices)
         for each in at_once:
             both = sorted(wanted.intersection(each.gpu_indices))
@@ -217,19 +214,19 @@ def binding(cards: Sequence[GpuSlot], number: int, bound: Sequence[Moment]) -> M
     return bound[-1]
 
 
-def in_words(moment: Moment, now_ns: int, end_ns: int | None, zone: tzinfo) -> str:
+def holders(moment: Moment, now_ns: int, end_ns: int | None) -> str:
     """Return the owners of the GPUs at that moment, and until or from when; the job could run until *end_ns*."""
     kept: dict[str, Reservation] = {each.name: each for each in (*moment.closed.values(), *moment.counted)}
     texts = []
     for each in kept.values():
         what = _gpus(sorted(each.gpu_indices)) if each.gpu_indices else count_of(each.gpu_count or 0, "GPU")
         if each.start_at_ns <= now_ns:
-            texts.append(f"{what} for {each.holder} until {show_instant(each.end_at_ns, now_ns, zone)}")
+            texts.append(f"{what} for {each.holder} until {instant(each.end_at_ns)}")
         else:
-            texts.append(f"{what} for {each.holder} from {show_instant(each.start_at_ns, now_ns, zone)}")
+            texts.append(f"{what} for {each.holder} from {instant(each.start_at_ns)}")
     tail = ""
     if moment.at_ns > now_ns:
-        could = "has no time limit" if end_ns is None else f"could run until {show_instant(end_ns, now_ns, zone)}"
+        could = "has no time limit" if end_ns is None else f"could run until {instant(end_ns)}"
         tail = f", and this job {could}"
     return " and ".join(texts) + tail
 

@@ -8,7 +8,6 @@ for a protected job: room is kept free only for jobs on this machine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, tzinfo
 
 from msgspec.structs import replace
 
@@ -40,7 +39,6 @@ class FreeResources:
         runs: Runs,
         limits: SharedLimits = UNLIMITED,
         reservations: Sequence[Reservation] = (),
-        zone: tzinfo = UTC,
         named_gpus: Mapping[Kind, int] = NONE_NAMED,
     ) -> None:
         self.machine = machine
@@ -48,7 +46,6 @@ class FreeResources:
         self.limits = limits
         self.reservations = reservations
         self.now_ns = now_ns
-        self.zone = zone
         self.runs = runs
         self.counts = runs.counts.copy()
         self.quotas = Quotas(policy)
@@ -75,7 +72,7 @@ class FreeResources:
         """Return a copy, to be changed into a later room."""
         room = FreeResources.__new__(FreeResources)
         room.machine, room.policy, room.limits = self.machine, self.policy, self.limits
-        room.reservations, room.now_ns, room.zone = self.reservations, self.now_ns, self.zone
+        room.reservations, room.now_ns = self.reservations, self.now_ns
         room.runs, room.counts, room.quotas = self.runs, self.counts.copy(), self.quotas
         room.available_bytes = self.available_bytes
         room.with_gpus = self.with_gpus.copy()
@@ -225,8 +222,11 @@ class FreeResources:
 
     def quota(self, job: Waiting) -> Reason | None:
         """Limit what each user and project uses at once."""
-        why = self.quotas.why_full(job, self.counts)
-        return None if why is None else Reason("quota", f"quota: {why}")
+        full = self.quotas.why_full(job, self.counts)
+        if full is None:
+            return None
+        why, ever = full
+        return Reason("never_fits" if ever else "quota", f"quota: {why}")
 
     def max_running(self) -> Reason | None:
         """Limit the running jobs of the whole spool."""
@@ -305,7 +305,7 @@ class FreeResources:
 
         def why() -> str:
             moment = reserved.binding(cards, request.gpus, self._moments(job))
-            return f"reserved: {reserved.in_words(moment, self.now_ns, end, self.zone)}"
+            return f"reserved: {reserved.holders(moment, self.now_ns, end)}"
 
         return Reason("reserved", why)
 

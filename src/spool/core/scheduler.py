@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping
-from datetime import UTC, tzinfo
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
@@ -66,7 +65,6 @@ class View(Struct, frozen=True):
     past: Past = field(default_factory=lambda: Past(Policy()))
     paused: bool = False
     holding: Holding = field(default_factory=Holding)
-    zone: tzinfo = UTC  # for instants in reasons
     elsewhere: Mapping[str, Machine] = field(default_factory=dict)
 
 
@@ -289,9 +287,7 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
         view.held_arrays,
         view.array_limits,
     )
-    room = FreeResources(
-        view.machine, policy, now_ns, running, limits, view.reservations, view.zone, named_gpus=queue.gpu_kinds
-    )
+    room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations, named_gpus=queue.gpu_kinds)
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
     return room

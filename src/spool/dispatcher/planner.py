@@ -12,13 +12,12 @@ from spool.core import layout
 from spool.core.backfill import Holding
 from spool.core.model import SECOND_NS, Machine, State
 from spool.core.phases import Void
-from spool.core.reasons import show_instant
+from spool.core.reasons import instant
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.context import Context
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.timers import Timer
 from spool.formats import run_records
-from spool.machine.host import local_zone
 from spool.state.outcomes import OutcomeIndex
 from spool.state.past import Remembered
 from spool.state.run import ActiveRun
@@ -283,7 +282,7 @@ class Shortage:
             self._timer.set(None)
             return ""
         self._timer.set(self._refusal.until_ns)
-        return f"{self._why}; tried again at {show_instant(self._refusal.until_ns, now_ns, local_zone())}"
+        return f"{self._why}; tried again at {instant(self._refusal.until_ns)}"
 
     def _has_begun(self, live: ActiveRun) -> bool:
         """Whether its wrapper has registered, or is alive for so long that a refusal is unlikely."""

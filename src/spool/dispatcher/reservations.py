@@ -15,7 +15,6 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.scanner import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
-from spool.machine.host import local_zone
 from spool.store.disk import status_of
 from spool.store.stable_read import FileText, ReadFailure, read_stable
 
@@ -133,7 +132,7 @@ class Reservations:
 
     def _settle(self) -> None:
         """Determine the valid reservations, and report the problems of the others beside their files."""
-        settled = settle((found for _, found in self.files.values() if found is not None), self._gpus, local_zone())
+        settled = settle((found for _, found in self.files.values() if found is not None), self._gpus)
         for one in settled.standing:
             self._mend(one.name)
         for name, why in settled.refused.items():

@@ -46,6 +46,7 @@ from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query import shared as sharing
 from spool.query.last_view import STALE_NS
+from spool.query.rows import in_words
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, is_yet_to_be_made, owner_of, remedy_for, status_of
 from spool.store.glance import read_config
@@ -343,7 +344,7 @@ def _dispatcher(subject: Subject) -> Findings:
     else:
         yield _good(f"pid {state.pid} on {state.host} serves this spool")
         for problem in state.problems:
-            yield _warn(problem)
+            yield _warn(in_words(problem, time.time_ns()))
 
 
 def _jobs(subject: Subject) -> Findings:

@@ -24,7 +24,7 @@ from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
-from spool.core.reasons import some_of
+from spool.core.reasons import instant, some_of
 from spool.core.units import whole_words
 from spool.executors.base import Home, Launch
 from spool.executors.cluster_run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
@@ -109,7 +109,7 @@ class ClusterEngine:
             return why
         if self._silent_since is None:
             return None
-        since = time.strftime("%H:%M", time.localtime(self._silent_since))
+        since = instant(round(self._silent_since * SECOND_NS))
         return f"{self.title} has not answered since {since}: {self._why_silent}"
 
     def start(self, launch: Launch) -> ClusterRun:

@@ -644,10 +644,23 @@ def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = ()
         elif key in _ADDED_TO and short is not None and isinstance(before, Mapping):
             document[key][short] = value
         else:
-            document[key] = value
+            document[key] = values.with_offset(value)
     for key in unset:
         _unset(document, key, name)
     return tomlkit.dumps(document).encode()
+
+
+def with_offset(data: bytes, before: bytes = b"", *, name: str) -> bytes:
+    """Return the valid job file *data* with the offset of this process's zone in its `start_after`, if that has none.
+
+    One that the job file *before* has as well stays as it is.
+    """
+    if b"start_after" not in data:
+        return data
+    stated = toml.read(data, f"job {name}").get("start_after")
+    if stated == values.with_offset(stated) or (before and stated == toml.read(before, "a job").get("start_after")):
+        return data
+    return edited(data, {"start_after": stated}, name=name)
 
 
 def _unset(document: Any, key: str, name: str) -> None:

@@ -261,9 +261,9 @@ _WHEN = (
         "What to do when a dependency can no longer be satisfied: cancel the job, or keep it waiting.",
         words=("cancel", "wait"), default="cancel", option="--on-dependency-failure cancel|wait"),
     Key("start_after", "moment or delay",
-        "Earliest start: a date and time (RFC 3339; local time if it has no offset), or a duration counted from when "
-        "the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"], option="--start-after TIME",
-        also="--begin -b",
+        "Earliest start: a date and time (RFC 3339; the machine's local time if it has no offset), or a duration "
+        "counted from when the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"],
+        option="--start-after TIME", also="--begin -b",
         help="Do not start before: 16:00, 'tomorrow 8:00', friday, 'now + 2 hours', 2h, or a date and time."),
     Key("scheduling_timeout", "timeout",
         "Maximum wait; a job that waits longer ends as `unschedulable`. 0s means no maximum.",

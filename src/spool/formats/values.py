@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from datetime import UTC, date, datetime, time, timedelta
+from contextlib import suppress
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import partial
 from sys import intern
 from typing import Annotated, Any, NamedTuple
@@ -68,6 +69,9 @@ SET_BY_SPOOL = frozenset({*OWN_VARIABLES[:-2], "CUDA_VISIBLE_DEVICES", "CUDA_DEV
 """Variables that a job finds in its environment and may not set itself, nor those of its resources."""
 
 RESOURCE_PREFIX = "SPOOL_RESOURCE_"
+
+MACHINE_ZONE = "/etc/localtime"
+"""The time zone of this machine (localtime(5))."""
 
 _MATRIX_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
@@ -297,7 +301,7 @@ def retry_on(values: tuple[str | int, ...]) -> frozenset[str | int]:
 def moment_or_delay(value: object) -> tuple[int | None, int | None]:
     """Return `start_after` as (instant in ns since the epoch, None) or (None, delay in ns).
 
-    A date and time without an offset is the machine's local time, as for `at`; its seconds may be left out.
+    A date and time without an offset is in the time zone of the machine; its seconds may be left out.
     """
     if isinstance(value, str):
         text = trimmed(value)
@@ -321,15 +325,47 @@ def moment_or_delay(value: object) -> tuple[int | None, int | None]:
 
 
 def instant_ns(moment: datetime) -> int:
-    """Return *moment* as ns since the epoch; one without an offset is local time. Raises InvalidValue."""
+    """Return *moment* as ns since the epoch; one without an offset is in the machine's zone. Raises InvalidValue.
+
+    Where clocks are put forward, a time that they skip is counted from before that: 2:30 is 3:30. Where they are put
+    back, one that comes twice is the first.
+    """
     try:
-        since = (moment if moment.tzinfo is not None else moment.astimezone()) - _EPOCH
-    except (OverflowError, OSError, ValueError):
+        since = (moment if moment.tzinfo is not None else moment.replace(tzinfo=machine_zone())) - _EPOCH
+    except (OverflowError, ValueError):
         raise InvalidValue(f"{moment.isoformat()} is out of range") from None
     instant = since // _MICROSECOND * 1000
     if not 0 <= instant <= _LATEST_NS:
         raise InvalidValue(f"{moment.isoformat()} is before 1970 or after 2262")
     return instant
+
+
+def machine_zone() -> tzinfo:
+    """Return the time zone of this machine. `TZ`, which each process can have another of, does not count in a file."""
+    from zoneinfo import ZoneInfo  # imported here, because few files need it
+
+    with suppress(OSError, ValueError), open(MACHINE_ZONE, "rb") as file:
+        return ZoneInfo.from_file(file)
+    return UTC
+
+
+def with_offset(value: object) -> object:
+    """Return a date and time without an offset with that of this process's zone, and any other *value* unchanged.
+
+    A command that writes *value* into a file means it so. A text stays a text.
+    """
+    with suppress(OverflowError, OSError, ValueError):  # left to the reader of the file
+        if isinstance(value, str):
+            moment = datetime.fromisoformat(value.upper()) if _MOMENT.fullmatch(value) else None
+            return value if moment is None or moment.tzinfo is not None else _here(moment).isoformat()
+        if isinstance(value, datetime) and value.tzinfo is None:
+            return _here(value)
+    return value
+
+
+def _here(moment: datetime) -> datetime:
+    whole = datetime.fromtimestamp(moment.replace(microsecond=0).timestamp(), UTC)  # as `machine_zone` would be read
+    return whole.astimezone().replace(microsecond=moment.microsecond)
 
 
 def array(value: str) -> ArraySpec:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta, timezone, tzinfo
+from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from importlib import invalidate_caches
 from pathlib import Path
@@ -89,15 +88,23 @@ def is_mounted_noexec(path: str) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
 
 
+class _LocalZone(tzinfo):
+    """The zone of this process. An instant that is moved into it gets the offset of that day."""
+
+    def fromutc(self, moment: datetime) -> datetime:
+        return moment.replace(tzinfo=UTC).astimezone()
+
+    def utcoffset(self, moment: datetime | None) -> None: ...
+    def dst(self, moment: datetime | None) -> None: ...
+    def tzname(self, moment: datetime | None) -> None: ...
+
+
+_LOCAL = _LocalZone()
+
+
 def local_zone() -> tzinfo:
-    """Return the local time zone of this machine, with its changes between summer and winter time."""
-    now = time.localtime()
-    return _zone(now.tm_gmtoff, now.tm_zone)
-
-
-@lru_cache(maxsize=4)
-def _zone(offset_s: int, name: str) -> tzinfo:
-    return timezone(timedelta(seconds=offset_s), name)
+    """Return the time zone of this process, for instants to show, with its changes to and from summer time."""
+    return _LOCAL
 
 
 def usable_cpus() -> set[int]:

@@ -29,7 +29,7 @@ from spool.query.details import FAILURES
 from spool.query.jobs import RECENT_NS, with_parameters
 from spool.query.outlook import Outlook, OutlookReader
 from spool.query.progress import progress_of
-from spool.query.rows import JobRow, row_of_result, row_of_view
+from spool.query.rows import JobRow, in_words, row_of_result, row_of_view
 from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
 from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day, live_run
@@ -174,7 +174,7 @@ class ContentReader:
         self._read_view()
         view = self._view
         jobs = view.jobs if view is not None else {}
-        rows = {name: row_of_view(name, _state(each.state), each) for name, each in jobs.items()}
+        rows = {name: row_of_view(name, _state(each.state), each, now_ns) for name, each in jobs.items()}
         waiting = [row for row in rows.values() if row.state in _WAIT]
         held = [row for row in rows.values() if row.state in (State.HELD, State.INVALID)]
         active = sorted((row for row in rows.values() if row.state in ALIVE), key=_by_start)
@@ -201,7 +201,7 @@ class ContentReader:
             served=served,
             view_at_ns=view.at_ns if view is not None else None,
             paused=self._spool.paused,
-            problems=(*problems_of(shared), *self._problems()),
+            problems=(*problems_of(shared), *(in_words(each, now_ns) for each in self._problems())),
             counts={state.value: counts[state] for state in State if counts[state]},
             machine=machine,
             gpus=tuple(_without_users(gpu, leases) for gpu in self._gpus) if leases else self._gpus,

@@ -115,7 +115,7 @@ class Job:
         return tuple(served(self._spool, each) for each in requests_of(self._spool).cancel(self.name, reason))
 
     def why(self) -> Explanation:
-        """Return why the job does not run yet, what must end first, and when it could start."""
+        """Return why the job does not run yet, when it could start, what it is doing, or how it ended."""
         from spool.query.explain import why
 
         return why(self._spool, self.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,15 +12,16 @@ from msgspec.structs import replace
 
 from spool.client.output import last_words_of
 from spool.core.arrays import array_of
-from spool.core.errors import SpoolError, cannot
 from spool.core.forecast import StartForecast, forecast
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
 from spool.core.preemption import preempt
 from spool.core.priority import OrderFactors
-from spool.core.scheduler import Ending
+from spool.core.queue import ShapeKey, shape_key
+from spool.core.scheduler import Ending, Plan
 from spool.query.details import FAILURES, job_details
 from spool.query.jobs import JobLister
+from spool.query.rows import in_words
 from spool.query.shared import MachineSharing
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
@@ -38,7 +40,7 @@ class PendingReason(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """Why a job waits, or how it ended. A waiting one without reasons starts in the dispatcher's next pass."""
+    """Why a job waits, what it does, or how it ended. A waiting one without reasons starts in the next pass."""
 
     name: str
     place: str
@@ -72,29 +74,36 @@ class Explanation(Struct, frozen=True):
     outcome: str | None = None  # how it ended; the reason says why, if there is one
     last_lines: tuple[str, ...] = ()  # of the output of a job that failed, or of `last_lines_of`
     last_lines_of: str | None = None  # the first task that failed, if it is an array
+    doing: str = ""  # what it does, if it has started: "it is running"
+    run: int | None = None  # … in that run
+    command: str = ""  # … with that command
+    started_at_ns: int | None = None
+    time_limit_ns: int | None = None
+    left_ns: int | None = None  # of its time limit
 
 
 def why(spool: Spool, name: str) -> Explanation:
-    """Return why job *name* does not run. Raises NoSuchJob, or SpoolError if it runs."""
+    """Return why job *name* waits, what it does, or how it ended. Raises NoSuchJob."""
     places = spool.places(name)
     if QUEUED not in places and HELD not in places and (submitted := _elsewhere(spool, name, places)) is not None:
         return submitted
     lister = JobLister(spool)
     seen = snapshot(spool, with_tasks=True)
-    said = lister.state.jobs.get(name) if lister.state is not None else None
+    view = lister.state.jobs.get(name) if lister.state is not None else None
+    said = in_words(view.reason, seen.now_ns) if view is not None else ""
     job = seen.view.queue.get(name) or seen.view.held.get(name)
     if job is None and not places:
         raise spool.no_such_job("find", f"job {name}", name)
     if job is None:
         reasons: tuple[PendingReason, ...] = (_unplanned(seen, name, places),)
     else:
-        reasons = _by_hooks(spool, name, said.reason if said is not None else "")
-        noes = (PendingReason(reason.code, reason.text) for reason in seen.plan.all_reasons(name))
+        reasons = _by_hooks(spool, name, said)
+        noes = (PendingReason(no.code, in_words(no.text, seen.now_ns)) for no in seen.plan.all_reasons(name))
         reasons += tuple(no for no in noes if not reasons or no.code != "held")
-        reasons = reasons or _by_machine(seen.shared, said.reason if said is not None else "")
+        reasons = reasons or _by_machine(seen.shared, said)
     kept = any(reason.code in _KEPT for reason in reasons)  # until a user or the arbiter acts: no time can be given
     found = StartForecast() if kept else _forecast(seen, (name,)).get(name, StartForecast())
-    place = _place(seen.plan.in_order(), job)
+    place = _place(_that_can_start(seen.plan), job)
     room_of, room_is_made = _room_of(seen, name)
     run_time = seen.view.past.run_times.of_job(job) if job is not None and not job.spec.is_array else None
     return Explanation(
@@ -115,12 +124,12 @@ def why(spool: Spool, name: str) -> Explanation:
         behind_why=place.behind_why,
         ahead=place.ahead,
         dispatcher=lister.dispatcher,
-        last_said=said.reason if said is not None else "",
+        last_said=said,
         at_ns=seen.now_ns,
         starts_after=found.starts_after,
         if_finished=found.if_finished,
         later_than_at_ns=found.later_than_ns,
-        start_unknown=found.unknown,
+        start_unknown=in_words(found.unknown, seen.now_ns),
         start_is_earliest=True if seen.shared is not None else None,
         room_of=room_of,
         room_is_made=room_is_made,
@@ -140,6 +149,19 @@ class _Standing(NamedTuple):
     behind_why: str = ""
 
 
+def _that_can_start(plan: Plan) -> list[tuple[Waiting, OrderFactors]]:
+    """Return the waiting jobs in their order, without those that never fit, which nobody waits for."""
+    never: dict[ShapeKey, bool] = {}
+    found = []
+    for job, standing in plan.in_order():
+        key = shape_key(job)
+        if key not in never:
+            never[key] = any(reason.code == "never_fits" for reason in plan.all_reasons(job.name))
+        if not never[key]:
+            found.append((job, standing))
+    return found
+
+
 def _place(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting | None) -> _Standing:
     """Return where *job* stands in *order*."""
     for ahead, (other, standing) in enumerate(order):
@@ -156,14 +178,12 @@ def _place(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting | None) -
 
 
 def _elsewhere(spool: Spool, name: str, places: Collection[str]) -> Explanation | None:
-    """Return why a job waits on its engine or how it has ended; None for a task that its array has not issued yet.
+    """Return what a job does, or how it has ended; None for a task that its array has not issued yet.
 
-    Raises NoSuchJob, or SpoolError if it runs.
+    Raises NoSuchJob.
     """
     if RUNNING in places or spool.is_stopping(name):
-        if (submitted := _submitted(spool, name)) is not None:
-            return submitted
-        raise SpoolError(cannot("say", f"why job {name} waits", _what_it_does(spool, name)))
+        return _submitted(spool, name) or _started(spool, name)
     if DONE in places or spool.runs(name):
         return _ended(spool, name)
     if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
@@ -208,6 +228,27 @@ def _submitted(spool: Spool, name: str) -> Explanation | None:
         last_said=row.reason,
         engine=grant.executor if grant is not None else None,
         engine_id=known[2] if known is not None else None,
+    )
+
+
+def _started(spool: Spool, name: str) -> Explanation:
+    """Return what a started job does. Raises NoSuchJob if it is gone."""
+    found = job_details(spool, name)
+    row, last = found.row, found.runs[-1] if found.runs else None
+    if row.state.ended:
+        return _ended(spool, name)
+    answer = replace(_without_a_plan(JobLister(spool), name, RUNNING, ()), doing=_what_it_does(spool, name))
+    spec = spool.spec(name, last.record.run) if last is not None else None
+    if last is None or spec is None or row.array:
+        return replace(answer, doing=f"{answer.doing}: {row.reason}") if row.array and row.reason else answer
+    ran_ns, limit_ns = last.ran_ns(answer.at_ns), row.time_limit_ns
+    return replace(
+        answer,
+        run=last.record.run,
+        command=spec.command if isinstance(spec.command, str) else shlex.join(spec.command),
+        started_at_ns=last.record.started_at_ns,
+        time_limit_ns=limit_ns,
+        left_ns=max(0, limit_ns - ran_ns) if limit_ns is not None and ran_ns is not None else None,
     )
 
 
@@ -377,7 +418,7 @@ def preview(spool: Spool) -> Preview:
     would_start = {start.name for start in plan.starts}
     asked = {
         name: reason
-        for name, reason in _asked_about(spool).items()
+        for name, reason in _asked_about(spool, seen.now_ns).items()
         if name in would_start or not reason.startswith(_MACHINE)
     }
     grants = {start.name: start.grant for start in plan.starts if start.name not in asked}
@@ -396,8 +437,9 @@ def preview(spool: Spool) -> Preview:
             code, found = _code_of(reason) or "machine", StartForecast(unknown=reason)
         else:
             no = plan.reason(name)
-            code, reason = (no.code, str(no)) if no is not None else ("", "")
+            code, reason = (no.code, in_words(no.text, seen.now_ns)) if no is not None else ("", "")
             found = expected.get(name, StartForecast())
+            found = replace(found, unknown=in_words(found.unknown, seen.now_ns))
         waits.append(WaitingJob(place, job, standing, code, reason, found))
     protected = expected.get(plan.protected, StartForecast()) if plan.protected is not None else StartForecast()
     return Preview(
@@ -419,8 +461,9 @@ def preview(spool: Spool) -> Preview:
     )
 
 
-def _asked_about(spool: Spool) -> dict[str, str]:
+def _asked_about(spool: Spool, now_ns: int) -> dict[str, str]:
     """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins, or for a lease."""
     state = JobLister(spool).state
     jobs = state.jobs.items() if state is not None else ()
-    return {name: said.reason for name, said in jobs if said.reason.startswith((*_ANSWERS, _MACHINE))}
+    said = {name: in_words(view.reason, now_ns) for name, view in jobs}
+    return {name: why for name, why in said.items() if why.startswith((*_ANSWERS, _MACHINE))}

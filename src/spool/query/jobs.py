@@ -28,7 +28,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
-from spool.core.reasons import IN_A_TERMINAL, show_instant
+from spool.core.reasons import IN_A_TERMINAL, instant
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
@@ -36,7 +36,7 @@ from spool.query import ignored
 from spool.query.added import AddedKeys
 from spool.query.last_view import last_view
 from spool.query.parameters import Parameters
-from spool.query.rows import ORDERS, JobRow, array_row, of_spec, row_of_result, row_of_view, usual_order
+from spool.query.rows import ORDERS, JobRow, array_row, in_words, of_spec, row_of_result, row_of_view, usual_order
 from spool.store.places import why_copied
 from spool.store.reading import glimpse
 from spool.store.spool import RunFiles, Service, Spool, spec_of
@@ -241,13 +241,14 @@ class JobLister:
         ended = self._ended(done, most, since_ns) if most != 0 else ()
         rows += [replace(row, place=DONE) for row in ended]
         goes_on = any(not row.state.ended and row.state is not State.HELD for row in rows)
+        told = self.state.problems if self.state is not None else ()
         return JobList(
             tuple(rows),
             self.dispatcher,
             self._starting,
             self.stale_ns,
             self._spool.paused,
-            (*(self.state.problems if self.state is not None else ()), *ignored.in_short(self._ignored)),
+            (*(in_words(each, self._now_ns) for each in told), *ignored.in_short(self._ignored)),
             self._now_ns,
             unserved=goes_on and not self.dispatcher and not self._starting,
         )
@@ -376,14 +377,14 @@ class JobLister:
             where = self._spool.layout.runs(name)
             self._spool.note(error, where)
             state = (_word(view.state) if view is not None else None) or _STATES[place]
-            row = row_of_view(name, state, view) if view is not None else JobRow(name, state)
+            row = row_of_view(name, state, view, self._now_ns) if view is not None else JobRow(name, state)
             return replace(row, place=place, reason=unreadable(error, where))
 
     def _active(self, name: str, place: str, view: JobView | None) -> JobRow | None:
         if view is not None:
             state = _word(view.state)
             if state is State.QUEUED and place == QUEUED:  # the common case in a long list
-                return row_of_view(name, state, view, place)
+                return row_of_view(name, state, view, self._now_ns, place)
             if state in (State.SUBMITTED, State.RUNNING) and not self._spool.merely_goes_on(name, view.run or 0):
                 return self._read(name, place)  # changed since the dispatcher's view
             if state is State.SUBMITTED and self._spool.spoke_at_ns(name, view.run or 0) is not None:
@@ -391,7 +392,7 @@ class JobLister:
             if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
                 state = None  # it has ended since
             if state is not None and state in _FITTING[place]:
-                row = row_of_view(name, state, view, place)
+                row = row_of_view(name, state, view, self._now_ns, place)
                 complaint = _first_complaint(self._spool.problem_text(name)) if state is State.INVALID else ""
                 return replace(row, reason=complaint) if complaint else row
         return self._read(name, place)
@@ -568,13 +569,13 @@ class JobLister:
         known = self._spool.engine(name, run)
         words = f"in {title} as job {known[2]}" if known is not None else handed_to(record.executor)
         if self.dispatcher:
-            return words if said is None else said.reason
+            return words if said is None else in_words(said.reason, self._now_ns)
         if said is not None:
             what = said.reason.removeprefix(f"{title}: ") or said.state
-            words += f", last seen at {self._clock(at_ns)}: {what}"
+            words += f", last seen at {instant(at_ns)}: {what}"
         elif begun_ns is not None:
-            words += f", begun at {self._clock(begun_ns)}"
-        return f"{words}; {NOBODY[self._starting]}"
+            words += f", begun at {instant(begun_ns)}"
+        return in_words(f"{words}; {NOBODY[self._starting]}", self._now_ns)
 
     def _left_behind(self) -> tuple[StateView | None, int]:
         """Return the last dispatcher's view, and when that dispatcher was last alive."""
@@ -585,11 +586,6 @@ class JobLister:
                 at_ns = os.stat(self._spool.layout.at(layout.STATE)).st_mtime_ns
             self._left = view, at_ns
         return self._left
-
-    def _clock(self, at_ns: int) -> str:
-        from spool.machine.host import local_zone
-
-        return show_instant(at_ns - at_ns % SECOND_NS, self._now_ns, local_zone())
 
     def _complained(self, place: str) -> set[str]:
         if place not in self._complaints:

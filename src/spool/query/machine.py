@@ -15,12 +15,13 @@ from spool.core import layout
 from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
 from spool.core.model import Gpu, Request, Reservation, Running, State
-from spool.core.reasons import show_instant, some_of
+from spool.core.reasons import instant, some_of
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
 from spool.formats.history import parse_history_line
 from spool.machine.cards import NO_CARD, unlisted_cards
 from spool.query.jobs import RECENT_NS, JobLister, counts
+from spool.query.rows import in_words
 from spool.query.shared import GpuLease, MachineSharing, MachineUse, leases_on, problems_of, without_users
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Service, Spool
@@ -171,7 +172,7 @@ def _gpus(seen: Snapshot) -> GpuList:
         for gpu in seen.machine.gpus
     )
     machine = replace(seen.machine, gpus=gpus)
-    room = FreeResources(machine, seen.policy, now_ns, view.running, reservations=view.reservations, zone=view.zone)
+    room = FreeResources(machine, seen.policy, now_ns, view.running, reservations=view.reservations)
     near = [
         each
         for each in view.reservations
@@ -242,11 +243,8 @@ def _holder(run: Running, gpu: Gpu) -> GpuHolder:
 
 def _kept(each: Reservation, seen: Snapshot) -> str:
     """Return the user and the time of a reservation: "for alice until 16:00 (demo)"."""
-    now_ns, zone = seen.now_ns, seen.view.zone
-    when = f"until {show_instant(each.end_at_ns, now_ns, zone)}"
-    if each.start_at_ns > now_ns:
-        when = f"from {show_instant(each.start_at_ns, now_ns, zone)} {when}"
-    return f"for {each.holder} {when} ({each.name})"
+    begins = f"from {instant(each.start_at_ns)} " if each.start_at_ns > seen.now_ns else ""
+    return in_words(f"for {each.holder} {begins}until {instant(each.end_at_ns)} ({each.name})", seen.now_ns)
 
 
 def machine_status(spool: Spool) -> MachineStatus:
@@ -261,7 +259,8 @@ def machine_status(spool: Spool) -> MachineStatus:
     held = [row.name for row in listing.rows if row.state is State.HELD]
     # A dispatcher says itself what it makes of the configuration: it may have read it when that was still good.
     own = None if lister.dispatcher else seen.config_problem
-    problems = [own, machine.refusal, *unknown, *listing.problems, *_held(spool, held), *problems_of(seen.shared)]
+    refusal = in_words(machine.refusal, seen.now_ns)
+    problems = [own, refusal, *unknown, *listing.problems, *_held(spool, held), *problems_of(seen.shared)]
     return MachineStatus(
         spool=spool.root,
         paused=spool.paused,
@@ -339,5 +338,6 @@ def _ended(spool: Spool, now_ns: int) -> dict[str, int]:
             if now_ns - (result.told_at_ns or 0) > RECENT_NS:
                 break
             continue  # it ended long before it was recorded
-        found[result.outcome.value] += 1
+        if not result.again:  # its job has not ended
+            found[result.outcome.value] += 1
     return dict(found)

@@ -18,7 +18,7 @@ from spool.query.jobs import JobFilter, JobList, counts, list_jobs
 from spool.query.last_view import last_view
 from spool.query.outlook import UNKNOWN, Outlook, OutlookReader
 from spool.query.progress import progress_of
-from spool.query.rows import JobRow
+from spool.query.rows import JobRow, in_words
 from spool.query.shared import (
     MachineSharing,
     lease_words,
@@ -122,7 +122,7 @@ class OverviewReader:
         else:
             seen = self._asked(spool, active, now_ns, shared)
             problem = self._machine.gpu_problem
-        refusal = machine.refusal if machine is not None else ""
+        refusal = in_words(machine.refusal, now_ns) if machine is not None else ""
         unread = spool.told() if isinstance(spool, TolerantSpool) else []
         return Overview(
             active=active,

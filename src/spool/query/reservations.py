@@ -14,7 +14,7 @@ from spool.core.errors import InvalidReservation, SpoolError, cannot
 from spool.core.model import Machine, Reservation
 from spool.core.reservations import NOBODY, conflict, is_active, known_gpus, settle
 from spool.formats import reservation
-from spool.machine.host import local_zone
+from spool.query.rows import in_words
 from spool.store.disk import remedy_for
 from spool.store.spool import Spool
 from spool.store.stable_read import ReadFailure, read_stable
@@ -87,11 +87,11 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
         except InvalidReservation as error:
             why = "; ".join(problem.message for problem in error.problems)
             rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
-    settled = settle(read, gpus, local_zone())
+    settled = settle(read, gpus)
     rows += [ReservationStatus(one.name, state_at(one, now_ns), one) for one in settled.standing]
     refused = settled.refused
     rows += [
-        ReservationStatus(one.name, ReservationState.INVALID, one, refused[one.name])
+        ReservationStatus(one.name, ReservationState.INVALID, one, in_words(refused[one.name], now_ns))
         for one in read
         if one.name in refused
     ]
@@ -162,10 +162,10 @@ def check_new(spool: Spool, machine: Machine, new: Reservation, now_ns: int) -> 
     notes += [
         f"whether it conflicts with {row.name} is unknown: {row.name} {row.problem}" for row in files.rows if row.unread
     ]
-    why_not = conflict(new, files.standing, gpus, local_zone())
+    why_not = conflict(new, files.standing, gpus)
     if why_not is not None:
         remedy = "`spool reserve list` shows all reservations"
-        raise SpoolError(cannot("make", f"reservation {new.name}", why_not, remedy=remedy))
+        raise SpoolError(cannot("make", f"reservation {new.name}", in_words(why_not, now_ns), remedy=remedy))
     if new.user is not None and new.user != NOBODY and not _exists(new.user):
         notes.append(f"there is no user {new.user} on this machine")
     return tuple(notes)

@@ -8,8 +8,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spool.core import reasons
 from spool.core.model import Result, Spec, State
 from spool.core.names import NaturalOrder, natural
+from spool.core.reasons import INSTANT
 from spool.core.timeleft import ExpectedStart, TimeLeft
 from spool.formats.state import JobView
 
@@ -151,7 +153,16 @@ def _average(percents: Iterable[float | None]) -> int | None:
     return round(sum(known) / len(known)) if known else None
 
 
-def row_of_view(name: str, state: State, view: JobView, place: str | None = None) -> JobRow:
+def in_words(reason: str, now_ns: int) -> str:
+    """Return a reason as it reads now and here: its instants become local times, or the times until then."""
+    if INSTANT.search(reason) is None:
+        return reason
+    from spool.machine.host import local_zone  # few reasons need it
+
+    return reasons.in_words(reason, now_ns, local_zone())
+
+
+def row_of_view(name: str, state: State, view: JobView, now_ns: int, place: str | None = None) -> JobRow:
     """Return a job from the dispatcher's last view, in that *state* and with its file in *place*."""
     row = JobRow(name, state)  # the other fields are set one by one: half the time of a call with all of them
     row.run = view.run
@@ -168,7 +179,8 @@ def row_of_view(name: str, state: State, view: JobView, place: str | None = None
     row.time_limit_ns = view.time_limit_ns
     row.submitted_at_ns = view.since_ns
     row.started_at_ns = view.started_at_ns
-    row.reason = f"{view.problem}; {view.reason}" if view.problem and view.reason else view.problem or view.reason
+    reason = in_words(view.reason, now_ns)
+    row.reason = f"{view.problem}; {reason}" if view.problem and reason else view.problem or reason
     row.place = place
     row.array = view.array
     row.suspended_ns = view.suspended_ns

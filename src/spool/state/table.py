@@ -32,7 +32,6 @@ from spool.core.runs import Runs
 from spool.core.scheduler import View
 from spool.executors import Executors
 from spool.formats import journal
-from spool.machine.host import local_zone
 from spool.state.array import Array
 from spool.state.run import ActiveRun
 from spool.state.submission import (
@@ -215,7 +214,6 @@ class SchedulerState(Struct):
             past=self.past,
             paused=paused,
             holding=holding,
-            zone=local_zone(),
         )
 
     def place(self, job: JobEntry, now_ns: int) -> bool:
