@@ -569,6 +569,8 @@ def _gpus(subject: Subject) -> Findings:
     names = sorted({gpu.name for gpu in machine.gpus})
     if names:
         yield _good(f"{len(machine.gpus)}: {', '.join(names)}")
+        if why := unlisted_cards(listed={gpu.vendor for gpu in machine.gpus}):
+            yield _warn(why, "install or repair the driver")
     elif why := unlisted_cards():
         yield _warn(f"none: {why}", "install or repair the driver; nvidia-smi says more")
     else:
