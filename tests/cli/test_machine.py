@@ -82,6 +82,7 @@ def test_gpus_tells_why_each_is_not_given(spool: Command, spool_root: Path, four
     assert f"pid {sleeper} (sleep, 3 GiB) outside spool" in found[1]["why_not"]
     assert "gpu.use" in found[2]["why_not"]
     assert found[3]["why_not"].startswith("reserved for nobody until ")
+    assert "idle 0;" in spool("info").out  # 3 is not: it is reserved
     text = spool("gpus").out
     assert "GPU 2 is unavailable: left out by gpu.use" in text
     assert f"pid {sleeper} (sleep, " in text
