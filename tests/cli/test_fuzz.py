@@ -140,6 +140,11 @@ OTHERS = (
 _WORD = re.compile(rb"[A-Za-z0-9_.:+-]+|\"[^\"\n]*\"")
 
 
+OF_DISPATCHER = VERBS.keys() - {"script", "parameters", "trace"}
+PASSES = 400
+"""With one of so many variants, a dispatcher makes a pass too."""
+
+
 class HangError(BaseException):
     """A verb took longer than any may."""
 
@@ -286,6 +291,18 @@ def fault_of(act: Callable[[], object]) -> str:
     return text[-3000:] if "Traceback (most" in text or "--- Logging error" in text else ""
 
 
+def fault_of_a_pass(root: Path) -> str:
+    """Return the hang or the traceback in which a pass of a dispatcher over that spool ended; "" for neither."""
+    words = [sys.executable, "-m", "spool", "--spool", str(root), "dispatch", "--once"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    try:
+        ended = subprocess.run(words, env=environment, capture_output=True, timeout=2 * LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "a pass hangs"
+    text = ended.stderr.decode(errors="replace")
+    return text[-3000:] if "Traceback (most" in text or "--- Logging error" in text else ""
+
+
 def targets(root: Path, kind: str) -> list[Path]:
     """Return the files of a kind in that spool."""
     if kind == "array":
@@ -323,6 +340,8 @@ def test_no_verb_hangs_or_ends_in_a_traceback(
             words = [job if word == "NAME" else word for word in verbs[number % len(verbs)]]
             words = [str(path) if word == "FILE" else word for word in words]
             fault = fault_of(lambda words=words: main.run(words))  # type: ignore[misc]
+            if not fault and number % PASSES == 7 and kind in OF_DISPATCHER:
+                words, fault = ["dispatch", "--once"], fault_of_a_pass(root)
             if fault:
                 last = fault.strip().splitlines()
                 where = [line for line in last if line.lstrip().startswith("File ")]
