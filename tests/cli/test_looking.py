@@ -281,10 +281,20 @@ def test_why_of_a_failed_array_has_the_last_lines_of_a_failed_task(spool: Comman
 
 def test_why_says_what_the_reason_means_before_the_numbers(spool: Command, spool_root: Path) -> None:
     """Each code of a reason has at most two sentences for a newcomer."""
-    assert set(MEANINGS) == {*CODES, "hook", "capture", "submitted", "invalid", "tasks"}
+    assert set(MEANINGS) == {*CODES, "hook", "capture", "submitted", "invalid", "unread", "tasks"}
     assert all(text.count(". ") <= 1 for text in MEANINGS.values())
     put_job(spool_root, "a", place="held")
     assert spool("why", "a").out.splitlines()[1] == "A held job does not start. `spool release a` lets it."
+
+
+def test_a_file_that_is_open_in_an_editor_has_no_error(spool: Command, spool_root: Path) -> None:
+    """It waits until it is closed, and there is nothing to mend; the same while it cannot be read."""
+    put_job(spool_root, "a", "comand = 1\n")
+    assert [reason["code"] for reason in asked(spool, "why", "a")["reasons"]] == ["invalid"]
+    (spool_root / "queued" / ".a.toml.swp").touch()
+    (reason,) = asked(spool, "why", "a")["reasons"]
+    assert (reason["code"], "open in an editor" in reason["text"]) == ("unread", True)
+    assert "edit a" not in spool("why", "a").out
 
 
 def test_why_foretells_nothing_of_a_job_that_never_fits(spool: Command, spool_root: Path) -> None:

@@ -82,6 +82,7 @@ def test_gpus_tells_why_each_is_not_given(spool: Command, spool_root: Path, four
     assert f"pid {sleeper} (sleep, 3 GiB) outside spool" in found[1]["why_not"]
     assert "gpu.use" in found[2]["why_not"]
     assert found[3]["why_not"].startswith("reserved for nobody until ")
+    assert "idle 0;" in spool("info").out  # 3 is not: it is reserved
     text = spool("gpus").out
     assert "GPU 2 is unavailable: left out by gpu.use" in text
     assert f"pid {sleeper} (sleep, " in text
@@ -314,6 +315,9 @@ def test_a_machine_without_cards_is_told_from_one_without_a_driver(tmp_path: Pat
     assert unlisted_cards(str(tmp_path)) == ""
     (tmp_path / "2" / "class").write_text("0x030200\n")
     assert unlisted_cards(str(tmp_path)).startswith("1 NVIDIA card is on the PCI bus, but the driver's library")
+    (tmp_path / "1" / "class").write_text("0x038000\n")
+    assert unlisted_cards(str(tmp_path), listed=["NVIDIA"]).startswith("1 AMD card is")  # its trouble hides no other
+    assert unlisted_cards(str(tmp_path), listed=["NVIDIA", "AMD"]) == ""
 
 
 def test_each_look_at_the_gpus_says_why_there_are_none(spool: Command, monkeypatch: pytest.MonkeyPatch) -> None:

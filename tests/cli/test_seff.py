@@ -18,6 +18,7 @@ from spool.formats import run_records
 from spool.formats.history import render_history, render_result
 from spool.formats.run_records import ArrayRecord, render_array
 from spool.machine import identity
+from spool.store.ownership import this_user
 
 T0 = 1_700_000_000 * S
 G = 1 << 30
@@ -43,6 +44,22 @@ def ended(root: Path, job: str, run: int = 1, outcome: State = State.FINISHED, *
         history.write(render_history(result))
     put_job(root, job, place="done")
     return result
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_one_size_is_given_for_the_next_run(spool: Command, spool_root: Path, auto: bool) -> None:
+    """What to write into the file, or, where the file leaves it to spool, what the next run requests."""
+    now_ns = time.time_ns()
+    request, times = Request(4, 8 * G, 1, memory_auto=auto), (now_ns - HOUR, now_ns)
+    ended(
+        spool_root, "train", request=request, user=this_user(), started_at_ns=times[0], ended_at_ns=times[1],
+        submitted_at_ns=times[0],
+    )  # fmt: skip
+    found = asked(spool, "seff", "train")
+    assert found["auto"]
+    assert found["advice"]["memory_bytes"] == 2560 << 20
+    said = spool("seff", "train").out
+    assert (said.count("\nauto "), said.count('memory = "')) == ((1, 0) if auto else (0, 1))
 
 
 def test_a_run_in_words(spool: Command, spool_root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spool.doctor.checks import OF_THE_MACHINE, OF_THE_SPOOL, Check, Finding, Level, Subject, examine
+from spool.store.ownership import Origin, Ownership, this_user
 from support import ROOT
 
 
@@ -53,3 +55,19 @@ def test_a_check_that_needs_a_directory_is_left_out_without_it(tmp_path: Path) -
     names = {each.check for each in examine(str(tmp_path))}
     assert {"directories", "clock"} <= names
     assert names.isdisjoint({"mode", "job files", "runs"})
+
+
+@pytest.mark.parametrize(("text", "level"), [("comand = 1\n", Level.OK), ('command = "true"\n', Level.WARN)])
+def test_an_invalid_file_is_no_active_job(spool_root: Path, text: str, level: Level) -> None:
+    """No dispatcher is missed where none would start anything."""
+    (spool_root / "queued" / "a.toml").write_text(text)
+    (check,) = (check for check in OF_THE_SPOOL if check.name == "dispatcher")
+    (found,) = (each for each in examine(str(spool_root), checks=[check]) if each.check == "dispatcher")
+    assert found.level == level
+
+
+def test_a_refused_file_is_told_of_all_whose_files_run(tmp_path: Path) -> None:
+    """Those in `accept_from` too."""
+    ownership = Ownership(str(tmp_path), lambda: ("ann", "@staff"))
+    why = ownership.why_not(Origin(os.getuid() + 4711, 0, 0o600, 1, 1), "queued", "a.toml")
+    assert f"{this_user()}, ann, @staff only" in why

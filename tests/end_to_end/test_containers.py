@@ -178,6 +178,22 @@ def test_a_job_waits_for_a_runtime(machine: Machine) -> None:
     assert machine.spool.log("patient") == "ran\n"
 
 
+def test_a_job_waits_for_the_daemon_of_its_runtime(machine: Machine) -> None:
+    """Docker without its daemon is as good as no docker: the job waits with what docker says, and does not fail."""
+    machine.install()
+    daemon = machine.state / "daemon"
+    said = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+    text = machine._program.read_text().replace("exec", f"[ -e {daemon} ] || {{ echo '{said}' >&2; exit 1; }}\nexec")
+    machine._program.write_text(text)
+    machine.spool.start()
+    drop(machine, "patient", ["echo", "ran"])
+    machine.spool.wait_reason("patient", "Cannot connect to the Docker daemon")
+    daemon.touch()
+    machine.spool.wait_done("patient")
+    assert machine.spool.log("patient") == "ran\n"
+    assert machine.spool.result("patient", 1) is not None
+
+
 def test_the_example_runs(machine: Machine) -> None:
     """As it is, in the folder to which it is copied."""
     machine.install()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, overlap, pids_in
+from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, ROOT, wait_for
 
@@ -442,7 +443,10 @@ def test_the_first_failure_cancels_everything_where_that_is_asked_for(served: Se
     served.drop("bad", "exit 1")
     for name in ("running", "waiting", "sweep_0", "sweep_9", "sweep", "tried"):
         assert served.wait_outcome(name) == "cancelled"
-    assert "halted: job bad failed: " in (served.root / "jobs" / "waiting" / "1" / "result.toml").read_text()
+    for name in ("waiting", "running"):
+        text = (served.root / "jobs" / name / "1" / "result.toml").read_text()
+        assert "halted: job bad failed: " in text
+        assert f"by {this_user()}" not in text  # no user has cancelled it
     assert (served.root / "held" / "parked.toml").exists()
     served.until(lambda: not (served.root / ".halt").exists(), "the end of the halt")
     served.drop("later", "true")

@@ -105,7 +105,7 @@ def test_it_is_switched_on_and_off_while_jobs_run(served: Served, gate: Path) ->
 
 
 def test_more_cpus_than_there_are_count_as_those_that_there_are(served: Served, gate: Path) -> None:
-    """With `cpus` above the CPUs of the dispatcher no CPU is given out twice, and the problem says what counts."""
+    """With `cpus` above those of the dispatcher no CPU is given out twice; the log and `info` say so, and no list."""
     config = served.root / "config.toml"
     config.write_text(f"{config.read_text()}cpus = {10 * len(OURS)}\n")
     served.start()
@@ -114,7 +114,9 @@ def test_more_cpus_than_there_are_count_as_those_that_there_are(served: Served, 
     served.drop("more", "true")
     served.wait_reason("more", "cpus: needs 1, 0 free")
     words = f"cpus = {10 * len(OURS)} counts as {len(OURS)}: with cpu_pinning no two runs share a CPU"
-    wait_for(lambda: any(words in problem for problem in served.state()["problems"]), what="the problem")
+    wait_for(lambda: served.said().count(words) == 1, what="the warning")
+    assert words in served.spool("info").stdout
+    assert "counts as" not in served.spool("ls").stderr
     gate.touch()
     served.wait_done("wide", "more")
 

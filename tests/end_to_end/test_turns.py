@@ -310,7 +310,7 @@ def test_the_runs_of_two_spools_never_have_one_cpu(machine: Machine) -> None:
     assert [len(cpus) for cpus in told] == [1, 1]
     assert told[0] != told[1]
     words = "cpu_pinning has no effect in config.toml: this machine is shared"
-    wait_for(lambda: any(words in problem for problem in machine.spools[0].state()["problems"]), what="the problem")
+    wait_for(lambda: words in machine.spools[0].said(), what="the problem")
     (machine.directory / "end").touch()
     for spool in machine.spools:
         assert spool.wait_done("job")

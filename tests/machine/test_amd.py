@@ -92,7 +92,7 @@ def test_what_the_library_withholds_is_unknown(fake_rocm: FakeRocm, look: Look, 
 
 
 def test_an_error_of_one_gpu_is_its_problem_and_a_failure_that_of_all(fake_rocm: FakeRocm, look: Look) -> None:
-    """Unknown is not free."""
+    """Unknown is not free, where no GPU of NVIDIA is there either."""
     fake_rocm.gpu(0xA)
     fake_rocm.gpu(0xB, bus=1)
     fake_rocm.error("rsmi_dev_memory_usage_get", 6, 1)
@@ -102,8 +102,58 @@ def test_an_error_of_one_gpu_is_its_problem_and_a_failure_that_of_all(fake_rocm:
     assert look(fake_rocm.variables).problem == "ROCm SMI: RSMI_STATUS number 8"
 
 
+@pytest.fixture
+def watch() -> Iterator[Callable[..., GpuLook]]:
+    """Look at the GPUs that these variables lead to, again and again with one watcher."""
+    made: list[GpuWatcher] = []
+
+    def at(variables: Mapping[str, str]) -> GpuLook:
+        if not made:
+            uses = UseReader(pids_mean_something=True, who=lambda pid: None)
+            made.append(GpuWatcher(environment={**os.environ, **variables}, limit_ns=LONG_NS, uses=uses))
+        return made[0].look(SECOND_NS, max_age_ns=0, patience_ns=LONG_NS)
+
+    yield at
+    for watcher in made:
+        watcher.close()
+
+
+@pytest.mark.parametrize("broken", ["AMD", "NVIDIA"])
+def test_one_vendors_trouble_is_its_own(fake_rocm: FakeRocm, fake_nvml: FakeNvml, watch: Look, broken: str) -> None:
+    """While one library fails, its GPUs have that problem, and the other's are given as ever; both come back."""
+    both = {**fake_nvml.variables, **fake_rocm.variables}
+    fake_nvml.gpu("GPU-11111111-1111-1111-1111-111111111111")
+    fake_rocm.gpu(0xA, bus=1)
+    assert [gpu.problem for gpu in watch(both).gpus] == [None, None]
+    if broken == "AMD":
+        fake_rocm.error("rsmi_num_monitor_devices", 6)
+    else:
+        fake_nvml.error("nvmlDeviceGetCount_v2", 999)
+    found = watch(both)
+    assert found.problem is None
+    said = {gpu.vendor: gpu.problem for gpu in found.gpus}
+    why = said.pop(broken)
+    assert why is not None
+    assert why.startswith("ROCm SMI: " if broken == "AMD" else "NVML: ")
+    assert list(said.values()) == [None]
+    fake_rocm.forget("error")
+    fake_nvml.mend()
+    assert [gpu.problem for gpu in watch(both).gpus] == [None, None]
+
+
+def test_a_library_of_rocm_that_cannot_start_hides_no_card_of_nvidia(
+    fake_rocm: FakeRocm, fake_nvml: FakeNvml, look: Look
+) -> None:
+    """Some packages bring it to machines without a card of AMD, where it fails."""
+    fake_rocm.error("rsmi_init", 8)
+    fake_nvml.gpu("GPU-11111111-1111-1111-1111-111111111111")
+    found = look({**fake_nvml.variables, **fake_rocm.variables})
+    assert ([gpu.vendor for gpu in found.gpus], found.problem) == (["NVIDIA"], None)
+
+
 def test_rocm_without_a_card_or_a_library_changes_nothing(fake_rocm: FakeRocm, fake_nvml: FakeNvml, look: Look) -> None:
-    """A machine that has only the directory of ROCm, or no card, is as before."""
+    """A machine that has only the directory of ROCm, or no card, is as before: its NVIDIA cards are seen."""
     assert look(fake_rocm.variables).gpus == ()
     fake_nvml.gpu("GPU-11111111-1111-1111-1111-111111111111")
-    assert len(look({**fake_nvml.variables, "ROCM_PATH": "/nowhere"}).gpus) == 1
+    found = look({**fake_nvml.variables, "ROCM_PATH": "/nowhere"})  # the library may be where the linker looks
+    assert (found.problem, [gpu.problem for gpu in found.gpus if gpu.vendor == "NVIDIA"]) == (None, [None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 
 import click
 
@@ -22,6 +21,7 @@ from spool.formats.toml import MAX_BYTES
 from spool.machine import shared
 from spool.query.foresight import doubts
 from spool.store.glance import defaults_of
+from spool.store.reading import read_named
 
 _Checked = tuple[str, list[Problem], tuple[str, Spec] | None]
 """A file, its problems, and its job."""
@@ -113,11 +113,7 @@ def _listed(files: tuple[str, ...]) -> list[str]:
 def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, Spec] | None]:
     """Return the problems of a file, and its job if it is valid."""
     try:
-        if path == "-":
-            data = sys.stdin.buffer.read()
-        else:
-            with open(path, "rb") as file:
-                data = file.read(MAX_BYTES + 1)
+        data = read_named(path, MAX_BYTES + 1)
     except OSError as error:
         return [Problem(None, None, f"cannot be read: {error.strerror}")], None
     base = os.path.basename(path)

@@ -12,7 +12,7 @@ from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.machine_status import UserShare
-from spool.query.machine import MachineStatus, RunHere, machine_status
+from spool.query.machine import GpuState, MachineStatus, RunHere, machine_status
 from spool.query.shared import MachineSharing, MachineUse, pools_of
 
 _COLUMNS = (
@@ -197,7 +197,8 @@ def _gpus(found: MachineStatus) -> str:
         return f"none: {found.no_gpus_because}"
     states: dict[str, list[str]] = {}
     for each in found.gpus:
-        states.setdefault(each.state, []).append(str(each.gpu.index))
+        is_kept = each.state is GpuState.IDLE and each.why_not is not None
+        states.setdefault("reserved" if is_kept else each.state, []).append(str(each.gpu.index))
     return f"{len(found.gpus)}: " + "; ".join(f"{state} {', '.join(each)}" for state, each in states.items())
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 COMMON_TITLE = "Common options"
 """The title of the first section of the help."""
 
+MOST_ROWS_BYTES = 64 << 20
+"""The longest file of parameters or of commands."""
+
 Values = dict[str, list[str]]
 """The texts given for each key, in order. A flag is "true" or "false"."""
 
@@ -167,14 +170,16 @@ def _rows(given: list[str]) -> list[dict[str, str]]:
     The first line has the keys. Cells are separated by commas, in a `.tsv` file by tabs; empty lines are skipped.
     """
     import csv  # imported here, because few submissions need it
+    import io
 
     from spool.core.errors import InvalidValue, cannot
+    from spool.store.reading import read_whole
 
     path = given[-1]
     use = ("use", "the table of parameters")
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            lines = [line for line in csv.reader(file, delimiter="\t" if path.endswith(".tsv") else ",") if line]
+        text = io.StringIO(read_whole(path, MOST_ROWS_BYTES).decode("utf-8-sig"), newline="")
+        lines = [line for line in csv.reader(text, delimiter="\t" if path.endswith(".tsv") else ",") if line]
     except OSError as error:
         raise InvalidValue(cannot(*use, error.strerror or str(error), where=path)) from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -24,19 +24,21 @@ exit like the job:
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process with its exit code."""
     gc.disable()  # imported modules are no garbage; a verb enables it again
     _open_missing()
+    _lose_messages()
     code = run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
@@ -81,6 +83,24 @@ def _open_missing() -> None:
             if fd == number:
                 os.set_inheritable(fd, True)
             setattr(sys, name, open(fd, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+
+
+class Messages(io.FileIO):
+    """Stderr. What cannot be written there is lost: the command has done its work, and its exit code says so."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes, or lose them."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def _lose_messages() -> None:
+    """Go on, and print no traceback, where stderr is on a full disk or has lost its reader; the log is there too."""
+    raw, before = Messages(2, "w", closefd=False), sys.stderr
+    errors = before.errors or "backslashreplace"
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), before.encoding, errors, line_buffering=True)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -123,12 +123,9 @@ def rows_of(path: str) -> list[dict[str, str]]:
     what = ("read", "the commands")
     where = "stdin" if path in STDIN else path
     try:
-        if path in STDIN:
-            data = sys.stdin.buffer.read()
-        else:
-            with open(path, "rb") as file:
-                data = file.read()
-        text = data.decode("utf-8-sig")
+        from spool.store.reading import read_whole
+
+        text = read_whole(path, joboptions.MOST_ROWS_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(cannot(*what, error.strerror or str(error), where=where)) from None
     except UnicodeDecodeError:

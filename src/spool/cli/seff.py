@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import click
+from msgspec.structs import replace
 
 from spool.cli import publicjson, render
 from spool.cli.common import json_option, name_argument, one_job, opened
@@ -69,6 +70,7 @@ def _json(found: RunEfficiency | ArrayEfficiency) -> dict[str, object]:
 def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
     used, compared = found.used, found.compared
     record, gpus = used.record, used.grant.gpu_count
+    is_auto = bool(found.auto) and record.request.memory_auto
     so_far = "" if used.ended else " so far"
     others = f" of {len(found.runs)}" if len(found.runs) > 1 else ""
     lines = [("job", f"{record.job}, run {record.run}{others}, {used.state}{', so far' if so_far else ''}")]
@@ -87,8 +89,9 @@ def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
         ),
         ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
         ("cost", render.cost(found.cost, found.currency) + so_far if found.cost is not None else ""),
-        *_next_time(compared.advice),
-        ("auto", found.auto),
+        # One size: that which the next run gets by itself, or else what to write into the file.
+        *_next_time(replace(compared.advice, memory_bytes=None) if is_auto else compared.advice),
+        ("auto", found.auto if is_auto else ""),
     ]
 
 

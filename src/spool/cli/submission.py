@@ -25,6 +25,7 @@ from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.formats.toml import MAX_BYTES
 from spool.store.glance import config_if, defaults_of
+from spool.store.reading import read_named
 
 
 class Asked(Struct, frozen=True):
@@ -219,8 +220,7 @@ def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = (
     """
     stem = os.path.basename(path).removesuffix(layout.JOB_SUFFIX)
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_BYTES + 1)
+        text = read_named(f"./{path}" if path == "-" else path, MAX_BYTES + 1)
     except OSError as error:
         remedy = "`-f /dev/stdin --name NAME` reads a pipe" if path == "-" else None
         raise UsageError(

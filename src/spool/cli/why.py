@@ -19,7 +19,7 @@ _NEXT = "nothing blocks it; it starts in the dispatcher's next pass"
 _ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease"
 
 
-_HELPLESS = frozenset({"never_fits", "invalid"})  # no forecast: the job starts only after a change
+_HELPLESS = frozenset({"never_fits", "invalid", "unread"})  # no forecast: the job starts only after a change
 
 _OF_ROOM = frozenset({"memory", "cpus", "resources", "gpus", "left"})  # of no interest for what never fits
 _ROOM = "Jobs that run hold what it asks for. It starts by itself once enough of them have ended."
@@ -55,6 +55,7 @@ MEANINGS = {
     "capture": "The code that it will run is recorded first. It starts by itself then.",
     "submitted": "",
     "tasks": "The dispatcher makes a job of each of its tasks.",
+    "unread": "The dispatcher looks at it again by itself.",
     "invalid": "Its file has an error. Fix it with `spool edit {name}`.",
 }
 """What each code of a reason means, in at most two sentences; "" where the reason itself says it."""
@@ -153,7 +154,7 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"expected run time: {answer.expected}"
     if not helpless:
         yield from _order(answer)
-    if answer.last_said and (not answer.reasons or answer.last_said != answer.reasons[0].text.removeprefix("held: ")):
+    if answer.last_said and (not answer.reasons or not answer.reasons[0].text.endswith(answer.last_said)):
         yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher and answer.engine is None:
         yield "no dispatcher is running: `spool dispatch` starts one"

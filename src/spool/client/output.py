@@ -99,6 +99,9 @@ class Tail:
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             except OSError:
                 return False
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):  # a pipe or a device: it keeps nothing, and may never end
+                self.close()
+                return False
         return True
 
     def _replaced(self) -> bool:

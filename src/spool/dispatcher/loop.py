@@ -91,6 +91,7 @@ class Dispatcher:
 
     _captures: Captures | None = None  # None: nothing was ever to be captured
     _cpu_energy: CpuEnergyRecorder | None = None  # None: this process may not read the counters
+    _unpinned: str | None = None  # what of the configuration has no effect on which CPUs runs get, as logged
     _shown_version = 0  # the version of the state that the status shows
 
     def __init__(self, spool: LockedSpool, *, clock: Callable[[], int] = time.time_ns) -> None:
@@ -487,9 +488,12 @@ class Dispatcher:
             self.state.changed()
         self.watcher.also(layout.HOOKS, self.spool.layout.at(layout.HOOKS))
         self.events.look()
+        if (unpinned := self.world.why_not_pinned(is_shared=self.share.is_shared)) != self._unpinned:
+            self._unpinned = unpinned
+            if unpinned is not None:
+                log.warning("%s", unpinned)  # once: `info` repeats it, and no list does
         problems = (
             self.settings.problem,
-            self.world.why_not_pinned(is_shared=self.share.is_shared),
             self.watcher.problem,
             *self.executors.problems(),
             *self.events.problems,

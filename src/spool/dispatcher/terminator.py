@@ -29,7 +29,6 @@ from spool.formats.run_records import render_suspended
 from spool.state.array import Array
 from spool.state.run import ActiveRun
 from spool.state.table import JobEntry
-from spool.store.ownership import this_user
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class Halt:
         """Begin, if so configured, because a job has failed for good."""
         if self._context.settings.config.policy.on_failure != "halt" or self.order is not None:
             return
-        order = Stop(StopKind.CANCEL, this_user(), self._context.clock(), f"halted: job {name} {why}")
+        order = Stop(StopKind.CANCEL, "on_failure", self._context.clock(), f"halted: job {name} {why}")
         self.order = order
         log.warning("job %s has finally failed: cancelling waiting jobs and stopping active runs", name)
         self._context.spool.order_halt(order)

@@ -26,7 +26,7 @@ from spool.core import layout
 from spool.core.errors import InvalidConfig
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS
+from spool.core.model import SECOND_NS, State
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration, show_size
@@ -45,6 +45,7 @@ from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_betw
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query import shared as sharing
+from spool.query.jobs import JobLister
 from spool.query.last_view import STALE_NS
 from spool.query.rows import in_words
 from spool.query.snapshot import machine_now
@@ -321,7 +322,8 @@ def _dispatcher(subject: Subject) -> Findings:
         yield _warn("the spool is paused: nothing starts", "`spool resume`", about="pause")
     path = subject.spool.layout.at(layout.STATE)
     if service is Service.NONE:
-        waits = subject.spool.names(QUEUED) or subject.spool.names(RUNNING)
+        rows = JobLister(subject.spool).listing(recent=0).rows
+        waits = any(row.state not in (State.HELD, State.INVALID) and not row.state.ended for row in rows)
         text = "no dispatcher is running" + (", but there are active jobs" if waits else "; no active jobs")
         level = Level.WARN if waits else Level.OK
         yield Finding("dispatcher", level, text, "`spool dispatch`, or the next `spool submit`, starts one")
@@ -570,6 +572,8 @@ def _gpus(subject: Subject) -> Findings:
     names = sorted({gpu.name for gpu in machine.gpus})
     if names:
         yield _good(f"{len(machine.gpus)}: {', '.join(names)}")
+        if why := unlisted_cards(listed={gpu.vendor for gpu in machine.gpus}):
+            yield _warn(why, "install or repair the driver")
     elif why := unlisted_cards():
         yield _warn(f"none: {why}", "install or repair the driver; nvidia-smi says more")
     else:

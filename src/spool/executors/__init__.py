@@ -116,7 +116,7 @@ class Executors:
         self._made: dict[str, Executor] = {}
         self.engines: dict[str, Engine] = {}  # those that start runs elsewhere
         self._problems: dict[str, str | None] = {}
-        self._containers: dict[tuple[str, str | None], str | None] = {}
+        self._containers: dict[tuple[object, ...], str | None] = {}
         self._told: Mapping[str, str] = {}
         self.unloaded: dict[str, str] = {}  # executors that could not be imported, and why: `ask_again` tries again
         self._silent: list[Engine] = []
@@ -156,14 +156,17 @@ class Executors:
             engine = self.elsewhere(spec.executor)
             if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:
                 return why
-        return self.problem(spec.executor) or (self._container_problem(spec.container) if spec.container else None)
+        return self.problem(spec.executor) or (
+            self._container_problem(spec.container, spec.env) if spec.container else None
+        )
 
-    def _container_problem(self, container: Container) -> str | None:
+    def _container_problem(self, container: Container, environment: tuple[tuple[str, str], ...]) -> str | None:
         """Return why a container cannot be started here; the answer is kept like those about executors."""
-        asked = container.image, container.runtime
+        docker = tuple((key, value) for key, value in environment if key.startswith("DOCKER_"))  # where its daemon is
+        asked = container.image, container.runtime, docker
         if asked not in self._containers:
             try:
-                self._containers[asked] = import_module("spool.executors.container").problem(container)
+                self._containers[asked] = import_module("spool.executors.container").problem(container, docker)
             except (ImportError, OSError) as error:
                 self._containers[asked] = f"cannot load what starts containers: {_why_not_imported(error)}"
         return self._containers[asked]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +23,7 @@ from msgspec import Struct
 from spool.core.layout import ENVIRONMENT, STOP
 from spool.core.model import Container, Grant, is_amd
 from spool.core.names import CONTAINER_RUNTIMES
+from spool.formats.freetext import one_line
 
 # Variables of the host that mean nothing, or harm, in an image. An option of the job can set them.
 _OF_THE_HOST = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "TMPDIR", "VIRTUAL_ENV", "PYTHONHOME"})
@@ -29,6 +32,9 @@ _ALSO_CALLED = {"apptainer": ("apptainer", "singularity")}
 _INITS = ("/usr/libexec/podman/catatonit", "/usr/lib/podman/catatonit", "/usr/local/libexec/podman/catatonit")
 _OF_AMD = ("/dev/kfd", "/dev/dri")
 _REGISTRY = "docker://"
+_NO_DAEMON = re.compile("daemon|connect", re.IGNORECASE)  # in what docker says when it cannot reach one
+_PATIENCE_S = 2
+_ANSWERS: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str | None]] = {}  # until when, on this process
 # The containers of runs that are over are removed by a later one: where a run was killed, nothing of it could do that.
 _BEFORE = """\
 : >> "$SPOOL_ENV"
@@ -68,13 +74,46 @@ class Contained(Struct, frozen=True):
     after: str = ""
 
 
-def problem(container: Container) -> str | None:
-    """Return why that container cannot be started on this machine, and what to do; None if it can."""
-    if _found(container) is not None:
-        return None
+def problem(container: Container, environment: tuple[tuple[str, str], ...] = ()) -> str | None:
+    """Return why that container cannot be started on this machine, and what to do; None if it can.
+
+    *environment* is the part of the job's that tells docker where its daemon is.
+    """
+    found = _found(container)
+    if found is not None:
+        return _unserved(found[1], environment) if found[0] == "docker" else None
     names = _possible(container)
     remedy = "install it" if len(names) == 1 else "install one of them"
     return f"its container needs {' or '.join(names)}, not found in the dispatcher's PATH; {remedy}"
+
+
+def _unserved(program: str, environment: tuple[tuple[str, str], ...]) -> str | None:
+    """Return why docker cannot reach its daemon; None if it can, or fails for a reason that a run may say better.
+
+    The answer holds for twenty times as long as it took, so that a daemon that hangs keeps no dispatcher from its work.
+    """
+    until, said = _ANSWERS.get((program, environment), (0.0, None))
+    begun = time.monotonic()
+    if begun < until:
+        return said
+    words = [program, "ps", "--all", "--quiet", "--filter", "label=spool.dir"]
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("DOCKER_")}
+    variables.update(environment)
+    try:
+        ended = subprocess.run(
+            words, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        said = f"its container needs the daemon of docker, which does not answer within {_PATIENCE_S}s; restart it"
+    except OSError as error:  # a shortage, or no program: the start will tell
+        return f"its container needs docker, and {program} cannot be run: {error.strerror}"
+    else:
+        lines = ended.stderr.decode(errors="replace").splitlines() if ended.returncode else []
+        line = next((line for line in lines if _NO_DAEMON.search(line)), None)
+        said = line and f"its container needs the daemon of docker: {one_line(line)}; start it"
+    now = time.monotonic()
+    _ANSWERS[program, environment] = now + 20 * (now - begun), said
+    return said
 
 
 def contained(container: Container, words: tuple[str, ...], inside: Inside) -> Contained:

@@ -73,7 +73,10 @@ def parse(text: str, what: str) -> Trace:
 
 
 def _names(line: str) -> list[str]:
-    return [name.strip().lower() for name in next(csv.reader([line.lstrip("\ufeff")]), [])]
+    try:
+        return [name.strip().lower() for name in next(csv.reader([line.lstrip("\ufeff")]), [])]
+    except csv.Error:
+        return []
 
 
 def _rows(lines: Sequence[str], what: str) -> Iterator[tuple[int, list[str]]]:

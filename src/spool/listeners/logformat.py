@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO
 
 from spool.core.errors import shown
 
@@ -31,9 +32,17 @@ class _Lines(logging.Formatter):
         return shown(text, "\n\t")
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """The log on stderr. A line that its disk has no room for is lost, and no reason to print a traceback there."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def set_up_logging(level: str, *, journald: bool) -> None:
     """Send the log to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr(sys.stderr)
     handler.setFormatter(_Lines(journald=journald))
     root = logging.getLogger("spool")
     root.handlers[:] = [handler]

@@ -74,7 +74,8 @@ def main() -> None:
     else:
         sys.stderr.write("usage: python -m spool.listeners SPOOL\n")
         code = 2
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)  # a plugin that hangs in a thread cannot delay the exit
 
 

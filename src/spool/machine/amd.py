@@ -58,10 +58,8 @@ class Rocm:
     def beside(self, nvidia: Sample) -> Sample:
         """Return the answer of NVML with AMD's GPUs beside NVIDIA's. Their indices follow NVIDIA's.
 
-        If one of the libraries fails, nothing is known of any GPU.
+        A failure of one library says nothing of the other's GPUs: ROCm's fails on each machine without a card of AMD.
         """
-        if nvidia.failure is not None:
-            return nvidia
         try:
             if self._library is None:
                 library = _load()
@@ -73,8 +71,11 @@ class Rocm:
             first = max(indices, default=-1) + 1 + len(nvidia.split)
             devices, unreadable = self._devices(first)
         except _RocmError as error:
+            # A library that was never started is tried again as it is: NVML need not be restarted for that.
+            leaving = nvidia.leaving or self._library is not None or not nvidia.devices
             self._library = None
-            return Sample(failure=str(error), library="ROCm SMI", leaving=True)
+            failure = "; ".join(filter(None, (nvidia.failure, f"ROCm SMI: {error}")))
+            return replace(nvidia, failure=failure, leaving=leaving)
         return replace(
             nvidia,
             devices=tuple(sorted((*nvidia.devices, *devices), key=lambda device: (device.bus, device.index))),

@@ -314,14 +314,14 @@ class Roster:
     def update(self, sample: Sample, use_of: Callable[[Device], DeviceUse]) -> tuple[str, ...]:
         """Apply an answer of NVML. Return notes on GPUs that are there but never reported their UUID."""
         listed = {device.uuid for device in sample.devices}
-        errors = dict(sample.unreadable)
+        errors, gone = dict(sample.unreadable), sample.failure or "NVML no longer lists it"
         for uuid, known in list(self._known.items()):
             if uuid in listed:
                 continue
             if uuid in sample.split or (known.parent is not None and known.parent in {*sample.split, *listed}):
                 del self._known[uuid]
             else:
-                self._known[uuid] = _blind(known, errors.get(known.gpu.index, "NVML no longer lists it"))
+                self._known[uuid] = _blind(known, errors.get(known.gpu.index, gone))
         for device in sample.devices:
             before = self._known.get(device.uuid)
             gpu = self._gpu(device, use_of(device), before.gpu if before else None)
@@ -410,7 +410,7 @@ class NvmlHelper:
             if not alive or self._child.has_hung_up:
                 trouble = self._gone()
                 if trouble is not None:
-                    return Sample(failure=trouble)
+                    return Sample(failure=f"NVML: {trouble}")
         return None
 
     def stop(self) -> None:
@@ -451,7 +451,7 @@ class NvmlHelper:
         try:
             sample = Sample.from_json(line)
         except ValueError as error:
-            sample = Sample(failure=f"the process that queries NVML sent an unreadable answer: {error}", leaving=True)
+            sample = Sample(failure=f"NVML: its process sent an unreadable answer: {error}", leaving=True)
         if sample.leaving:
             self.stop()
         else:
@@ -589,8 +589,8 @@ class GpuWatcher:
 
     def _take_in(self, sample: Sample, ours: Ours) -> None:
         self.answered, self._answered_for = self.asked, self._asked_for
-        if sample.failure is not None:
-            self._fail(f"{sample.library}: {sample.failure}")
+        if sample.failure is not None and not sample.devices:
+            self._fail(sample.failure)
         elif not sample.missing:
             notes = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
             self._look = GpuLook(self._roster.gpus(), None, notes, self._asked_at_ns, sample.driver)

@@ -66,8 +66,7 @@ class Sample(Struct, frozen=True):
     split: tuple[str, ...] = ()  # UUIDs of the GPUs in MIG mode
     unreadable: tuple[tuple[int, str], ...] = ()  # (NVML's index, why) of GPUs without a readable UUID
     missing: bool = False  # there is no NVML on this machine
-    failure: str | None = None  # why no query was possible
-    library: str = "NVML"  # the one that failed
+    failure: str | None = None  # which library could not be queried, and why: `devices` are those of the other one
     driver: str | None = None
     leaving: bool = False  # the helper exits after this answer: NVML must be restarted to see a change
 
@@ -333,8 +332,8 @@ def _answer(nvml: _Nvml | None, *, where: bool = False) -> tuple[Sample, _Nvml |
         if nvml is not None and isinstance(error, nvml.py.NVMLError):
             missing = error.value == nvml.py.NVML_ERROR_LIBRARY_NOT_FOUND
             why = _why_not_loaded() if missing else str(error)
-            return (Sample(missing=True) if why is None else Sample(failure=why, leaving=True)), None
-        return Sample(failure=f"{type(error).__name__}: {error}", leaving=True), None
+            return (Sample(missing=True) if why is None else Sample(failure=f"NVML: {why}", leaving=True)), None
+        return Sample(failure=f"NVML: {type(error).__name__}: {error}", leaving=True), None
 
 
 def _why_not_loaded() -> str | None:

@@ -23,7 +23,7 @@ from spool.query.details import FAILURES, job_details
 from spool.query.jobs import JobLister
 from spool.query.rows import in_words
 from spool.query.shared import MachineSharing
-from spool.query.snapshot import Snapshot, snapshot
+from spool.query.snapshot import IN_EDITOR, Snapshot, snapshot
 from spool.store.spool import Spool
 
 _KEPT = frozenset({"held", "hook", "machine"})
@@ -268,10 +268,13 @@ def _ended(spool: Spool, name: str) -> Explanation:
 
 
 def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingReason:
-    """Return why no plan has a job: it is an array, or its file is invalid."""
+    """Return why no plan has a job: it is an array, or its file is invalid or cannot be read now."""
     why = seen.left_out.get(name, "its file has just been removed")
     if name not in seen.table.arrays and name not in seen.table.array_files:
-        return PendingReason("invalid", why)
+        job = seen.table.jobs.get(name)
+        file = (job.queued or job.held) if job is not None else None
+        is_wrong = file is not None and file.spec is None and file.problem != IN_EDITOR
+        return PendingReason("invalid" if is_wrong else "unread", why)
     if QUEUED not in places:
         return PendingReason("held", "held")
     return PendingReason("paused", "spool paused") if seen.view.paused else PendingReason("tasks", why)

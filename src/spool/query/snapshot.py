@@ -56,7 +56,8 @@ _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 class Snapshot(Struct, frozen=True):
     """The state of a spool at one moment, and the plan for it. `left_out` says why a job's file cannot be planned.
 
-    `shared` has the other users of a shared machine. The plan is made without them; `machine` is as it was seen.
+    `config_problem` says what of the configuration does not count. `shared` has the other users of a shared machine.
+    The plan is made without them; `machine` is as it was seen.
     """
 
     view: View
@@ -116,7 +117,8 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         holding=_held_back(said),
     )
     plan = decide(view, now_ns, policy)
-    return Snapshot(view, machine, plan, policy, now_ns, table, settings.problem, left_out, shared)
+    problem = settings.problem or world.why_not_pinned(is_shared=shared is not None)
+    return Snapshot(view, machine, plan, policy, now_ns, table, problem, left_out, shared)
 
 
 class _ForeseenNames(ArrayNames):
@@ -285,10 +287,13 @@ def _held_back(said: StateView | None) -> Holding:
     return Holding(held.amounts, held.job, held.rate, held.since_ns)
 
 
+IN_EDITOR = "its file is open in an editor"
+
+
 def _file(spool: Spool, place: str, name: str, seen: FileText, defaults: JobDefaults) -> JobFileVersion:
     identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
     if is_open_in_editor(spool.layout.at(place), name):
-        return JobFileVersion(*identity, None, "its file is open in an editor")
+        return JobFileVersion(*identity, None, IN_EDITOR)
     told = spool.ownership.why_not(seen.origin, place, layout.file_of(name))
     told = told or (_told(spool, place, name, seen) if seen.size > _LARGE else "")
     if told:

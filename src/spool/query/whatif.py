@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import os
 import re
 import time
@@ -38,9 +40,11 @@ from spool.formats.config import Config
 from spool.formats.history import parse_history_line
 from spool.formats.swf import UNKNOWN_USER, UniqueNames
 from spool.machine.host import Host
+from spool.store.reading import read_whole
 from spool.store.spool import Spool
 
 _GZIP = b"\x1f\x8b"
+_MOST_BYTES = 512 << 20
 _GIB = 1 << 30
 NO_LIMIT_BYTES = 1 << 60
 _LEAST_GPU_BYTES = 80 * _GIB
@@ -131,10 +135,12 @@ def of_file(path: str) -> Workload:
     The first line determines the kind of file. The limits of a history are in the metadirs beside it.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_whole(path, _MOST_BYTES)
         if data.startswith(_GZIP):
-            data = gzip.decompress(data)
+            with gzip.open(io.BytesIO(data)) as packed:
+                data = packed.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {_MOST_BYTES >> 20} MiB unpacked", path)
     except (OSError, EOFError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpoolError(cannot("read", "the trace", why, where=path)) from None

@@ -8,6 +8,7 @@ created by the dispatcher when the listener starts, and advanced by the listener
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 
@@ -242,7 +243,9 @@ class EventReader:
         if self._fd is not None and os.path.samestat(status, os.fstat(self._fd)):
             return True
         self.close()
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        if not stat.S_ISREG(status.st_mode):
+            return False
+        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         head = os.pread(fd, _HEAD, 0)
         base = parse_base(head)
         if base is None:

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from spool.core.errors import InvalidConfig, SpoolUnusable, cannot
 from spool.core.model import SOMEONE_WHO
+from spool.core.reasons import some_of
 from spool.store.disk import open_directory, owner_of
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -161,7 +162,8 @@ class Ownership:
         if file.uid != owner and not is_accepted(file.uid, self._accept_from()):
             whose, mine = name_of(file.uid), name_of(owner)
             remedy = f'remove it, or name "{whose}" in `accept_from` of config.toml'
-            return f"it belongs to {whose}, and this spool runs files of {mine} only; {remedy}"
+            theirs = some_of([mine, *self._accept_from()])
+            return f"it belongs to {whose}, and this spool runs files of {theirs} only; {remedy}"
         return self._why_not_alone(file, place, filename)
 
     def _why_not_alone(self, file: Origin, place: str, filename: str) -> str:

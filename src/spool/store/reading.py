@@ -1,9 +1,13 @@
-"""Safe reading of small files that a job may have replaced: up to a limit, without blocking or following links."""
+"""Safe reading of small files that a job may have replaced: up to a limit, without blocking or following links.
+
+A file that a user names may be anything, and is read without waiting for nobody.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 from collections.abc import Iterator
 
@@ -111,6 +115,39 @@ def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
             os.close(fd)
     except OSError:
         return None
+
+
+def read_named(path: str, most: int) -> bytes:
+    """Return at most *most* bytes of a file that a user has named; "-" is stdin.
+
+    A pipe, such as that of `<(command)`, is read to its end; one that has no writer is an error. Raises OSError.
+    """
+    fd = os.dup(0) if path == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    parts, size = list[bytes](), 0
+    try:
+        while size < most:
+            try:
+                more = os.read(fd, min(most - size, _AT_ONCE))
+            except BlockingIOError:
+                select.select([fd], [], [])
+                continue
+            if not more:
+                break
+            parts.append(more)
+            size += len(more)
+        if not parts and path != "-" and stat.S_ISFIFO(os.fstat(fd).st_mode):
+            raise OSError(errno.EPIPE, "it is a pipe to which nobody writes", path)
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def read_whole(path: str, most: int) -> bytes:
+    """Return a file that a user has named, as `read_named` does. Raises OSError also if it is longer than *most*."""
+    data = read_named(path, most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", path)
+    return data
 
 
 def _read(fd: int, limit: int) -> bytes:
