@@ -730,7 +730,6 @@ def test_a_long_talk_keeps_the_journals_short(place: Path, monkeypatch: pytest.M
     from spool.arbiter import journal
 
     monkeypatch.setattr(journal, "_COMPACT_AFTER", 100)
-    monkeypatch.setattr(journal, "_MOST_USES", 50)
     with driven(place, MACHINE) as machine:
         mallory = machine.dispatcher("spool", MALLORY)
         lease = granted(machine, mallory)
@@ -742,8 +741,8 @@ def test_a_long_talk_keeps_the_journals_short(place: Path, monkeypatch: pytest.M
         machine.settle()
         turns(machine, PASSES)
         assert len((place / "leases.jsonl").read_bytes().splitlines()) < 600
-        assert len((place / "usage.jsonl").read_bytes().splitlines()) <= 110
         machine.restart()
+        assert len((place / "usage.jsonl").read_bytes().splitlines()) == 1
         assert held(machine) == {name_of(MALLORY): 1}
 
 
@@ -843,6 +842,91 @@ def test_a_limit_that_is_a_lie_counts_once(place: Path) -> None:
         machine.settle()
         assert alice.grant(long) is not None
         assert mallory.grant(short) is None
+
+
+# 13a: what others would like to have forgotten.
+
+
+@several_users
+def test_nobody_can_erase_the_past_of_another(place: Path) -> None:
+    """However many leases mallory takes and ends, what is kept of bob is as before, and after a restart it counts."""
+    clock = Clock(time.time_ns())
+    with driven(place, f"{USERS}cpus = 4\n", clock=clock) as machine:
+        bob, mallory = machine.dispatcher("bob", BOB), machine.dispatcher("spool", MALLORY)
+        lease = granted(machine, bob, 4)
+        bob.say(Begin(lease.lease))
+        machine.settle()
+        clock.now_ns += 10 * HOUR_NS
+        bob.say(EndLease(lease.lease))
+        numbers = count(1)
+        for _ in range(5):
+            mallory.say(*[protocol.Ask(next(numbers), protocol.LeaseRequest(0)) for _ in range(200)])
+            machine.settle()
+            mallory.say(*[EndLease(each.lease) for each in mallory.all(protocol.Granted)])
+            mallory.heard.clear()
+            machine.settle()
+        machine.restart()
+        text = (place / "usage.jsonl").read_text()
+        assert len(text.splitlines()) <= 2
+        assert f'"{name_of(BOB)}"' in text
+        alice, bob, mallory = (machine.dispatcher("spool", uid) for uid in (ALICE, BOB, MALLORY))
+        taken = granted(machine, alice, 4)
+        bobs = bob.ask(3, limit_ns=HOUR_NS)
+        machine.settle()
+        clock.now_ns += 5 * SECOND_NS
+        hers = mallory.ask(3, limit_ns=HOUR_NS)
+        machine.settle()
+        clock.now_ns += 600 * SECOND_NS
+        alice.say(EndLease(taken.lease))
+        machine.settle()
+        assert mallory.grant(hers) is not None
+        assert bob.grant(bobs) is None
+
+
+@several_users
+@pytest.mark.parametrize("ended", [False, True], ids=["in use", "over"])
+def test_a_restart_counts_no_use_twice(place: Path, ended: bool) -> None:
+    """What a lease has used counts once, whether the arbiter was restarted while it was held or after its end."""
+    clock = Clock(time.time_ns())
+
+    def kept() -> float:
+        [line] = (place / "usage.jsonl").read_text().splitlines()
+        user = machine_status.parse_line(line.encode())
+        assert isinstance(user, machine_status.UserLine)
+        return user.used
+
+    with driven(place, f'{USERS}cpus = 4\ncpu_weight = 1\nhalf_life = "1000d"\n', clock=clock) as machine:
+        bob = machine.dispatcher("bob", BOB)
+        lease = granted(machine, bob, 4)
+        bob.say(Begin(lease.lease))
+        machine.settle()
+        clock.now_ns += HOUR_NS
+        if ended:
+            bob.say(EndLease(lease.lease))
+            machine.settle()
+        machine.restart()
+        assert kept() == pytest.approx(4 * 3600, rel=0.01)
+        clock.now_ns += HOUR_NS
+        machine.restart()
+        assert kept() == pytest.approx(4 * 3600 * (1 if ended else 2), rel=0.01)
+
+
+def test_the_log_of_an_older_arbiter_counts(place: Path) -> None:
+    """A log of single leases, as spool 0.1 kept it, becomes a line for each user."""
+    now_ns = time.time_ns()
+    place.mkdir()
+    lines = [
+        ["use", user, 4242, [4], 0, now_ns - 11 * HOUR_NS, now_ns - 11 * HOUR_NS, now_ns - HOUR_NS]
+        for user in ("ann", "ann", "ben")
+    ]
+    (place / "usage.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with driven(place, MACHINE):
+        ann, ben = map(machine_status.parse_line, (place / "usage.jsonl").read_bytes().splitlines())
+        assert isinstance(ann, machine_status.UserLine)
+        assert isinstance(ben, machine_status.UserLine)
+        assert (ann.user, ben.user) == ("ann", "ben")
+        assert ann.used == pytest.approx(2 * ben.used)
+        assert ann.ran_ns == (10 * HOUR_NS,) * 2
 
 
 # 14: leases that are not used.

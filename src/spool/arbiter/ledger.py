@@ -34,6 +34,7 @@ from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
 from spool.formats.arbiter_protocol import MOST_ASKS, MOST_LEASES, LeaseRequest
+from spool.formats.machine_status import UserLine
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -41,6 +42,7 @@ V = TypeVar("V")
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
 _OVERSTAY_PART = 10  # or a tenth of the limit, whichever is longer
+_LEAST_USED = 1e-3  # GPU seconds; less is nothing to remember
 _REGAINED_BY = 3  # leases in a row that kept their limits: the limits of their user count again
 
 _HELD = re.compile(r" \([0-9]+ runs? holds? [^)]*\)$")
@@ -117,6 +119,7 @@ class LeaseLedger:
         self._runs = Runs(run_times=self._past.run_times)
         self._holding = Holding()
         self._serial = first
+        self._recalled_ns = 0  # the past has the use of leases until then
         self._kept: dict[str, int] = {}  # of users whose limits do not count: leases in a row that kept theirs
 
     # Leases.
@@ -128,7 +131,7 @@ class LeaseLedger:
             self._answering[lease.holder, lease.ask] = lease
         self._held[lease.holder.uid] += 1
         self.number_after(lease.number)
-        self._past.begin(lease.holder.user, None, lease.grant, lease.at_ns)
+        self._past.begin(lease.holder.user, None, lease.grant, max(lease.at_ns, self._recalled_ns))
         self._run(lease)
         self.version += 1
 
@@ -163,6 +166,24 @@ class LeaseLedger:
         self._past.begin(lease.holder.user, None, lease.grant, lease.at_ns)
         self._past.end(lease.holder.user, None, lease.grant, max(until_ns, lease.at_ns))
         self._learn(lease, until_ns)
+
+    def recall(self, line: UserLine, now_ns: int) -> None:
+        """Count the past of a user that another arbiter has left, before its leases are put."""
+        at_ns = min(line.at_ns, now_ns)  # the clock may have been set back
+        self._recalled_ns = max(self._recalled_ns, at_ns)
+        self._past.shares.recall(line.user, line.used, at_ns)
+        for ran_ns in line.ran_ns:
+            self._past.run_times.recall(line.user, ran_ns)
+        if line.kept is not None:
+            self._kept[line.user] = line.kept
+
+    def past(self, now_ns: int) -> list[UserLine]:
+        """Return what there is to remember of each user: as much for each, whatever the others do."""
+        used, lasts = self._past.shares.used(now_ns), self._past.run_times.lasts_of
+        users = {user for user, amount in used.items() if amount >= _LEAST_USED} | self._kept.keys()
+        return [
+            UserLine(user, used.get(user, 0.0), now_ns, lasts(user), self._kept.get(user)) for user in sorted(users)
+        ]
 
     def _learn(self, lease: Lease, until_ns: int) -> None:
         """Use how long a lease was held, for guesses, and for those that it has passed by."""

@@ -143,7 +143,7 @@ class Arbiter:
             with contextlib.suppress(OSError):
                 self._disk.discard(os.path.join(self._directory, SOCKET))
         self._listener.close()
-        self._journal.close()
+        self._journal.close(self._ledger, self._clock())
         self._hardware.close()
         self._epoll.close()
 
@@ -418,7 +418,7 @@ class Arbiter:
         now_ns = self._clock()
         if self._ledger.end(lease.number, now_ns) is not None:
             try:
-                self._journal.ended(lease, now_ns)
+                self._journal.ended(lease)
             except OSError as error:  # after a restart it is there again, until its dispatcher says hello
                 log.error("cannot record the end of a lease of %s: %s", lease.holder.user, error)
 

@@ -59,7 +59,7 @@ def parse(text: bytes) -> MachineShares | None:
         return None
 
 
-# The journal of the leases, and the past that fair share remembers: one JSON array a line, its word first.
+# The journal of the leases, and the past of each user: one JSON array a line, its word first.
 
 
 class Boot(Struct, array_like=True, frozen=True, tag="boot"):
@@ -100,8 +100,18 @@ class EndLine(Struct, array_like=True, frozen=True, tag="end"):
     lease: int
 
 
+class UserLine(Struct, array_like=True, frozen=True, tag="user"):
+    """The past of a user, for fair share and for guesses of run times."""
+
+    user: str
+    used: float  # up to `at_ns`, decayed, by the leases of then too; in GPU seconds, CPUs with their weight
+    at_ns: int
+    ran_ns: tuple[int, ...] = ()  # how long the last leases were held
+    kept: int | None = None  # leases in a row that kept their limits, of a user whose limits do not count
+
+
 class UseLine(Struct, array_like=True, frozen=True, tag="use"):
-    """A lease that is over, for fair share and for guesses of run times."""
+    """A lease that is over, as spool 0.1 wrote it."""
 
     user: str
     uid: int
@@ -112,7 +122,7 @@ class UseLine(Struct, array_like=True, frozen=True, tag="use"):
     until_ns: int
 
 
-Line = Boot | LeaseLine | BeganLine | EndLine | UseLine
+Line = Boot | LeaseLine | BeganLine | EndLine | UserLine | UseLine
 
 _lines: json.Decoder[Line] = json.Decoder(Line)
 
