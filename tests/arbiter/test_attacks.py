@@ -32,7 +32,7 @@ from spool.arbiter import accounts, server
 from spool.core.errors import LockHeld, SpoolUnusable
 from spool.formats import arbiter_protocol as protocol
 from spool.formats import machine_status
-from spool.formats.arbiter_protocol import Began, Begin, Drop, EndLease, Hold
+from spool.formats.arbiter_protocol import Began, Begin, Claim, Drop, EndLease, Hold, LeaseRequest
 from spool.formats.machine_status import MachineShares
 from spool.machine import identity
 from spool.machine.host import Host, HostMemory
@@ -73,6 +73,14 @@ def machine(place: Path) -> Iterator[Driven]:
     """Give an arbiter of four CPUs, 4 GiB and two licences."""
     with driven(place, MACHINE) as found:
         yield found
+
+
+@pytest.fixture
+def nvml(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """Give a driver that the arbiter asks."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    return fake_nvml
 
 
 @pytest.fixture(autouse=True)
@@ -353,6 +361,98 @@ def test_the_answer_to_the_longest_hello_can_be_read(machine: Driven) -> None:
     [welcome] = protocol.read_replies(datagram)
     assert isinstance(welcome, protocol.Welcome)
     assert welcome.unknown == tuple(numbers)
+
+
+# 7a: claims, of runs that began without a lease.
+
+
+def claims(machine: Driven, speaker: Speaker, *claims: Claim) -> list[int]:
+    """Say hello with some claims, and return the leases that they become."""
+    speaker.say(protocol.Hello(protocol.VERSION, "spool", (), claims=claims))
+    machine.until(lambda: bool(speaker.all(protocol.Welcome)))
+    return list(speaker.all(protocol.Welcome)[-1].claimed)
+
+
+@with_setpriv
+def test_a_run_from_before_takes_its_room(machine: Driven) -> None:
+    """What began without a lease is not granted again, after a restart neither, until it is over."""
+    with process_of(ALICE) as process:
+        alice = machine.speaker(ALICE)
+        demand = LeaseRequest(3, memory_bytes=3 << 30, resources=(("licence", 1), ("unknown", 1)))
+        [lease] = claims(machine, alice, Claim(demand, (), (), "", *process))
+        assert lease
+        bob = machine.dispatcher("bob", BOB)
+        assert waits(machine, bob, 2)
+        assert held(machine) == {name_of(ALICE): 3}
+        machine.restart()
+        bob, alice = machine.dispatcher("bob", BOB), machine.speaker(ALICE)
+        alice.hello("spool", Hold(lease, *process))
+        assert waits(machine, bob, 2)
+        [share] = [each for each in status_of(machine).users if each.leases]
+        assert (share.memory_bytes, share.resources) == (3 << 30, {"licence": 1})
+        alice.say(EndLease(lease))
+        granted(machine, bob, 4)
+
+
+@with_setpriv
+def test_a_claim_takes_no_more_than_the_quota(place: Path) -> None:
+    """Beyond her quota, and beyond the machine, a claim of mallory's takes no room, and nobody's lease ends."""
+    quota = "[quotas.default_user]\nmax_running_cpus = 3\nmax_running_jobs = 2\n"
+    with driven(place, f'{USERS}cpus = 4\nmemory = "4G"\n{POOLS}{quota}') as machine, process_of(MALLORY) as process:
+        bob, mallory = machine.dispatcher("bob", BOB), machine.speaker(MALLORY)
+        granted(machine, bob, 1)
+        all_of_it = LeaseRequest(1 << 20, memory_bytes=1 << 50, resources=(("licence", 1 << 20),))
+        claim = Claim(all_of_it, (), (), "0-4095", *process)
+        first, second, third = claims(machine, mallory, claim, claim, claim)
+        assert first
+        assert second
+        assert not third
+        assert held(machine) == {name_of(BOB): 1, name_of(MALLORY): 3}
+        shares = {share.user: share for share in status_of(machine).users}
+        assert shares[name_of(MALLORY)].memory_bytes == 4 << 30
+        number = mallory.ask(1)
+        machine.settle()
+        assert mallory.grant(number) is None
+        assert bob.listen()
+
+
+@with_setpriv
+def test_a_claim_takes_a_process_of_its_user(machine: Driven) -> None:
+    """Without a living process of her own mallory claims nothing."""
+    with process_of(ALICE) as hers, process_of(MALLORY) as own:
+        mallory = machine.speaker(MALLORY)
+        processes = [hers, (1, identity.start_ticks(1) or 0), (own[0], own[1] + 1), (1 << 22, 5), (0, 0)]
+        found = claims(machine, mallory, *[Claim(LeaseRequest(4), (), (), "", *each) for each in processes])
+    assert found == [0] * 5
+    granted(machine, machine.dispatcher("alice", ALICE), 4)
+
+
+@with_setpriv
+@pytest.mark.usefixtures("at_once")
+def test_a_claim_ends_with_its_run(machine: Driven) -> None:
+    """A lease by a claim is over when its process is gone, though its dispatcher is gone too."""
+    with process_of(ALICE) as process:
+        alice, bob = machine.speaker(ALICE), machine.dispatcher("bob", BOB)
+        claims(machine, alice, Claim(LeaseRequest(4), (), (), "", *process))
+        alice.close()
+        assert waits(machine, bob, 1, 30)
+    granted(machine, bob, 4)
+
+
+@with_setpriv
+def test_a_claim_has_its_gpus_and_no_others(place: Path, nvml: FakeNvml) -> None:
+    """A GPU of a run from before is not granted, whether it computes or not; one that does not exist counts nowhere."""
+    nvml.gpu("GPU-a", bus=0)
+    nvml.gpu("GPU-b", bus=1)
+    with process_of(ALICE) as process, driven(place, MACHINE) as machine:
+        claim = Claim(LeaseRequest(1, gpus=3), ("GPU-a", "GPU-z", "GPU-y"), (), "", *process)
+        assert claims(machine, machine.speaker(ALICE), claim) != [0]
+        bob = machine.dispatcher("bob", BOB)
+        assert granted(machine, bob, 1, gpus=1).gpu_uuids == ("GPU-b",)
+        late = bob.ask(1, gpus=1)
+        machine.until(lambda: name_of(ALICE) in bob.why(late))
+        machine.until(lambda: bool(status_of(machine).gpus))
+        assert {share.user: share.gpus for share in status_of(machine).users} == {name_of(ALICE): 1, name_of(BOB): 1}
 
 
 # 8: processes of others.

@@ -65,7 +65,8 @@ class LeaseJournal:
 
     def granted(self, leases: list[Lease]) -> None:
         """Record leases; they may be told once this returns."""
-        self._append(b"".join(render_line(_line(lease)) for lease in leases), len(leases))
+        lines = [line for lease in leases for line in _lines(lease)]
+        self._append(b"".join(lines), len(lines))
 
     def began(self, lease: Lease) -> None:
         """Record which wrapper uses a lease."""
@@ -148,9 +149,7 @@ class LeaseJournal:
         """Begin a new journal that has the leases of now alone."""
         data = [render_line(Boot(self._boot_id, ledger.next_number))]
         for lease in ledger.leases.values():
-            data.append(render_line(_line(lease)))
-            if lease.pid:
-                data.append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)))
+            data += _lines(lease)
         self._disk.put(self._leases, b"".join(data))
         if self._fd >= 0:
             os.close(self._fd)
@@ -158,9 +157,9 @@ class LeaseJournal:
         self._fd, self._lines = open_log(self._leases), len(data)
 
 
-def _line(lease: Lease) -> LeaseLine:
+def _lines(lease: Lease) -> list[bytes]:
     holder, grant = lease.holder, lease.grant
-    return LeaseLine(
+    line = LeaseLine(
         lease.number,
         holder.uid,
         holder.user,
@@ -173,7 +172,10 @@ def _line(lease: Lease) -> LeaseLine:
         lease.at_ns,
         lease.since_boot_ns,
         grant.cpu_list,
+        lease.claimed,
     )
+    began = [render_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
+    return [render_line(line), *began]
 
 
 def _lease(line: LeaseLine) -> Lease:
@@ -189,7 +191,8 @@ def _lease(line: LeaseLine) -> Lease:
         cpu_list=line.cpu_list,
     )
     holder = Holder(line.uid, line.user, line.spool)
-    return Lease(holder, line.lease, line.demand, grant, line.asked_at_ns, line.at_ns, line.since_boot_ns)
+    times = line.asked_at_ns, line.at_ns, line.since_boot_ns
+    return Lease(holder, line.lease, line.demand, grant, *times, claimed=line.claimed)
 
 
 def _used(line: UseLine) -> Lease:

@@ -20,6 +20,7 @@ from spool.core.model import (
     Grant,
     Machine,
     Policy,
+    Pool,
     Reservation,
     Result,
     Running,
@@ -27,13 +28,15 @@ from spool.core.model import (
     State,
     Waiting,
 )
+from spool.core.pinning import cpus_in
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
+from spool.core.quotas import Quotas, QuotaUse
 from spool.core.reasons import Reason
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.formats.arbiter_protocol import MOST_ASKS, MOST_LEASES, LeaseRequest
+from spool.formats.arbiter_protocol import MOST_ASKS, MOST_LEASES, Claim, LeaseRequest
 from spool.formats.machine_status import UserLine
 
 K = TypeVar("K")
@@ -92,6 +95,7 @@ class Lease(Struct, eq=False):
     begun: bool = False  # it is in use: its dispatcher has said so, or may have
     pid: int = 0  # of the wrapper that uses it; 0: unknown
     ticks: int = 0
+    claimed: bool = False  # its run began without it, so that how long it is held teaches nothing
 
     @property
     def name(self) -> str:
@@ -119,6 +123,7 @@ class LeaseLedger:
         self._runs = Runs(run_times=self._past.run_times)
         self._holding = Holding()
         self._serial = first
+        self._unchecked: list[Lease] = []  # with GPUs that were claimed before it was known which there are
         self._recalled_ns = 0  # the past has the use of leases until then
         self._kept: dict[str, int] = {}  # of users whose limits do not count: leases in a row that kept theirs
 
@@ -133,7 +138,59 @@ class LeaseLedger:
         self.number_after(lease.number)
         self._past.begin(lease.holder.user, None, lease.grant, max(lease.at_ns, self._recalled_ns))
         self._run(lease)
+        if lease.claimed and lease.grant.gpu_uuids:
+            self._unchecked.append(lease)
         self.version += 1
+
+    def claim(self, holder: Holder, claim: Claim, machine: Machine, now_ns: int) -> Lease | None:
+        """Count a run that began without a lease, as far as the machine and its user's quota go; None: not at all.
+
+        So the room that it has is not granted again, and a claim that is a lie takes no more than leases could.
+        """
+        limits = Quotas(self.policy).limits("user", holder.user)
+        use = self._runs.counts.users.get(holder.user, QuotaUse())
+        if _part(1, use.jobs, limits.max_running_jobs) < 1 or self._held[holder.uid] >= MOST_LEASES:
+            return None
+        uuids = tuple(dict.fromkeys(claim.gpu_uuids))
+        uuids = uuids[: _part(len(uuids), use.gpus, limits.max_running_gpus)]
+        resources, indices = _pools_of(claim, machine.resources)
+        demand = replace(
+            claim.demand,
+            cpus=_part(claim.demand.cpus, use.cpus, machine.cpus, limits.max_running_cpus),
+            memory_bytes=_part(
+                claim.demand.memory_bytes, use.memory_bytes, machine.memory_bytes, limits.max_running_memory_bytes
+            ),
+            gpus=len(uuids),
+            resources=resources,
+        )
+        grant = Grant(
+            cpus=demand.cpus,
+            memory_bytes=demand.memory_bytes or None,
+            gpu_uuids=uuids,
+            gpu_memory_bytes=(demand.gpu_memory_bytes or None) if uuids else None,
+            resources=resources,
+            resource_indices=indices,
+            cpu_list=claim.cpu_list if len(cpus_in(claim.cpu_list)) == demand.cpus else "",
+        )
+        lease = Lease(holder, self._serial, demand, grant, now_ns, now_ns, begun=True, claimed=True)
+        lease.pid, lease.ticks = claim.pid, claim.ticks
+        self.put(lease)
+        return lease
+
+    def _check_claims(self, machine: Machine, now_ns: int) -> None:
+        """Forget the GPUs of claims that the machine does not have, once it is known which it has."""
+        if machine.gpu_problem is not None:
+            return
+        known = {gpu.uuid for gpu in machine.gpus}
+        for lease in self._unchecked:
+            uuids = tuple(uuid for uuid in lease.grant.gpu_uuids if uuid in known)
+            if uuids != lease.grant.gpu_uuids and lease.number in self.leases:
+                self._past.end(lease.holder.user, None, lease.grant, now_ns)
+                lease.demand = replace(lease.demand, gpus=len(uuids))
+                lease.grant = replace(lease.grant, gpu_uuids=uuids)
+                self._past.begin(lease.holder.user, None, lease.grant, now_ns)
+                self._run(lease)
+        self._unchecked.clear()
 
     @property
     def next_number(self) -> int:
@@ -187,6 +244,8 @@ class LeaseLedger:
 
     def _learn(self, lease: Lease, until_ns: int) -> None:
         """Use how long a lease was held, for guesses, and for those that it has passed by."""
+        if lease.claimed:
+            return
         times = lease.asked_at_ns, lease.at_ns, max(lease.at_ns, until_ns)
         request, outcome = lease.demand.request(), State.FINISHED
         self._past.learn(
@@ -299,6 +358,8 @@ class LeaseLedger:
 
     def decide(self, machine: Machine, now_ns: int) -> Decision:
         """Return who gets a lease of *machine* now; `grant` carries that out."""
+        if self._unchecked:
+            self._check_claims(machine, now_ns)
         view = View(
             machine, self._queue, running=self._runs, reservations=self._reservations, past=self._past,
             holding=self._holding,
@@ -376,6 +437,27 @@ def holders_of(leases: Iterable[Lease], code: str) -> str:
         size = str(held) if code == "cpus" else show_size(held)
         words.append(f"{counts[user]}{what} of {user} {'hold' if many else 'holds'} {size}")
     return ", ".join(words)
+
+
+def _part(wanted: int, used: int, *limits: int | None) -> int:
+    """Return how much of *wanted* the limits leave beside what is *used*."""
+    return max(min([wanted, *(limit - used for limit in limits if limit is not None)]), 0)
+
+
+def _pools_of(
+    claim: Claim, pools: Iterable[Pool]
+) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
+    """Return which of the machine's named resources a claim has, and their indices."""
+    counts, indices = [], []
+    wanted, named = dict(claim.demand.resources), dict(claim.pool_indices)
+    for pool in pools:
+        count = min(wanted.get(pool.name, 0), pool.total)
+        if pool.indices:
+            units = tuple(sorted(set(named.get(pool.name, ())) & set(pool.indices)))[:count]
+            count = len(units)
+            indices += [(pool.name, units)] if units else []
+        counts += [(pool.name, count)] if count else []
+    return tuple(counts), tuple(indices)
 
 
 def _name(holder: Holder, demand: LeaseRequest, number: int) -> str:

@@ -362,6 +362,7 @@ class Arbiter:
         connection.spool = hello.spool
         account = connection.account
         holder = Holder(account.uid, account.name, hello.spool)
+        connection.claims += hello.claims
         for hold in hello.holds:
             if len(connection.named) + len(connection.unknown) >= protocol.MOST_LEASES:
                 raise protocol.NotAMessage("it names too many leases")
@@ -373,6 +374,8 @@ class Arbiter:
             lease.begun = True  # it is in use, or else it would not be named
             if hold.pid:
                 self._began(lease, hold.pid, hold.ticks)
+        if len(connection.claims) > protocol.MOST_LEASES:
+            raise protocol.NotAMessage("it claims too many leases")
         if hello.more:
             return
         other = self._by_holder.get(holder)
@@ -387,9 +390,23 @@ class Arbiter:
         machine = self._machine or self._look(self._clock())
         pools = tuple((pool.name, pool.total, pool.indices) for pool in machine.resources)
         unknown = tuple(connection.unknown)
-        connection.replies.append(protocol.Welcome(machine.cpus, machine.memory_bytes, pools, unknown))
-        connection.named, connection.unknown = set(), []
+        claimed = tuple(self._claim(holder, claim, machine) for claim in connection.claims)
+        connection.replies.append(protocol.Welcome(machine.cpus, machine.memory_bytes, pools, unknown, claimed))
+        connection.named, connection.unknown, connection.claims = set(), [], []
         self._answer(connection)
+
+    def _claim(self, holder: Holder, claim: protocol.Claim, machine: Machine) -> int:
+        """Count a run that began without a lease, if it lives; return its lease, 0 without one."""
+        if self._sees_processes and not _is_alive(holder.uid, claim.pid, claim.ticks):
+            return 0
+        lease = self._ledger.claim(holder, claim, machine, self._clock())
+        if lease is None:
+            return 0
+        try:
+            self._journal.granted([lease])
+        except OSError as error:  # after a restart it is unknown, and claimed again
+            log.error("cannot record a lease of %s: %s", holder.user, error)
+        return lease.number
 
     def _ask(self, holder: Holder, order: protocol.Ask) -> None:
         if self._ledger.asks_of(holder) >= protocol.MOST_ASKS:
@@ -565,6 +582,15 @@ class Arbiter:
         except OSError as error:
             log.error("cannot write %s: %s", STATUS, error)
             self._published = -1
+
+
+def _is_alive(uid: int, pid: int, ticks: int) -> bool:
+    """Whether that process of a user is alive. What cannot be seen now is not."""
+    try:
+        stat = identity.read_stat(pid) if identity.owner_of(pid) == uid else None
+    except OSError:
+        return False
+    return stat is not None and not stat.dead and stat.start_ticks == ticks
 
 
 def _lives(lease: Lease, processes: list[identity.Stat]) -> bool:

@@ -114,6 +114,7 @@ class MachineShare:
         self._state = state
         self._wakeup = wakeup
         self._timer = timers.timer("machine", always=True)
+        self._place: tuple[str | None, ...] = ()  # what the last look has found, before it asked for accounts
         self._shared: SharedMachine | None = None
         self._sock: socket.socket | None = None
         self._poll = select.poll()
@@ -125,6 +126,7 @@ class MachineShare:
         self._asks: dict[int, SentAsk] = {}
         self._leases: dict[int, UnusedLease] = {}  # granted, and used by no run yet
         self._unbegun: dict[int, ActiveRun] = {}  # whose wrapper the arbiter does not know
+        self._claimed: list[ActiveRun] = []  # the runs without a lease of the last hello, until it is answered
         self._begun_ns = 0  # monotonic: when these are looked at
         self._begun_pause_ns = _BEGUN_NS
         self._waiting: dict[str, LeaseRequest] = {}  # starts of the plan without a lease
@@ -137,9 +139,13 @@ class MachineShare:
 
     # Life.
 
-    def look(self) -> None:
-        """Find out whether the machine is shared: at the start, and when the configuration may have changed."""
+    def look(self, *, anew: bool = False) -> None:
+        """Find out whether the machine is shared: at the start, and when that may have changed. *anew*: ask for all."""
         config = self._settings.config
+        place = config.machine, config.machine_owner, shared.directory(config.machine)
+        if place == self._place and not anew:
+            return
+        self._place = place
         found = shared.find(config.machine, config.machine_owner)
         if found == self._shared:
             return
@@ -460,23 +466,28 @@ class MachineShare:
         self._hello()
 
     def _hello(self) -> None:
-        """Name every lease of a live run."""
-        holds = []
+        """Name every lease of a live run, and claim one for each run that has none: it began before this."""
+        holds, claims = [], []
         self._state.take_over()
         self._unbegun.clear()
+        self._claimed.clear()
         for live in self._state.live.values():
-            if live.lease is None or not live.holds_room:
+            if not live.holds_room or live.elsewhere is not None:
                 continue
             jid = self._jid_of(live)
-            holds.append(protocol.Hold(live.lease, *((jid.pid, jid.start_ticks) if jid is not None else ())))
+            process = (jid.pid, jid.start_ticks) if jid is not None else ()
+            if live.lease is not None:
+                holds.append(protocol.Hold(live.lease, *process))
+            elif process:
+                claims.append(_claim_of(live, *process))
+                self._claimed.append(live)
             if jid is None:
                 self._watch_begin(live)
-        most = protocol.MOST_HOLDS
-        parts = [tuple(holds[at : at + most]) for at in range(0, len(holds), most)] or [()]
-        last = len(parts) - 1
-        self._out = [
-            protocol.Hello(protocol.VERSION, self._name, part, more=at < last) for at, part in enumerate(parts)
-        ]
+        most, hello = protocol.MOST_HOLDS, protocol.Hello(protocol.VERSION, self._name)
+        parts = [replace(hello, holds=tuple(holds[at : at + most])) for at in range(0, len(holds), most)]
+        most = protocol.MOST_CLAIMS
+        parts += [replace(hello, claims=tuple(claims[at : at + most])) for at in range(0, len(claims), most)]
+        self._out = [*(replace(part, more=True) for part in parts[:-1]), *(parts[-1:] or [hello])]
         self._flush()
 
     def _disconnect(self) -> None:
@@ -603,19 +614,47 @@ class MachineShare:
             memory_bytes=welcome.memory_bytes,
             resources=resources,
         )
+        self._take_claimed(welcome.claimed)
         unknown = set(welcome.unknown)
-        for live in self._state.live.values() if unknown else ():
-            if live.lease in unknown:
-                log.warning("job %s run %d goes on without a lease: the arbiter does not know it", *live.key)
-                self._unbegun.pop(live.lease, None)
-                live.lease_lost()
+        lost = [live for live in self._state.live.values() if live.lease in unknown] if unknown else []
+        for live in lost:
+            live.leased(None)
+        if lost:
+            self._hello()  # which claims them
         self._state.changed()
+
+    def _take_claimed(self, leases: Sequence[int]) -> None:
+        """Let each run that was claimed have its new lease; 0: none, as it is beyond its user's quota, or over."""
+        claimed, self._claimed = self._claimed, []
+        for live, lease in zip(claimed, leases, strict=False):
+            if not lease:
+                log.warning("job %s run %d goes on without a lease: it is over, or beyond the quota", *live.key)
+            elif live.holds_room and live.key in self._state.live:
+                live.leased(lease)
+            else:
+                self._out.append(protocol.EndLease(lease))
 
 
 def _identified(handle: RunHandle, jid: object) -> Jid | None:
     if isinstance(jid, Jid):
         handle.identified(jid)  # which takes none of another process
     return handle.jid
+
+
+def _claim_of(live: ActiveRun, pid: int, ticks: int) -> protocol.Claim:
+    grant = live.grant
+    named = [each for each in grant.resources if len(each[0]) <= protocol.MOST_LABEL][: protocol.MOST_POOLS]
+    demand = LeaseRequest(
+        cpus=grant.cpus,
+        memory_bytes=grant.memory_bytes or 0,
+        gpus=len(grant.gpu_uuids),
+        gpu_memory_bytes=grant.gpu_memory_bytes or 0,
+        resources=tuple(named),
+        limit_ns=min(live.spec.time_limit_ns or 0, _MOST_NUMBER),
+        like=_like(live.name),
+    )
+    indices = tuple(each for each in grant.resource_indices if each[0] in dict(named))
+    return protocol.Claim(demand, grant.gpu_uuids, indices, grant.cpu_list, pid, ticks)
 
 
 def _grant_of(demand: LeaseRequest) -> Grant:

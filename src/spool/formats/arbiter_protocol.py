@@ -19,12 +19,16 @@ MOST_MESSAGES = 256  # of one datagram
 MOST_ASKS = 256  # open asks of one spool; of one user, no more take part in a decision
 MOST_LEASES = 3000  # of one user; an answer can name them all
 MOST_HOLDS = 1000  # of one hello; `more` announces another one
-_MOST_POOLS = 16
+MOST_CLAIMS = 8  # of one hello, as each can be long
+MOST_POOLS = 16  # of one request
+MOST_LABEL = 64  # characters
 _MOST_TYPES = 16  # of GPUs, in one request
+_MOST_GPUS = 64  # of one lease
+_MOST_INDICES = 1024  # of one resource
 MOST_TEXT = 500  # characters of a reason
 
 _Word = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+\Z")]
-_Label = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
+_Label = Annotated[str, Meta(max_length=MOST_LABEL, pattern=r"^[ -~]*\Z")]
 _Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
@@ -32,7 +36,12 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 _Moment = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # in nanoseconds; 1 << 53 is only 104 days
 _Pid = Annotated[int, Meta(ge=0, le=1 << 22)]
 _Cpus = Annotated[str, Meta(max_length=16_384, pattern=r"^[0-9,-]*\Z")]
-_Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=_MOST_POOLS)]
+_Uuids = Annotated[
+    tuple[Annotated[str, Meta(max_length=96, pattern=r"^[A-Za-z0-9._:/-]+\Z")], ...], Meta(max_length=_MOST_GPUS)
+]
+_Indices = Annotated[tuple[_Count, ...], Meta(max_length=_MOST_INDICES)]
+_PoolIndices = Annotated[tuple[tuple[_Label, _Indices], ...], Meta(max_length=MOST_POOLS)]
+_Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=MOST_POOLS)]
 
 
 class PeerMessage(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -81,16 +90,29 @@ class Hold(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     ticks: _Number = 0
 
 
+class Claim(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A run that began without a lease, before its spool took part: what it has, and its wrapper."""
+
+    demand: LeaseRequest
+    gpu_uuids: _Uuids = ()
+    pool_indices: _PoolIndices = ()
+    cpu_list: _Cpus = ""
+    pid: _Pid = 0
+    ticks: _Number = 0
+
+
 class Hello(PeerMessage, frozen=True, tag="hello"):
     """The first message of a connection: the spool, and every lease that it has. Its other leases are over.
 
-    *spool* is a hash of its path. With *more*, another one follows, and only the last one ends leases.
+    *spool* is a hash of its path. With *more*, another one follows, and only the last one ends leases. Each of *claims*
+    becomes a lease as far as it counts.
     """
 
     version: _Number
     spool: _Word
     holds: Annotated[tuple[Hold, ...], Meta(max_length=MOST_HOLDS)] = ()
     more: bool = False
+    claims: Annotated[tuple[Claim, ...], Meta(max_length=MOST_CLAIMS)] = ()
 
 
 class Ask(PeerMessage, frozen=True, tag="ask"):
@@ -127,12 +149,16 @@ class EndLease(PeerMessage, frozen=True, tag="end"):
 
 
 class Welcome(PeerMessage, frozen=True, tag="welcome"):
-    """The answer to the last hello: the machine's totals, and the leases of the hello that do not exist."""
+    """The answer to the last hello: the machine's totals, the leases of the hello that do not exist, and the new ones.
+
+    *claimed* has a lease for each claim, in their order; 0: it does not count.
+    """
 
     cpus: _Count
     memory_bytes: _Bytes
     pools: tuple[tuple[_Label, _Count, tuple[_Count, ...]], ...] = ()  # name, total, indices
     unknown: tuple[_Number, ...] = ()
+    claimed: tuple[_Number, ...] = ()
 
 
 class Granted(PeerMessage, frozen=True, tag="grant"):

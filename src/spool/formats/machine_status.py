@@ -84,6 +84,7 @@ class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
     at_ns: int
     since_boot_ns: int  # `at_ns` on a clock that cannot be set
     cpu_list: str = ""  # the CPUs that its run is pinned to
+    claimed: bool = False  # its run began without a lease
 
 
 class BeganLine(Struct, array_like=True, frozen=True, tag="began"):
