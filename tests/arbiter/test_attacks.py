@@ -904,6 +904,71 @@ def test_a_gpu_in_use_without_a_lease_is_not_granted(
         machine.until(lambda: mallory.grant(number) is not None)
 
 
+GPUS = '[gpu]\npoll = "1s"\n'
+
+
+@with_setpriv
+@pytest.mark.usefixtures("at_once")
+def test_who_sits_on_a_gpu_is_named_and_counted(place: Path, nvml: FakeNvml) -> None:
+    """Mallory ends her lease and computes on: all can see it, and the GPU counts for her quota and her fair share."""
+    nvml.gpu("GPU-a", bus=0)
+    nvml.gpu("GPU-b", bus=1)
+    clock = Clock(time.time_ns())
+    quota = "[quotas.default_user]\nmax_running_gpus = 1\n"
+    with process_of(MALLORY) as (pid, _), driven(place, f"{MACHINE}{GPUS}{quota}", clock=clock) as machine:
+        mallory = machine.dispatcher("spool", MALLORY)
+        lease = granted(machine, mallory, 1, gpus=1)
+        assert lease.gpu_uuids == ("GPU-a",)
+        nvml.process("GPU-a", pid, GIB)
+        mallory.say(Begin(lease.lease))
+        machine.settle()
+        clock.now_ns += 2 * SECOND_NS
+        mallory.say(EndLease(lease.lease))
+        machine.until(lambda: any(gpu.without_lease for gpu in status_of(machine).gpus))
+        assert [gpu.without_lease for gpu in status_of(machine).gpus] == [(name_of(MALLORY),), ()]
+        assert [(share.user, share.gpus) for share in status_of(machine).users] == [(name_of(MALLORY), 1)]
+        alice, bob = machine.dispatcher("alice", ALICE), machine.dispatcher("bob", BOB)
+        more = mallory.ask(1, gpus=1)
+        assert granted(machine, alice, 1, gpus=1).gpu_uuids == ("GPU-b",)
+        machine.until(lambda: "GPUs" in mallory.why(more))
+        late = bob.ask(1, gpus=1)
+        machine.until(lambda: f"({pid}"[1:] in bob.why(late) and name_of(MALLORY) in bob.why(late))
+        assert "without a lease" in bob.why(late)
+        clock.now_ns += 10 * HOUR_NS
+        machine.settle()
+        nvml.leave(pid)
+        clock.now_ns += 2 * SECOND_NS
+        machine.until(lambda: bob.grant(late) is not None)
+        machine.until(lambda: not any(gpu.without_lease for gpu in status_of(machine).gpus))
+        machine.restart()
+        used = {}
+        for line in map(machine_status.parse_line, (place / "usage.jsonl").read_bytes().splitlines()):
+            assert isinstance(line, machine_status.UserLine)
+            used[line.user] = line.used
+        assert used[name_of(MALLORY)] == pytest.approx(36_000, rel=0.05)
+
+
+@with_setpriv
+@pytest.mark.usefixtures("at_once")
+def test_a_reason_is_renewed_when_a_gpu_changes(place: Path, nvml: FakeNvml) -> None:
+    """Whoever waits for a GPU hears who uses it now, though no lease and no ask has changed."""
+    nvml.gpu("GPU-a", bus=0)
+    clock = Clock(time.time_ns())
+    with process_of(STRANGER) as (first, _), process_of(STRANGER) as (second, _):
+        nvml.process("GPU-a", first, GIB)
+        with driven(place, f"{MACHINE}{GPUS}", clock=clock) as machine:
+            alice = machine.dispatcher("alice", ALICE)
+            number = alice.ask(1, gpus=1)
+            machine.until(lambda: f"pid {first}" in alice.why(number))
+            for _ in range(3):
+                machine.arbiter.turn()
+            nvml.leave(first)
+            nvml.process("GPU-a", second, GIB)
+            clock.now_ns += 2 * SECOND_NS
+            machine.until(lambda: f"pid {second}" in alice.why(number))
+            assert name_of(STRANGER) in alice.why(number)
+
+
 # 13: a limit that is a lie.
 
 

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -512,6 +513,69 @@ def test_a_run_from_before_sharing_is_claimed(session: Session, arbiter: FakeArb
     session.world.exit(session.world.pids("a")[0], 0)
     session.settle()
     wait_for(lambda: not arbiter.held, what="the end of the lease")
+
+
+WRONG = {
+    "a GPU": {"gpu_uuids": ("GPU-0",), "gpu_indices": (0,)},
+    "a licence too many": {"pool_indices": (("licence", (5, 6)),)},
+    "a licence twice": {"pool_indices": (("licence", (5, 5)),)},
+    "another licence": {"pool_indices": (("licence", (7,)),)},
+    "no licence": {"pool_indices": ()},
+    "another resource": {"pool_indices": (("licence", (5,)), ("tpu", (1,)))},
+    "a lease in use": {"lease": 77},
+}
+
+
+@pytest.mark.parametrize("more", WRONG.values(), ids=WRONG.keys())
+def test_a_grant_of_something_else_is_not_believed(
+    session: Session, arbiter: FakeArbiter, more: dict[str, Any]
+) -> None:
+    """A dispatcher starts nothing by a grant of more or other than it asked for, and says why."""
+    arbiter.grants = False
+    session.users.submit("a", "hang", "[resources]", "licence = 1")
+    session.turns(2)
+    wait_for(lambda: arbiter.of(Ask), what="the ask")
+    now = session.now
+    assert now is not None
+    if "lease" in more:
+        now.share._leases[77] = UnusedLease(LeaseRequest(9), Granted(9, 77, FOREVER_NS))
+    [ask] = arbiter.of(Ask)
+    assert isinstance(ask, Ask)
+    given = {"lease": 1001, "pool_indices": (("licence", (5,)),), **more}
+    arbiter.say(Granted(number=ask.number, begin_before_ns=FOREVER_NS, **given))
+    hears(session)
+    assert not session.world.begun
+    assert now.share._sock is None
+    assert now.share.view is not None
+    assert now.share.view.problem
+    arbiter.grants = True
+
+
+def test_what_was_asked_for_is_believed(session: Session, arbiter: FakeArbiter) -> None:
+    """The same grant without a mistake starts the job."""
+    arbiter.grants = False
+    session.users.submit("a", "hang", "[resources]", "licence = 1")
+    session.turns(2)
+    wait_for(lambda: arbiter.of(Ask), what="the ask")
+    [ask] = arbiter.of(Ask)
+    assert isinstance(ask, Ask)
+    arbiter.held.add(1001)
+    arbiter.say(Granted(ask.number, 1001, FOREVER_NS, pool_indices=(("licence", (5,)),)))
+    hears(session)
+    session.settle()
+    assert session.world.begun == [("a", 1)]
+
+
+def test_a_flood_of_answers_ends_no_pass(session: Session, arbiter: FakeArbiter) -> None:
+    """An arbiter that says without end what nobody has asked for is left once the dispatcher cannot answer it."""
+    session.settle()
+    now = session.now
+    assert now is not None
+    grants = [Granted(1 << 40, 1 << 40, FOREVER_NS)] * protocol.MOST_MESSAGES
+    while now.share._sock is not None:
+        arbiter.say(*grants)
+        now.share.read()
+    assert len(now.share._out) < 1 << 16
 
 
 def test_a_lease_that_comes_too_late_launches_nothing(session: Session, arbiter: FakeArbiter) -> None:

@@ -124,6 +124,7 @@ class LeaseLedger:
         self._holding = Holding()
         self._serial = first
         self._unchecked: list[Lease] = []  # with GPUs that were claimed before it was known which there are
+        self.squatters: dict[str, frozenset[str]] = {}  # users with processes on GPUs that they have no lease of
         self._recalled_ns = 0  # the past has the use of leases until then
         self._kept: dict[str, int] = {}  # of users whose limits do not count: leases in a row that kept theirs
 
@@ -286,6 +287,22 @@ class LeaseLedger:
         asked = [lease.asked_at_ns for lease in self.leases.values()]
         return asked + [ask.at_ns for ask in self._by_name.values()]
 
+    def squat(self, squatters: dict[str, frozenset[str]], now_ns: int) -> None:
+        """Count for quotas and fair share the GPUs on which users have processes without a lease."""
+        for user in squatters.keys() | self.squatters.keys():
+            before, number = len(self.squatters.get(user, ())), len(squatters.get(user, ()))
+            if before == number:
+                continue
+            self.version += 1
+            self._runs.remove(name := f"{user}//")
+            if before:
+                self._past.end(user, None, Grant(gpus_elsewhere=before), now_ns)
+            if number:
+                grant = Grant(gpus_elsewhere=number)
+                self._past.begin(user, None, grant, now_ns)
+                self._runs.put(Running(name, 1, user, Spec(""), grant, now_ns))
+        self.squatters = squatters
+
     # Asks.
 
     @property
@@ -418,7 +435,7 @@ class Decision:
             if holders is None:
                 holders = self._holders[reason.code] = holders_of(self._leases.values(), reason.code)
             text = _HELD.sub(f" ({holders})" if holders else "", text)
-        return _NAME.sub(r"\1", text)
+        return _NAME.sub(r"\1", text).replace("outside spool", "without a lease")
 
 
 def holders_of(leases: Iterable[Lease], code: str) -> str:

@@ -87,6 +87,7 @@ class Arbiter:
         self._fresh: list[OpenAsk] = []  # asks that have no answer yet
         self._machine: Machine | None = None
         self._next_at_ns: int | None = None  # when the decision changes by itself
+        self._gpus_left_ns = 0  # when a lease with GPUs ended whose processes may go on; 0: none is in doubt
         self._gone: set[int] = set()  # leases whose processes the last look has not seen
         self._sees_processes = True
         self._listen_again = 0.0  # monotonic; 0: it listens
@@ -167,6 +168,10 @@ class Arbiter:
         self._decide(anew=now >= self._told + _TELL_EVERY_S and next(self._ledger.asks, None) is not None)
         if now >= self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S):
             self._told = now
+            if self._decision is not None:
+                for ask in list(self._ledger.asks):
+                    self._tell(self._decision, ask)
+                self._answer_all()
             if not self._is_unchanged():
                 self._publish()
 
@@ -434,6 +439,8 @@ class Arbiter:
     def _end(self, lease: Lease) -> None:
         now_ns = self._clock()
         if self._ledger.end(lease.number, now_ns) is not None:
+            if lease.grant.gpu_uuids:
+                self._gpus_left_ns = now_ns
             try:
                 self._journal.ended(lease)
             except OSError as error:  # after a restart it is there again, until its dispatcher says hello
@@ -477,8 +484,17 @@ class Arbiter:
     def _look(self, now_ns: int) -> Machine:
         ledger = self._ledger
         leases = ledger.leases.values()
-        gpus = ledger.asks_for_gpus or any(lease.grant.gpu_uuids for lease in leases)
+        gpus = bool(
+            ledger.asks_for_gpus
+            or ledger.squatters
+            or self._gpus_left_ns
+            or any(lease.grant.gpu_uuids for lease in leases)
+        )
         self._machine = machine = self._hardware.machine(now_ns, leases, gpus=gpus)
+        if gpus:
+            ledger.squat(self._squatters(machine), now_ns)
+            if self._hardware.seen_at_ns > self._gpus_left_ns:
+                self._gpus_left_ns = 0
         fd = self._hardware.fileno()
         if fd is not None:
             try:
@@ -486,6 +502,19 @@ class Arbiter:
             except FileNotFoundError:  # it is new, though it may have the number of an older one
                 self._epoll.register(fd, select.EPOLLIN)
         return machine
+
+    def _squatters(self, machine: Machine) -> dict[str, frozenset[str]]:
+        """Return the users of the machine that have processes on GPUs without a lease, and these GPUs."""
+        found: dict[str, set[str]] = {}
+        for gpu in machine.gpus:
+            for process in gpu.foreign:
+                if process.user is None:
+                    continue
+                with contextlib.suppress(OSError):
+                    account = self._accounts.of(identity.owner_of(process.pid))
+                    if not account.refusal:
+                        found.setdefault(account.name, set()).add(gpu.uuid)
+        return {user: frozenset(uuids) for user, uuids in found.items()}
 
     def _decide(self, *, anew: bool) -> None:
         """Decide if anything has changed, and answer."""
@@ -499,9 +528,7 @@ class Arbiter:
             for ask in self._fresh:
                 self._tell(decision, ask)
             self._fresh.clear()
-        for connection in list(self._connections.values()):
-            if connection.replies:
-                self._answer(connection)
+        self._answer_all()
 
     def _grant(self, decision: Decision, now_ns: int) -> None:
         """Make leases of the starts of a decision: first on the disk, then in the answers."""
@@ -539,6 +566,11 @@ class Arbiter:
             ask.told = reason
             self._by_holder[ask.holder].replies.append(protocol.Wait(ask.number, reason))
 
+    def _answer_all(self) -> None:
+        for connection in list(self._connections.values()):
+            if connection.replies:
+                self._answer(connection)
+
     def _answer(self, connection: Connection) -> None:
         try:
             connection.answer()
@@ -558,12 +590,9 @@ class Arbiter:
         return True
 
     def _publish(self) -> None:
-        """Write `machine.json`, and tell those that wait what has changed."""
+        """Write `machine.json`."""
         now_ns, ledger = self._clock(), self._ledger
         machine = self._look(now_ns)
-        if self._decision is not None and self._published != ledger.version:
-            for ask in list(ledger.asks):
-                self._tell(self._decision, ask)  # sent by the next pass
         self._published = ledger.version
         problem = machine.gpu_problem
         status = MachineShares(
@@ -610,7 +639,7 @@ def shares(ledger: LeaseLedger) -> list[UserShare]:
     for ask in ledger.asks:
         asks[ask.holder.user] = asks.get(ask.holder.user, 0) + 1
     found = []
-    for user in sorted(leases.keys() | asks.keys()):
+    for user in sorted(leases.keys() | asks.keys() | ledger.squatters.keys()):
         held, resources = leases.get(user, []), dict[str, int]()
         for lease in held:
             for name, count in lease.grant.resources:
@@ -621,7 +650,7 @@ def shares(ledger: LeaseLedger) -> list[UserShare]:
                 leases=len(held),
                 cpus=sum(lease.grant.cpus for lease in held),
                 memory_bytes=sum(lease.grant.memory_bytes or 0 for lease in held),
-                gpus=len({uuid for lease in held for uuid in lease.grant.gpu_uuids}),
+                gpus=len(ledger.squatters.get(user, frozenset()).union(*(lease.grant.gpu_uuids for lease in held))),
                 resources=resources,
                 asks=asks.get(user, 0),
             )
@@ -639,7 +668,11 @@ def gpu_shares(machine: Machine, ledger: LeaseLedger) -> list[GpuShare]:
             on[lease.holder.user] = None if granted is None or before is None else before + granted
     return [
         GpuShare(
-            uuid=gpu.uuid, index=gpu.index, users=tuple(sorted(users.get(gpu.uuid, {}).items())), problem=gpu.problem
+            uuid=gpu.uuid,
+            index=gpu.index,
+            users=tuple(sorted(users.get(gpu.uuid, {}).items())),
+            without_lease=tuple(sorted(user for user, uuids in ledger.squatters.items() if gpu.uuid in uuids)),
+            problem=gpu.problem,
         )
         for gpu in machine.gpus
     ]

@@ -201,7 +201,9 @@ def _print(found: MachineSharing, now_ns: int) -> None:
         since = f"in {found.directory}; what follows is from {show_duration(max(now_ns - found.written_at_ns, 0))} ago"
     gpus = f"unknown: {use.gpu_problem}" if use.gpu_problem is not None else "none"
     if use.gpus:
-        gpus = f"{use.gpus}, {use.gpus_granted} granted, {use.gpus - use.gpus_granted} free"
+        gpus = f"{use.gpus}, {use.gpus_granted} granted, {use.gpus_free} free"
+        without = {user for gpu in use.by_gpu.values() for user in gpu.without_lease}
+        gpus += f"; {', '.join(sorted(without))} on some without a lease" if without else ""
     memory = [f"{show_size(use.memory_bytes)} after the reserve", f"{show_size(use.memory_granted_bytes)} granted"]
     render.pairs(
         [
@@ -216,7 +218,7 @@ def _print(found: MachineSharing, now_ns: int) -> None:
         ]
     )
     render.say()
-    own = use.own if use.own.leases or use.own.asks else None
+    own = use.own if use.own.leases or use.own.asks or use.own.gpus else None
     if own is None and not use.others:
         render.say("no user has or waits for a lease")
     else:

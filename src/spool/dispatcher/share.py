@@ -23,7 +23,8 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.model import SECOND_NS, Grant, Jid, Machine, Pool
+from spool.core.gpus import is_of_kind, kind_of
+from spool.core.model import SECOND_NS, Gpu, Grant, Jid, Machine, Pool
 from spool.core.reasons import count_of
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start
@@ -66,6 +67,8 @@ _FIRST_PAUSE_NS, _LONGEST_PAUSE_NS = 100 * _MS, SECOND_NS  # before another conn
 _UNSENT_NS = 10 * _MS  # before the rest is sent to an arbiter that does not read
 _BEGUN_NS = 50 * _MS  # after a launch: which wrapper has the lease; a short run has ended by then
 _MOST_NUMBER = 1 << 53
+_MOST_AT_ONCE = 256  # datagrams that are read before the rest of a pass
+_MOST_UNSENT = 20_000  # messages; an arbiter that causes more, and does not read, is left
 _MOST_READ = 4 * protocol.MOST_BYTES  # a welcome that names many unknown leases is longer than what may be said
 _CREDENTIALS = struct.Struct("3i")
 
@@ -125,6 +128,7 @@ class MachineShare:
         self._out: list[protocol.Order] = []
         self._asks: dict[int, SentAsk] = {}
         self._leases: dict[int, UnusedLease] = {}  # granted, and used by no run yet
+        self._gpus: dict[str, Gpu] = {}  # as of the last pass
         self._unbegun: dict[int, ActiveRun] = {}  # whose wrapper the arbiter does not know
         self._claimed: list[ActiveRun] = []  # the runs without a lease of the last hello, until it is answered
         self._begun_ns = 0  # monotonic: when these are looked at
@@ -210,6 +214,7 @@ class MachineShare:
 
     def planned(self, machine: Machine) -> Machine:
         """Return *machine* as it is planned on: the other users, and their processes, are the arbiter's to judge."""
+        self._gpus = {gpu.uuid: gpu for gpu in machine.gpus}
         return machine if self.view is None else as_if_alone(machine)
 
     @property
@@ -561,8 +566,10 @@ class MachineShare:
                 self.read()
 
     def read(self) -> None:
-        """Read the replies of the arbiter. Never raises."""
-        while self._sock is not None:
+        """Read the replies of the arbiter, as many as a pass can take. Never raises."""
+        for _ in range(_MOST_AT_ONCE):
+            if self._sock is None:
+                return
             try:
                 datagram = self._sock.recv(_MOST_READ)
             except BlockingIOError:
@@ -587,12 +594,7 @@ class MachineShare:
             case protocol.Welcome():
                 self._welcome(reply)
             case protocol.Granted():
-                ask = self._asks.pop(reply.number, None)
-                if ask is not None:
-                    self._leases[reply.lease] = UnusedLease(ask.demand, reply)
-                    self.news = True
-                else:  # it was dropped meanwhile
-                    self._out.append(protocol.EndLease(reply.lease))
+                self._granted(reply)
             case protocol.Wait():
                 if (ask := self._asks.get(reply.number)) is not None:
                     said = one_line(reply.reason) or "it is not this user's turn"
@@ -600,6 +602,31 @@ class MachineShare:
                     ask.reason = said
             case protocol.Refused():
                 self._lost(f"the arbiter refuses: {one_line(reply.reason)}", "")
+
+    def _granted(self, granted: protocol.Granted) -> None:
+        ask = self._asks.pop(granted.number, None)
+        if ask is None:  # it was dropped meanwhile
+            self._out.append(protocol.EndLease(granted.lease))
+            if len(self._out) > _MOST_UNSENT:
+                self._lost("the arbiter does not read", "")
+        elif self._is_right(ask.demand, granted):
+            self._leases[granted.lease] = UnusedLease(ask.demand, granted)
+            self.news = True
+        else:
+            self._lost("the arbiter has granted something else than it was asked for", "")
+
+    def _is_right(self, demand: LeaseRequest, granted: protocol.Granted) -> bool:
+        """Whether a new lease grants what was asked for, of GPUs as far as this dispatcher knows them."""
+        used = {live.lease for live in self._state.live.values()}
+        gpus = [self._gpus[uuid] for uuid in granted.gpu_uuids if uuid in self._gpus]
+        kind = kind_of(demand.request())
+        return (
+            self.view is not None
+            and granted.lease not in self._leases
+            and granted.lease not in used
+            and granted.answers(demand, self.view.resources)
+            and all(is_of_kind(gpu, kind) for gpu in gpus)
+        )
 
     def _welcome(self, welcome: protocol.Welcome) -> None:
         if self.view is None:

@@ -7,11 +7,12 @@ before any other code sees it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import DecodeError, Meta, Struct, json
 
-from spool.core.model import Request
+from spool.core.model import Pool, Request
 
 VERSION = 2
 MOST_BYTES = 60_000  # of one datagram
@@ -41,6 +42,7 @@ _Uuids = Annotated[
 ]
 _Indices = Annotated[tuple[_Count, ...], Meta(max_length=_MOST_INDICES)]
 _PoolIndices = Annotated[tuple[tuple[_Label, _Indices], ...], Meta(max_length=MOST_POOLS)]
+_Leases = Annotated[tuple[_Number, ...], Meta(max_length=MOST_LEASES)]
 _Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=MOST_POOLS)]
 
 
@@ -156,9 +158,13 @@ class Welcome(PeerMessage, frozen=True, tag="welcome"):
 
     cpus: _Count
     memory_bytes: _Bytes
-    pools: tuple[tuple[_Label, _Count, tuple[_Count, ...]], ...] = ()  # name, total, indices
-    unknown: tuple[_Number, ...] = ()
-    claimed: tuple[_Number, ...] = ()
+    pools: Annotated[tuple[tuple[_Label, _Count, _Indices], ...], Meta(max_length=_MOST_INDICES)] = ()  # with totals
+    unknown: _Leases = ()
+    claimed: _Leases = ()
+
+    def __post_init__(self) -> None:
+        if any(indices and len(set(indices)) != total for _, total, indices in self.pools):
+            raise ValueError("a resource has another total than indices")
 
 
 class Granted(PeerMessage, frozen=True, tag="grant"):
@@ -167,15 +173,33 @@ class Granted(PeerMessage, frozen=True, tag="grant"):
     number: _Number
     lease: _Number
     begin_before_ns: _Moment
-    gpu_uuids: tuple[str, ...] = ()
-    gpu_indices: tuple[_Count, ...] = ()
-    pool_indices: tuple[tuple[_Label, tuple[_Count, ...]], ...] = ()
+    gpu_uuids: _Uuids = ()
+    gpu_indices: _Indices = ()
+    pool_indices: _PoolIndices = ()
+
+    def answers(self, demand: LeaseRequest, pools: Iterable[Pool]) -> bool:
+        """Whether it grants what was asked for, no more and nothing else; *pools* are the machine's resources."""
+        units, wanted = dict(self.pool_indices), dict(demand.resources)
+        named = {pool.name: set(pool.indices) for pool in pools if pool.indices and pool.name in wanted}
+        counts = {len(self.gpu_uuids), len(set(self.gpu_uuids)), len(self.gpu_indices), len(set(self.gpu_indices))}
+        return (
+            counts == {demand.gpus}
+            and len(units) == len(self.pool_indices)
+            and units.keys() == named.keys()
+            and all(len(units[name]) == len(named[name].intersection(units[name])) == wanted[name] for name in named)
+        )
 
 
 class PinnedGrant(Granted, frozen=True, tag="pinned"):
     """A grant by a machine with `cpu_pinning`: with the CPUs of the run, as a list of the kernel ("0-3,8")."""
 
     cpu_list: _Cpus = ""
+
+    def answers(self, demand: LeaseRequest, pools: Iterable[Pool]) -> bool:
+        """Whether it grants what was asked for, no more and nothing else."""
+        from spool.core.pinning import cpus_in  # only a machine with `cpu_pinning` needs it
+
+        return super().answers(demand, pools) and len(cpus_in(self.cpu_list)) == demand.cpus
 
 
 class Wait(PeerMessage, frozen=True, tag="wait"):
@@ -197,7 +221,7 @@ Reply = Welcome | Granted | PinnedGrant | Wait | Refused
 """What the arbiter says."""
 
 _orders: json.Decoder[list[Order]] = json.Decoder(Annotated[list[Order], Meta(max_length=MOST_MESSAGES)])
-_replies: json.Decoder[list[Reply]] = json.Decoder(list[Reply])
+_replies: json.Decoder[list[Reply]] = json.Decoder(Annotated[list[Reply], Meta(max_length=MOST_MESSAGES)])
 _encoder = json.Encoder()
 
 

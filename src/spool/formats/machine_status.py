@@ -17,7 +17,7 @@ class UserShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     leases: int = 0
     cpus: int = 0
     memory_bytes: int = 0
-    gpus: int = 0
+    gpus: int = 0  # by lease or without
     resources: dict[str, int] = {}
     asks: int = 0  # starts that wait for a lease
 
@@ -28,6 +28,7 @@ class GpuShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: str
     index: int
     users: tuple[tuple[str, int | None], ...] = ()  # user, bytes granted; None: not shared
+    without_lease: tuple[str, ...] = ()  # users with processes there
     problem: str | None = None
 
 
