@@ -70,7 +70,7 @@ class Hardware:
 
     @property
     def seen_at_ns(self) -> int:
-        """When NVML was asked for what it has answered last; 0: it is to be asked anew."""
+        """The time of the query that NVML has answered last; 0: the next look asks again."""
         return self._seen_at_ns or 0
 
     def fileno(self) -> int | None:

@@ -141,7 +141,7 @@ class LeaseJournal:
             log.error("cannot write %s: %s; what is used now is not remembered", self._usage, error)
 
     def _save(self, ledger: LeaseLedger, now_ns: int) -> None:
-        """Write what there is to remember of each user."""
+        """Write the past of each user."""
         self._past_disk.put(self._usage, b"".join(map(render_line, ledger.past(now_ns))), mode=0o640)
         self._saved = ledger.version
 

@@ -236,7 +236,7 @@ class LeaseLedger:
             self._kept[line.user] = line.kept
 
     def past(self, now_ns: int) -> list[UserLine]:
-        """Return what there is to remember of each user: as much for each, whatever the others do."""
+        """Return the past of each user, which does not depend on what the others do."""
         used, lasts = self._past.shares.used(now_ns), self._past.run_times.lasts_of
         users = {user for user, amount in used.items() if amount >= _LEAST_USED} | self._kept.keys()
         return [

@@ -2,8 +2,7 @@
 
 A learnt run time replaces a limit that is not stated. Similar runs have the same user, name (without the numbers at its
 end, such as the index of an array's task) and request; if there are too few of them, the user's runs count; if there
-are none, those of all users, of which each has one voice. No user's runs, however many, displace what is known of
-another's.
+are none, the median over all users counts. However many runs a user has, they displace nothing known of another user.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ class RunTimes:
         self.recall(user, ran_ns)
 
     def recall(self, user: str, ran_ns: int) -> None:
-        """Add the run time of a run of *user* of which nothing else is known."""
+        """Add the run time of a run of *user* whose name and request are unknown."""
         of_user = self._users.get(user)
         if of_user is None:
             of_user = self._users[user] = _Kind()
