@@ -32,7 +32,7 @@ from spool.arbiter import accounts, server
 from spool.core.errors import LockHeld, SpoolUnusable
 from spool.formats import arbiter_protocol as protocol
 from spool.formats import machine_status
-from spool.formats.arbiter_protocol import Began, Begin, Drop, EndLease, Hold
+from spool.formats.arbiter_protocol import Began, Begin, Claim, Drop, EndLease, Hold, LeaseRequest
 from spool.formats.machine_status import MachineShares
 from spool.machine import identity
 from spool.machine.host import Host, HostMemory
@@ -73,6 +73,14 @@ def machine(place: Path) -> Iterator[Driven]:
     """Give an arbiter of four CPUs, 4 GiB and two licences."""
     with driven(place, MACHINE) as found:
         yield found
+
+
+@pytest.fixture
+def nvml(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """Give a driver that the arbiter asks."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    return fake_nvml
 
 
 @pytest.fixture(autouse=True)
@@ -353,6 +361,98 @@ def test_the_answer_to_the_longest_hello_can_be_read(machine: Driven) -> None:
     [welcome] = protocol.read_replies(datagram)
     assert isinstance(welcome, protocol.Welcome)
     assert welcome.unknown == tuple(numbers)
+
+
+# 7a: claims, of runs that began without a lease.
+
+
+def claims(machine: Driven, speaker: Speaker, *claims: Claim) -> list[int]:
+    """Say hello with some claims, and return the leases that they become."""
+    speaker.say(protocol.Hello(protocol.VERSION, "spool", (), claims=claims))
+    machine.until(lambda: bool(speaker.all(protocol.Welcome)))
+    return list(speaker.all(protocol.Welcome)[-1].claimed)
+
+
+@with_setpriv
+def test_a_run_from_before_takes_its_room(machine: Driven) -> None:
+    """What began without a lease is not granted again, after a restart neither, until it is over."""
+    with process_of(ALICE) as process:
+        alice = machine.speaker(ALICE)
+        demand = LeaseRequest(3, memory_bytes=3 << 30, resources=(("licence", 1), ("unknown", 1)))
+        [lease] = claims(machine, alice, Claim(demand, (), (), "", *process))
+        assert lease
+        bob = machine.dispatcher("bob", BOB)
+        assert waits(machine, bob, 2)
+        assert held(machine) == {name_of(ALICE): 3}
+        machine.restart()
+        bob, alice = machine.dispatcher("bob", BOB), machine.speaker(ALICE)
+        alice.hello("spool", Hold(lease, *process))
+        assert waits(machine, bob, 2)
+        [share] = [each for each in status_of(machine).users if each.leases]
+        assert (share.memory_bytes, share.resources) == (3 << 30, {"licence": 1})
+        alice.say(EndLease(lease))
+        granted(machine, bob, 4)
+
+
+@with_setpriv
+def test_a_claim_takes_no_more_than_the_quota(place: Path) -> None:
+    """Beyond her quota, and beyond the machine, a claim of mallory's takes no room, and nobody's lease ends."""
+    quota = "[quotas.default_user]\nmax_running_cpus = 3\nmax_running_jobs = 2\n"
+    with driven(place, f'{USERS}cpus = 4\nmemory = "4G"\n{POOLS}{quota}') as machine, process_of(MALLORY) as process:
+        bob, mallory = machine.dispatcher("bob", BOB), machine.speaker(MALLORY)
+        granted(machine, bob, 1)
+        all_of_it = LeaseRequest(1 << 20, memory_bytes=1 << 50, resources=(("licence", 1 << 20),))
+        claim = Claim(all_of_it, (), (), "0-4095", *process)
+        first, second, third = claims(machine, mallory, claim, claim, claim)
+        assert first
+        assert second
+        assert not third
+        assert held(machine) == {name_of(BOB): 1, name_of(MALLORY): 3}
+        shares = {share.user: share for share in status_of(machine).users}
+        assert shares[name_of(MALLORY)].memory_bytes == 4 << 30
+        number = mallory.ask(1)
+        machine.settle()
+        assert mallory.grant(number) is None
+        assert bob.listen()
+
+
+@with_setpriv
+def test_a_claim_takes_a_process_of_its_user(machine: Driven) -> None:
+    """Without a living process of her own mallory claims nothing."""
+    with process_of(ALICE) as hers, process_of(MALLORY) as own:
+        mallory = machine.speaker(MALLORY)
+        processes = [hers, (1, identity.start_ticks(1) or 0), (own[0], own[1] + 1), (1 << 22, 5), (0, 0)]
+        found = claims(machine, mallory, *[Claim(LeaseRequest(4), (), (), "", *each) for each in processes])
+    assert found == [0] * 5
+    granted(machine, machine.dispatcher("alice", ALICE), 4)
+
+
+@with_setpriv
+@pytest.mark.usefixtures("at_once")
+def test_a_claim_ends_with_its_run(machine: Driven) -> None:
+    """A lease by a claim is over when its process is gone, though its dispatcher is gone too."""
+    with process_of(ALICE) as process:
+        alice, bob = machine.speaker(ALICE), machine.dispatcher("bob", BOB)
+        claims(machine, alice, Claim(LeaseRequest(4), (), (), "", *process))
+        alice.close()
+        assert waits(machine, bob, 1, 30)
+    granted(machine, bob, 4)
+
+
+@with_setpriv
+def test_a_claim_has_its_gpus_and_no_others(place: Path, nvml: FakeNvml) -> None:
+    """A GPU of a run from before is not granted, whether it computes or not; one that does not exist counts nowhere."""
+    nvml.gpu("GPU-a", bus=0)
+    nvml.gpu("GPU-b", bus=1)
+    with process_of(ALICE) as process, driven(place, MACHINE) as machine:
+        claim = Claim(LeaseRequest(1, gpus=3), ("GPU-a", "GPU-z", "GPU-y"), (), "", *process)
+        assert claims(machine, machine.speaker(ALICE), claim) != [0]
+        bob = machine.dispatcher("bob", BOB)
+        assert granted(machine, bob, 1, gpus=1).gpu_uuids == ("GPU-b",)
+        late = bob.ask(1, gpus=1)
+        machine.until(lambda: name_of(ALICE) in bob.why(late))
+        machine.until(lambda: bool(status_of(machine).gpus))
+        assert {share.user: share.gpus for share in status_of(machine).users} == {name_of(ALICE): 1, name_of(BOB): 1}
 
 
 # 8: processes of others.
@@ -730,7 +830,6 @@ def test_a_long_talk_keeps_the_journals_short(place: Path, monkeypatch: pytest.M
     from spool.arbiter import journal
 
     monkeypatch.setattr(journal, "_COMPACT_AFTER", 100)
-    monkeypatch.setattr(journal, "_MOST_USES", 50)
     with driven(place, MACHINE) as machine:
         mallory = machine.dispatcher("spool", MALLORY)
         lease = granted(machine, mallory)
@@ -742,8 +841,8 @@ def test_a_long_talk_keeps_the_journals_short(place: Path, monkeypatch: pytest.M
         machine.settle()
         turns(machine, PASSES)
         assert len((place / "leases.jsonl").read_bytes().splitlines()) < 600
-        assert len((place / "usage.jsonl").read_bytes().splitlines()) <= 110
         machine.restart()
+        assert len((place / "usage.jsonl").read_bytes().splitlines()) == 1
         assert held(machine) == {name_of(MALLORY): 1}
 
 
@@ -805,6 +904,71 @@ def test_a_gpu_in_use_without_a_lease_is_not_granted(
         machine.until(lambda: mallory.grant(number) is not None)
 
 
+GPUS = '[gpu]\npoll = "1s"\n'
+
+
+@with_setpriv
+@pytest.mark.usefixtures("at_once")
+def test_who_sits_on_a_gpu_is_named_and_counted(place: Path, nvml: FakeNvml) -> None:
+    """Mallory ends her lease and computes on: all can see it, and the GPU counts for her quota and her fair share."""
+    nvml.gpu("GPU-a", bus=0)
+    nvml.gpu("GPU-b", bus=1)
+    clock = Clock(time.time_ns())
+    quota = "[quotas.default_user]\nmax_running_gpus = 1\n"
+    with process_of(MALLORY) as (pid, _), driven(place, f"{MACHINE}{GPUS}{quota}", clock=clock) as machine:
+        mallory = machine.dispatcher("spool", MALLORY)
+        lease = granted(machine, mallory, 1, gpus=1)
+        assert lease.gpu_uuids == ("GPU-a",)
+        nvml.process("GPU-a", pid, GIB)
+        mallory.say(Begin(lease.lease))
+        machine.settle()
+        clock.now_ns += 2 * SECOND_NS
+        mallory.say(EndLease(lease.lease))
+        machine.until(lambda: any(gpu.without_lease for gpu in status_of(machine).gpus))
+        assert [gpu.without_lease for gpu in status_of(machine).gpus] == [(name_of(MALLORY),), ()]
+        assert [(share.user, share.gpus) for share in status_of(machine).users] == [(name_of(MALLORY), 1)]
+        alice, bob = machine.dispatcher("alice", ALICE), machine.dispatcher("bob", BOB)
+        more = mallory.ask(1, gpus=1)
+        assert granted(machine, alice, 1, gpus=1).gpu_uuids == ("GPU-b",)
+        machine.until(lambda: "GPUs" in mallory.why(more))
+        late = bob.ask(1, gpus=1)
+        machine.until(lambda: f"({pid}"[1:] in bob.why(late) and name_of(MALLORY) in bob.why(late))
+        assert "without a lease" in bob.why(late)
+        clock.now_ns += 10 * HOUR_NS
+        machine.settle()
+        nvml.leave(pid)
+        clock.now_ns += 2 * SECOND_NS
+        machine.until(lambda: bob.grant(late) is not None)
+        machine.until(lambda: not any(gpu.without_lease for gpu in status_of(machine).gpus))
+        machine.restart()
+        used = {}
+        for line in map(machine_status.parse_line, (place / "usage.jsonl").read_bytes().splitlines()):
+            assert isinstance(line, machine_status.UserLine)
+            used[line.user] = line.used
+        assert used[name_of(MALLORY)] == pytest.approx(36_000, rel=0.05)
+
+
+@with_setpriv
+@pytest.mark.usefixtures("at_once")
+def test_a_reason_is_renewed_when_a_gpu_changes(place: Path, nvml: FakeNvml) -> None:
+    """Whoever waits for a GPU hears who uses it now, though no lease and no ask has changed."""
+    nvml.gpu("GPU-a", bus=0)
+    clock = Clock(time.time_ns())
+    with process_of(STRANGER) as (first, _), process_of(STRANGER) as (second, _):
+        nvml.process("GPU-a", first, GIB)
+        with driven(place, f"{MACHINE}{GPUS}", clock=clock) as machine:
+            alice = machine.dispatcher("alice", ALICE)
+            number = alice.ask(1, gpus=1)
+            machine.until(lambda: f"pid {first}" in alice.why(number))
+            for _ in range(3):
+                machine.arbiter.turn()
+            nvml.leave(first)
+            nvml.process("GPU-a", second, GIB)
+            clock.now_ns += 2 * SECOND_NS
+            machine.until(lambda: f"pid {second}" in alice.why(number))
+            assert name_of(STRANGER) in alice.why(number)
+
+
 # 13: a limit that is a lie.
 
 
@@ -843,6 +1007,91 @@ def test_a_limit_that_is_a_lie_counts_once(place: Path) -> None:
         machine.settle()
         assert alice.grant(long) is not None
         assert mallory.grant(short) is None
+
+
+# 13a: what others would like to have forgotten.
+
+
+@several_users
+def test_nobody_can_erase_the_past_of_another(place: Path) -> None:
+    """However many leases mallory takes and ends, what is kept of bob is as before, and after a restart it counts."""
+    clock = Clock(time.time_ns())
+    with driven(place, f"{USERS}cpus = 4\n", clock=clock) as machine:
+        bob, mallory = machine.dispatcher("bob", BOB), machine.dispatcher("spool", MALLORY)
+        lease = granted(machine, bob, 4)
+        bob.say(Begin(lease.lease))
+        machine.settle()
+        clock.now_ns += 10 * HOUR_NS
+        bob.say(EndLease(lease.lease))
+        numbers = count(1)
+        for _ in range(5):
+            mallory.say(*[protocol.Ask(next(numbers), protocol.LeaseRequest(0)) for _ in range(200)])
+            machine.settle()
+            mallory.say(*[EndLease(each.lease) for each in mallory.all(protocol.Granted)])
+            mallory.heard.clear()
+            machine.settle()
+        machine.restart()
+        text = (place / "usage.jsonl").read_text()
+        assert len(text.splitlines()) <= 2
+        assert f'"{name_of(BOB)}"' in text
+        alice, bob, mallory = (machine.dispatcher("spool", uid) for uid in (ALICE, BOB, MALLORY))
+        taken = granted(machine, alice, 4)
+        bobs = bob.ask(3, limit_ns=HOUR_NS)
+        machine.settle()
+        clock.now_ns += 5 * SECOND_NS
+        hers = mallory.ask(3, limit_ns=HOUR_NS)
+        machine.settle()
+        clock.now_ns += 600 * SECOND_NS
+        alice.say(EndLease(taken.lease))
+        machine.settle()
+        assert mallory.grant(hers) is not None
+        assert bob.grant(bobs) is None
+
+
+@several_users
+@pytest.mark.parametrize("ended", [False, True], ids=["in use", "over"])
+def test_a_restart_counts_no_use_twice(place: Path, ended: bool) -> None:
+    """What a lease has used counts once, whether the arbiter was restarted while it was held or after its end."""
+    clock = Clock(time.time_ns())
+
+    def kept() -> float:
+        [line] = (place / "usage.jsonl").read_text().splitlines()
+        user = machine_status.parse_line(line.encode())
+        assert isinstance(user, machine_status.UserLine)
+        return user.used
+
+    with driven(place, f'{USERS}cpus = 4\ncpu_weight = 1\nhalf_life = "1000d"\n', clock=clock) as machine:
+        bob = machine.dispatcher("bob", BOB)
+        lease = granted(machine, bob, 4)
+        bob.say(Begin(lease.lease))
+        machine.settle()
+        clock.now_ns += HOUR_NS
+        if ended:
+            bob.say(EndLease(lease.lease))
+            machine.settle()
+        machine.restart()
+        assert kept() == pytest.approx(4 * 3600, rel=0.01)
+        clock.now_ns += HOUR_NS
+        machine.restart()
+        assert kept() == pytest.approx(4 * 3600 * (1 if ended else 2), rel=0.01)
+
+
+def test_the_log_of_an_older_arbiter_counts(place: Path) -> None:
+    """A log of single leases, as spool 0.1 kept it, becomes a line for each user."""
+    now_ns = time.time_ns()
+    place.mkdir()
+    lines = [
+        ["use", user, 4242, [4], 0, now_ns - 11 * HOUR_NS, now_ns - 11 * HOUR_NS, now_ns - HOUR_NS]
+        for user in ("ann", "ann", "ben")
+    ]
+    (place / "usage.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with driven(place, MACHINE):
+        ann, ben = map(machine_status.parse_line, (place / "usage.jsonl").read_bytes().splitlines())
+        assert isinstance(ann, machine_status.UserLine)
+        assert isinstance(ben, machine_status.UserLine)
+        assert (ann.user, ben.user) == ("ann", "ben")
+        assert ann.used == pytest.approx(2 * ben.used)
+        assert ann.ran_ns == (10 * HOUR_NS,) * 2
 
 
 # 14: leases that are not used.

@@ -24,3 +24,23 @@ def test_a_lease_is_for_the_kinds_of_gpus_that_the_job_names() -> None:
     assert asked.request() == Request(1, gpus=1, gpu_types=("A100", "H100"), gpu_min_memory_bytes=40 << 30)
     older = json.decode(b'[2,1024,1,0,"A100",[],0,""]', type=LeaseRequest)
     assert older.request() == Request(2, 1024, 1, gpu_types=("A100",))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [["grant", 1, 1, 1, ["GPU-" + "0" * 200]]],
+        [["grant", 1, 1, 1, ["GPU-0,GPU-1"], [0]]],
+        [["grant", 1, 1, 1, [f"GPU-{n}" for n in range(1000)]]],
+        [["grant", 1, 1, 1, [], list(range(5000))]],
+        [["grant", 1, 1, 1, [], [], [[f"r{n}", [1]] for n in range(100)]]],
+        [["welcome", 1, 1, [[f"r{n}", 1, []] for n in range(5000)]]],
+        [["welcome", 1, 1, [["licence", 3, [1, 2]]]]],
+        [["welcome", 1, 1, [], list(range(5000))]],
+        [["wait", 1, ""]] * 1000,
+    ],
+)
+def test_no_answer_is_larger_than_a_machine(said: object) -> None:
+    """What an arbiter says is bounded in each of its parts, and its totals agree with its indices."""
+    with pytest.raises(NotAMessage):
+        read_replies(json.encode(said))

@@ -79,7 +79,7 @@ def test_gpus_tells_why_each_is_not_given(spool: Command, spool_root: Path, four
     assert found[0]["why_not"] is None
     (process,) = found[1]["foreign"]
     assert (process["pid"], process["name"], process["memory_bytes"]) == (sleeper, "sleep", 3 * GIB)
-    assert f"pid {sleeper} (sleep, 3 GiB) outside spool" in found[1]["why_not"]
+    assert f"pid {sleeper} (sleep, {process['user']}, 3 GiB) outside spool" in found[1]["why_not"]
     assert "gpu.use" in found[2]["why_not"]
     assert found[3]["why_not"].startswith("reserved for nobody until ")
     assert "idle 0;" in spool("info").out  # 3 is not: it is reserved

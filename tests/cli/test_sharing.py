@@ -14,12 +14,16 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, start
+from plugins.fake_nvml import FakeNvml
 from spool.client import machine_service, service
 from spool.client.machine_service import RunStep, WriteStep
 from spool.core.errors import SpoolError
+from spool.core.model import Machine
 from spool.formats import machine_status, machinefile
 from spool.formats.machine_status import GpuShare, MachineShares, UserShare
+from spool.formats.machinefile import MachineConfig
 from spool.machine import shared
+from spool.machine.host import Host
 from support import PATIENCE_S, wait_for
 
 PROGRAM = ("/opt/spool/bin/spool",)
@@ -128,8 +132,17 @@ def test_without_machine_toml_the_machine_is_not_served(spool: Command, machine:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can install the service")
-def test_installing_writes_and_starts_the_service(spool: Command, machine: Path) -> None:
-    """The unit calls this program; a second time nothing is written but the service restarts; machine.toml stays."""
+def test_installing_writes_and_starts_the_service(
+    spool: Command, machine: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unit calls this program; a second time nothing is written but the service restarts; machine.toml stays.
+
+    Its quotas leave a part of each resource to other users.
+    """
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    for number in range(4):
+        fake_nvml.gpu(f"GPU-{number}", bus=number)
     said = spool("machine", "install")
     assert said.code == 0, said
     unit = machine / "units" / "spool-machine.service"
@@ -141,7 +154,11 @@ def test_installing_writes_and_starts_the_service(spool: Command, machine: Path)
         "systemctl enable --now spool-machine.service",
     ]
     toml = machine / "etc" / "machine.toml"
-    assert machinefile.parse(toml.read_bytes()) == machinefile.MachineConfig()
+    limits, total = machinefile.parse(toml.read_bytes()).policy.default_user_limits, Host()
+    assert limits.max_running_cpus == max(total.cpus() * 3 // 4, 1)
+    assert limits.max_running_memory_bytes is not None
+    assert 0.7 < limits.max_running_memory_bytes / MachineConfig().memory_of(total.memory().total_bytes) <= 0.75
+    assert limits.max_running_gpus == 3
     toml.write_text("cpus = 1\n")
     said = spool("machine", "install")
     assert f"{unit} unchanged" in said.out
@@ -173,7 +190,9 @@ def test_the_printed_script_does_the_same(spool: Command, machine: Path) -> None
     subprocess.run(["/bin/sh"], input=said.out, text=True, check=True)
     first = ordered(machine)
     unit, toml = machine / "units" / "spool-machine.service", machine / "etc" / "machine.toml"
-    steps = machine_service.steps(PROGRAM, str(toml), force=False)
+    host = Host()
+    whole = Machine(host.cpus(), MachineConfig().memory_of(host.memory().total_bytes))
+    steps = machine_service.steps(PROGRAM, str(toml), whole, force=False)
     wanted = {step.path: step.text for step in steps if isinstance(step, WriteStep)}
     assert {path: Path(path).read_bytes() for path in wanted} == wanted
     assert first == [" ".join(step.words) for step in steps if isinstance(step, RunStep)][:3]
@@ -196,7 +215,7 @@ def test_a_command_that_fails_is_told(machine: Path) -> None:
 def test_a_program_in_a_home_is_not_installed(home: str) -> None:
     """The service sees no home, and the program's owner could change what runs for all."""
     with pytest.raises(SpoolError, match="is in a home directory"):
-        machine_service.steps((home,), "/etc/spool/machine.toml", force=False)
+        machine_service.steps((home,), "/etc/spool/machine.toml", Machine(4, 1 << 32), force=False)
 
 
 def test_without_systemd_the_commands_are_told(spool: Command, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,14 +184,17 @@ class Naive:
         return self.guess(job) if job.limit is None else job.limit
 
     def guess(self, job: Job) -> int:
-        """Return how long its like has run: the upper median of the last five, else its user's, else of all."""
+        """Return how long its like has run: the upper median of the last five, else its user's, else of all users."""
         ended = self.ended()
         alike = [each.lasts for each in ended if each.like == job.like]
         users = [each.lasts for each in ended if each.user == job.user]
         last = alike if len(alike) >= 2 else users
         if last:
             return max(S, sorted(last[-5:])[len(last[-5:]) // 2])
-        middle = sorted(each.lasts for each in ended[-101:])
+        by_user: dict[str, list[int]] = {}
+        for each in ended:
+            by_user.setdefault(each.user, []).append(each.lasts)
+        middle = sorted(sorted(lasts[-5:])[len(lasts[-5:]) // 2] for lasts in by_user.values())
         return max(S, middle[len(middle) // 2]) if middle else HOUR
 
     def end(self, run: Job) -> int:

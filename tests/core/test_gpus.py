@@ -240,7 +240,7 @@ def test_a_job_that_uses_a_gpu_which_it_was_not_given_is_named():
     box = with_gpu(0, of=1, foreign=(ForeignProcess(4711, "python", GIB, "bob", "greedy"),))
     assert why(plan(job("j", gpus=1), on=box), "j") == (
         "gpus: needs 1 unshared GPU; none is idle; "
-        "GPU 0 is used by pid 4711 (python, 1 GiB) of greedy, which was not given it"
+        "GPU 0 is used by pid 4711 (python, bob, 1 GiB) of greedy, which was not given it"
     )
 
 

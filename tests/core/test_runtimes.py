@@ -63,3 +63,16 @@ def test_one_like_run_is_too_few() -> None:
     assert learned.guess("alice", "sweep", ONE) == (40 * S, Source.USER, 3)
     learned.add("alice", "sweep_2", ONE, 20 * S)
     assert learned.guess("alice", "sweep", ONE) == (100 * S, Source.ALIKE, 2)
+
+
+def test_a_user_displaces_nothing_that_is_known_of_another() -> None:
+    """However many runs of however many kinds a user has, the guesses for another's jobs are as before."""
+    learned = RunTimes()
+    for each in (30, 40, 50):
+        learned.add("alice", "train", ONE, each * S)
+    learned.add("bob", "prepare", ONE, 20 * S)
+    before = learned.guess("alice", "train", ONE)
+    for number in range(6_000):
+        learned.add("mallory", f"{number}x", ONE, S)
+    assert learned.guess("alice", "train", ONE) == before
+    assert learned.guess("carol", "new", ONE).ns == 20 * S  # the middle of three users, not of 6,004 runs

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,12 +57,14 @@ class FakeArbiter:
         self.cpus = cpus
         self.datagrams: list[list[protocol.Order]] = []
         self.grants = True
+        self.counts = True  # the claims of a hello
         self.begin_before = [FOREVER_NS]  # of each lease; the last is that of all others
         self.refuses = ""
         self.on_begin: Callable[[int], None] = lambda _: None
         self.errors: list[BaseException] = []
         self.held: set[int] = set()
         self._named: set[int] = set()
+        self._claims: list[protocol.Claim] = []
         self._next = 1000
         self._here = os.pipe()
         self._wakes = select.poll()
@@ -114,9 +117,12 @@ class FakeArbiter:
 
     def grant(self, ask: Ask, before_ns: int = FOREVER_NS) -> Granted:
         """Return a new lease for an ask."""
+        return Granted(ask.number, self._new(), before_ns)
+
+    def _new(self) -> int:
         self._next += 1
         self.held.add(self._next)
-        return Granted(ask.number, self._next, before_ns)
+        return self._next
 
     def _serve(self) -> None:
         try:
@@ -158,11 +164,14 @@ class FakeArbiter:
                 yield Refused(self.refuses)
             case Hello():
                 self._named |= {hold.lease for hold in order.holds}
+                self._claims += order.claims
                 if order.more:
                     return
                 unknown, self._named = self._named - self.held, self._named & self.held
                 self.held, self._named = self._named, set()
-                yield Welcome(self.cpus, 1 << 30, (("licence", 2, (5, 6)),), tuple(unknown))
+                claims, self._claims = self._claims, []
+                claimed = [self._new() if self.counts else 0 for _ in claims]
+                yield Welcome(self.cpus, 1 << 30, (("licence", 2, (5, 6)),), tuple(unknown), tuple(claimed))
             case Ask() if self.grants:
                 before = self.begin_before
                 yield self.grant(order, before.pop(0) if len(before) > 1 else before[0])
@@ -214,6 +223,13 @@ def hears(session: Session) -> None:
     assert session.now.share._sock is not None
     assert select.select([session.now.share._sock], [], [], 10)[0]
     session.now.sleep(0)
+
+
+def reloads(session: Session) -> None:
+    """Have the dispatcher, or another one if there is none, read its configuration."""
+    if session.now is not None:
+        session.now.wakeup.reload = True
+    session.settle()
 
 
 def joins(session: Session) -> None:
@@ -450,9 +466,10 @@ def test_many_leases_are_named_in_parts(
 
 
 def test_a_run_whose_lease_is_unknown_goes_on(session: Session, arbiter: FakeArbiter) -> None:
-    """It holds its room here, and ends nothing at the arbiter."""
+    """It holds its room here, is claimed, and ends nothing at an arbiter that does not count it."""
     session.users.submit("a", "hang")
     session.settle()
+    arbiter.counts = False
     arbiter.close()
     arbiter.held.clear()
     arbiter.open()
@@ -460,11 +477,105 @@ def test_a_run_whose_lease_is_unknown_goes_on(session: Session, arbiter: FakeArb
     assert now is not None
     now.share.read()
     joins(session)
+    wait_for(lambda: len(arbiter.of(Hello)) == 3, what="the claim")
+    session.settle()
     assert [live.lease for live in now.state.live.values()] == [None]
-    assert session.world.pids("a")
+    [claim] = [claim for hello in arbiter.of(Hello) if isinstance(hello, Hello) for claim in hello.claims]
+    assert claim.pid == session.world.pids("a")[0]
     session.world.exit(session.world.pids("a")[0], 0)
     session.settle()
     assert not arbiter.of(EndLease)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_run_from_before_sharing_is_claimed(session: Session, arbiter: FakeArbiter, returns: bool) -> None:
+    """A dispatcher that joins claims its runs, and gives their leases back with their ends."""
+    config = session.world.root / layout.CONFIG
+    shared_text = config.read_text()
+    config.write_text('machine = "off"\n')
+    session.users.submit("a", "hang", "cpus = 3")
+    reloads(session)
+    assert session.world.pids("a")
+    told = len(arbiter.heard)
+    config.write_text(shared_text)
+    if returns:
+        session.end()
+    reloads(session)
+    wait_for(lambda: len(arbiter.heard) > told, what="the hello")
+    session.settle()
+    now = session.now
+    assert now is not None
+    [live] = now.state.live.values()
+    assert arbiter.held == {live.lease}
+    [hello] = arbiter.heard[told:]
+    assert isinstance(hello, Hello)
+    assert [(claim.demand.cpus, claim.pid) for claim in hello.claims] == [(3, session.world.pids("a")[0])]
+    session.world.exit(session.world.pids("a")[0], 0)
+    session.settle()
+    wait_for(lambda: not arbiter.held, what="the end of the lease")
+
+
+WRONG = {
+    "a GPU": {"gpu_uuids": ("GPU-0",), "gpu_indices": (0,)},
+    "a licence too many": {"pool_indices": (("licence", (5, 6)),)},
+    "a licence twice": {"pool_indices": (("licence", (5, 5)),)},
+    "another licence": {"pool_indices": (("licence", (7,)),)},
+    "no licence": {"pool_indices": ()},
+    "another resource": {"pool_indices": (("licence", (5,)), ("tpu", (1,)))},
+    "a lease in use": {"lease": 77},
+}
+
+
+@pytest.mark.parametrize("more", WRONG.values(), ids=WRONG.keys())
+def test_a_grant_of_something_else_is_not_believed(
+    session: Session, arbiter: FakeArbiter, more: dict[str, Any]
+) -> None:
+    """A dispatcher starts nothing by a grant of more or other than it asked for, and says why."""
+    arbiter.grants = False
+    session.users.submit("a", "hang", "[resources]", "licence = 1")
+    session.turns(2)
+    wait_for(lambda: arbiter.of(Ask), what="the ask")
+    now = session.now
+    assert now is not None
+    if "lease" in more:
+        now.share._leases[77] = UnusedLease(LeaseRequest(9), Granted(9, 77, FOREVER_NS))
+    [ask] = arbiter.of(Ask)
+    assert isinstance(ask, Ask)
+    given = {"lease": 1001, "pool_indices": (("licence", (5,)),), **more}
+    arbiter.say(Granted(number=ask.number, begin_before_ns=FOREVER_NS, **given))
+    hears(session)
+    assert not session.world.begun
+    assert now.share._sock is None
+    assert now.share.view is not None
+    assert now.share.view.problem
+    arbiter.grants = True
+
+
+def test_what_was_asked_for_is_believed(session: Session, arbiter: FakeArbiter) -> None:
+    """The same grant without a mistake starts the job."""
+    arbiter.grants = False
+    session.users.submit("a", "hang", "[resources]", "licence = 1")
+    session.turns(2)
+    wait_for(lambda: arbiter.of(Ask), what="the ask")
+    [ask] = arbiter.of(Ask)
+    assert isinstance(ask, Ask)
+    arbiter.held.add(1001)
+    arbiter.say(Granted(ask.number, 1001, FOREVER_NS, pool_indices=(("licence", (5,)),)))
+    hears(session)
+    session.settle()
+    assert session.world.begun == [("a", 1)]
+
+
+def test_a_flood_of_answers_ends_no_pass(session: Session, arbiter: FakeArbiter) -> None:
+    """An arbiter that says without end what nobody has asked for is left once the dispatcher cannot answer it."""
+    session.settle()
+    now = session.now
+    assert now is not None
+    grants = [Granted(1 << 40, 1 << 40, FOREVER_NS)] * protocol.MOST_MESSAGES
+    while now.share._sock is not None:
+        arbiter.say(*grants)
+        now.share.read()
+    assert len(now.share._out) < 1 << 16
 
 
 def test_a_lease_that_comes_too_late_launches_nothing(session: Session, arbiter: FakeArbiter) -> None:
@@ -719,3 +830,25 @@ def test_an_unshared_machine_is_looked_at_when_told_only(tmp_path: Path, monkeyp
         assert len(session.world.begun) == 3
         session.end()
     assert looks == ["auto", "auto"]
+
+
+def test_a_machine_that_becomes_shared_is_joined(
+    session: Session, arbiter: FakeArbiter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dispatcher that serves already joins with its next look, and claims its runs."""
+    file = tmp_path / "machine.toml"
+    monkeypatch.setattr(shared, "MACHINE_FILE", str(file))
+    monkeypatch.setattr(shared, "DIRECTORY", str(arbiter.directory))
+    config = session.world.root / layout.CONFIG
+    config.write_text("")
+    session.users.submit("a", "hang")
+    session.settle()
+    assert session.world.pids("a")
+    assert not arbiter.heard
+    file.touch()
+    config.write_text("")
+    session.settle()
+    wait_for(lambda: arbiter.of(Hello), what="the hello")
+    [hello] = arbiter.of(Hello)
+    assert isinstance(hello, Hello)
+    assert len(hello.claims) == 1

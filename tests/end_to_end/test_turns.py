@@ -143,6 +143,27 @@ def test_who_waits_is_told_who_has_the_room(machine: Machine) -> None:
     assert bob.wait_done("late")
 
 
+def test_who_ran_before_sharing_is_counted(machine: Machine) -> None:
+    """What began without a lease keeps its room once its dispatcher joins, also when another dispatcher follows it."""
+    alina, bob = machine.spools
+    config = alina.root / "config.toml"
+    text = config.read_text()
+    config.write_text('machine = "off"\n')
+    wait_for(lambda: alina.state()["machine"].get("shared") is None, what="a spool that takes no part")
+    for name in ("one", "two"):
+        alina.drop(name, ["sleep", "1000"])
+        alina.pid(name)
+    assert machine.is_free()
+    config.write_text(text)
+    wait_for(lambda: [user.cpus for user in machine.status().users] == [2], what="the claims")
+    alina.kill()
+    alina.start()
+    bob.drop("late", ["true"])
+    bob.wait_reason("late", "machine: cpus: needs 1, 0 free (2 leases of ")
+    alina.spool("cancel", "one")
+    assert bob.wait_done("late")
+
+
 def test_a_command_in_a_terminal_waits_for_its_turn(machine: Machine) -> None:
     """`spool run --here` asks the arbiter as any job does, and gives its lease back with the end of the command."""
     alina, bob = machine.spools

@@ -138,6 +138,7 @@ class Connection:
         self.holder: Holder | None = None  # set by the last hello
         self.named: set[int] = set()  # the leases of a hello that is not complete
         self.unknown: list[int] = []  # those of them that do not exist
+        self.claims: list[protocol.Claim] = []  # of a hello that is not complete
         self.replies: list[protocol.Reply] = []
 
     def fileno(self) -> int:
@@ -160,7 +161,9 @@ class Connection:
             raise protocol.NotAMessage("it is too long")
         self._allowance.use(1 + len(data) // _BYTES_A_MESSAGE)
         orders = protocol.read_orders(data)
-        self._allowance.use(sum(len(each.holds) if isinstance(each, protocol.Hello) else 1 for each in orders))
+        self._allowance.use(
+            sum(len(each.holds) + len(each.claims) if isinstance(each, protocol.Hello) else 1 for each in orders)
+        )
         return orders
 
     def pause_s(self) -> float:

@@ -1,7 +1,7 @@
 """What the machine has for everyone: its CPUs and memory, its pools, and its GPUs as NVML shows them.
 
 A process on a GPU belongs to a lease if its user has a lease on that GPU, so that no environment of another user's
-process is read. All other processes are foreign, and keep that GPU from being granted.
+process is read. All other processes are foreign, and keep that GPU from being granted; they count for their users.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ class Hardware:
         self._seen_at_ns = None  # the next look asks
         return False
 
+    @property
+    def seen_at_ns(self) -> int:
+        """The time of the query that NVML has answered last; 0: the next look asks again."""
+        return self._seen_at_ns or 0
+
     def fileno(self) -> int | None:
         """Return the descriptor that is readable when NVML has answered; None while NVML is not asked."""
         return self._watcher.fileno() if self._watcher is not None else None
@@ -102,7 +107,15 @@ class Hardware:
         age_ns = self._config.gpu.poll_ns if self._seen_at_ns is not None else 0
         look = self._watcher.look(now_ns, self._ours, max_age_ns=age_ns, patience_ns=0)
         self._seen_at_ns = look.seen_at_ns
-        gpus = tuple(replace(gpu, taken_bytes=_by_lease(gpu, held.get(gpu.uuid, [])), work=()) for gpu in look.gpus)
+        gpus = tuple(
+            replace(
+                gpu,
+                taken_bytes=_by_lease(gpu, held.get(gpu.uuid, [])),
+                foreign=tuple(replace(process, job=None) for process in gpu.foreign),
+                work=(),
+            )
+            for gpu in look.gpus
+        )
         return replace(machine, gpus=gpus, gpu_problem=look.problem)
 
 

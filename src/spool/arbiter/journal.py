@@ -1,8 +1,9 @@
-"""What an arbiter knows when it begins: the leases of this boot, and the use of the past.
+"""What an arbiter knows when it begins: the leases of this boot, and the past of each user.
 
 `leases.jsonl` has every lease before its dispatcher hears of it, so that an arbiter that is killed at any moment comes
 back with all of them. It lies where a reboot empties it, and names its boot for the case that it does not: after a
-reboot no run is left, and so no lease. `usage.jsonl` outlives a reboot, for fair share and for guesses of run times.
+reboot no run is left, and so no lease. `usage.jsonl` outlives a reboot, for fair share and for guesses of run times. It
+has a line for each user, so that nothing that others do can displace it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ import time
 from spool.arbiter.ledger import Holder, Lease, LeaseLedger
 from spool.core.errors import LockHeld, cannot
 from spool.core.model import Grant
-from spool.formats.machine_status import BeganLine, Boot, EndLine, LeaseLine, UseLine, parse_line, render_line
+from spool.formats.machine_status import BeganLine, Boot, EndLine, LeaseLine, UseLine, UserLine, parse_line, render_line
 from spool.store.disk import Disk, open_log, read_file
 
 log = logging.getLogger(__name__)
 
 LEASES, USAGE, LOCK = "leases.jsonl", "usage.jsonl", ".lock"
-_MOST_USES = 10_000  # newest leases of the past that are kept
 _MOST_BYTES = 256 << 20  # of a journal; a line has some 200, at most 2,000
 _COMPACT_AFTER = 20_000  # lines
 _COMPACT_AGAIN_S = 10.0  # after an error
-_HALF_LIVES = 10  # older leases count less than a thousandth
+_SAVE_EVERY_S = 10.0  # what an arbiter that is killed forgets of the past
 
 
 class LeaseJournal:
@@ -38,9 +38,11 @@ class LeaseJournal:
         self._boot_id = boot_id
         self._disk = Disk(directory, hidden=True)
         self._past_disk = Disk(state_directory, hidden=True)
-        self._fd = self._usage_fd = -1
-        self._lines = self._uses = 0
-        self._not_before = 0.0  # monotonic: when the files may be compacted again
+        self._fd = -1
+        self._lines = 0
+        self._not_before = 0.0  # monotonic: when the leases may be compacted again
+        self._save_at = 0.0  # monotonic: when the past is saved again
+        self._saved = -1  # the version of the ledger then
         self._locked = -1
 
     def open(self, ledger: LeaseLedger, now_ns: int) -> None:
@@ -48,41 +50,40 @@ class LeaseJournal:
         self._lock()
         self._read_usage(ledger, now_ns)
         self._read_leases(ledger)
+        self._save(ledger, now_ns)
         self._compact(ledger)
 
-    def close(self) -> None:
-        """Close the files."""
-        for fd in (self._fd, self._usage_fd, self._locked):
+    def close(self, ledger: LeaseLedger, now_ns: int) -> None:
+        """Save the past, if the files are open, and close them."""
+        if self._fd >= 0:
+            self._save_at = 0.0
+            self._try_to_save(ledger, now_ns)
+        for fd in (self._fd, self._locked):
             if fd >= 0:
                 os.close(fd)
-        self._fd = self._usage_fd = self._locked = -1
+        self._fd = self._locked = -1
 
     def granted(self, leases: list[Lease]) -> None:
         """Record leases; they may be told once this returns."""
-        self._append(b"".join(render_line(_line(lease)) for lease in leases), len(leases))
+        lines = [line for lease in leases for line in _lines(lease)]
+        self._append(b"".join(lines), len(lines))
 
     def began(self, lease: Lease) -> None:
         """Record which wrapper uses a lease."""
         self._append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)), 1)
 
-    def ended(self, lease: Lease, now_ns: int) -> None:
+    def ended(self, lease: Lease) -> None:
         """Record that a lease is over."""
         self._append(render_line(EndLine(lease.number)), 1)
-        try:
-            self._past_disk.append(self._usage_fd, render_line(_use(lease, now_ns)))
-        except OSError as error:  # the past is worth less than the present
-            log.error("cannot write %s: %s; fair share forgets a lease of %s", self._usage, error, lease.holder.user)
-        self._uses += 1
 
     def tidy(self, ledger: LeaseLedger, now_ns: int) -> None:
-        """Begin new files if the old ones are long, or lost. Never raises."""
+        """Save the past now and then, and begin a new journal if the old one is long, or lost. Never raises."""
+        self._try_to_save(ledger, now_ns)
         if time.monotonic() < self._not_before:
             return
         try:
             if self._fd < 0 or self._lines > _COMPACT_AFTER + 4 * len(ledger.leases):
                 self._compact(ledger)
-            if self._usage_fd < 0 or self._uses > 2 * _MOST_USES:
-                self._begin_usage(self._uses_left(ledger, now_ns))
         except OSError as error:
             log.error("cannot begin a new journal: %s", error)
             self._not_before = time.monotonic() + _COMPACT_AGAIN_S
@@ -123,33 +124,32 @@ class LeaseJournal:
             ledger.put(lease)
 
     def _read_usage(self, ledger: LeaseLedger, now_ns: int) -> None:
-        kept = self._uses_left(ledger, now_ns)
-        for line in kept:
-            if line.until_ns <= now_ns:  # else the clock was set back
-                ledger.remember(_used(line), line.until_ns)
-        self._begin_usage(kept)
-
-    def _uses_left(self, ledger: LeaseLedger, now_ns: int) -> list[UseLine]:
-        """Return the newest leases of the past that are not too old to count."""
         text = read_file(self._usage, _MOST_BYTES) or b""
-        oldest_ns = now_ns - _HALF_LIVES * ledger.policy.half_life_ns
-        found = [line for line in map(parse_line, text.splitlines()[-_MOST_USES:]) if isinstance(line, UseLine)]
-        return [line for line in found if oldest_ns <= line.until_ns]
+        for line in map(parse_line, text.splitlines()):
+            if isinstance(line, UserLine):
+                ledger.recall(line, now_ns)
+            elif isinstance(line, UseLine) and line.until_ns <= now_ns:  # else the clock was set back
+                ledger.remember(_used(line), line.until_ns)
 
-    def _begin_usage(self, kept: list[UseLine]) -> None:
-        self._past_disk.put(self._usage, b"".join(map(render_line, kept)), mode=0o640)
-        if self._usage_fd >= 0:
-            os.close(self._usage_fd)
-            self._usage_fd = -1  # unless the next step succeeds, there is none
-        self._usage_fd, self._uses = open_log(self._usage), len(kept)
+    def _try_to_save(self, ledger: LeaseLedger, now_ns: int) -> None:
+        if time.monotonic() < self._save_at or (self._saved == ledger.version and not ledger.leases):
+            return
+        self._save_at = time.monotonic() + _SAVE_EVERY_S
+        try:
+            self._save(ledger, now_ns)
+        except OSError as error:  # the past is worth less than the present
+            log.error("cannot write %s: %s; what is used now is not remembered", self._usage, error)
+
+    def _save(self, ledger: LeaseLedger, now_ns: int) -> None:
+        """Write the past of each user."""
+        self._past_disk.put(self._usage, b"".join(map(render_line, ledger.past(now_ns))), mode=0o640)
+        self._saved = ledger.version
 
     def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
         data = [render_line(Boot(self._boot_id, ledger.next_number))]
         for lease in ledger.leases.values():
-            data.append(render_line(_line(lease)))
-            if lease.pid:
-                data.append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)))
+            data += _lines(lease)
         self._disk.put(self._leases, b"".join(data))
         if self._fd >= 0:
             os.close(self._fd)
@@ -157,9 +157,9 @@ class LeaseJournal:
         self._fd, self._lines = open_log(self._leases), len(data)
 
 
-def _line(lease: Lease) -> LeaseLine:
+def _lines(lease: Lease) -> list[bytes]:
     holder, grant = lease.holder, lease.grant
-    return LeaseLine(
+    line = LeaseLine(
         lease.number,
         holder.uid,
         holder.user,
@@ -172,7 +172,10 @@ def _line(lease: Lease) -> LeaseLine:
         lease.at_ns,
         lease.since_boot_ns,
         grant.cpu_list,
+        lease.claimed,
     )
+    began = [render_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
+    return [render_line(line), *began]
 
 
 def _lease(line: LeaseLine) -> Lease:
@@ -188,12 +191,8 @@ def _lease(line: LeaseLine) -> Lease:
         cpu_list=line.cpu_list,
     )
     holder = Holder(line.uid, line.user, line.spool)
-    return Lease(holder, line.lease, line.demand, grant, line.asked_at_ns, line.at_ns, line.since_boot_ns)
-
-
-def _use(lease: Lease, now_ns: int) -> UseLine:
-    holder, gpus = lease.holder, len(lease.grant.gpu_uuids)
-    return UseLine(holder.user, holder.uid, lease.demand, gpus, lease.asked_at_ns, lease.at_ns, now_ns)
+    times = line.asked_at_ns, line.at_ns, line.since_boot_ns
+    return Lease(holder, line.lease, line.demand, grant, *times, claimed=line.claimed)
 
 
 def _used(line: UseLine) -> Lease:

@@ -20,6 +20,7 @@ from spool.core.model import (
     Grant,
     Machine,
     Policy,
+    Pool,
     Reservation,
     Result,
     Running,
@@ -27,13 +28,16 @@ from spool.core.model import (
     State,
     Waiting,
 )
+from spool.core.pinning import cpus_in
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
+from spool.core.quotas import Quotas, QuotaUse
 from spool.core.reasons import Reason
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.formats.arbiter_protocol import MOST_ASKS, MOST_LEASES, LeaseRequest
+from spool.formats.arbiter_protocol import MOST_ASKS, MOST_LEASES, Claim, LeaseRequest
+from spool.formats.machine_status import UserLine
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -41,6 +45,7 @@ V = TypeVar("V")
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
 _OVERSTAY_PART = 10  # or a tenth of the limit, whichever is longer
+_LEAST_USED = 1e-3  # GPU seconds; less is nothing to remember
 _REGAINED_BY = 3  # leases in a row that kept their limits: the limits of their user count again
 
 _HELD = re.compile(r" \([0-9]+ runs? holds? [^)]*\)$")
@@ -90,6 +95,7 @@ class Lease(Struct, eq=False):
     begun: bool = False  # it is in use: its dispatcher has said so, or may have
     pid: int = 0  # of the wrapper that uses it; 0: unknown
     ticks: int = 0
+    claimed: bool = False  # its run began without it, so that how long it is held teaches nothing
 
     @property
     def name(self) -> str:
@@ -117,6 +123,9 @@ class LeaseLedger:
         self._runs = Runs(run_times=self._past.run_times)
         self._holding = Holding()
         self._serial = first
+        self._unchecked: list[Lease] = []  # with GPUs that were claimed before it was known which there are
+        self.squatters: dict[str, frozenset[str]] = {}  # users with processes on GPUs that they have no lease of
+        self._recalled_ns = 0  # the past has the use of leases until then
         self._kept: dict[str, int] = {}  # of users whose limits do not count: leases in a row that kept theirs
 
     # Leases.
@@ -128,9 +137,61 @@ class LeaseLedger:
             self._answering[lease.holder, lease.ask] = lease
         self._held[lease.holder.uid] += 1
         self.number_after(lease.number)
-        self._past.begin(lease.holder.user, None, lease.grant, lease.at_ns)
+        self._past.begin(lease.holder.user, None, lease.grant, max(lease.at_ns, self._recalled_ns))
         self._run(lease)
+        if lease.claimed and lease.grant.gpu_uuids:
+            self._unchecked.append(lease)
         self.version += 1
+
+    def claim(self, holder: Holder, claim: Claim, machine: Machine, now_ns: int) -> Lease | None:
+        """Count a run that began without a lease, as far as the machine and its user's quota go; None: not at all.
+
+        So the room that it has is not granted again, and a claim that is a lie takes no more than leases could.
+        """
+        limits = Quotas(self.policy).limits("user", holder.user)
+        use = self._runs.counts.users.get(holder.user, QuotaUse())
+        if _part(1, use.jobs, limits.max_running_jobs) < 1 or self._held[holder.uid] >= MOST_LEASES:
+            return None
+        uuids = tuple(dict.fromkeys(claim.gpu_uuids))
+        uuids = uuids[: _part(len(uuids), use.gpus, limits.max_running_gpus)]
+        resources, indices = _pools_of(claim, machine.resources)
+        demand = replace(
+            claim.demand,
+            cpus=_part(claim.demand.cpus, use.cpus, machine.cpus, limits.max_running_cpus),
+            memory_bytes=_part(
+                claim.demand.memory_bytes, use.memory_bytes, machine.memory_bytes, limits.max_running_memory_bytes
+            ),
+            gpus=len(uuids),
+            resources=resources,
+        )
+        grant = Grant(
+            cpus=demand.cpus,
+            memory_bytes=demand.memory_bytes or None,
+            gpu_uuids=uuids,
+            gpu_memory_bytes=(demand.gpu_memory_bytes or None) if uuids else None,
+            resources=resources,
+            resource_indices=indices,
+            cpu_list=claim.cpu_list if len(cpus_in(claim.cpu_list)) == demand.cpus else "",
+        )
+        lease = Lease(holder, self._serial, demand, grant, now_ns, now_ns, begun=True, claimed=True)
+        lease.pid, lease.ticks = claim.pid, claim.ticks
+        self.put(lease)
+        return lease
+
+    def _check_claims(self, machine: Machine, now_ns: int) -> None:
+        """Forget the GPUs of claims that the machine does not have, once it is known which it has."""
+        if machine.gpu_problem is not None:
+            return
+        known = {gpu.uuid for gpu in machine.gpus}
+        for lease in self._unchecked:
+            uuids = tuple(uuid for uuid in lease.grant.gpu_uuids if uuid in known)
+            if uuids != lease.grant.gpu_uuids and lease.number in self.leases:
+                self._past.end(lease.holder.user, None, lease.grant, now_ns)
+                lease.demand = replace(lease.demand, gpus=len(uuids))
+                lease.grant = replace(lease.grant, gpu_uuids=uuids)
+                self._past.begin(lease.holder.user, None, lease.grant, now_ns)
+                self._run(lease)
+        self._unchecked.clear()
 
     @property
     def next_number(self) -> int:
@@ -164,8 +225,28 @@ class LeaseLedger:
         self._past.end(lease.holder.user, None, lease.grant, max(until_ns, lease.at_ns))
         self._learn(lease, until_ns)
 
+    def recall(self, line: UserLine, now_ns: int) -> None:
+        """Count the past of a user that another arbiter has left, before its leases are put."""
+        at_ns = min(line.at_ns, now_ns)  # the clock may have been set back
+        self._recalled_ns = max(self._recalled_ns, at_ns)
+        self._past.shares.recall(line.user, line.used, at_ns)
+        for ran_ns in line.ran_ns:
+            self._past.run_times.recall(line.user, ran_ns)
+        if line.kept is not None:
+            self._kept[line.user] = line.kept
+
+    def past(self, now_ns: int) -> list[UserLine]:
+        """Return the past of each user, which does not depend on what the others do."""
+        used, lasts = self._past.shares.used(now_ns), self._past.run_times.lasts_of
+        users = {user for user, amount in used.items() if amount >= _LEAST_USED} | self._kept.keys()
+        return [
+            UserLine(user, used.get(user, 0.0), now_ns, lasts(user), self._kept.get(user)) for user in sorted(users)
+        ]
+
     def _learn(self, lease: Lease, until_ns: int) -> None:
         """Use how long a lease was held, for guesses, and for those that it has passed by."""
+        if lease.claimed:
+            return
         times = lease.asked_at_ns, lease.at_ns, max(lease.at_ns, until_ns)
         request, outcome = lease.demand.request(), State.FINISHED
         self._past.learn(
@@ -205,6 +286,22 @@ class LeaseLedger:
         """Return when all that waits or is held was asked for."""
         asked = [lease.asked_at_ns for lease in self.leases.values()]
         return asked + [ask.at_ns for ask in self._by_name.values()]
+
+    def squat(self, squatters: dict[str, frozenset[str]], now_ns: int) -> None:
+        """Count for quotas and fair share the GPUs on which users have processes without a lease."""
+        for user in squatters.keys() | self.squatters.keys():
+            before, number = len(self.squatters.get(user, ())), len(squatters.get(user, ()))
+            if before == number:
+                continue
+            self.version += 1
+            self._runs.remove(name := f"{user}//")
+            if before:
+                self._past.end(user, None, Grant(gpus_elsewhere=before), now_ns)
+            if number:
+                grant = Grant(gpus_elsewhere=number)
+                self._past.begin(user, None, grant, now_ns)
+                self._runs.put(Running(name, 1, user, Spec(""), grant, now_ns))
+        self.squatters = squatters
 
     # Asks.
 
@@ -278,6 +375,8 @@ class LeaseLedger:
 
     def decide(self, machine: Machine, now_ns: int) -> Decision:
         """Return who gets a lease of *machine* now; `grant` carries that out."""
+        if self._unchecked:
+            self._check_claims(machine, now_ns)
         view = View(
             machine, self._queue, running=self._runs, reservations=self._reservations, past=self._past,
             holding=self._holding,
@@ -336,7 +435,7 @@ class Decision:
             if holders is None:
                 holders = self._holders[reason.code] = holders_of(self._leases.values(), reason.code)
             text = _HELD.sub(f" ({holders})" if holders else "", text)
-        return _NAME.sub(r"\1", text)
+        return _NAME.sub(r"\1", text).replace("outside spool", "without a lease")
 
 
 def holders_of(leases: Iterable[Lease], code: str) -> str:
@@ -355,6 +454,27 @@ def holders_of(leases: Iterable[Lease], code: str) -> str:
         size = str(held) if code == "cpus" else show_size(held)
         words.append(f"{counts[user]}{what} of {user} {'hold' if many else 'holds'} {size}")
     return ", ".join(words)
+
+
+def _part(wanted: int, used: int, *limits: int | None) -> int:
+    """Return how much of *wanted* the limits leave beside what is *used*."""
+    return max(min([wanted, *(limit - used for limit in limits if limit is not None)]), 0)
+
+
+def _pools_of(
+    claim: Claim, pools: Iterable[Pool]
+) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
+    """Return which of the machine's named resources a claim has, and their indices."""
+    counts, indices = [], []
+    wanted, named = dict(claim.demand.resources), dict(claim.pool_indices)
+    for pool in pools:
+        count = min(wanted.get(pool.name, 0), pool.total)
+        if pool.indices:
+            units = tuple(sorted(set(named.get(pool.name, ())) & set(pool.indices)))[:count]
+            count = len(units)
+            indices += [(pool.name, units)] if units else []
+        counts += [(pool.name, count)] if count else []
+    return tuple(counts), tuple(indices)
 
 
 def _name(holder: Holder, demand: LeaseRequest, number: int) -> str:

@@ -87,6 +87,7 @@ class Arbiter:
         self._fresh: list[OpenAsk] = []  # asks that have no answer yet
         self._machine: Machine | None = None
         self._next_at_ns: int | None = None  # when the decision changes by itself
+        self._gpus_left_ns = 0  # when a lease with GPUs ended whose processes may go on; 0: none is in doubt
         self._gone: set[int] = set()  # leases whose processes the last look has not seen
         self._sees_processes = True
         self._listen_again = 0.0  # monotonic; 0: it listens
@@ -143,7 +144,7 @@ class Arbiter:
             with contextlib.suppress(OSError):
                 self._disk.discard(os.path.join(self._directory, SOCKET))
         self._listener.close()
-        self._journal.close()
+        self._journal.close(self._ledger, self._clock())
         self._hardware.close()
         self._epoll.close()
 
@@ -167,6 +168,10 @@ class Arbiter:
         self._decide(anew=now >= self._told + _TELL_EVERY_S and next(self._ledger.asks, None) is not None)
         if now >= self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S):
             self._told = now
+            if self._decision is not None:
+                for ask in list(self._ledger.asks):
+                    self._tell(self._decision, ask)
+                self._answer_all()
             if not self._is_unchanged():
                 self._publish()
 
@@ -362,6 +367,7 @@ class Arbiter:
         connection.spool = hello.spool
         account = connection.account
         holder = Holder(account.uid, account.name, hello.spool)
+        connection.claims += hello.claims
         for hold in hello.holds:
             if len(connection.named) + len(connection.unknown) >= protocol.MOST_LEASES:
                 raise protocol.NotAMessage("it names too many leases")
@@ -373,6 +379,8 @@ class Arbiter:
             lease.begun = True  # it is in use, or else it would not be named
             if hold.pid:
                 self._began(lease, hold.pid, hold.ticks)
+        if len(connection.claims) > protocol.MOST_LEASES:
+            raise protocol.NotAMessage("it claims too many leases")
         if hello.more:
             return
         other = self._by_holder.get(holder)
@@ -387,9 +395,23 @@ class Arbiter:
         machine = self._machine or self._look(self._clock())
         pools = tuple((pool.name, pool.total, pool.indices) for pool in machine.resources)
         unknown = tuple(connection.unknown)
-        connection.replies.append(protocol.Welcome(machine.cpus, machine.memory_bytes, pools, unknown))
-        connection.named, connection.unknown = set(), []
+        claimed = tuple(self._claim(holder, claim, machine) for claim in connection.claims)
+        connection.replies.append(protocol.Welcome(machine.cpus, machine.memory_bytes, pools, unknown, claimed))
+        connection.named, connection.unknown, connection.claims = set(), [], []
         self._answer(connection)
+
+    def _claim(self, holder: Holder, claim: protocol.Claim, machine: Machine) -> int:
+        """Count a run that began without a lease, if it lives; return its lease, 0 without one."""
+        if self._sees_processes and not _is_alive(holder.uid, claim.pid, claim.ticks):
+            return 0
+        lease = self._ledger.claim(holder, claim, machine, self._clock())
+        if lease is None:
+            return 0
+        try:
+            self._journal.granted([lease])
+        except OSError as error:  # after a restart it is unknown, and claimed again
+            log.error("cannot record a lease of %s: %s", holder.user, error)
+        return lease.number
 
     def _ask(self, holder: Holder, order: protocol.Ask) -> None:
         if self._ledger.asks_of(holder) >= protocol.MOST_ASKS:
@@ -417,8 +439,10 @@ class Arbiter:
     def _end(self, lease: Lease) -> None:
         now_ns = self._clock()
         if self._ledger.end(lease.number, now_ns) is not None:
+            if lease.grant.gpu_uuids:
+                self._gpus_left_ns = now_ns
             try:
-                self._journal.ended(lease, now_ns)
+                self._journal.ended(lease)
             except OSError as error:  # after a restart it is there again, until its dispatcher says hello
                 log.error("cannot record the end of a lease of %s: %s", lease.holder.user, error)
 
@@ -460,8 +484,17 @@ class Arbiter:
     def _look(self, now_ns: int) -> Machine:
         ledger = self._ledger
         leases = ledger.leases.values()
-        gpus = ledger.asks_for_gpus or any(lease.grant.gpu_uuids for lease in leases)
+        gpus = bool(
+            ledger.asks_for_gpus
+            or ledger.squatters
+            or self._gpus_left_ns
+            or any(lease.grant.gpu_uuids for lease in leases)
+        )
         self._machine = machine = self._hardware.machine(now_ns, leases, gpus=gpus)
+        if gpus:
+            ledger.squat(self._squatters(machine), now_ns)
+            if self._hardware.seen_at_ns > self._gpus_left_ns:
+                self._gpus_left_ns = 0
         fd = self._hardware.fileno()
         if fd is not None:
             try:
@@ -469,6 +502,19 @@ class Arbiter:
             except FileNotFoundError:  # it is new, though it may have the number of an older one
                 self._epoll.register(fd, select.EPOLLIN)
         return machine
+
+    def _squatters(self, machine: Machine) -> dict[str, frozenset[str]]:
+        """Return the users of the machine that have processes on GPUs without a lease, and these GPUs."""
+        found: dict[str, set[str]] = {}
+        for gpu in machine.gpus:
+            for process in gpu.foreign:
+                if process.user is None:
+                    continue
+                with contextlib.suppress(OSError):
+                    account = self._accounts.of(identity.owner_of(process.pid))
+                    if not account.refusal:
+                        found.setdefault(account.name, set()).add(gpu.uuid)
+        return {user: frozenset(uuids) for user, uuids in found.items()}
 
     def _decide(self, *, anew: bool) -> None:
         """Decide if anything has changed, and answer."""
@@ -482,9 +528,7 @@ class Arbiter:
             for ask in self._fresh:
                 self._tell(decision, ask)
             self._fresh.clear()
-        for connection in list(self._connections.values()):
-            if connection.replies:
-                self._answer(connection)
+        self._answer_all()
 
     def _grant(self, decision: Decision, now_ns: int) -> None:
         """Make leases of the starts of a decision: first on the disk, then in the answers."""
@@ -522,6 +566,11 @@ class Arbiter:
             ask.told = reason
             self._by_holder[ask.holder].replies.append(protocol.Wait(ask.number, reason))
 
+    def _answer_all(self) -> None:
+        for connection in list(self._connections.values()):
+            if connection.replies:
+                self._answer(connection)
+
     def _answer(self, connection: Connection) -> None:
         try:
             connection.answer()
@@ -541,12 +590,9 @@ class Arbiter:
         return True
 
     def _publish(self) -> None:
-        """Write `machine.json`, and tell those that wait what has changed."""
+        """Write `machine.json`."""
         now_ns, ledger = self._clock(), self._ledger
         machine = self._look(now_ns)
-        if self._decision is not None and self._published != ledger.version:
-            for ask in list(ledger.asks):
-                self._tell(self._decision, ask)  # sent by the next pass
         self._published = ledger.version
         problem = machine.gpu_problem
         status = MachineShares(
@@ -567,6 +613,15 @@ class Arbiter:
             self._published = -1
 
 
+def _is_alive(uid: int, pid: int, ticks: int) -> bool:
+    """Whether that process of a user is alive. What cannot be seen now is not."""
+    try:
+        stat = identity.read_stat(pid) if identity.owner_of(pid) == uid else None
+    except OSError:
+        return False
+    return stat is not None and not stat.dead and stat.start_ticks == ticks
+
+
 def _lives(lease: Lease, processes: list[identity.Stat]) -> bool:
     """Whether a process of its user may still use a lease."""
     if lease.pid:
@@ -584,7 +639,7 @@ def shares(ledger: LeaseLedger) -> list[UserShare]:
     for ask in ledger.asks:
         asks[ask.holder.user] = asks.get(ask.holder.user, 0) + 1
     found = []
-    for user in sorted(leases.keys() | asks.keys()):
+    for user in sorted(leases.keys() | asks.keys() | ledger.squatters.keys()):
         held, resources = leases.get(user, []), dict[str, int]()
         for lease in held:
             for name, count in lease.grant.resources:
@@ -595,7 +650,7 @@ def shares(ledger: LeaseLedger) -> list[UserShare]:
                 leases=len(held),
                 cpus=sum(lease.grant.cpus for lease in held),
                 memory_bytes=sum(lease.grant.memory_bytes or 0 for lease in held),
-                gpus=len({uuid for lease in held for uuid in lease.grant.gpu_uuids}),
+                gpus=len(ledger.squatters.get(user, frozenset()).union(*(lease.grant.gpu_uuids for lease in held))),
                 resources=resources,
                 asks=asks.get(user, 0),
             )
@@ -613,7 +668,11 @@ def gpu_shares(machine: Machine, ledger: LeaseLedger) -> list[GpuShare]:
             on[lease.holder.user] = None if granted is None or before is None else before + granted
     return [
         GpuShare(
-            uuid=gpu.uuid, index=gpu.index, users=tuple(sorted(users.get(gpu.uuid, {}).items())), problem=gpu.problem
+            uuid=gpu.uuid,
+            index=gpu.index,
+            users=tuple(sorted(users.get(gpu.uuid, {}).items())),
+            without_lease=tuple(sorted(user for user, uuids in ledger.squatters.items() if gpu.uuid in uuids)),
+            problem=gpu.problem,
         )
         for gpu in machine.gpus
     ]

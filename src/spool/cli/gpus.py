@@ -71,7 +71,7 @@ def _row(each: GpuStatus) -> list[str]:
     gpu = each.gpu
     who = [_holder(holder) for holder in each.holders]
     who += [lease_words(lease, render.size) for lease in each.leases or ()]
-    who += [stranger(one, render.size(one.memory_bytes), one.user or "") for one in gpu.foreign]
+    who += [stranger(one, render.size(one.memory_bytes)) for one in gpu.foreign]
     who += [f"reserved {line}" for line in each.reserved]
     return [
         str(gpu.index),

@@ -18,6 +18,7 @@ from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.telling import tell
 from spool.client import machine_service, service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolUnusable, UsageError, cannot
+from spool.core.model import Machine
 from spool.core.units import show_duration, show_size
 from spool.formats import config, machinefile
 from spool.formats.config import Config
@@ -121,21 +122,22 @@ def serve(directory: str | None) -> int:
 def install(force: bool, prints: bool) -> int:
     """Install the arbiter as a service of systemd, for all users of the machine. Only root can.
 
-    It makes the account `spool-machine`, which owns nothing else, writes /etc/spool/machine.toml unless it exists, and
-    starts spool-machine.service. Running jobs continue, and running dispatchers ask it from then on. Running it again
-    updates and restarts the service, which loses no lease.
+    It makes the account `spool-machine`, which owns nothing else, writes /etc/spool/machine.toml unless it exists, with
+    quotas of three quarters of this machine for each user, and starts spool-machine.service. Running jobs continue and
+    are counted, and running dispatchers ask it from then on. Running it again updates and restarts the service, which
+    loses no lease.
 
       spool machine install --print
       sudo spool machine install
     """
-    program = service.program()
+    program, whole = service.program(), _whole()
     if prints:
-        render.say_text(machine_service.script(machine_service.steps(program, shared.MACHINE_FILE, force=force)))
+        render.say_text(machine_service.script(machine_service.steps(program, shared.MACHINE_FILE, whole, force=force)))
         return 0
     try:
         machine_service.require_manager()
     except service.NoServiceManager as error:
-        script = machine_service.by_hand(program, shared.ACCOUNT, shared.DIRECTORY, shared.MACHINE_FILE)
+        script = machine_service.by_hand(program, shared.ACCOUNT, shared.DIRECTORY, shared.MACHINE_FILE, whole)
         tell(f"{error}; as root, at every boot:")
         render.say_text(script)
         return int(error.exit_code)
@@ -143,12 +145,25 @@ def install(force: bool, prints: bool) -> int:
         raise UsageError(
             cannot("install", "the service", "only root can", remedy="`spool machine install --print` shows the steps")
         )
-    for step in machine_service.steps(program, shared.MACHINE_FILE, force=force):
+    for step in machine_service.steps(program, shared.MACHINE_FILE, whole, force=force):
         render.say(machine_service.carry_out(step))
     render.say(
         f"the machine is shared: {shared.MACHINE_FILE} names the users, and `spool machine status` shows what each has"
     )
     return 0
+
+
+def _whole() -> Machine:
+    """Return what this machine has for jobs. GPUs that cannot be seen now are left out."""
+    from spool.machine.gpus import LIMIT_NS, GpuWatcher
+    from spool.machine.host import Host
+
+    host, watcher = Host(), GpuWatcher()
+    try:
+        gpus = watcher.look(time.time_ns(), patience_ns=LIMIT_NS).gpus
+    finally:
+        watcher.close()
+    return Machine(host.cpus(), MachineConfig().memory_of(host.memory().total_bytes), gpus=gpus)
 
 
 def _configuration(path: str) -> MachineConfig:
@@ -201,7 +216,9 @@ def _print(found: MachineSharing, now_ns: int) -> None:
         since = f"in {found.directory}; what follows is from {show_duration(max(now_ns - found.written_at_ns, 0))} ago"
     gpus = f"unknown: {use.gpu_problem}" if use.gpu_problem is not None else "none"
     if use.gpus:
-        gpus = f"{use.gpus}, {use.gpus_granted} granted, {use.gpus - use.gpus_granted} free"
+        gpus = f"{use.gpus}, {use.gpus_granted} granted, {use.gpus_free} free"
+        without = {user for gpu in use.by_gpu.values() for user in gpu.without_lease}
+        gpus += f"; {', '.join(sorted(without))} on some without a lease" if without else ""
     memory = [f"{show_size(use.memory_bytes)} after the reserve", f"{show_size(use.memory_granted_bytes)} granted"]
     render.pairs(
         [
@@ -216,7 +233,7 @@ def _print(found: MachineSharing, now_ns: int) -> None:
         ]
     )
     render.say()
-    own = use.own if use.own.leases or use.own.asks else None
+    own = use.own if use.own.leases or use.own.asks or use.own.gpus else None
     if own is None and not use.others:
         render.say("no user has or waits for a lease")
     else:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from spool.client.service import BY_ROOT, NoServiceManager, Unit, UnitState, answer_of, marked, refuse, shipped, word
 from spool.core.errors import SpoolError, cannot
+from spool.core.model import Machine
 from spool.store.disk import Disk, read_file
 
 UNIT = "spool-machine.service"
@@ -42,8 +43,8 @@ class RunStep(Struct, frozen=True):
 Step = WriteStep | RunStep
 
 
-def steps(program: Sequence[str], machine_file: str, *, force: bool) -> list[Step]:
-    """Return the steps that install the service, which runs *program*.
+def steps(program: Sequence[str], machine_file: str, whole: Machine, *, force: bool) -> list[Step]:
+    """Return the steps that install the service, which runs *program*, on a machine that has *whole*.
 
     Raises SpoolError if the service could not see the program, or a unit that was edited is in the way and not *force*.
     """
@@ -61,7 +62,7 @@ def steps(program: Sequence[str], machine_file: str, *, force: bool) -> list[Ste
         WriteStep(_ACCOUNT, shipped("spool-machine.conf")),
         RunStep(("systemd-sysusers", _ACCOUNT)),
         WriteStep(unit.path, unit.text),
-        WriteStep(machine_file, shipped("machine.toml"), ours=False),
+        WriteStep(machine_file, _quotas(whole), ours=False),
         RunStep(("systemctl", "daemon-reload")),
         RunStep(("systemctl", "enable", "--now", UNIT)),
         *restart,
@@ -100,7 +101,7 @@ def script(wanted: Iterable[Step]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def by_hand(program: Sequence[str], account: str, directory: str, machine_file: str) -> str:
+def by_hand(program: Sequence[str], account: str, directory: str, machine_file: str, whole: Machine) -> str:
     """Return a shell script for root that does without systemd what the service does; for every boot."""
     name = shlex.quote(account)
     useradd = ("useradd", "--system", "--home-dir", "/", "--no-create-home", "--shell", "/usr/sbin/nologin", account)
@@ -108,13 +109,25 @@ def by_hand(program: Sequence[str], account: str, directory: str, machine_file: 
     serve = ("setpriv", f"--reuid={account}", f"--regid={account}", *bare, *program, "machine", "serve")
     lines = [
         "set -e",
-        *_written(WriteStep(machine_file, shipped("machine.toml"), ours=False)),
+        *_written(WriteStep(machine_file, _quotas(whole), ours=False)),
         f"id -u {name} > /dev/null 2>&1 || {shlex.join(useradd)}",
         shlex.join(("install", "-d", "-o", account, "-m", "755", directory)),
         shlex.join(("install", "-d", "-o", account, "-m", "750", STATE_DIRECTORY)),
         f"{shlex.join(serve)} &",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _quotas(whole: Machine) -> bytes:
+    """Return the text of a new machine.toml, with quotas by which no user can hold the *whole* of a machine."""
+    lines = ["", "[quotas.default_user]", f"max_running_cpus = {_part(whole.cpus)}"]
+    lines.append(f'max_running_memory = "{_part(whole.memory_bytes >> 20)}M"')
+    lines += [f"max_running_gpus = {_part(len(whole.gpus))}"] if whole.gpus else []
+    return shipped("machine.toml") + "\n".join([*lines, ""]).encode()
+
+
+def _part(whole: int) -> int:
+    return max(whole * 3 // 4, 1)
 
 
 def _is_hidden(path: str) -> bool:

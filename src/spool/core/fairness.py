@@ -128,10 +128,21 @@ class Shares:
             self._sum_rate -= self._rate.pop(key)
             if not self._rate:
                 self._sum_rate = 0.0
-            self._used.add(key)
-            if key not in self._watched:
-                self._watched.add(key)
-                heappush(self._heap, (self._base[key], key))
+            self._watch(key)
+
+    def used(self, at_ns: int) -> dict[str, float]:
+        """Return the decayed usage of each key, in seconds at a usage of 1 per second."""
+        grown = self._grown(at_ns)
+        scale = self._scale(grown)
+        return {key: max(base + self._rate.get(key, 0.0) * grown, 0.0) / scale for key, base in self._base.items()}
+
+    def recall(self, key: str, used: float, at_ns: int) -> None:
+        """Add usage that `used` has returned at that instant."""
+        amount = used * self._scale(self._grown(at_ns))
+        self._base[key] = self._base.get(key, 0.0) + amount
+        self._sum_base += amount
+        if key not in self._rate:
+            self._watch(key)
 
     def factors(self, now_ns: int, active: Collection[str]) -> dict[str, float]:
         """Return the factor of each of *active*, the keys with waiting or running jobs."""
@@ -154,6 +165,17 @@ class Shares:
             used = self._base.get(key, 0.0) + self._rate.get(key, 0.0) * grown
             found[key] = max(used, 0.0) / total * keys
         return found
+
+    def _watch(self, key: str) -> None:
+        """Count a key without runs until its usage has become negligible."""
+        self._used.add(key)
+        if key not in self._watched:
+            self._watched.add(key)
+            heappush(self._heap, (self._base[key], key))
+
+    def _scale(self, grown: float) -> float:
+        """Return how much more usage weighs at an instant than at the reference, from `_grown` of it."""
+        return grown * math.log(2) / self._half_life_s
 
     def _forget(self, least: float) -> None:
         """Drop idle keys whose usage has decayed to almost nothing."""

@@ -343,21 +343,28 @@ def why_closed(card: GpuSlot, request: Request) -> str:
         left = max(free, 0)
         if gpu.memory_total_bytes is not None:
             left = min(left, gpu.memory_total_bytes - card.shared_bytes)
-        return f"{label} has {show_size(left)} left"
+        return f"{label} has {show_size(left)} left{',' if gpu.foreign else ''}{_beside(gpu)}"
     if card.shares:
         return f"{label} is shared by {some_of(sorted(card.shares))}"
+    return f"{label}{_beside(gpu)}"
+
+
+def _beside(gpu: Gpu) -> str:
+    """Return who uses *gpu* outside spool: " is used by …"; "" without any."""
+    if not gpu.foreign:
+        return ""
     process = gpu.foreign[0]
     more = f" and {len(gpu.foreign) - 1} more" if len(gpu.foreign) > 1 else ""
     size = "" if process.memory_bytes is None else show_size(process.memory_bytes)
-    return f"{label} is used by {stranger(process, size)}{more}"
+    return f" is used by {stranger(process, size)}{more}"
 
 
-def stranger(process: ForeignProcess, size: str, *more: str) -> str:
-    """Describe *process* with its *size* and *more* details: "pid 4711 (python, 3 GiB) outside spool"."""
+def stranger(process: ForeignProcess, size: str) -> str:
+    """Describe *process* with its *size*: "pid 4711 (python, bob, 3 GiB) outside spool"."""
     if process.pid == 0:
-        return f"a process that cannot be seen ({', '.join(filter(None, [*more, size]))}) outside spool"
+        return f"a process that cannot be seen ({', '.join(filter(None, [process.user, size]))}) outside spool"
     where = "outside spool" if process.job is None else f"of {process.job}, which was not given it"
-    return f"pid {process.pid} ({', '.join(filter(None, [process.name, *more, size]))}) {where}"
+    return f"pid {process.pid} ({', '.join(filter(None, [process.name, process.user, size]))}) {where}"
 
 
 def _mix(number: int) -> int:

@@ -2,7 +2,7 @@
 
 A learnt run time replaces a limit that is not stated. Similar runs have the same user, name (without the numbers at its
 end, such as the index of an array's task) and request; if there are too few of them, the user's runs count; if there
-are none, all runs.
+are none, the median over all users counts. However many runs a user has, they displace nothing known of another user.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _ALIKE = 2  # similar runs needed for an estimate
 _RECENT = 5  # … which is the upper median of this many of the last: a single outlier says little about the next
 _LASTS = 30  # runs remembered of each kind, for the run times of those that overrun their guess
 _BEYOND = 3  # this many must have lasted longer
-_EVERYBODY = 101  # the median of this many last runs of all users
-_KINDS = 5_000  # kinds remembered; beyond that, the kind whose last run is the oldest is forgotten
+_KINDS = (
+    5_000  # kinds remembered; beyond that, the user with the most of them loses the one whose last run is the oldest
+)
 
 _DIGITS = "0123456789"
 _IN_NUMBERS = _DIGITS + "-_.:+"
@@ -43,7 +44,7 @@ class Source(StrEnum):
     LIMIT = "limit"  # the job's own time limit
     ALIKE = "alike"  # the last similar runs
     USER = "user"  # the last runs of its user
-    ALL = "all"  # half of the last runs took no longer
+    ALL = "all"  # the last runs of half of the users took no longer
     NONE = "none"  # no run has ended yet, or learning is off
 
 
@@ -124,40 +125,51 @@ class RunTimes:
 
     def __init__(self, *, learns: bool = True) -> None:
         self.learns = learns
-        self._alike: dict[tuple[str, str, Request], _Kind] = {}
+        self._alike: dict[str, dict[tuple[str, Request], _Kind]] = {}  # by user
+        self._kinds = 0
         self._users: dict[str, _Kind] = {}
-        self._all: deque[int] = deque()
-        self._sorted: list[int] = []
+        self._medians: list[int] = []  # of the users, in order
 
     def add(self, user: str, name: str, request: Request, ran_ns: int) -> None:
         """Add the run time of a run whose outcome is in `TEACHES`."""
         if not self.learns:
             return
-        key = (user, stem(name), request)
-        alike = self._alike.pop(key, None) or _Kind()
+        kinds, key = self._alike.setdefault(user, {}), (stem(name), request)
+        self._kinds += key not in kinds
+        alike = kinds.pop(key, None) or _Kind()
         alike.add(ran_ns)
-        self._alike[key] = alike  # moved to the end, so that the first kind is the one whose last run is the oldest
-        if len(self._alike) > _KINDS:
-            del self._alike[next(iter(self._alike))]
+        kinds[key] = alike  # moved to the end, so that the first kind is the one whose last run is the oldest
+        if self._kinds > _KINDS:
+            kinds = max(self._alike.values(), key=len)
+            del kinds[next(iter(kinds))]
+            self._kinds -= 1
+        self.recall(user, ran_ns)
+
+    def recall(self, user: str, ran_ns: int) -> None:
+        """Add the run time of a run of *user* whose name and request are unknown."""
         of_user = self._users.get(user)
         if of_user is None:
             of_user = self._users[user] = _Kind()
+        else:
+            del self._medians[bisect_left(self._medians, of_user.median_ns)]
         of_user.add(ran_ns)
-        self._all.append(ran_ns)
-        insort(self._sorted, ran_ns)
-        if len(self._all) > _EVERYBODY:
-            del self._sorted[bisect_left(self._sorted, self._all.popleft())]
+        insort(self._medians, of_user.median_ns)
+
+    def lasts_of(self, user: str) -> tuple[int, ...]:
+        """Return the last run times of *user*, for `recall`."""
+        of_user = self._users.get(user)
+        return tuple(of_user.lasts) if of_user is not None else ()
 
     def guess(self, user: str, stem: str, request: Request) -> Expected:
         """Return the expected run time of a job without a limit."""
-        alike = self._alike.get((user, stem, request))
+        alike = self._alike.get(user, {}).get((stem, request))
         if alike is not None and alike.recent >= _ALIKE:
             return Expected(alike.median_ns, Source.ALIKE, alike.recent)
         of_user = self._users.get(user)
         if of_user is not None:
             return Expected(of_user.median_ns, Source.USER, of_user.recent)
-        if self._sorted:
-            return Expected(_upper_median(self._sorted), Source.ALL, len(self._sorted))
+        if self._medians:
+            return Expected(_upper_median(self._medians), Source.ALL, len(self._medians))
         return Expected(UNKNOWN_NS, Source.NONE)
 
     def expected(self, user: str, name: str, spec: Spec) -> Expected:
@@ -181,7 +193,7 @@ class RunTimes:
         doubled until it is longer.
         """
         for kind in (
-            self._alike.get((run.user, stem(run.name), run.spec.request)),
+            self._alike.get(run.user, {}).get((stem(run.name), run.spec.request)),
             self._users.get(run.user),
         ):
             longer_ns = None if kind is None else kind.beyond(ran_ns)

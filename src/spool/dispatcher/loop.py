@@ -460,8 +460,7 @@ class Dispatcher:
         asked = self.wakeup.reload_asked()
         if self.observer.listen() | asked:
             self._reload()
-        if asked:
-            self.share.look()
+            self.share.look(anew=asked)
         if self.observer.look():
             self.wakeup.look_at_children()
             self.executors.local.wake_wrappers()
@@ -483,7 +482,6 @@ class Dispatcher:
             if self.settings.config.executor != executor:
                 self.launcher.tell_executors_problems()
             self.world.configuration_changed()
-            self.share.look()
             self.journal.configuration_changed(self.settings.config)
             self.state.changed()
         self.watcher.also(layout.HOOKS, self.spool.layout.at(layout.HOOKS))

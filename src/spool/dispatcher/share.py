@@ -23,7 +23,8 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.model import SECOND_NS, Grant, Jid, Machine, Pool
+from spool.core.gpus import is_of_kind, kind_of
+from spool.core.model import SECOND_NS, Gpu, Grant, Jid, Machine, Pool
 from spool.core.reasons import count_of
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start
@@ -66,6 +67,8 @@ _FIRST_PAUSE_NS, _LONGEST_PAUSE_NS = 100 * _MS, SECOND_NS  # before another conn
 _UNSENT_NS = 10 * _MS  # before the rest is sent to an arbiter that does not read
 _BEGUN_NS = 50 * _MS  # after a launch: which wrapper has the lease; a short run has ended by then
 _MOST_NUMBER = 1 << 53
+_MOST_AT_ONCE = 256  # datagrams that are read before the rest of a pass
+_MOST_UNSENT = 20_000  # messages; an arbiter that causes more, and does not read, is left
 _MOST_READ = 4 * protocol.MOST_BYTES  # a welcome that names many unknown leases is longer than what may be said
 _CREDENTIALS = struct.Struct("3i")
 
@@ -114,6 +117,7 @@ class MachineShare:
         self._state = state
         self._wakeup = wakeup
         self._timer = timers.timer("machine", always=True)
+        self._place: tuple[str | None, ...] = ()  # what the last look has found, before it asked for accounts
         self._shared: SharedMachine | None = None
         self._sock: socket.socket | None = None
         self._poll = select.poll()
@@ -124,7 +128,9 @@ class MachineShare:
         self._out: list[protocol.Order] = []
         self._asks: dict[int, SentAsk] = {}
         self._leases: dict[int, UnusedLease] = {}  # granted, and used by no run yet
+        self._gpus: dict[str, Gpu] = {}  # as of the last pass
         self._unbegun: dict[int, ActiveRun] = {}  # whose wrapper the arbiter does not know
+        self._claimed: list[ActiveRun] = []  # the runs without a lease of the last hello, until it is answered
         self._begun_ns = 0  # monotonic: when these are looked at
         self._begun_pause_ns = _BEGUN_NS
         self._waiting: dict[str, LeaseRequest] = {}  # starts of the plan without a lease
@@ -137,9 +143,13 @@ class MachineShare:
 
     # Life.
 
-    def look(self) -> None:
-        """Find out whether the machine is shared: at the start, and when the configuration may have changed."""
+    def look(self, *, anew: bool = False) -> None:
+        """Find out whether the machine is shared: at the start, and when that may have changed. *anew*: ask for all."""
         config = self._settings.config
+        place = config.machine, config.machine_owner, shared.directory(config.machine)
+        if place == self._place and not anew:
+            return
+        self._place = place
         found = shared.find(config.machine, config.machine_owner)
         if found == self._shared:
             return
@@ -204,6 +214,7 @@ class MachineShare:
 
     def planned(self, machine: Machine) -> Machine:
         """Return *machine* as it is planned on: the other users, and their processes, are the arbiter's to judge."""
+        self._gpus = {gpu.uuid: gpu for gpu in machine.gpus}
         return machine if self.view is None else as_if_alone(machine)
 
     @property
@@ -460,23 +471,28 @@ class MachineShare:
         self._hello()
 
     def _hello(self) -> None:
-        """Name every lease of a live run."""
-        holds = []
+        """Name every lease of a live run, and claim one for each run that has none: it began before this."""
+        holds, claims = [], []
         self._state.take_over()
         self._unbegun.clear()
+        self._claimed.clear()
         for live in self._state.live.values():
-            if live.lease is None or not live.holds_room:
+            if not live.holds_room or live.elsewhere is not None:
                 continue
             jid = self._jid_of(live)
-            holds.append(protocol.Hold(live.lease, *((jid.pid, jid.start_ticks) if jid is not None else ())))
+            process = (jid.pid, jid.start_ticks) if jid is not None else ()
+            if live.lease is not None:
+                holds.append(protocol.Hold(live.lease, *process))
+            elif process:
+                claims.append(_claim_of(live, *process))
+                self._claimed.append(live)
             if jid is None:
                 self._watch_begin(live)
-        most = protocol.MOST_HOLDS
-        parts = [tuple(holds[at : at + most]) for at in range(0, len(holds), most)] or [()]
-        last = len(parts) - 1
-        self._out = [
-            protocol.Hello(protocol.VERSION, self._name, part, more=at < last) for at, part in enumerate(parts)
-        ]
+        most, hello = protocol.MOST_HOLDS, protocol.Hello(protocol.VERSION, self._name)
+        parts = [replace(hello, holds=tuple(holds[at : at + most])) for at in range(0, len(holds), most)]
+        most = protocol.MOST_CLAIMS
+        parts += [replace(hello, claims=tuple(claims[at : at + most])) for at in range(0, len(claims), most)]
+        self._out = [*(replace(part, more=True) for part in parts[:-1]), *(parts[-1:] or [hello])]
         self._flush()
 
     def _disconnect(self) -> None:
@@ -550,8 +566,10 @@ class MachineShare:
                 self.read()
 
     def read(self) -> None:
-        """Read the replies of the arbiter. Never raises."""
-        while self._sock is not None:
+        """Read the replies of the arbiter, as many as a pass can take. Never raises."""
+        for _ in range(_MOST_AT_ONCE):
+            if self._sock is None:
+                return
             try:
                 datagram = self._sock.recv(_MOST_READ)
             except BlockingIOError:
@@ -576,12 +594,7 @@ class MachineShare:
             case protocol.Welcome():
                 self._welcome(reply)
             case protocol.Granted():
-                ask = self._asks.pop(reply.number, None)
-                if ask is not None:
-                    self._leases[reply.lease] = UnusedLease(ask.demand, reply)
-                    self.news = True
-                else:  # it was dropped meanwhile
-                    self._out.append(protocol.EndLease(reply.lease))
+                self._granted(reply)
             case protocol.Wait():
                 if (ask := self._asks.get(reply.number)) is not None:
                     said = one_line(reply.reason) or "it is not this user's turn"
@@ -589,6 +602,31 @@ class MachineShare:
                     ask.reason = said
             case protocol.Refused():
                 self._lost(f"the arbiter refuses: {one_line(reply.reason)}", "")
+
+    def _granted(self, granted: protocol.Granted) -> None:
+        ask = self._asks.pop(granted.number, None)
+        if ask is None:  # it was dropped meanwhile
+            self._out.append(protocol.EndLease(granted.lease))
+            if len(self._out) > _MOST_UNSENT:
+                self._lost("the arbiter does not read", "")
+        elif self._is_right(ask.demand, granted):
+            self._leases[granted.lease] = UnusedLease(ask.demand, granted)
+            self.news = True
+        else:
+            self._lost("the arbiter has granted something else than it was asked for", "")
+
+    def _is_right(self, demand: LeaseRequest, granted: protocol.Granted) -> bool:
+        """Whether a new lease grants what was asked for, of GPUs as far as this dispatcher knows them."""
+        used = {live.lease for live in self._state.live.values()}
+        gpus = [self._gpus[uuid] for uuid in granted.gpu_uuids if uuid in self._gpus]
+        kind = kind_of(demand.request())
+        return (
+            self.view is not None
+            and granted.lease not in self._leases
+            and granted.lease not in used
+            and granted.answers(demand, self.view.resources)
+            and all(is_of_kind(gpu, kind) for gpu in gpus)
+        )
 
     def _welcome(self, welcome: protocol.Welcome) -> None:
         if self.view is None:
@@ -603,19 +641,47 @@ class MachineShare:
             memory_bytes=welcome.memory_bytes,
             resources=resources,
         )
+        self._take_claimed(welcome.claimed)
         unknown = set(welcome.unknown)
-        for live in self._state.live.values() if unknown else ():
-            if live.lease in unknown:
-                log.warning("job %s run %d goes on without a lease: the arbiter does not know it", *live.key)
-                self._unbegun.pop(live.lease, None)
-                live.lease_lost()
+        lost = [live for live in self._state.live.values() if live.lease in unknown] if unknown else []
+        for live in lost:
+            live.leased(None)
+        if lost:
+            self._hello()  # which claims them
         self._state.changed()
+
+    def _take_claimed(self, leases: Sequence[int]) -> None:
+        """Let each run that was claimed have its new lease; 0: none, as it is beyond its user's quota, or over."""
+        claimed, self._claimed = self._claimed, []
+        for live, lease in zip(claimed, leases, strict=False):
+            if not lease:
+                log.warning("job %s run %d goes on without a lease: it is over, or beyond the quota", *live.key)
+            elif live.holds_room and live.key in self._state.live:
+                live.leased(lease)
+            else:
+                self._out.append(protocol.EndLease(lease))
 
 
 def _identified(handle: RunHandle, jid: object) -> Jid | None:
     if isinstance(jid, Jid):
         handle.identified(jid)  # which takes none of another process
     return handle.jid
+
+
+def _claim_of(live: ActiveRun, pid: int, ticks: int) -> protocol.Claim:
+    grant = live.grant
+    named = [each for each in grant.resources if len(each[0]) <= protocol.MOST_LABEL][: protocol.MOST_POOLS]
+    demand = LeaseRequest(
+        cpus=grant.cpus,
+        memory_bytes=grant.memory_bytes or 0,
+        gpus=len(grant.gpu_uuids),
+        gpu_memory_bytes=grant.gpu_memory_bytes or 0,
+        resources=tuple(named),
+        limit_ns=min(live.spec.time_limit_ns or 0, _MOST_NUMBER),
+        like=_like(live.name),
+    )
+    indices = tuple(each for each in grant.resource_indices if each[0] in dict(named))
+    return protocol.Claim(demand, grant.gpu_uuids, indices, grant.cpu_list, pid, ticks)
 
 
 def _grant_of(demand: LeaseRequest) -> Grant:

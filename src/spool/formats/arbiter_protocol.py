@@ -7,11 +7,12 @@ before any other code sees it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import DecodeError, Meta, Struct, json
 
-from spool.core.model import Request
+from spool.core.model import Pool, Request
 
 VERSION = 2
 MOST_BYTES = 60_000  # of one datagram
@@ -19,12 +20,16 @@ MOST_MESSAGES = 256  # of one datagram
 MOST_ASKS = 256  # open asks of one spool; of one user, no more take part in a decision
 MOST_LEASES = 3000  # of one user; an answer can name them all
 MOST_HOLDS = 1000  # of one hello; `more` announces another one
-_MOST_POOLS = 16
+MOST_CLAIMS = 8  # of one hello, as each can be long
+MOST_POOLS = 16  # of one request
+MOST_LABEL = 64  # characters
 _MOST_TYPES = 16  # of GPUs, in one request
+_MOST_GPUS = 64  # of one lease
+_MOST_INDICES = 1024  # of one resource
 MOST_TEXT = 500  # characters of a reason
 
 _Word = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+\Z")]
-_Label = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
+_Label = Annotated[str, Meta(max_length=MOST_LABEL, pattern=r"^[ -~]*\Z")]
 _Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
@@ -32,7 +37,13 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 _Moment = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # in nanoseconds; 1 << 53 is only 104 days
 _Pid = Annotated[int, Meta(ge=0, le=1 << 22)]
 _Cpus = Annotated[str, Meta(max_length=16_384, pattern=r"^[0-9,-]*\Z")]
-_Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=_MOST_POOLS)]
+_Uuids = Annotated[
+    tuple[Annotated[str, Meta(max_length=96, pattern=r"^[A-Za-z0-9._:/-]+\Z")], ...], Meta(max_length=_MOST_GPUS)
+]
+_Indices = Annotated[tuple[_Count, ...], Meta(max_length=_MOST_INDICES)]
+_PoolIndices = Annotated[tuple[tuple[_Label, _Indices], ...], Meta(max_length=MOST_POOLS)]
+_Leases = Annotated[tuple[_Number, ...], Meta(max_length=MOST_LEASES)]
+_Pools = Annotated[tuple[tuple[_Label, _Count], ...], Meta(max_length=MOST_POOLS)]
 
 
 class PeerMessage(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -81,16 +92,29 @@ class Hold(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     ticks: _Number = 0
 
 
+class Claim(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A run that began without a lease, before its spool took part: what it has, and its wrapper."""
+
+    demand: LeaseRequest
+    gpu_uuids: _Uuids = ()
+    pool_indices: _PoolIndices = ()
+    cpu_list: _Cpus = ""
+    pid: _Pid = 0
+    ticks: _Number = 0
+
+
 class Hello(PeerMessage, frozen=True, tag="hello"):
     """The first message of a connection: the spool, and every lease that it has. Its other leases are over.
 
-    *spool* is a hash of its path. With *more*, another one follows, and only the last one ends leases.
+    *spool* is a hash of its path. With *more*, another one follows, and only the last one ends leases. Each of *claims*
+    becomes a lease as far as it counts.
     """
 
     version: _Number
     spool: _Word
     holds: Annotated[tuple[Hold, ...], Meta(max_length=MOST_HOLDS)] = ()
     more: bool = False
+    claims: Annotated[tuple[Claim, ...], Meta(max_length=MOST_CLAIMS)] = ()
 
 
 class Ask(PeerMessage, frozen=True, tag="ask"):
@@ -127,12 +151,20 @@ class EndLease(PeerMessage, frozen=True, tag="end"):
 
 
 class Welcome(PeerMessage, frozen=True, tag="welcome"):
-    """The answer to the last hello: the machine's totals, and the leases of the hello that do not exist."""
+    """The answer to the last hello: the machine's totals, the leases of the hello that do not exist, and the new ones.
+
+    *claimed* has a lease for each claim, in their order; 0: it does not count.
+    """
 
     cpus: _Count
     memory_bytes: _Bytes
-    pools: tuple[tuple[_Label, _Count, tuple[_Count, ...]], ...] = ()  # name, total, indices
-    unknown: tuple[_Number, ...] = ()
+    pools: Annotated[tuple[tuple[_Label, _Count, _Indices], ...], Meta(max_length=_MOST_INDICES)] = ()  # with totals
+    unknown: _Leases = ()
+    claimed: _Leases = ()
+
+    def __post_init__(self) -> None:
+        if any(indices and len(set(indices)) != total for _, total, indices in self.pools):
+            raise ValueError("a resource has another total than indices")
 
 
 class Granted(PeerMessage, frozen=True, tag="grant"):
@@ -141,15 +173,33 @@ class Granted(PeerMessage, frozen=True, tag="grant"):
     number: _Number
     lease: _Number
     begin_before_ns: _Moment
-    gpu_uuids: tuple[str, ...] = ()
-    gpu_indices: tuple[_Count, ...] = ()
-    pool_indices: tuple[tuple[_Label, tuple[_Count, ...]], ...] = ()
+    gpu_uuids: _Uuids = ()
+    gpu_indices: _Indices = ()
+    pool_indices: _PoolIndices = ()
+
+    def answers(self, demand: LeaseRequest, pools: Iterable[Pool]) -> bool:
+        """Whether it grants what was asked for, no more and nothing else; *pools* are the machine's resources."""
+        units, wanted = dict(self.pool_indices), dict(demand.resources)
+        named = {pool.name: set(pool.indices) for pool in pools if pool.indices and pool.name in wanted}
+        counts = {len(self.gpu_uuids), len(set(self.gpu_uuids)), len(self.gpu_indices), len(set(self.gpu_indices))}
+        return (
+            counts == {demand.gpus}
+            and len(units) == len(self.pool_indices)
+            and units.keys() == named.keys()
+            and all(len(units[name]) == len(named[name].intersection(units[name])) == wanted[name] for name in named)
+        )
 
 
 class PinnedGrant(Granted, frozen=True, tag="pinned"):
     """A grant by a machine with `cpu_pinning`: with the CPUs of the run, as a list of the kernel ("0-3,8")."""
 
     cpu_list: _Cpus = ""
+
+    def answers(self, demand: LeaseRequest, pools: Iterable[Pool]) -> bool:
+        """Whether it grants what was asked for, no more and nothing else."""
+        from spool.core.pinning import cpus_in  # only a machine with `cpu_pinning` needs it
+
+        return super().answers(demand, pools) and len(cpus_in(self.cpu_list)) == demand.cpus
 
 
 class Wait(PeerMessage, frozen=True, tag="wait"):
@@ -171,7 +221,7 @@ Reply = Welcome | Granted | PinnedGrant | Wait | Refused
 """What the arbiter says."""
 
 _orders: json.Decoder[list[Order]] = json.Decoder(Annotated[list[Order], Meta(max_length=MOST_MESSAGES)])
-_replies: json.Decoder[list[Reply]] = json.Decoder(list[Reply])
+_replies: json.Decoder[list[Reply]] = json.Decoder(Annotated[list[Reply], Meta(max_length=MOST_MESSAGES)])
 _encoder = json.Encoder()
 
 

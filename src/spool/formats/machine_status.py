@@ -17,7 +17,7 @@ class UserShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     leases: int = 0
     cpus: int = 0
     memory_bytes: int = 0
-    gpus: int = 0
+    gpus: int = 0  # by lease or without
     resources: dict[str, int] = {}
     asks: int = 0  # starts that wait for a lease
 
@@ -28,6 +28,7 @@ class GpuShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: str
     index: int
     users: tuple[tuple[str, int | None], ...] = ()  # user, bytes granted; None: not shared
+    without_lease: tuple[str, ...] = ()  # users with processes there
     problem: str | None = None
 
 
@@ -59,7 +60,7 @@ def parse(text: bytes) -> MachineShares | None:
         return None
 
 
-# The journal of the leases, and the past that fair share remembers: one JSON array a line, its word first.
+# The journal of the leases, and the past of each user: one JSON array a line, its word first.
 
 
 class Boot(Struct, array_like=True, frozen=True, tag="boot"):
@@ -84,6 +85,7 @@ class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
     at_ns: int
     since_boot_ns: int  # `at_ns` on a clock that cannot be set
     cpu_list: str = ""  # the CPUs that its run is pinned to
+    claimed: bool = False  # its run began without a lease
 
 
 class BeganLine(Struct, array_like=True, frozen=True, tag="began"):
@@ -100,8 +102,18 @@ class EndLine(Struct, array_like=True, frozen=True, tag="end"):
     lease: int
 
 
+class UserLine(Struct, array_like=True, frozen=True, tag="user"):
+    """The past of a user, for fair share and for guesses of run times."""
+
+    user: str
+    used: float  # up to `at_ns`, decayed, by the leases of then too; in GPU seconds, CPUs with their weight
+    at_ns: int
+    ran_ns: tuple[int, ...] = ()  # how long the last leases were held
+    kept: int | None = None  # leases in a row that kept their limits, of a user whose limits do not count
+
+
 class UseLine(Struct, array_like=True, frozen=True, tag="use"):
-    """A lease that is over, for fair share and for guesses of run times."""
+    """A lease that is over, as spool 0.1 wrote it."""
 
     user: str
     uid: int
@@ -112,7 +124,7 @@ class UseLine(Struct, array_like=True, frozen=True, tag="use"):
     until_ns: int
 
 
-Line = Boot | LeaseLine | BeganLine | EndLine | UseLine
+Line = Boot | LeaseLine | BeganLine | EndLine | UserLine | UseLine
 
 _lines: json.Decoder[Line] = json.Decoder(Line)
 

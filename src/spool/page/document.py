@@ -151,7 +151,7 @@ def _gpus_note(content: PageContent) -> str:
 
 
 def _strange(process: ForeignProcess) -> str:
-    return stranger(process, _size(process.memory_bytes), process.user or "")
+    return stranger(process, _size(process.memory_bytes))
 
 
 def _elsewhere(content: PageContent) -> tuple[int, int, int]:

@@ -58,6 +58,7 @@ class MachineUse(Struct, frozen=True):
     memory_granted_bytes: int
     gpus: int
     gpus_granted: int
+    gpus_free: int
     gpu_problem: str | None
     resources: dict[str, PoolUse]
     own: UserShare
@@ -173,6 +174,7 @@ def _use(told: machine_status.MachineShares, uid: int | None) -> MachineUse:
         memory_granted_bytes=sum(share.memory_bytes for share in users),
         gpus=len(told.gpus),
         gpus_granted=sum(bool(gpu.users) for gpu in told.gpus),
+        gpus_free=sum(not (gpu.users or gpu.without_lease) for gpu in told.gpus),
         gpu_problem=told.gpu_problem,
         resources={
             name: PoolUse(total, sum(share.resources.get(name, 0) for share in users))
@@ -240,7 +242,7 @@ def problems_of(shares: MachineSharing | None) -> tuple[str, ...]:
 def in_words(share: UserShare) -> str:
     """Return what a user has, and what waits: "3 leases: 5 CPUs, 8 GiB, 1 GPU; 2 waiting"."""
     held = ""
-    if share.leases:
+    if share.leases or share.gpus:
         parts = [count_of(share.cpus, "CPU"), show_size(share.memory_bytes) if share.memory_bytes else ""]
         parts += [count_of(share.gpus, "GPU") if share.gpus else "", pools_of(share)]
         held = f"{count_of(share.leases, 'lease')}: {', '.join(filter(None, parts))}"

@@ -294,9 +294,9 @@ class ActiveRun(Struct, eq=False):
         """Let a missing jid prove nothing until then, monotonic."""
         self.unregistered_until_ns = until_ns
 
-    def lease_lost(self) -> None:
-        """Record that the arbiter of the machine does not know its lease."""
-        self.lease = None
+    def leased(self, lease: int | None) -> None:
+        """Set its lease; None: the arbiter of the machine knows none."""
+        self.lease = lease
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Set the identity and time of its job file in `running/`."""
