@@ -530,6 +530,58 @@ def test_a_path_with_braces_and_dollars_is_taken_as_it_is(
         assert list(made.map(os.path.abspath, ["x", "y"])) == [f"{odd}/x", f"{odd}/y"]
 
 
+# What a worker imports.
+
+
+@pytest.fixture
+def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be in a directory where another user has put modules with the names of the library's and of others."""
+    place = tmp_path / "everybodys"
+    place.mkdir()
+    for name in ("json", "pickle", "traceback", "sitecustomize", "msgspec", "spool", "runpy", "encodings", "calendar"):
+        (place / f"{name}.py").write_text(f"raise SystemExit('{name} of another user')\n")
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.mark.parametrize("path", [None, ":", "{own}:", ":{own}", "{own}::{own}"])
+def test_a_worker_runs_nothing_from_the_current_directory(
+    served: Served, traps: Path, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    """Neither by Python's own habit nor by an empty entry of PYTHONPATH, and exceptions come back as they are."""
+    if path is not None:
+        monkeypatch.setenv("PYTHONPATH", path.format(own=ROOT / "src"))
+    with Executor(served.root) as made:
+        assert made.submit(pow, 2, 8).result(PATIENCE_S) == 256
+        assert isinstance(made.submit(int, "x").exception(PATIENCE_S), ValueError)
+
+
+def test_the_directory_of_the_function_is_behind_the_standard_library(
+    served: Served, traps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller at a prompt has the current directory in its path: its own modules are found, the library's stay."""
+    (traps / "own_of_the_caller.py").write_text("def month(at): import calendar; return calendar.month_name[at]\n")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    import own_of_the_caller  # type: ignore[import-not-found]
+
+    with Executor(served.root) as made:
+        assert made.submit(own_of_the_caller.month, 2).result(PATIENCE_S) == "February"
+
+
+def test_a_module_that_the_caller_has_for_one_of_the_library_is_the_callers(served: Served, tmp_path: Path) -> None:
+    """A script called `test.py` or `code.py` that another one imports."""
+    (tmp_path / "code.py").write_text("def answer(): return 42\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import code, sys\nfrom spool.python.executor import Executor\n"
+        "with Executor(sys.argv[1]) as made: print(made.submit(code.answer).result(60))\n"
+    )
+    command = [sys.executable, program, served.root]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "42\n", done.stderr
+
+
 # Whose pickles are loaded.
 
 

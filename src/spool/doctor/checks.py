@@ -8,9 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
@@ -21,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.client.autostart import UNIT, unit_for
+from spool.client.service import answer_of
 from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import InvalidConfig
@@ -546,12 +545,8 @@ def _systemd(subject: Subject) -> Findings:
     unit = unit_for(subject.root)
     text = f"{UNIT} is installed" if unit is not None else f"{UNIT} is not installed; `spool submit` starts a process"
     yield _good(text)
-    if shutil.which("loginctl") is None:
-        return
-    try:
-        words = ["loginctl", "show-user", this_user(), "--property=Linger", "--value"]
-        said = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
+    code, said = answer_of(("loginctl", "show-user", this_user(), "--property=Linger", "--value"))
+    if code:
         return
     if said == "yes":
         yield _good("on: jobs outlive your last session", about="linger")

@@ -19,6 +19,7 @@ from contextlib import suppress
 from hashlib import sha256
 
 from spool.core.capture import CUT, MOST_PACKAGES, MOST_UNTRACKED, NONE, WHOLE, Code, Interpreter, LockFile
+from spool.core.names import without_here
 
 LOCK_FILES = (
     "uv.lock", "pixi.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "conda-lock.yml", "requirements.txt",
@@ -47,7 +48,7 @@ def git(arguments: Sequence[str], where: str, until: float, most: int = _MOST_LI
 
     *until* is on the monotonic clock. Raises GitError.
     """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "PYTHON"))}
+    environment = {key: value for key, value in without_here(os.environ).items() if not key.startswith(("GIT_", "PYTHON"))}
     environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
     try:
         process = subprocess.Popen(

@@ -29,6 +29,7 @@ VERSION = 1
 _MOST_HEADER = 64 << 20
 _IN_CALL = {"python": list, "packages": dict, "path": list, "list": bool, "sizes": list}  # what each header has
 _IN_RETURN = {"error": (dict, type(None)), "differs": list, "size": int}
+_LIBRARY = os.path.dirname(os.__file__)
 _PAUSE_S = 1.0  # between attempts to write on a full disk: the wrapper's (FORMAT 12.3)
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -117,6 +118,7 @@ def render(function: Callable[..., Any], parts: Sequence[Any], *, is_list: bool 
         "python": list(sys.version_info[:3]),
         "packages": versions(),
         "path": [os.path.abspath(entry) for entry in sys.path],
+        "own": _own_for_standard(),
         "list": is_list,
         "sizes": [len(part) for part in body],
     }
@@ -156,7 +158,7 @@ def load(root: str, name: str, index: int) -> Call:
             here = ".".join(map(str, sys.version_info[:3]))
             why = f"the worker is Python {here}, and the call is of Python {'.'.join(map(str, wrote))}"
             raise SpoolError(cannot("run", "the call", why, remedy="submit it again with this Python"))
-        _take_path(header["path"])
+        _take_path(header["path"], header.get("own", ()))
         sizes = header["sizes"]
         if not 0 <= index < len(sizes) - 1:
             raise SpoolError(cannot("run", "the call", f"it has {len(sizes) - 1} tasks, and no number {index}"))
@@ -371,7 +373,23 @@ def _exactly(data: bytes, size: int) -> bytes:
     return data
 
 
-def _take_path(entries: Iterable[str]) -> None:
-    """Let the worker find the caller's modules, in the caller's order, before its own."""
-    wanted = list(entries)
-    sys.path[:] = wanted + [entry for entry in sys.path if entry not in wanted]
+def _own_for_standard() -> list[str]:
+    """Return the modules imported here that have the name of one of the standard library, and are not that one."""
+    library = f"{_LIBRARY}/"
+    files = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in sys.stdlib_module_names)
+    return [name for name, file in files if isinstance(file, str) and not file.startswith(library)]
+
+
+def _take_path(entries: list[str], own: Iterable[str]) -> None:
+    """Let the worker find the caller's modules, in the caller's order, behind the standard library.
+
+    Before it, a `json.py` of another user in a directory that is only there for the function would be imported. The
+    modules *own*, which the caller has instead of the library's, are imported at once.
+    """
+    before = sys.path[:]
+    sys.path[:] = entries
+    for name in own:
+        if name not in sys.modules:
+            __import__(name)
+    end = 1 + max((at for at, entry in enumerate(before) if entry in (_LIBRARY, f"{_LIBRARY}/lib-dynload")), default=-1)
+    sys.path[:] = dict.fromkeys((*before[:end], *entries, *before[end:]))

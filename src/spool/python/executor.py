@@ -396,8 +396,11 @@ class Executor(concurrent.futures.Executor):
     def _draft(self, name: str, more: Mapping[str, object]) -> Draft:
         keys = {**self._keys, **more, **(self._of_arrays if more else {})}
         known = placeholders(keys)
-        command = [escaped(word, known) for word in (sys.executable, "-u", "-m", "spool.python.worker", name)]
-        return Draft(name, job_keys(command, keys, exports(self._spool.root)))
+        command = [escaped(word, known) for word in (sys.executable, "-u", "-P", "-m", "spool.python.worker", name)]
+        made = job_keys(command, keys, exports(self._spool.root))
+        if isinstance(env := made.get("env"), dict) and isinstance(path := env.get("PYTHONPATH"), str):
+            env["PYTHONPATH"] = ":".join(filter(None, path.split(":")))  # an empty entry is the current directory
+        return Draft(name, made)
 
     def _sync(self, call: str, job: str) -> None:
         """Bring a call and its job to the disk: what a power cut spares goes on."""
