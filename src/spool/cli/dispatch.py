@@ -36,7 +36,9 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     from spool.listeners.logformat import set_up_logging
     from spool.machine import descriptors
 
-    os.environ.update(without_here(os.environ))  # for all programs that it starts; jobs have an environment of their own
+    os.environ.update(
+        without_here(os.environ)
+    )  # for all programs that it starts; jobs have an environment of their own
     descriptors.keep()
     descriptors.take_all()
     idle_ns = (value_of("--idle-exit", idle_exit, parse_duration) or None) if idle_exit is not None else None

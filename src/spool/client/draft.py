@@ -17,6 +17,8 @@ TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from spool.core.model import Spec
+
 # Variables that spool sets itself, and those that describe only the current shell or tmux.
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
 _NEVER_BEGIN = ("SPOOL_", "spool_", "BASH")
@@ -72,14 +74,14 @@ class Draft:
                 self._text = jobfile.dump(self.keys)
         return self._text
 
-    def check(self, root: str) -> None:
-        """Raise InvalidJob if the spool *root* would not take the job, and InvalidValue as `text` does."""
+    def check(self, root: str) -> Spec:
+        """Return what the job is. Raises InvalidJob if the spool *root* would not take it, InvalidValue as `text`."""
         from spool.core.errors import InvalidJob
         from spool.formats import jobfile
         from spool.store.glance import defaults_of
 
         try:
-            jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
+            return jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
         except InvalidJob as error:
             raise (error.without_lines() if self.keys else error) from None
 
@@ -198,10 +200,10 @@ def matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str
         elif _is_pattern(pattern[:-1]) or pattern[-1] != "*":
             from fnmatch import fnmatchcase  # here, because most callers do not need it
 
-            found |= {name for name in environment if fnmatchcase(name, pattern) and not _may_be_secret(name)}
+            found |= {name for name in environment if fnmatchcase(name, pattern) and not may_be_secret(name)}
         else:
             head = pattern[:-1]
-            found |= {name for name in environment if name.startswith(head) and not _may_be_secret(name)}
+            found |= {name for name in environment if name.startswith(head) and not may_be_secret(name)}
     return {name for name in found if may_go(name)}
 
 
@@ -209,7 +211,8 @@ def _is_pattern(word: str) -> bool:
     return any(char in word for char in "*?[")
 
 
-def _may_be_secret(name: str) -> bool:
+def may_be_secret(name: str) -> bool:
+    """Whether a variable of that name may hold a secret."""
     return any(word in name.upper() for word in _SECRETS)
 
 

@@ -37,8 +37,9 @@ _SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 def without_here(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return *environment* without the relative entries of search paths, an empty one too: they mean the directory
-    where a program happens to run, and whoever may write there would choose what it runs.
+    """Return *environment* without the relative entries of search paths; an empty one is relative, too.
+
+    They mean the directory where a program happens to run, and whoever may write there would choose what it runs.
     """
     found = dict(environment)
     for name in _SEARCHED:

@@ -48,7 +48,9 @@ def git(arguments: Sequence[str], where: str, until: float, most: int = _MOST_LI
 
     *until* is on the monotonic clock. Raises GitError.
     """
-    environment = {key: value for key, value in without_here(os.environ).items() if not key.startswith(("GIT_", "PYTHON"))}
+    environment = {
+        key: value for key, value in without_here(os.environ).items() if not key.startswith(("GIT_", "PYTHON"))
+    }
     environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
     try:
         process = subprocess.Popen(
