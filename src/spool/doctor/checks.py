@@ -320,7 +320,8 @@ def _dispatcher(subject: Subject) -> Findings:
     path = subject.spool.layout.at(layout.STATE)
     if service is Service.NONE:
         waits = subject.spool.names(QUEUED) or subject.spool.names(RUNNING)
-        text = "no dispatcher is running" + (", but there are active jobs" if waits else "; no active jobs")
+        none = "" if subject.spool.unread else "; no active jobs"
+        text = "no dispatcher is running" + (", but there are active jobs" if waits else none)
         level = Level.WARN if waits else Level.OK
         yield Finding("dispatcher", level, text, "`spool dispatch`, or the next `spool submit`, starts one")
         return

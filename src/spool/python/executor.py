@@ -482,10 +482,10 @@ class Executor(concurrent.futures.Executor):
         exported = exports(self._spool.root, self._export or ())
         if self._export is None:
             own = _set_by_this_program()
-            exported.take({name for name in own if not may_be_secret(name)}, os.environ)
-            secrets = {name for name in own - exported.taken.keys() if may_be_secret(name)}
-            exported.left_out += [f"{name} is not passed on: it may be a secret; export names it" for name in secrets]
-        for why in exported.left_out:
+            exported.take({name for name in own if not may_be_secret(name, os.environ[name])}, os.environ)
+            secrets = {name for name in own - exported.taken.keys() if may_be_secret(name, os.environ[name])}
+            exported.remarks += [f"{name} is not passed on: it may be a secret; export names it" for name in secrets]
+        for why in exported.remarks:
             self._say(why)
         made = job_keys(command, keys, exported)
         if isinstance(env := made.get("env"), dict) and isinstance(path := env.get("PYTHONPATH"), str):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec import Struct
@@ -37,10 +38,7 @@ from spool.formats import run_records
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, WrittenUsage, parse_array
-from spool.store.disk import (
-    read_file,
-    status_of,
-)
+from spool.store.disk import read_file, remedy_for, status_of
 from spool.store.lock import serving
 from spool.store.reading import (
     end_of_file,
@@ -148,6 +146,9 @@ class Spool:
     regular file (a directory, a link, a FIFO) counts as empty.
     """
 
+    unread: Mapping[str, OSError] = MappingProxyType({})
+    """What could not be read; only a `TolerantSpool` goes on then."""
+
     def __init__(self, root: str) -> None:
         # Its real path, so that processes have one mark, whatever path was given.
         self.layout: Layout = Layout(os.path.realpath(root))
@@ -163,6 +164,13 @@ class Spool:
         if os.path.isdir(f"{root}/{layout.RUNNING}"):  # a directory of it was taken away, or replaced
             why = "it is not a directory; move it somewhere else" if os.path.lexists(queued) else "it is missing"
             raise SpoolUnusable(cannot("open", "spool", why, where=queued, remedy="`spool init` makes it again"))
+        try:
+            os.stat(queued)
+        except PermissionError as error:
+            why = error.strerror or str(error)
+            raise SpoolUnusable(cannot("open", "spool", why, where=root, remedy=remedy_for(error))) from None
+        except OSError:
+            pass
         raise SpoolUnusable(f"cannot open spool: {root}: no spool there; create one with `spool init`")
 
     # Job files.
