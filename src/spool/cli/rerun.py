@@ -171,7 +171,7 @@ def _make(spool: Spool, job: str, run: int, code: Code, tree: str) -> None:
         if code.diff is not None:
             git(["apply", "--whitespace=nowarn", patch], tree, until)
         if not _is_below(f"{tree}/{code.prefix}", tree):
-            raise SpoolError(cannot("run", what, f"{code.prefix} is a link that leads out of it", where=tree))
+            raise SpoolError(cannot("run", what, f"{code.prefix} leads out of it by a link", where=tree))
         os.makedirs(f"{tree}/{code.prefix}", exist_ok=True)  # git tracks no empty directory
     except BaseException as error:
         _remove(code, tree)
