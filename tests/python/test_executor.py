@@ -542,14 +542,15 @@ def test_a_wait_for_the_first_exception_ends_with_it(executor: Executor, tmp_pat
     assert good.result(PATIENCE_S) == 2
     endless = executor.submit(called.until, str(tmp_path / "end"))
     later = executor.submit(called.fail_once_there, str(tmp_path / "fail"))
-    timer = threading.Timer(0.2, (tmp_path / "fail").touch)
-    timer.start()
+    timers = [threading.Timer(0.2, (tmp_path / "fail").touch), threading.Timer(PATIENCE_S, (tmp_path / "end").touch)]
+    for timer in timers:
+        timer.start()
     try:
         for _ in range(2):
-            waited = concurrent.futures.wait([endless, later, good], 30, concurrent.futures.FIRST_EXCEPTION)
+            waited = concurrent.futures.wait([endless, later, good], return_when=concurrent.futures.FIRST_EXCEPTION)
             assert waited == ({later, good}, {endless})
     finally:
-        timer.join()
+        timers[1].cancel()
         (tmp_path / "end").touch()
     assert isinstance(later.exception(), LookupError)
 

@@ -39,7 +39,7 @@ _SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 def without_here(environment: Mapping[str, str]) -> dict[str, str]:
     """Return *environment* without the relative entries of search paths; an empty one is relative, too.
 
-    They mean the directory where a program happens to run, and whoever may write there would choose what it runs.
+    They mean the directory where a program happens to run, and a user who may write there would choose what it runs.
     """
     found = dict(environment)
     for name in _SEARCHED:

@@ -27,8 +27,8 @@ _LAST_WORDS_S = 0.2
 def import_path() -> str:
     """Return the PYTHONPATH of a child that must find the modules of this process, however this one found them.
 
-    The standard library is first, and nothing relative is in it: whoever may write to the current directory would give
-    the child its `json`.
+    The standard library is first, and nothing relative is in it: another user who may write to the current directory
+    would give the child its `json`.
     """
     library = os.path.dirname(os.__file__)
     standard = [path for path in sys.path if path in (library, f"{library}/lib-dynload")]

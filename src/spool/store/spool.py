@@ -146,8 +146,7 @@ class Spool:
     regular file (a directory, a link, a FIFO) counts as empty.
     """
 
-    unread: Mapping[str, OSError] = MappingProxyType({})
-    """What could not be read; only a `TolerantSpool` goes on then."""
+    unread: Mapping[str, OSError] = MappingProxyType({})  # what could not be read: only a `TolerantSpool` goes on then
 
     def __init__(self, root: str) -> None:
         # Its real path, so that processes have one mark, whatever path was given.
@@ -166,11 +165,10 @@ class Spool:
             raise SpoolUnusable(cannot("open", "spool", why, where=queued, remedy="`spool init` makes it again"))
         try:
             os.stat(queued)
-        except PermissionError as error:
-            why = error.strerror or str(error)
-            raise SpoolUnusable(cannot("open", "spool", why, where=root, remedy=remedy_for(error))) from None
-        except OSError:
-            pass
+        except OSError as error:
+            if isinstance(error, PermissionError):
+                why = os.strerror(error.errno)
+                raise SpoolUnusable(cannot("open", "spool", why, where=root, remedy=remedy_for(error))) from None
         raise SpoolUnusable(f"cannot open spool: {root}: no spool there; create one with `spool init`")
 
     # Job files.
