@@ -38,7 +38,7 @@ from spool.formats import run_records
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, WrittenUsage, parse_array
-from spool.store.disk import read_file, remedy_for, status_of
+from spool.store.disk import read_file, status_of
 from spool.store.lock import serving
 from spool.store.reading import (
     end_of_file,
@@ -156,19 +156,15 @@ class Spool:
 
     @classmethod
     def open(cls, root: str) -> Spool:
-        """Return the spool at *root*; SpoolUnusable if there is none."""
+        """Return the spool at *root*; SpoolUnusable if there is none, OSError if that cannot be told."""
         queued = f"{root}/{layout.QUEUED}"
         if os.path.isdir(queued):
             return cls(root)
         if os.path.isdir(f"{root}/{layout.RUNNING}"):  # a directory of it was taken away, or replaced
             why = "it is not a directory; move it somewhere else" if os.path.lexists(queued) else "it is missing"
             raise SpoolUnusable(cannot("open", "spool", why, where=queued, remedy="`spool init` makes it again"))
-        try:
-            os.stat(queued)
-        except OSError as error:
-            if isinstance(error, PermissionError):
-                why = os.strerror(error.errno)
-                raise SpoolUnusable(cannot("open", "spool", why, where=root, remedy=remedy_for(error))) from None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(queued)  # raises OSError if that cannot be told
         raise SpoolUnusable(f"cannot open spool: {root}: no spool there; create one with `spool init`")
 
     # Job files.
