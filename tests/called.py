@@ -76,3 +76,19 @@ def fail_once(path: str) -> int:
         Path(path).touch()
         raise LookupError("not yet")
     return 2
+
+
+class Thing:
+    """Something that a weak reference can be made to."""
+
+
+def make_thing(_: object) -> Thing:
+    """Return a new one."""
+    return Thing()
+
+
+def fail_once_there(path: str) -> NoReturn:
+    """Raise an exception once there is such a file."""
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    raise LookupError(path)

@@ -881,3 +881,32 @@ def test_every_page_that_the_source_cites_exists() -> None:
         for match in re.findall(r"\bdocs/[A-Z]+\.md", path.read_text(encoding="utf-8"))
     }
     assert sorted((page, by) for page, by in cited if not (ROOT / page).exists()) == []
+
+
+# A module of another user in the directory where a program happens to run would run as whoever started it.
+STARTED_ELSEWHERE: dict[str, str] = {
+    "src/spool/client/demonstration.py": "the commands of the demonstration, in a directory of its own",
+}
+
+
+def _command(node: ast.AST) -> list[str]:
+    """Return the words of a command that begins with an interpreter, as far as the source says them; else none."""
+    words = [
+        each.value if isinstance(each, ast.Constant) and isinstance(each.value, str) else f"<{ast.unparse(each)}>"
+        for each in getattr(node, "elts", ())
+    ]
+    is_python = words and words[0].strip("<*>") in ("sys.executable", "self.python", "python") and "<" in words[0]
+    has_option = any(word.startswith("-") for word in words[1:3])
+    return words if len(words) > 1 and (is_python or "-m" in words[1:4]) and (has_option or not is_python) else []
+
+
+def test_every_python_that_is_started_imports_nothing_from_the_current_directory() -> None:
+    """Each command that begins with an interpreter says -P or -I, in spool and in its plugins."""
+    found: dict[str, list[list[str]]] = defaultdict(list)
+    for path in sorted([*SOURCE.rglob("*.py"), *(ROOT / "contrib").glob("**/src/**/*.py")]):
+        if "testing" not in path.parts:
+            nodes = ast.walk(ast.parse(path.read_text()))
+            found[str(path.relative_to(ROOT))] += filter(None, map(_command, nodes))
+    bare = {path: words for path, all_of in found.items() for words in all_of if not {"-P", "-I"} & set(words[:4])}
+    assert bare.keys() == STARTED_ELSEWHERE.keys(), bare
+    assert sum(map(len, found.values())) > 8

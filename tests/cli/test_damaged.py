@@ -238,6 +238,32 @@ def test_one_unreadable_metadir_leaves_the_rest_of_the_list(anywhere: Path, monk
         assert (code, out, err.count("\n")) == (5, "", 1), (verb, code, err)
 
 
+def test_what_cannot_be_read_is_not_told_as_empty(anywhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a readable directory of jobs there may be jobs, and a spool that may not be entered is one."""
+    root = anywhere / "spool"
+    monkeypatch.setenv("HOME", str(anywhere))
+    monkeypatch.setenv("SPOOL_DIR", str(root))
+    monkeypatch.setattr(snapshot, "_LONG_PATIENCE_NS", 0)
+    verbs = (("ls",), ("ls", "-a"), ("info",), ("plan",), ("stats",), ("doctor",))
+
+    def work() -> object:
+        spool_at(root)
+        for name in ("queued", "running", "held", "history.jsonl", "done"):
+            (root / name).chmod(0)
+        closed = {" ".join(words): call(words)[1:] for words in verbs}
+        root.chmod(0)
+        return closed, call(("ls",))
+
+    for words in (*verbs, ("doctor", "-q")):  # imported here, where that is allowed
+        call(words)
+    found, (code, _, said) = as_nobody(work)  # type: ignore[misc]
+    for verb, (out, err) in found.items():
+        assert "Permission denied" in out + err, verb
+        empty = [words for words in ("no active", "no jobs", "no waiting", "no run has") if words in out + err]
+        assert not empty, (verb, out, err)
+    assert (code, "Permission denied" in said, "spool init" in said) == (5, True, False)
+
+
 def test_a_list_looks_up_where_its_spool_lies_once(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read strictly for each row costs no new spool for each row."""
     spool = TolerantSpool(str(spool_root))

@@ -23,7 +23,7 @@ from spool import Client
 from spool.cli import fastsubmit, joboptions, main, scripts, submit
 from spool.cli.fastsubmit import UnclearError
 from spool.cli.joboptions import OPTIONS
-from spool.client.draft import Draft, Exports, exports, fresh_name, stem_of
+from spool.client.draft import Draft, Exports, exports, fresh_name, may_be_secret, stem_of
 from spool.core import layout
 from spool.core.errors import InvalidValue, UsageError
 from spool.formats import jobfile
@@ -720,6 +720,12 @@ def test_a_moment_is_written_as_people_write_it(spool: Command, spool_root: Path
     assert sorted(os.listdir(spool_root / "queued")) == ["a.toml", "b.toml"]
 
 
+OF_CALLER = {
+    "AWS_SECRET_ACCESS_KEY", "CONDA_DATABASE_URL", "CONDA_DSN", "CONDA_PAT", "CONDA_PWD", "CONDA_TOKEN", "CONDA_URL",
+    "DATABASE_URL",
+}  # fmt: skip
+
+
 @pytest.fixture
 def caller(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Be a caller in a virtual environment, with secrets; return what goes along by itself."""
@@ -731,6 +737,8 @@ def caller(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         "PATH": "/venv/bin:/bin", "PYTHONPATH": "/lib/\"a\"", "TZ": "UTC", "VIRTUAL_ENV": "/venv",
     }  # fmt: skip
     stays = {"API_KEY": "1", "CONDA_TOKEN": "2", "AWS_SECRET_ACCESS_KEY": "3", "FOO": "4", "BAR_{index}": "5"}
+    stays |= {"CONDA_PAT": "6", "CONDA_PWD": "7", "CONDA_DSN": "8", "CONDA_URL": "postgres://me:9@host/x"}
+    stays |= {"DATABASE_URL": "10", "CONDA_DATABASE_URL": "11"}
     for name, value in (goes | stays).items():
         monkeypatch.setenv(name, value)
     return goes
@@ -778,7 +786,17 @@ def test_all_takes_all_that_means_something_elsewhere(
     """ALL is all, as in sbatch, but for what spool or a shell sets itself; assignments come on top."""
     for name in ("CUDA_VISIBLE_DEVICES", "SPOOL_JOB", "PWD", "SHLVL", "BASH_ENV", "BASH_FUNC_f x%%"):
         monkeypatch.setenv(name, "of-the-caller")
-    assert spool("submit", *way, "--export", "ALL,FOO=own", "--", "true").code == 0
+    monkeypatch.setenv("CONDA_PATH", "/x")
+    for name in [
+        name for name in os.environ if may_be_secret(name, os.environ[name]) and name not in OF_CALLER | {"API_KEY"}
+    ]:
+        monkeypatch.delenv(name)
+    said = spool("submit", *way, "--export", "ALL,FOO=own,API_KEY", "--", "true")
+    assert said.code == 0
+    assert len(told := said.err.splitlines()) == 1
+    assert {name for name in OF_CALLER if name in told[0].split(": ")[-1]} == OF_CALLER
+    assert "API_KEY" not in told[0]
+    assert "CONDA_PATH" not in told[0]
     found = env_of(spool_root, "a")
     assert caller.items() <= found.items()
     assert (found["API_KEY"], found["FOO"]) == ("1", "own")

@@ -97,3 +97,12 @@ def test_the_unit_serves_its_spool_by_any_name(tmp_path: Path, monkeypatch: pyte
         (drop_ins / "a.conf").write_text(f"[Service]\nEnvironment=SPOOL_DIR={tmp_path}/{named}\n")
         assert autostart.unit_for(str(tmp_path / other)) == "spool.service"
     assert autostart.unit_for(str(tmp_path / "another")) is None
+
+
+def test_a_dispatcher_searches_nothing_where_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty or a relative entry of a search path means the current directory."""
+    for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, ":/usr/bin::.:bin:/bin:")
+        entries = autostart.environment()[name].split(":")
+        assert entries[-2:] == ["/usr/bin", "/bin"]
+        assert all(entry.startswith("/") for entry in entries)

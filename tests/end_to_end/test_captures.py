@@ -257,6 +257,49 @@ def test_an_exact_rerun_leads_all_its_texts_to_the_new_tree(ran: Served, tree: P
 
 
 @pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_an_exact_rerun_leaves_paths_beside_the_tree(ran: Served, tree: Path) -> None:
+    """A path that leads out of the old tree would lead to nothing, or to another job's, from the new one."""
+    (tree.parent / "beside").write_text("beside\n")
+    ran.drop("job", f"cat {tree}/../beside {tree}/sub/../../beside {tree}/sub/../a", workdir=str(tree))
+    (tree / "sub").mkdir()
+    ran.wait_done("job")
+    text = ran.spool("rerun", "job", "--exact", "--dry-run").stdout
+    command = tomllib.loads(text)["command"]
+    new = f"{ran.root}/worktrees/job-2"
+    assert command == f"cat {tree}/../beside {tree}/sub/../../beside {new}/sub/../a"
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_an_exact_rerun_does_not_leave_its_tree_by_a_link(ran: Served, tree: Path) -> None:
+    """Where the commit has a link instead of the directory of the run, nothing is made where it leads."""
+    (tree.parent / "elsewhere").mkdir()
+    (tree / "out").symlink_to("../elsewhere")
+    (tree / "into").symlink_to(tree.parent / "elsewhere")
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "links")
+    git(tree, "update-index", "--assume-unchanged", "out", "into")
+    for name in ("out", "into"):
+        (tree / name).unlink()
+        (tree / name / "deep").mkdir(parents=True)
+        ran.drop(name, "true", workdir=str(tree / name / "deep"))
+        ran.wait_done(name)
+        done = ran.spool("rerun", name, "--exact")
+        assert done.returncode == 1, done.stderr
+        assert not (ran.root / "worktrees" / f"{name}-2").exists()
+    assert list((tree.parent / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
+def test_an_exact_rerun_runs_no_filter_of_the_repository(ran: Served, tree: Path) -> None:
+    """Neither of a file nor a hook while the tree is made."""
+    (tree / ".git" / "info" / "attributes").write_text("* filter=evil\n")
+    git(tree, "config", "filter.evil.smudge", f"touch {tree.parent}/ran; cat")
+    git(tree, "config", "filter.evil.required", "true")
+    assert ran.spool("rerun", "train/2", "--exact", "--hold", "--name", "again").returncode == 0
+    assert not (tree.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("executor", ["process"], indirect=True, scope="module")
 def test_a_run_from_a_terminal_runs_again_without_one(served: Served) -> None:
     """Its terminal is gone, so the new job does not ask for it, and says so."""
     served.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import SECOND_NS
-from spool.machine.child_process import ChildProcess
+from spool.machine.child_process import ChildProcess, import_path
 from support import PATIENCE_S
 
 ECHO = "import os\nwhile data := os.read(0, 1 << 16):\n    os.write(1, data)\n"
@@ -129,3 +129,13 @@ def test_a_child_that_dies_young_is_started_after_growing_pauses(
         child.start()
     pauses.append(child.start_due_ns - now_ns[0])
     assert pauses == [pauses[0] << at for at in (0, 1, 2, 0, 1, 2)]
+
+
+def test_a_child_finds_the_standard_library_first_and_nothing_relative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever path this process has: at a prompt the current directory is the first of it."""
+    library = os.path.dirname(os.__file__)
+    monkeypatch.setattr(sys, "path", ["", ".", "/own", *sys.path])
+    found = import_path().split(os.pathsep)
+    assert all(map(os.path.isabs, found))
+    assert found.index(library) < found.index("/own")
+    assert os.getcwd() not in found

@@ -148,6 +148,90 @@ def test_a_repository_runs_no_program_of_its_own(tree: Path, tmp_path: Path) -> 
     assert not ran.exists()
 
 
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """Give a program that leaves a trace and passes its input on."""
+    path = tmp_path / "program"
+    path.write_text(f"#!/bin/sh\necho $0 $* >> {tmp_path}/ran\nexec cat\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("where", ["config", "included", "worktree"])
+@pytest.mark.parametrize("key", ["clean", "process", "smudge"])
+def test_no_filter_that_a_repository_names_runs(tree: Path, program: Path, where: str, key: str) -> None:
+    """Whatever file of it names one, required or not; the changes of the file are seen all the same."""
+    (tree / ".git" / "info").mkdir(exist_ok=True)
+    (tree / ".git" / "info" / "attributes").write_text("a filter=evil.x\nb filter=evil.x\n")
+    if where == "included":
+        git(tree, "config", "include.path", "more")
+        file = ["--file", ".git/more"]
+    else:
+        git(tree, "config", "extensions.worktreeConfig", "true")
+        file = ["--worktree"] if where == "worktree" else []
+    git(tree, "config", *file, f"filter.evil.x.{key}", str(program))
+    git(tree, "config", *file, "filter.evil.x.required", "true")
+    (tree / "a").write_text("two\n")
+    code, diff = asked(tree)
+    assert (code.changed, b"+two" in diff) == (1, True)
+    assert not program.with_name("ran").exists()
+
+
+def test_a_filter_that_cannot_be_overridden_is_refused(tree: Path, program: Path) -> None:
+    """Its name has a sign by which git would end it."""
+    (tree / ".gitattributes").write_text("a filter=b=c\n")
+    git(tree, "config", "filter.b=c.clean", str(program))
+    (tree / "a").write_text("two\n")
+    with pytest.raises(GitError, match="="):
+        asked(tree)
+    assert not program.with_name("ran").exists()
+
+
+def test_the_users_own_filter_runs(tree: Path, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `git status`, also where the repository has another one of that name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    git(tree, "config", "--global", "filter.own.clean", "tr a-z A-Z")
+    git(tree, "config", "filter.own.clean", str(program))
+    (tree / ".git" / "info" / "attributes").write_text("a filter=own\n")
+    (tree / "a").write_text("two\n")
+    assert b"+TWO" in asked(tree)[1]
+    assert not program.with_name("ran").exists()
+
+
+def test_nothing_that_a_partial_clone_lacks_is_fetched(tree: Path, program: Path) -> None:
+    """Neither the program at the other end nor one of the transport starts."""
+    blob = git(tree, "rev-parse", "HEAD:a")
+    settings = {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.url": str(tree.parent / "none"),
+        "remote.origin.promisor": "true",
+        "remote.origin.uploadpack": str(program),
+        "protocol.allow": "always",
+        "protocol.file.allow": "always",
+        "protocol.ext.allow": "always",
+    }
+    for key, value in settings.items():
+        git(tree, "config", key, value)
+    (tree / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    (tree / "a").write_text("two\n")
+    for url in (settings["remote.origin.url"], f"ext::{program} x", "ssh://nowhere/x"):
+        git(tree, "config", "remote.origin.url", url)
+        git(tree, "config", "core.sshCommand", str(program))
+        with pytest.raises(GitError):
+            asked(tree)
+    assert not program.with_name("ran").exists()
+
+
+def test_git_is_not_taken_from_the_directory_that_is_looked_at(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty entry of PATH would mean it."""
+    trap = tree / "git"
+    trap.write_text("#!/bin/sh\ntouch ran\n")
+    trap.chmod(0o755)
+    monkeypatch.setenv("PATH", f":.:{os.environ['PATH']}")
+    assert asked(tree)[0].untracked == ("git",)
+
+
 def test_nothing_is_written(tree: Path) -> None:
     """Not even the index, which git would refresh."""
     os.utime(tree / "a", (1, 1))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,8 +27,10 @@ from spool.client.waiting import End
 from spool.client.watch import EndWatch
 from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolError, SpoolUnusable
 from spool.core.model import State
+from spool.formats import keys
 from spool.python import calls
 from spool.python.executor import Executor, Future
+from spool.python.keys import CallKeys, JobKeys
 from spool.python.results import CallResult, Cancelled, JobFailed, Lost, OutOfMemory, RemoteError, TimedOut
 from spool.store.disk import Disk
 from spool.store.spool import Spool
@@ -528,6 +531,209 @@ def test_a_path_with_braces_and_dollars_is_taken_as_it_is(
     with Executor(served.root) as made:
         assert made.submit(os.getcwd).result(PATIENCE_S) == str(odd)
         assert list(made.map(os.path.abspath, ["x", "y"])) == [f"{odd}/x", f"{odd}/y"]
+
+
+# As the executors of the language.
+
+
+def test_a_wait_for_the_first_exception_ends_with_it(executor: Executor, tmp_path: Path) -> None:
+    """One of two calls goes on, whether the other fails before the wait or while it lasts."""
+    good = executor.submit(called.double, 1)
+    assert good.result(PATIENCE_S) == 2
+    endless = executor.submit(called.until, str(tmp_path / "end"))
+    later = executor.submit(called.fail_once_there, str(tmp_path / "fail"))
+    timers = [threading.Timer(0.2, (tmp_path / "fail").touch), threading.Timer(PATIENCE_S, (tmp_path / "end").touch)]
+    for timer in timers:
+        timer.start()
+    try:
+        for _ in range(2):
+            waited = concurrent.futures.wait([endless, later, good], return_when=concurrent.futures.FIRST_EXCEPTION)
+            assert waited == ({later, good}, {endless})
+    finally:
+        timers[1].cancel()
+        (tmp_path / "end").touch()
+    assert isinstance(later.exception(), LookupError)
+
+
+@pytest.mark.parametrize("why", ["raises", "times out", "is closed"])
+def test_a_map_that_is_not_gone_on_with_cancels_what_waits(
+    served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
+) -> None:
+    """Because a call raises, the time is over, or the iterator is given up."""
+    made: list[Future[object]] = []
+    submit_all = Executor.submit_all
+    monkeypatch.setattr(Executor, "submit_all", lambda *args, **kw: made.extend(submit_all(*args, **kw)) or list(made))
+    end = tmp_path / "end"
+    with Executor(served.root, cpus=1, max_running=1) as executor:
+        if why == "raises":
+            found = executor.map(divmod, [1] * 6, [0, *[1] * 5])
+            with pytest.raises(ZeroDivisionError):
+                next(found)
+        elif why == "times out":
+            found = executor.map(called.until, [str(end)] * 6, timeout=1)
+            with pytest.raises(TimeoutError):
+                next(found)
+            end.touch()
+        else:
+            found = executor.map(called.double, range(6))
+            assert next(found) == 0
+            found.close()  # type: ignore[attr-defined]
+        assert sum(future.cancelled() for future in made) >= 3
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_a_map_keeps_no_result(executor: Executor, chunksize: int) -> None:
+    """Each is gone as soon as the program has let it go."""
+    for thing in executor.map(called.make_thing, range(6), chunksize=chunksize):
+        gone = weakref.ref(thing)
+        del thing
+        assert gone() is None
+
+
+def test_a_call_has_what_the_program_has_set(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Variables in `os.environ`, except those that may be secrets; `export` names exactly what a call gets."""
+    monkeypatch.setenv("HF_HOME", "/models")
+    monkeypatch.setenv("HF_TOKEN", "hidden")
+    with Executor(served.root) as made:
+        first = made.submit(os.getenv, "HF_HOME")
+        monkeypatch.setenv("HF_HOME", "/others")
+        assert [first.result(PATIENCE_S), made.submit(os.getenv, "HF_HOME").result()] == ["/models", "/others"]
+        assert made.submit(os.getenv, "HF_TOKEN").result(PATIENCE_S) is None
+    assert [record for record in caplog.messages if "HF_TOKEN" in record]
+    with Executor(served.root, export="HF_TOKEN") as made:
+        assert made.submit(os.getenv, "HF_TOKEN").result(PATIENCE_S) == "hidden"
+        assert made.submit(os.getenv, "HF_HOME").result(PATIENCE_S) is None
+
+
+def test_what_can_never_run_is_told_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When the executor is made, and by a client with the submission."""
+    root = tmp_path / "spool"
+    spool.Client(root, make=True)
+    (root / "config.toml").write_text("autostart = false\ncpus = 2\n")
+    Executor(root, cpus=3).shutdown()
+    assert len(caplog.messages) == 1
+    spool.Client(root).submit("true", name="large", cpus=3)
+    assert "large" in caplog.messages[-1]
+    Executor(root, cpus=2).shutdown()
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("place", ["", "jobs", "calls"])
+def test_a_spool_whose_results_cannot_be_loaded_is_refused_at_once(tmp_path: Path, place: str) -> None:
+    """Others can write to it, or to a directory of it that has calls or what they return."""
+    root = tmp_path / "spool"
+    Executor(root).shutdown()
+    (root / "calls").mkdir(exist_ok=True)
+    (root / place).chmod(0o770)
+    with pytest.raises(SpoolUnusable, match="chmod go-w"):
+        Executor(root)
+
+
+@pytest.mark.parametrize("word", ["max_workers", "initializer", "mp_context", "command", "array"])
+def test_a_word_of_other_executors_says_what_is_here_instead(tmp_path: Path, word: str) -> None:
+    """The error names it and has a remedy."""
+    with pytest.raises(InvalidValue, match=f"{word}; "):
+        Executor(tmp_path / "spool", **{word: 2})  # type: ignore[misc]
+
+
+def test_the_types_of_the_keys_are_those_of_a_job_file() -> None:
+    """Each key is known to type checkers, except those that spool writes itself."""
+    arrays = {"array", "matrix", "rows", "script"}
+    assert JobKeys.__optional_keys__ == {key.name for key in keys.JOB.keys} - {"command", "task", "terminal"}
+    assert CallKeys.__optional_keys__ == JobKeys.__optional_keys__ - arrays
+
+
+def test_a_large_value_of_the_program_is_told_and_written_once(
+    served: Served, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """What a function of a script uses goes with each call: in one file, which is there as long as a call has it."""
+    data = os.urandom(2 << 20)
+
+    def at_place(at: int) -> int:
+        return data[at]
+
+    with Executor(served.root, name="heavy") as made:
+        futures = [made.submit(at_place, at) for at in range(3)]
+        futures += made.submit_all(at_place, [3, 4])
+        assert [future.result(PATIENCE_S) for future in futures] == list(data[:5])
+    assert sum("data" in message for message in caplog.messages) == 1
+    calls_there = [path for path in (Path(served.root) / "calls").iterdir() if path.name.startswith("heavy")]
+    sizes = {path.stat().st_ino: path.stat().st_size for path in calls_there}
+    assert sum(sizes.values()) < 5 << 20
+    assert sum(path.stat().st_nlink > 1 for path in calls_there if path.name.endswith("~function")) >= 3
+
+
+def test_a_large_function_goes_with_the_last_call_that_has_it(alone: Executor) -> None:
+    """Not while its job waits, and with its own call."""
+    data = os.urandom(2 << 20)
+
+    def first() -> int:
+        return data[0]
+
+    one, two = alone.submit(first), alone.submit(first)
+    root = Path(alone.root)
+    for name in (one.name, two.name):
+        os.utime(root / "calls" / f"{name}~function", (0, 0))
+    one.cancel()
+    (root / "calls" / one.name).unlink()
+    open_spool = Spool(alone.root)
+    remove(open_spool, plan_removal(open_spool, RetentionPolicy(max_age_ns=0), time.time_ns()))
+    left = sorted(path.name for path in (root / "calls").iterdir())
+    assert left == [two.name, f"{two.name}~function"]
+
+
+# What a worker imports.
+
+
+@pytest.fixture
+def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be in a directory where another user has put modules with the names of the library's and of others."""
+    place = tmp_path / "everybodys"
+    place.mkdir()
+    for name in ("json", "pickle", "traceback", "sitecustomize", "msgspec", "spool", "runpy", "encodings", "calendar"):
+        (place / f"{name}.py").write_text(f"raise SystemExit('{name} of another user')\n")
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.mark.parametrize("path", [None, ":", "{own}:", ":{own}", "{own}::{own}"])
+def test_a_worker_runs_nothing_from_the_current_directory(
+    served: Served, traps: Path, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    """Neither by Python's own habit nor by an empty entry of PYTHONPATH, and exceptions come back as they are."""
+    if path is not None:
+        monkeypatch.setenv("PYTHONPATH", path.format(own=ROOT / "src"))
+    with Executor(served.root) as made:
+        assert made.submit(pow, 2, 8).result(PATIENCE_S) == 256
+        assert isinstance(made.submit(int, "x").exception(PATIENCE_S), ValueError)
+
+
+def test_the_directory_of_the_function_is_behind_the_standard_library(
+    served: Served, traps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller at a prompt has the current directory in its path: its own modules are found, the library's stay."""
+    (traps / "own_of_the_caller.py").write_text("def month(at): import calendar; return calendar.month_name[at]\n")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    import own_of_the_caller  # type: ignore[import-not-found]
+
+    with Executor(served.root) as made:
+        assert made.submit(own_of_the_caller.month, 2).result(PATIENCE_S) == "February"
+
+
+def test_a_module_that_the_caller_has_for_one_of_the_library_is_the_callers(served: Served, tmp_path: Path) -> None:
+    """A script called `test.py` or `code.py` that another one imports."""
+    (tmp_path / "code.py").write_text("def answer(): return 42\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import code, sys\nfrom spool.python.executor import Executor\n"
+        "with Executor(sys.argv[1]) as made: print(made.submit(code.answer).result(60))\n"
+    )
+    command = [sys.executable, program, served.root]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "42\n", done.stderr
 
 
 # Whose pickles are loaded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from spool.cli.common import name_argument, one_job, opened, own
 from spool.cli.group import Verb
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.lifecycle import Verdict
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, without_here
 from spool.executors import by_name
 from spool.machine.marks import MachineProber
 from spool.store.spool import Spool
@@ -45,7 +46,7 @@ def command(root: str, name: str, read_only: bool, run: int | None, dry_run: boo
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         remedy = f"`spool log -f {name}` needs no terminal"
         raise SpoolError(cannot("attach to", f"job {name}", "this is not a terminal", remedy=remedy))
-    return subprocess.run(argv, check=False).returncode
+    return subprocess.run(argv, env=without_here(os.environ), check=False).returncode
 
 
 def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only: bool = False) -> tuple[str, ...]:

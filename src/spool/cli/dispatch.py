@@ -10,6 +10,7 @@ from spool.cli.common import value_of
 from spool.cli.group import Verb
 from spool.cli.telling import made
 from spool.core.errors import LockHeld, UsageError
+from spool.core.names import without_here
 from spool.core.units import parse_duration
 
 
@@ -35,6 +36,9 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     from spool.listeners.logformat import set_up_logging
     from spool.machine import descriptors
 
+    os.environ.update(
+        without_here(os.environ)
+    )  # for all programs that it starts; jobs have an environment of their own
     descriptors.keep()
     descriptors.take_all()
     idle_ns = (value_of("--idle-exit", idle_exit, parse_duration) or None) if idle_exit is not None else None

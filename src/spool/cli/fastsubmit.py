@@ -79,7 +79,7 @@ def submit(arguments: Sequence[str]) -> int | None:
     held = values.pop("hold", None) is not None
     root = os.path.abspath(root) if root else submitting.default_root()
     exported = exports(root, values.pop("export", []))
-    if exported.assigned or exported.left_out:
+    if exported.assigned or exported.remarks:
         return None
     try:
         draft = drafted(name or fresh_name(root, stem_of(command)), command, values, exported, held=held)

@@ -53,15 +53,16 @@ def command(root: str, as_json: bool) -> int:
 
     By hand: nproc; free; df .; ls running; cat state.json
     """
-    found = machine_status(viewed(root))
+    spool = viewed(root)
+    found = machine_status(spool)
     if as_json:
         render.as_json({"version": 1, **publicjson.plain(found)})
     else:
-        _print(found)
+        _print(found, "unknown" if spool.unread else "")
     return 0
 
 
-def _print(found: MachineStatus) -> None:
+def _print(found: MachineStatus, unknown: str) -> None:
     lines = [
         ("spool", f"{found.spool}{'  (paused: no job starts)' if found.paused else ''}"),
         ("dispatcher", _dispatcher(found)),
@@ -71,8 +72,14 @@ def _print(found: MachineStatus) -> None:
         *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
         ("disk", _disk(found)),
         *([("runs", _runs(found))] if found.max_running is not None else []),
-        ("jobs", ", ".join(f"{number} {state}" for state, number in found.states.items()) or "no active jobs"),
-        ("last day", ", ".join(f"{number} {outcome}" for outcome, number in found.ended.items()) or "no jobs ended"),
+        (
+            "jobs",
+            ", ".join(f"{number} {state}" for state, number in found.states.items()) or unknown or "no active jobs",
+        ),
+        (
+            "last day",
+            ", ".join(f"{number} {outcome}" for outcome, number in found.ended.items()) or unknown or "no jobs ended",
+        ),
     ]
     render.pairs(lines)
     for problem in found.problems:

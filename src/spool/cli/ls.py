@@ -279,7 +279,13 @@ def _show(spool: Spool, asked: _Asked) -> int:
             _print_table(lines, asked, found.at_ns)
     _remark(found)
     _tell_unknown_values(rows, asked.columns)
-    if not rows and not found.unknown and asked.form in ("table", "tree") and not is_yet_to_be_made(spool.root):
+    if (
+        not rows
+        and not found.unknown
+        and not spool.unread
+        and asked.form in ("table", "tree")
+        and not is_yet_to_be_made(spool.root)
+    ):
         tell(_why_empty(asked))
     for name in found.unknown:
         tell(str(spool.no_such_job("list", f"job {name}", name)))

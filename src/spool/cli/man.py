@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from spool.cli import manpages
 from spool.cli.group import Verb
 from spool.cli.render import say_text
 from spool.core.errors import UsageError
+from spool.core.names import without_here
 
 _VIEWERS = (("man", "-l", "-"), ("mandoc", "-a"))  # of man-db, and of mandoc: both read the page from standard input
 _WIDTH, _TAG, _BODY = 80, " " * 4, " " * 8
@@ -43,9 +45,10 @@ def command(topic: tuple[str, ...]) -> int:
 
 def _view(text: str) -> bool:
     """Show a page in a viewer of this machine; return False if there is none that works."""
+    known, null = without_here(os.environ), subprocess.DEVNULL
     for words in _VIEWERS:
         with suppress(OSError):
-            if subprocess.run(words, input=text.encode(), stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            if subprocess.run(words, input=text.encode(), stderr=null, env=known, check=False).returncode == 0:
                 return True
     return False
 

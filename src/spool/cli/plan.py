@@ -39,15 +39,16 @@ def command(root: str, as_json: bool) -> int:
       spool plan
       spool plan --json | jq -r '.starts[].name'
     """
-    found = preview(viewed(root))
+    spool = viewed(root)
+    found = preview(spool)
     if as_json:
         render.as_json({"version": 1, **publicjson.plain(found)})
     else:
-        _print(found)
+        _print(found, partly=bool(spool.unread))
     return 0
 
 
-def _print(found: Preview) -> None:
+def _print(found: Preview, *, partly: bool) -> None:
     if found.config_problem is not None:
         tell(found.config_problem)
     if found.paused:
@@ -65,7 +66,7 @@ def _print(found: Preview) -> None:
     others = [f"{found.submitted} submitted" if found.submitted else ""]
     others += [count_of(begun, "run") + " already running" if begun else "", f"{found.held} held"]
     told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} waiting", *others]))
-    render.prose(told if rows or found.ends or found.left_out else f"no waiting jobs ({told})")
+    render.prose(told if rows or found.ends or found.left_out or partly else f"no waiting jobs ({told})")
     if found.protected is not None:
         until = ""
         if found.protected_until_at_ns is not None:

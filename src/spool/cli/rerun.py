@@ -170,12 +170,20 @@ def _make(spool: Spool, job: str, run: int, code: Code, tree: str) -> None:
         git(["worktree", "add", "--force", "--detach", tree, commit], code.top, until)
         if code.diff is not None:
             git(["apply", "--whitespace=nowarn", patch], tree, until)
+        if not _is_below(f"{tree}/{code.prefix}", tree):
+            raise SpoolError(cannot("run", what, f"{code.prefix} leads out of it by a link", where=tree))
         os.makedirs(f"{tree}/{code.prefix}", exist_ok=True)  # git tracks no empty directory
     except BaseException as error:
         _remove(code, tree)
         if not isinstance(error, GitError | OSError):
             raise
         raise SpoolError(cannot("run", what, str(error), where=tree)) from None
+
+
+def _is_below(path: str, tree: str) -> bool:
+    """Whether *path* is in *tree* also after the links on its way, which a commit may have in it."""
+    real = os.path.realpath(tree)
+    return os.path.commonpath((real, os.path.realpath(path))) == real
 
 
 def _read(path: str) -> bytes | None:
@@ -230,8 +238,15 @@ def _other_names(workdir: object, code: Code) -> set[str]:
 def _swapper(old: set[str], new: str) -> Callable[[str], str]:
     """Return what replaces each of *old* by *new*, also after an option as in `-I/tree`, and as in `file:///tree`."""
     names = "|".join(sorted(map(re.escape, old), key=len, reverse=True))
-    pattern = re.compile(rf"(?:(?<=://)|(?<![A-Za-z0-9._/-]))(-[A-Za-z])?(?:{names})(?![A-Za-z0-9._-])")
-    return lambda text: pattern.sub(lambda match: (match[1] or "") + new, text)
+    pattern = re.compile(
+        rf"(?:(?<=://)|(?<![A-Za-z0-9._/-]))(-[A-Za-z])?(?:{names})(?![A-Za-z0-9._-])((?:/[A-Za-z0-9._-]*)*)"
+    )
+
+    def swapped(match: re.Match[str]) -> str:
+        leads_out = os.path.normpath(f".{match[2]}").startswith("..")  # a path beside the old tree stays
+        return match[0] if leads_out else f"{match[1] or ''}{new}{match[2]}"
+
+    return lambda text: pattern.sub(swapped, text)
 
 
 def _each(value: object, swap: Callable[[str], str]) -> object:
@@ -249,7 +264,8 @@ def _with_packages(keys: dict[str, Any], capture: Capture, code: Code, tree: str
     inside = prefix or f"{code.top}/.venv"
     if inside.startswith(f"{code.top}/") and os.path.isdir(inside):
         link = f"{tree}/{inside.removeprefix(f'{code.top}/')}"
-        if make and not os.path.lexists(link) and os.path.isdir(os.path.dirname(link)):
+        above = os.path.dirname(link)
+        if make and not os.path.lexists(link) and os.path.isdir(above) and _is_below(above, tree):
             os.symlink(inside, link)
     sources = [f"{tree}{path.removeprefix(code.top)}" for path in sources_in(inside, code.top)]
     if sources:

@@ -63,12 +63,14 @@ def command(
     if wanted.since_at_ns is not None and wanted.until_at_ns is not None and wanted.since_at_ns >= wanted.until_at_ns:
         raise UsageError("cannot count runs: --since is not before --until")
     key = By(by) if by is not None else None
-    found = account(viewed(root), wanted, key)
+    spool = viewed(root)
+    found = account(spool, wanted, key)
     if as_json:
         _print_json(found, wanted, key)
     elif not found.statistics.total.runs and not found.statistics.groups:
         fewer = "no ended run matches; give fewer filters, or an earlier --since"
-        tell("no run has ended" if wanted == RunFilter() else fewer)
+        if not found.problems and not spool.unread:
+            tell("no run has ended" if wanted == RunFilter() else fewer)
     elif key is None:
         render.pairs(_pairs(found))
     else:

@@ -11,6 +11,7 @@ import sys
 import time
 
 from spool.core import layout
+from spool.core.names import without_here
 from spool.store.disk import Disk, owner_of, read_file
 from spool.store.glance import config_if
 from spool.store.lock import dispatcher_lives
@@ -115,8 +116,8 @@ def command(root: str, *words: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return a dispatcher's environment: this process's, without the marks of a job around it."""
-    found = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
+    """Return a dispatcher's environment: this process's, without the marks of a job around it, or what means here."""
+    found = {key: value for key, value in without_here(os.environ).items() if not key.startswith("SPOOL_")}
     found[layout.SERVICE_MARK] = "1"
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.basename(home) not in ("site-packages", "dist-packages"):  # not installed, such as a working copy
@@ -192,10 +193,12 @@ def _unescaped(value: str, home: str) -> str:
 
 def _run(arguments: list[str]) -> bool:
     """Run a program quietly and return whether it succeeded."""
+    from shutil import which
+
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
-        pid = os.posix_spawnp(
-            arguments[0],
+        pid = os.posix_spawn(
+            which(arguments[0], path=without_here(os.environ).get("PATH")) or f"/usr/bin/{arguments[0]}",
             arguments,
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)],

@@ -17,11 +17,15 @@ TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from spool.core.model import Spec
+
 # Variables that spool sets itself, and those that describe only the current shell or tmux.
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "_", "SHLVL", "PWD", "OLDPWD", "TMUX", "TMUX_PANE"})
 _NEVER_BEGIN = ("SPOOL_", "spool_", "BASH")
 _FUNCTION = "BASH_FUNC_"
-_SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY")
+_SECRETS = ("TOKEN", "SECRET", "PASS", "CREDENTIAL", "KEY", "DATABASE_URL", "CONNECTION_STRING")
+_SECRET_WORDS = frozenset({"PAT", "PWD", "DSN"})  # between underscores
+_MOST_SHOWN = 8
 
 _LETTERS = "23456789bcdfghjkmnpqrstvwxz"  # no vowels and no look-alikes: no words, no misreading
 _INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "Rscript", "bash", "sh", "dash", "zsh", "ksh")
@@ -72,14 +76,14 @@ class Draft:
                 self._text = jobfile.dump(self.keys)
         return self._text
 
-    def check(self, root: str) -> None:
-        """Raise InvalidJob if the spool *root* would not take the job, and InvalidValue as `text` does."""
+    def check(self, root: str) -> Spec:
+        """Return what the job is. Raises InvalidJob if the spool *root* would not take it, InvalidValue as `text`."""
         from spool.core.errors import InvalidJob
         from spool.formats import jobfile
         from spool.store.glance import defaults_of
 
         try:
-            jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
+            return jobfile.parse(self.text(), name=self.name, defaults=defaults_of(root))
         except InvalidJob as error:
             raise (error.without_lines() if self.keys else error) from None
 
@@ -130,12 +134,12 @@ def escaped(text: str, placeholders: Iterable[str]) -> str:
 
 
 class Exports:
-    """Variables for a job: `taken` from the caller, `assigned` on the command line, and the reasons in `left_out`."""
+    """Variables for a job: `taken` from the caller, `assigned` on the command line, and `remarks` about others."""
 
     def __init__(self) -> None:
         self.taken: dict[str, str] = {}
         self.assigned: dict[str, str] = {}
-        self.left_out: list[str] = []
+        self.remarks: list[str] = []
 
     def env(self, own: Mapping[str, object], placeholders: Iterable[str] = ()) -> dict[str, object]:
         """Return the `env` of a job with its *own* `env`, which overrides the taken variables.
@@ -153,7 +157,7 @@ class Exports:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                self.left_out.append(f"{name} is not passed on: it is not UTF-8")
+                self.remarks.append(f"{name} is not passed on: it is not UTF-8")
             else:
                 self.taken[name] = value
 
@@ -162,7 +166,7 @@ def exports(root: str, asked: Sequence[str] = ()) -> Exports:
     """Return the variables that the words of `--export` take from the environment.
 
     Without words, the configuration of *root* has them. A word is ALL, NONE, a name, a pattern or NAME=VALUE, several
-    with commas between. Named variables that are not set are in `left_out`.
+    with commas between. Named variables that are not set are in `remarks`, and possible secrets that ALL takes.
     """
     found, environment = Exports(), os.environ
     if not asked:
@@ -178,10 +182,14 @@ def exports(root: str, asked: Sequence[str] = ()) -> Exports:
         elif name and name.upper() not in ("NONE", "NIL"):
             wanted.append(name)
             if not _is_pattern(name) and name not in environment:
-                found.left_out.append(f"{name} is not passed on: it is not set")
+                found.remarks.append(f"{name} is not passed on: it is not set")
             elif not _is_pattern(name) and not may_go(name):
-                found.left_out.append(f"{name} is not passed on: it only makes sense in this process")
+                found.remarks.append(f"{name} is not passed on: it only makes sense in this process")
     names = {name for name in environment if may_go(name)} if everything else set()
+    if secrets := sorted(name for name in names - {*wanted} if may_be_secret(name, environment[name])):
+        more = f" and {len(secrets) - _MOST_SHOWN} more" if len(secrets) > _MOST_SHOWN else ""
+        shown = ", ".join(secrets[:_MOST_SHOWN])
+        found.remarks.append(f"ALL writes possible secrets into the job file: {shown}{more}")
     found.take(names | matching(wanted, environment), environment)
     return found
 
@@ -196,26 +204,35 @@ def may_go(name: str) -> bool:
 
 def matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
     """Return the names in *environment* that match. Possible secrets match full names only."""
-    found = set()
+    patterns, found = tuple(patterns), set()
     for pattern in patterns:
         if not _is_pattern(pattern):
             found |= {pattern} & environment.keys()
         elif _is_pattern(pattern[:-1]) or pattern[-1] != "*":
             from fnmatch import fnmatchcase  # here, because most callers do not need it
 
-            found |= {name for name in environment if fnmatchcase(name, pattern) and not _may_be_secret(name)}
+            found |= {name for name in environment if fnmatchcase(name, pattern)}
         else:
             head = pattern[:-1]
-            found |= {name for name in environment if name.startswith(head) and not _may_be_secret(name)}
-    return {name for name in found if may_go(name)}
+            found |= {name for name in environment if name.startswith(head)}
+    named = {pattern for pattern in patterns if not _is_pattern(pattern)}
+    return {name for name in found if may_go(name) and (name in named or not may_be_secret(name, environment[name]))}
 
 
 def _is_pattern(word: str) -> bool:
     return any(char in word for char in "*?[")
 
 
-def _may_be_secret(name: str) -> bool:
-    return any(word in name.upper() for word in _SECRETS)
+def may_be_secret(name: str, value: str) -> bool:
+    """Whether a variable may hold a secret: by its name, or as an address with a password."""
+    upper = name.upper()
+    _, is_address, rest = value.partition("://")
+    user, _, _ = rest.partition("/")[0].rpartition("@")
+    return (
+        any(word in upper for word in _SECRETS)
+        or not _SECRET_WORDS.isdisjoint(upper.split("_"))
+        or (bool(is_address) and ":" in user)
+    )
 
 
 def patterns(root: str) -> Sequence[str]:

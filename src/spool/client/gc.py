@@ -185,7 +185,11 @@ class _Collector:
     def _orphans(self, place: str) -> list[str]:
         """Return the entries of a directory that are named like a job, and whose job never came."""
         found, at = [], self._at.get(place)
-        for entry in os.listdir(at) if at is not None else ():
+        entries = os.listdir(at) if at is not None else ()
+        for entry in entries:
+            call, is_function, _ = entry.partition(layout.FUNCTION)
+            if is_function and call in entries:
+                continue
             with suppress(OSError):
                 age_ns = time.time_ns() - os.stat(entry, dir_fd=at, follow_symlinks=False).st_mtime_ns
                 if age_ns > _ORPHAN_AGE_NS and not (layout.valid_name(entry) and ever_used(self._spool.root, entry)):
@@ -267,8 +271,9 @@ class _Collector:
         with suppress(OSError):  # a run has begun meanwhile, or a user keeps a file there
             self._disk.rmdir(name, self._at[JOBS])
         if CALLS in self._at:
-            with suppress(OSError):  # it is small, and the next collection sees it
+            with suppress(OSError):  # the next collection sees it
                 self._disk.discard(name, self._at[CALLS])
+                self._disk.discard(name + layout.FUNCTION, self._at[CALLS])
         return True
 
     def _remove_tree(self, name: str) -> bool:

@@ -21,6 +21,7 @@ from msgspec import Struct
 from spool.client.autostart import UNIT
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING, STAGING
+from spool.core.names import without_here
 from spool.store.disk import Disk, read_file
 
 RESIDENT = (UNIT,)
@@ -254,6 +255,7 @@ def answer_of(words: Sequence[str]) -> tuple[int, str]:
     try:
         done = subprocess.run(
             words,
+            env=without_here(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -48,6 +48,7 @@ CURSORS = ".listeners"
 TERMINALS = ".tmux"
 WORKTREES = "worktrees"  # of `spool rerun --exact`: a git work tree for each job
 CALLS = "calls"  # of Python functions, FORMAT 18
+FUNCTION = "~function"  # behind the name of a call: no job has such a name
 
 # The metadir, FORMAT 4.
 SPEC_COPY = "job.toml"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from spool.core.layout import valid_name
 
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 MAX_NAME_LENGTH = 100
 
 _GLOB = frozenset("*?[")
@@ -27,6 +31,21 @@ EXPORTED = (
     "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_*", "TZ",
 )  # fmt: skip
 """The variables that a submission copies into the job file, unless the configuration names others."""
+
+
+_SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def without_here(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return *environment* without the relative entries of search paths; an empty one is relative, too.
+
+    They mean the directory where a program happens to run, and a user who may write there would choose what it runs.
+    """
+    found = dict(environment)
+    for name in _SEARCHED:
+        if name in found:
+            found[name] = ":".join(entry for entry in found[name].split(":") if entry.startswith("/"))
+    return found
 
 
 def engine_title(executor: str) -> str:

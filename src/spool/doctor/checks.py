@@ -8,9 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
@@ -21,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.client.autostart import UNIT, unit_for
+from spool.client.service import answer_of
 from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import InvalidConfig
@@ -324,7 +323,8 @@ def _dispatcher(subject: Subject) -> Findings:
     if service is Service.NONE:
         rows = JobLister(subject.spool).listing(recent=0).rows
         waits = any(row.state not in (State.HELD, State.INVALID) and not row.state.ended for row in rows)
-        text = "no dispatcher is running" + (", but there are active jobs" if waits else "; no active jobs")
+        none = "" if subject.spool.unread else "; no active jobs"
+        text = "no dispatcher is running" + (", but there are active jobs" if waits else none)
         level = Level.WARN if waits else Level.OK
         yield Finding("dispatcher", level, text, "`spool dispatch`, or the next `spool submit`, starts one")
         return
@@ -549,12 +549,8 @@ def _systemd(subject: Subject) -> Findings:
     unit = unit_for(subject.root)
     text = f"{UNIT} is installed" if unit is not None else f"{UNIT} is not installed; `spool submit` starts a process"
     yield _good(text)
-    if shutil.which("loginctl") is None:
-        return
-    try:
-        words = ["loginctl", "show-user", this_user(), "--property=Linger", "--value"]
-        said = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
+    code, said = answer_of(("loginctl", "show-user", this_user(), "--property=Linger", "--value"))
+    if code:
         return
     if said == "yes":
         yield _good("on: jobs outlive your last session", about="linger")

@@ -24,6 +24,18 @@ _MOMENT_S = 0.1  # for a dead process to be gone
 _LAST_WORDS_S = 0.2
 
 
+def import_path() -> str:
+    """Return the PYTHONPATH of a child that must find the modules of this process, however this one found them.
+
+    The standard library is first, and nothing relative is in it: another user who may write to the current directory
+    would give the child its `json`.
+    """
+    library = os.path.dirname(os.__file__)
+    standard = [path for path in sys.path if path in (library, f"{library}/lib-dynload")]
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return os.pathsep.join(dict.fromkeys((*standard, *filter(os.path.isabs, sys.path), home)))
+
+
 class ChildProcess:
     """At most one child `python -m MODULE ARGUMENTS` at a time. The socket is its standard input.
 

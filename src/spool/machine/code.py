@@ -1,9 +1,10 @@
 """Which code a directory has: its git commit and changes, the interpreter of a command, and its packages.
 
-git is asked such that a repository starts no other program: no file system monitor, hook, external diff or text
-conversion, and no bare repository that lies inside a work tree counts. It writes nothing, not even the index. In
-another user's work tree git itself refuses to work (`safe.directory`). Filters of the user's own configuration, such
-as those of LFS, run as in `git status`. No interpreter is started: its version and packages are read off names.
+git is asked such that a repository starts no other program: no file system monitor, hook, filter, external diff or
+text conversion, and no bare repository that lies inside a work tree counts. Nothing is fetched that a partial clone
+lacks. It writes nothing, not even the index. In another user's work tree git itself refuses to work
+(`safe.directory`). Filters of the user's own configuration, such as those of LFS, run as in `git status`. No
+interpreter is started: its version and packages are read off names.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import suppress
 from hashlib import sha256
 
 from spool.core.capture import CUT, MOST_PACKAGES, MOST_UNTRACKED, NONE, WHOLE, Code, Interpreter, LockFile
+from spool.core.names import without_here
 
 LOCK_FILES = (
     "uv.lock", "pixi.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "conda-lock.yml", "requirements.txt",
@@ -32,6 +34,13 @@ _PLAIN = (
     "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
     "-c", "safe.bareRepository=explicit",
 )  # fmt: skip
+# Keys that name programs and have no option of git against them, and what stands for those of a repository: nothing, or
+# this user's own. git-lfs, which may be that user's filter, reads some of them.
+_PROGRAMS = re.compile(
+    rb"filter\..*\.(?:clean|smudge|process|required)|lfs\.(?:extension|customtransfer)\..*|lfs\.standalonetransferagent"
+    rb"|credential\.(?:.*\.)?helper|core\.(?:sshcommand|gitproxy|askpass)|hook\..*\.command",
+    re.DOTALL,
+)
 _PYTHON = re.compile(r"(?:python|pypy)[0-9]*(?:\.[0-9]+)?")
 _VERSION = re.compile(r"(?:version|version_info)\s*=\s*([0-9]+(?:\.[0-9]+)*)", re.ASCII)
 _INFO = re.compile(r"([A-Za-z0-9._]+)-([^-]+?)(?:-py[0-9.]+)?\.(?:dist|egg)-info")
@@ -47,8 +56,36 @@ def git(arguments: Sequence[str], where: str, until: float, most: int = _MOST_LI
 
     *until* is on the monotonic clock. Raises GitError.
     """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "PYTHON"))}
+    return _git([*_without_programs(where, until), *arguments], where, until, most)
+
+
+def _without_programs(where: str, until: float) -> list[str]:
+    """Return options against the programs that the configuration of a repository names. Raises GitError."""
+    listed, _ = _git(["config", "--list", "--show-scope", "-z"], where, until, _MOST_LISTED)
+    fields = listed.split(b"\0")
+    own, named = dict[bytes, bytes](), set[bytes]()
+    for scope, entry in zip(fields[::2], fields[1::2], strict=False):
+        key, _, value = entry.partition(b"\n")
+        if _PROGRAMS.fullmatch(key) is None or scope == b"command":
+            continue
+        if scope in (b"system", b"global"):
+            own[key] = value
+        else:
+            named.add(key)
+    if any(b"=" in key for key in named):  # `git -c` would take it for another one
+        raise GitError("its configuration names a program by a key with = in it")
+    none = {
+        key: b"false" if key.endswith(b".required") else b"true" if key.startswith(b"hook") else b"" for key in named
+    }
+    return [word for key in named for word in ("-c", os.fsdecode(key + b"=" + own.get(key, none[key])))]
+
+
+def _git(arguments: Sequence[str], where: str, until: float, most: int) -> tuple[bytes, bool]:
+    environment = {
+        key: value for key, value in without_here(os.environ).items() if not key.startswith(("GIT_", "PYTHON"))
+    }
     environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+    environment |= {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}  # the second for git before 2.45
     try:
         process = subprocess.Popen(
             ["git", *_PLAIN, *arguments],
@@ -124,6 +161,7 @@ def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
     diff, whole = b"", True
     if changed and commit is not None and most_diff:
         words = ["diff", "--no-ext-diff", "--no-textconv", "--binary", "--no-color", "--no-renames", "--no-relative"]
+        words += ["--submodule=short"]
         words += ["--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty", "--unified=3", "HEAD"]
         diff, whole = git(words, top, until, most_diff)
     code = Code(

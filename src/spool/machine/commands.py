@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec import Struct
 
 from spool.core.model import SECOND_NS
-from spool.machine.child_process import ChildProcess
+from spool.machine.child_process import ChildProcess, import_path
 
 AT_ONCE = 4
 """How many commands that may be delayed run at once; urgent ones do not wait for these."""
@@ -160,8 +160,7 @@ class CommandRunner:
                 self._child.send(order.line)
 
     def _child_environment(self) -> Mapping[str, str]:
-        # The helper must import the same modules as this process, however they were found.
-        return {**self._environment(), "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
+        return {**self._environment(), "PYTHONPATH": import_path()}
 
 
 def _answer(line: bytes) -> tuple[int, CommandEnd]:

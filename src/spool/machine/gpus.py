@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
-from spool.machine.child_process import ChildProcess
+from spool.machine.child_process import ChildProcess, import_path
 from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample, has_rocm
 
 QUIET_BYTES = 256 << 20
@@ -443,8 +443,7 @@ class NvmlHelper:
     def _child_environment(self) -> Mapping[str, str]:
         return {
             **(os.environ if self._environment is None else self._environment),
-            # The helper must import the same modules as this process, however they were found.
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
+            "PYTHONPATH": import_path(),
         }
 
     def _read(self, line: bytes) -> Sample:

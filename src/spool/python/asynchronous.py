@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from spool.client.output import Follower, Stream
 from spool.client.requests import Change
@@ -21,6 +21,11 @@ from spool.python.job import Job
 from spool.python.waiting import HasJob, Progress, WaitedJobs, job_of, shown
 from spool.query.jobs import ALL_JOBS, JobFilter, JobList
 from spool.store.spool import Spool
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from spool.python.keys import CallKeys, JobKeys
 
 _T = TypeVar("_T", bound=Job | HasJob)
 _POLL_S = 0.025
@@ -50,7 +55,7 @@ class AsyncClient:
         name: str | None = None,
         held: bool = False,
         replace: bool = False,
-        **keys: object,
+        **keys: Unpack[JobKeys],
     ) -> Job:
         """Submit a job, as `Client.submit` does."""
         one = {**keys, "command": command, "name": name}
@@ -62,7 +67,7 @@ class AsyncClient:
         *,
         held: bool = False,
         replace: bool = False,
-        **keys: object,
+        **keys: Unpack[JobKeys],
     ) -> tuple[Job, ...]:
         """Submit many jobs, as `Client.submit_many` does."""
         return await asyncio.to_thread(self.client.submit_many, list(jobs), held=held, replace=replace, **keys)
@@ -75,7 +80,7 @@ class AsyncClient:
         name: str | None = None,
         held: bool = False,
         replace: bool = False,
-        **keys: object,
+        **keys: Unpack[CallKeys],
     ) -> Job:
         """Submit an array with a job for each combination, as `Client.sweep` does."""
         one = {**keys, "command": command, "name": name, "matrix": matrix_of(matrix)}

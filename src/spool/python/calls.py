@@ -15,9 +15,10 @@ import pickle
 import stat
 import sys
 import time
+from contextlib import nullcontext, suppress
 
 from spool.core.errors import InvalidRecord, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import CALLS, JOBS, RETURN, Layout
+from spool.core.layout import CALLS, FUNCTION, JOBS, RETURN, Layout
 from spool.store.disk import Disk, SpoolTrouble, disk_is_full
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _MOST_HEADER = 64 << 20
+_MOST_INSIDE = 1 << 20  # bytes of a function; a longer one is a file that several calls share
 _IN_CALL = {"python": list, "packages": dict, "path": list, "list": bool, "sizes": list}  # what each header has
 _IN_RETURN = {"error": (dict, type(None)), "differs": list, "size": int}
+_LIBRARY = os.path.dirname(os.__file__)
 _PAUSE_S = 1.0  # between attempts to write on a full disk: the wrapper's (FORMAT 12.3)
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -103,10 +106,11 @@ def shared(
 # The call.
 
 
-def render(function: Callable[..., Any], parts: Sequence[Any], *, is_list: bool = False) -> bytes:
-    """Return the file of a call. *parts* has the (args, kwargs) of each task, or with *is_list* a list of those.
+def render(function: Callable[..., Any], parts: Sequence[Any], *, is_list: bool = False) -> tuple[bytes, bytes]:
+    """Return the file of a call, and that of its function, empty if the first has it.
 
-    Raises SpoolError naming what cannot be pickled.
+    *parts* has the (args, kwargs) of each task, or with *is_list* a list of those. Raises SpoolError naming what cannot
+    be pickled.
     """
     dumps = _pickler(function)
     body = [_dumped(dumps, function, "the function", function)]
@@ -117,10 +121,39 @@ def render(function: Callable[..., Any], parts: Sequence[Any], *, is_list: bool 
         "python": list(sys.version_info[:3]),
         "packages": versions(),
         "path": [os.path.abspath(entry) for entry in sys.path],
+        "own": _own_for_standard(),
         "list": is_list,
+        "apart": len(body[0]) > _MOST_INSIDE,
         "sizes": [len(part) for part in body],
     }
-    return b"".join((json.dumps(header).encode(), b"\n", *body))
+    apart = body.pop(0) if header["apart"] else b""
+    return b"".join((json.dumps(header).encode(), b"\n", *body)), apart
+
+
+def captured(function: Callable[..., Any]) -> list[str]:
+    """Return the large values of its module and its surroundings that a function takes along: names and sizes."""
+    from spool.core.units import show_size
+
+    dumps, found, seen, todo = _pickler(), dict[str, int](), set[int](), [function]
+    while todo:
+        each: Any = todo.pop()
+        each = getattr(each, "func", each)
+        if id(each) in seen or (code := getattr(each, "__code__", None)) is None:
+            continue
+        seen.add(id(each))
+        cells = zip(code.co_freevars, each.__closure__ or (), strict=False)
+        values = {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
+        values |= {name: each.__globals__[name] for name in _names(code) if name in each.__globals__}
+        for name, value in values.items():
+            if hasattr(value, "__code__"):
+                todo.append(value)
+            elif not isinstance(value, (type, type(os))):
+                found[name] = len(dumps(value))
+    return [f"{name} ({show_size(size)})" for name, size in found.items() if size > _MOST_INSIDE]
+
+
+def _names(code: Any) -> set[str]:
+    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, type(code))))
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -130,12 +163,32 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def publish(root: str, name: str, text: bytes) -> str:
-    """Put the file of a call into `calls/`, and return its path. Raises FileExistsError if the name has one."""
+def publish(root: str, name: str, text: bytes, function: bytes = b"", like: str = "") -> str:
+    """Put the file of a call into `calls/`, and return its path. Raises FileExistsError if the name has one.
+
+    *function* is beside it unless it is empty; the function of the call with the path *like* is the same one.
+    """
     directory = Layout(root).at(CALLS)
-    path = f"{directory}/{name}"
-    Disk(directory, hidden=True).publish(path, text)  # which makes the directory
+    path, disk = f"{directory}/{name}", Disk(directory, hidden=True)  # which makes the directory
+    disk.publish(path, text)
+    if function:
+        try:
+            if like:
+                with suppress(OSError):  # that call is gone
+                    disk.link(f"{like}{FUNCTION}", f"{path}{FUNCTION}")
+                    return path
+            disk.publish(f"{path}{FUNCTION}", function)
+        except BaseException:
+            disk.discard(path)
+            raise
     return path
+
+
+def check_spool(root: str) -> None:
+    """Raise SpoolUnusable if nothing that a call returns could be loaded, because others can write there."""
+    for parts in ((), (CALLS,), (JOBS,)):
+        with suppress(FileNotFoundError):
+            os.close(_open_own(root, parts, "use", "the spool", stat.S_ISDIR))
 
 
 def load(root: str, name: str, index: int) -> Call:
@@ -156,15 +209,21 @@ def load(root: str, name: str, index: int) -> Call:
             here = ".".join(map(str, sys.version_info[:3]))
             why = f"the worker is Python {here}, and the call is of Python {'.'.join(map(str, wrote))}"
             raise SpoolError(cannot("run", "the call", why, remedy="submit it again with this Python"))
-        _take_path(header["path"])
+        _take_path(header["path"], header.get("own", ()))
         sizes = header["sizes"]
         if not 0 <= index < len(sizes) - 1:
             raise SpoolError(cannot("run", "the call", f"it has {len(sizes) - 1} tasks, and no number {index}"))
-        function = pickle.loads(_exactly(file.read(sizes[0]), sizes[0]))  # noqa: S301  (this user's own: _open_own)
+        with _function_file(root, name) if header.get("apart") else nullcontext(file) as has_function:
+            data = _exactly(has_function.read(sizes[0]), sizes[0])
+        function = pickle.loads(data)  # noqa: S301  (this user's own: _open_own)
         file.seek(sum(sizes[1 : index + 1]), os.SEEK_CUR)
         part = pickle.loads(_exactly(file.read(sizes[index + 1]), sizes[index + 1]))  # noqa: S301
     parts = part if header["list"] else [part]
     return Call(function, parts, header["packages"], is_list=header["list"])
+
+
+def _function_file(root: str, name: str) -> BinaryIO:
+    return open(_open_own(root, (CALLS, f"{name}{FUNCTION}"), "run", "the call"), "rb", closefd=True)
 
 
 def is_list(root: str, name: str) -> bool:
@@ -312,7 +371,9 @@ def _told(error: BaseException) -> str:
 # Files.
 
 
-def _open_own(root: str, parts: tuple[str, ...], verb: str, thing: str) -> int:
+def _open_own(
+    root: str, parts: tuple[str, ...], verb: str, thing: str, is_right: Callable[[int], bool] = stat.S_ISREG
+) -> int:
     """Open a file below *root* that no other user can have written. Raises FileNotFoundError, SpoolUnusable."""
     path = root
     at = os.open(root, _READ & ~os.O_NOFOLLOW | os.O_DIRECTORY)
@@ -330,7 +391,7 @@ def _open_own(root: str, parts: tuple[str, ...], verb: str, thing: str) -> int:
             os.close(at)
             at = below
             _check_own(at, path, verb, thing)
-        if not stat.S_ISREG(os.fstat(at).st_mode):
+        if not is_right(os.fstat(at).st_mode):
             raise SpoolUnusable(cannot(verb, thing, "it is not a regular file", where=path))
     except BaseException:
         os.close(at)
@@ -371,7 +432,23 @@ def _exactly(data: bytes, size: int) -> bytes:
     return data
 
 
-def _take_path(entries: Iterable[str]) -> None:
-    """Let the worker find the caller's modules, in the caller's order, before its own."""
-    wanted = list(entries)
-    sys.path[:] = wanted + [entry for entry in sys.path if entry not in wanted]
+def _own_for_standard() -> list[str]:
+    """Return the modules imported here that have the name of one of the standard library, and are not that one."""
+    library = f"{_LIBRARY}/"
+    files = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in sys.stdlib_module_names)
+    return [name for name, file in files if isinstance(file, str) and not file.startswith(library)]
+
+
+def _take_path(entries: list[str], own: Iterable[str]) -> None:
+    """Let the worker find the caller's modules, in the caller's order, behind the standard library.
+
+    Before it, a `json.py` of another user in a directory that is only there for the function would be imported. The
+    modules *own*, which the caller has instead of the library's, are imported at once.
+    """
+    before = sys.path[:]
+    sys.path[:] = entries
+    for name in own:
+        if name not in sys.modules:
+            __import__(name)
+    end = 1 + max((at for at, entry in enumerate(before) if entry in (_LIBRARY, f"{_LIBRARY}/lib-dynload")), default=-1)
+    sys.path[:] = dict.fromkeys((*before[:end], *entries, *before[end:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,15 +15,22 @@ from spool.core.errors import InvalidValue, NotAllSubmitted, SpoolError, cannot
 from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.python.job import Job, requests_of, serve, served
+from spool.query.foresight import doubts
 from spool.query.jobs import ALL_JOBS, JobFilter, JobList, list_jobs
 from spool.query.parameters import tasks_in
 from spool.store.glance import defaults_of
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from spool.core.accounting import RunFilter, Statistics
+    from spool.core.model import Spec
+    from spool.python.keys import CallKeys, JobKeys
     from spool.query.explain import Explanation, Preview
     from spool.query.machine import GpuList
+
+log = logging.getLogger(__name__)
 
 
 class Client:
@@ -75,7 +83,7 @@ class Client:
         name: str | None = None,
         held: bool = False,
         replace: bool = False,
-        **keys: object,
+        **keys: Unpack[JobKeys],
     ) -> Job:
         """Put a job into the queue, or keep it held, and return it. It is on the disk when this returns.
 
@@ -94,7 +102,7 @@ class Client:
         *,
         held: bool = False,
         replace: bool = False,
-        **keys: object,
+        **keys: Unpack[JobKeys],
     ) -> tuple[Job, ...]:
         """Submit many jobs, faster than one by one, and return them in their order. All are checked before the first.
 
@@ -139,7 +147,7 @@ class Client:
         name: str | None = None,
         held: bool = False,
         replace: bool = False,
-        **keys: object,
+        **keys: Unpack[CallKeys],
     ) -> Job:
         """Submit one job for each combination of the values in *matrix*, as one array, and return the array.
 
@@ -250,6 +258,7 @@ class Client:
         """Return the jobs as files that the spool would take. Raises InvalidValue and InvalidJob."""
         exported = exports(self.root)
         drafts: list[Draft] = []
+        specs: list[tuple[str, Spec]] = []
         names: set[str] = set()
         for job in jobs:
             keys = {**common, **job} if isinstance(job, Mapping) else {**common, "command": job}
@@ -264,10 +273,12 @@ class Client:
             names.add(name)
             draft = Draft(name, job_keys(command, keys, exported), held=held)
             try:
-                draft.check(self.root)
+                specs.append((name, draft.check(self.root)))
             except TypeError as error:  # a value that no file can hold
                 raise InvalidValue(cannot("submit", f"job {name}", str(error))) from None
             drafts.append(draft)
+        for name, why in doubts(self.root, specs):
+            log.warning("job %s %s", name, why)
         return drafts
 
 

@@ -9,10 +9,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from functools import cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from spool.client import autostart
-from spool.client.draft import Draft, escaped, exports, fresh_name, job_keys, placeholders, plain, stem_of
+from spool.client.draft import (
+    Draft,
+    escaped,
+    exports,
+    fresh_name,
+    job_keys,
+    may_be_secret,
+    may_go,
+    placeholders,
+    plain,
+    stem_of,
+)
 from spool.client.requests import Requests
 from spool.client.submit import default_root, ensure_spool, ever_used
 from spool.client.waiting import End
@@ -25,12 +38,19 @@ from spool.core.names import why_not_name
 from spool.python import calls
 from spool.python.job import Job
 from spool.python.results import CallResult
+from spool.query.foresight import doubts
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner, this_user
 from spool.store.spool import Spool
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from spool.python.keys import CallKeys
+
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_TASKS = 100_000  # of one array, FORMAT 3.1
@@ -39,6 +59,17 @@ _SERVE_EVERY_S = 2.0
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _EXPANDING_S = 5.0
 _SHORTAGE_S = 0.5
+_OTHER_PROCESS = "each call is a process of its own: let the function do that"
+_ELSEWHERE = {
+    "max_workers": "the spool decides how many calls run; the key max_running limits those of one map",
+    "initializer": _OTHER_PROCESS,
+    "initargs": _OTHER_PROCESS,
+    "mp_context": _OTHER_PROCESS,
+    "max_tasks_per_child": _OTHER_PROCESS,
+    "thread_name_prefix": "the keyword name names the jobs",
+    **dict.fromkeys(("command", "script"), "spool.Client submits a command"),
+    **dict.fromkeys(("array", "matrix", "rows", "task"), "map and submit_all make arrays"),
+}
 _SYNCING = 8  # threads: syncs at the same time share their way to the disk
 
 
@@ -107,9 +138,13 @@ class Future(concurrent.futures.Future[T]):
             if not (self._is_withdrawn or self.running() or self.done()):
                 self.set_running_or_notify_cancel()
 
-    def ended(self, result: CallResult) -> None:
-        """Set that its job has ended."""
-        if not (self._is_withdrawn or self.done()):
+    def ended(self, result: CallResult, error: BaseException | None) -> None:
+        """Set that its job has ended, with *error* instead of a value unless that is None."""
+        if self._is_withdrawn or self.done():
+            return
+        if error is not None:
+            self.set_exception(error)
+        else:
             self.set_result(cast("T", result))  # `result` has the value
 
 
@@ -125,6 +160,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._running: tuple[int, int] | None = None  # the mark of the directory when it was last read
         self._serve_at = 0.0  # monotonic
+        self._unread: list[End] = []  # whose exception could not be read for the moment
         self._is_closed = False
 
     def close(self) -> None:
@@ -159,10 +195,11 @@ class Watcher:
         if self._requests.withdraw(future.name):
             self._cancelled(future)
 
-    def withdraw_all(self) -> None:
-        """Cancel every job that waits, also those of an array that a dispatcher is just expanding."""
+    def withdraw_all(self, futures: Sequence[Future[Any]] | None = None) -> None:
+        """Cancel every job of *futures* that waits, also those of an array that a dispatcher is just expanding."""
         until = time.monotonic() + _EXPANDING_S
-        while waiting := [each for each in self.open if not each.running() and not each.done()]:
+        wanted = self.open if futures is None else futures
+        while waiting := [each for each in wanted if not each.running() and not each.done()]:
             gone = {array for array in {each.array for each in waiting} - {""} if self._requests.withdraw(array)}
             for future in waiting:
                 if future.array in gone:
@@ -205,8 +242,12 @@ class Watcher:
             self._running = mark
             for future in filter(None, map(self._open.get, self._spool.names(RUNNING))):
                 future.begins()
-        for end in ends.poll():
-            self._end(end)
+        ended, self._unread = [*self._unread, *ends.poll()], []
+        for end in ended:
+            try:
+                self._end(end)
+            except OSError:  # the next look tries again
+                self._unread.append(end)
         if time.monotonic() >= self._serve_at:
             self._serve_at = time.monotonic() + _SERVE_EVERY_S
             autostart.ensure(self._spool.root)  # if the last one was killed
@@ -219,7 +260,9 @@ class Watcher:
             self._cancelled(future)
             return
         future.begins()
-        future.ended(CallResult(self._spool, end.name, end))
+        result = CallResult(self._spool, end.name, end)
+        # A value is read when it is asked for, and may be large; an exception is what others wait for.
+        future.ended(result, result.error() if end.outcome is not State.FINISHED else None)
         self._forget(future)
 
     def _cancelled(self, future: Future[Any]) -> None:
@@ -247,19 +290,34 @@ class Executor(concurrent.futures.Executor):
     seen and changed as any other. The jobs go on if this process ends before them.
     """
 
-    def __init__(self, root: str | os.PathLike[str] | None = None, *, name: str | None = None, **keys: object) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        export: str | Sequence[str] | None = None,
+        **keys: Unpack[CallKeys],
+    ) -> None:
         """Use the spool at *root*, as `Client` does; it is made if it does not exist.
 
-        Jobs are called `NAME-1`, `NAME-2` and so on; without *name* after their function. The key `max_running` limits
-        how many calls of one `map` run at once. Raises SpoolUnusable, InvalidJob, InvalidValue.
+        Jobs are called `NAME-1`, `NAME-2` and so on; without *name* after their function. *export* has the words of
+        `spool submit --export`; without it, a call gets what `spool submit` copies and what this program has set in
+        `os.environ`, except possible secrets. The key `max_running` limits how many calls of one `map` run at once.
+        Logs a warning if this machine can never run such a call. Raises SpoolUnusable, also for a spool that others can
+        write to, InvalidJob, InvalidValue.
         """
+        for key in keys:
+            if (remedy := _ELSEWHERE.get(key)) is not None:
+                raise InvalidValue(cannot("make", "an Executor", f"it has no {key}", remedy=remedy))
         if name is not None and (why_not := why_not_name(f"{name}-1")) is not None:
             raise InvalidValue(cannot("name", f"jobs {name!r}", why_not))
         path = os.path.abspath(root) if root is not None else default_root()
         ensure_spool(path)
         check_owner(path)
+        calls.check_spool(path)
         self._spool = Spool.open(path)
         self._name = name
+        self._export = (export,) if isinstance(export, str) else export
         self._number = 0
         self._keys = {key: dict(value) if isinstance(value, Mapping) else value for key, value in keys.items()}
         self._of_arrays = {key: self._keys.pop(key) for key in ("max_running",) if key in keys}
@@ -270,22 +328,26 @@ class Executor(concurrent.futures.Executor):
         self._told: str | None = None  # why no dispatcher serves the spool
         self._disk = Disk(self._spool.layout.at(layout.STAGING))
         self._syncs = concurrent.futures.ThreadPoolExecutor(_SYNCING, thread_name_prefix="spool sync")
-        for more in ({}, {"array": "0"}):
-            self._draft(f"{name}-1" if name is not None else "call", more).check(path)
+        self._said: set[str] = set()
+        self._function = ("", "")  # the last large one: its hash, and the path of a call that has it
+        for more in ({"array": "0"}, {}):
+            spec = self._draft(first := f"{name}-1" if name is not None else "call", more).check(path)
+        for _, why in doubts(path, [(first, spec)]):
+            self._say(f"a call of this executor {why}")
 
     @property
     def root(self) -> str:
         """The directory of the spool."""
         return self._spool.root
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Make a job of the call `fn(*args, **kwargs)` and return its future. The job is in the spool on return.
 
         Raises SpoolError if the function or an argument cannot be pickled, and OSError.
         """
-        text = calls.render(fn, [(args, kwargs)])
+        rendered = calls.render(fn, [(args, kwargs)])
         with self._lock:
-            name = self._submitted(fn, text, {})
+            name = self._submitted(fn, rendered, {})
             future: Future[T] = Future(self._watcher, name)
             self._watcher.watch((future,))
         return future
@@ -322,9 +384,9 @@ class Executor(concurrent.futures.Executor):
             if len(shown) != len(parts):
                 raise ValueError(f"{len(parts)} tasks need as many parameters, not {len(shown)}.")
             tasks = {"rows": shown}
-        text = calls.render(function, parts, is_list=chunksize > 1)
+        rendered = calls.render(function, parts, is_list=chunksize > 1)
         with self._lock:
-            array = self._submitted(fn, text, tasks)
+            array = self._submitted(fn, rendered, tasks)
             futures: list[Future[Any]] = [Future(self._watcher, f"{array}_{at}", array) for at in range(len(parts))]
             self._watcher.watch(futures)
         return futures
@@ -335,11 +397,12 @@ class Executor(concurrent.futures.Executor):
         """Return the results of `fn` over *iterables*, in order; all calls are one array, submitted at once.
 
         Raises what a call raises, when its result is due, and TimeoutError if that is not there *timeout* seconds after
-        `map` was called. A task makes *chunksize* calls, which saves processes.
+        `map` was called. Then, and when its iterator is closed before the last, the calls that wait are cancelled. A
+        task makes *chunksize* calls, which saves processes.
         """
         until = None if timeout is None else time.monotonic() + timeout
         futures = self.submit_all(fn, *iterables, chunksize=chunksize)
-        return _in_order(futures, until, is_list=chunksize > 1)
+        return _in_order(self._watcher, futures, until, is_list=chunksize > 1)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls. *wait*: until every call has ended. *cancel_futures*: cancel those that wait."""
@@ -356,31 +419,50 @@ class Executor(concurrent.futures.Executor):
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
-    def _submitted(self, fn: Callable[..., Any], text: bytes, more: Mapping[str, object]) -> str:
+    def _say(self, text: str) -> None:
+        """Log a warning, once."""
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(text)
+
+    def _submitted(self, fn: Callable[..., Any], rendered: tuple[bytes, bytes], more: Mapping[str, object]) -> str:
         """Put a call and its job into the spool, under a name that is free; return the name."""
         self._check_open()
-        root = self._spool.root
+        root, (text, function) = self._spool.root, rendered
+        digest, like = sha256(function).hexdigest() if function else "", ""
+        if function:
+            like = self._function[1] if self._function[0] == digest else ""
+            if not like and (names := calls.captured(fn)):
+                self._say(
+                    f"each call of {calls.name_of(fn)} takes along and loads {', '.join(names)}; better load it there"
+                )
         while True:
             name = self._next_name(fn)
             draft = self._draft(name, more)
             if "rows" in more:
                 draft.check(root)
             try:
-                call = calls.publish(root, name, text)
+                call = calls.publish(root, name, text, function, like)
             except FileExistsError:  # another process was faster
                 continue
             place = self._spool.layout.job_file(QUEUED, name)
             try:
                 self._disk.publish(place, draft.text())
             except FileExistsError:
-                self._disk.discard(call)
+                self._discard(call)
                 continue
             except BaseException:
-                self._disk.discard(call)
+                self._discard(call)
                 raise
+            if function:
+                self._function = digest, call
             self._syncs.submit(self._sync, call, place)
             self._serve()
             return name
+
+    def _discard(self, call: str) -> None:
+        self._disk.discard(call)
+        self._disk.discard(call + layout.FUNCTION)
 
     def _next_name(self, fn: Callable[..., Any]) -> str:
         root = self._spool.root
@@ -396,12 +478,23 @@ class Executor(concurrent.futures.Executor):
     def _draft(self, name: str, more: Mapping[str, object]) -> Draft:
         keys = {**self._keys, **more, **(self._of_arrays if more else {})}
         known = placeholders(keys)
-        command = [escaped(word, known) for word in (sys.executable, "-u", "-m", "spool.python.worker", name)]
-        return Draft(name, job_keys(command, keys, exports(self._spool.root)))
+        command = [escaped(word, known) for word in (sys.executable, "-u", "-P", "-m", "spool.python.worker", name)]
+        exported = exports(self._spool.root, self._export or ())
+        if self._export is None:
+            own = _set_by_this_program()
+            exported.take({name for name in own if not may_be_secret(name, os.environ[name])}, os.environ)
+            secrets = {name for name in own - exported.taken.keys() if may_be_secret(name, os.environ[name])}
+            exported.remarks += [f"{name} is not passed on: it may be a secret; export names it" for name in secrets]
+        for why in exported.remarks:
+            self._say(why)
+        made = job_keys(command, keys, exported)
+        if isinstance(env := made.get("env"), dict) and isinstance(path := env.get("PYTHONPATH"), str):
+            env["PYTHONPATH"] = ":".join(filter(None, path.split(":")))  # an empty entry is the current directory
+        return Draft(name, made)
 
     def _sync(self, call: str, job: str) -> None:
         """Bring a call and its job to the disk: what a power cut spares goes on."""
-        for path in (call, job):
+        for path in (call, call + layout.FUNCTION, job):
             try:
                 self._disk.sync_file(path)
             except FileNotFoundError:  # it runs already
@@ -418,14 +511,43 @@ class Executor(concurrent.futures.Executor):
             self._told = told
 
 
-def _in_order(futures: list[Future[Any]], until: float | None, *, is_list: bool) -> Iterator[Any]:
-    """Yield the results of calls in order, and forget each."""
+@cache
+def _begun_with() -> dict[str, str] | None:
+    """Return the environment that this program was started with, None if that cannot be told."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
+    except OSError:
+        return None
+    # A program that shows a title of its own has overwritten it.
+    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs} if all(each[1] for each in pairs) else None
+
+
+def _set_by_this_program() -> set[str]:
+    """Return the variables that this program has set or changed since it was started."""
+    before = _begun_with()
+    return {key for key, value in os.environ.items() if may_go(key) and before.get(key) != value} if before else set()
+
+
+def _in_order(watcher: Watcher, futures: list[Future[Any]], until: float | None, *, is_list: bool) -> Iterator[Any]:
+    """Yield the results of calls in order, and keep none; cancel the calls that wait if that is not gone on with."""
     waiting = futures[::-1]
     del futures
-    while waiting:
-        left = None if until is None else max(until - time.monotonic(), 0)
-        value = waiting.pop().result(left)
-        if is_list:
-            yield from value
-        else:
-            yield value
+    try:
+        while waiting:
+            left = None if until is None else max(until - time.monotonic(), 0)
+            if is_list:
+                values = _next(waiting, left)[::-1]
+                while values:
+                    yield values.pop()
+            else:
+                yield _next(waiting, left)
+    finally:
+        watcher.withdraw_all(waiting)
+
+
+def _next(waiting: list[Future[Any]], left: float | None) -> Any:
+    """Return the result of the last future, and remove that."""
+    result = waiting[-1].result(left)
+    waiting.pop()
+    return result

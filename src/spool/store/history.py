@@ -77,7 +77,7 @@ class History:
         except FileNotFoundError:
             return
         except (OSError, EOFError, zlib.error) as error:
-            self.problems.append(f"cannot read all of {path}: {error}")
+            self.problems.append(f"cannot read all of {path}: {getattr(error, 'strerror', None) or error}")
 
     def _first_told(self, path: str) -> int | None:
         """Return when the first line of a file was written."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec import Struct
@@ -147,6 +148,8 @@ class Spool:
     regular file (a directory, a link, a FIFO) counts as empty.
     """
 
+    unread: Mapping[str, OSError] = MappingProxyType({})  # what could not be read: only a `TolerantSpool` goes on then
+
     def __init__(self, root: str) -> None:
         # Its real path, so that processes have one mark, whatever path was given.
         self.layout: Layout = Layout(os.path.realpath(root))
@@ -155,13 +158,15 @@ class Spool:
 
     @classmethod
     def open(cls, root: str) -> Spool:
-        """Return the spool at *root*; SpoolUnusable if there is none."""
+        """Return the spool at *root*; SpoolUnusable if there is none, OSError if that cannot be told."""
         queued = f"{root}/{layout.QUEUED}"
         if os.path.isdir(queued):
             return cls(root)
         if os.path.isdir(f"{root}/{layout.RUNNING}"):  # a directory of it was taken away, or replaced
             why = "it is not a directory; move it somewhere else" if os.path.lexists(queued) else "it is missing"
             raise SpoolUnusable(cannot("open", "spool", why, where=queued, remedy="`spool init` makes it again"))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(queued)  # raises OSError if that cannot be told
         raise SpoolUnusable(f"cannot open spool: {root}: no spool there; create one with `spool init`")
 
     # Job files.

@@ -103,6 +103,10 @@ class Executor(RemoteExecutor):
         """Submit one step."""
         self.run_jobs([job])
 
+    def get_python_executable(self) -> str:
+        """Return the Python of a job's Snakemake, which imports nothing from the directory where it runs (`-P`)."""
+        return f"{super().get_python_executable()} -P"
+
     def get_job_args(self, job: JobExecutorInterface) -> str:
         """Return the arguments of the Snakemake in the job: its cores are those that the job was given.
 

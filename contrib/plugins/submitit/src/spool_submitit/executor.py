@@ -17,6 +17,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor
 
+from spool_submitit.call import own_path
 from spool_submitit.job import SpoolJob
 
 _GENERIC = frozenset(
@@ -147,10 +148,10 @@ class SpoolExecutor(core.Executor):
             _SIGNAL_VARIABLE: JobEnvironment.USR_SIG,
         }
         merged = bool(given.get("stderr_to_stdout", False))
-        command = [*self.python, "-u", "-m", "submitit.core._submit", str(self.folder)]
+        command = [*self.python, "-u", "-P", "-m", "spool_submitit.call", str(self.folder), *own_path()]
         if ranks > 1:
             words = [str(ranks), str(self.folder), "merged" if merged else "apart"]
-            command = [*self.python, "-u", "-m", "spool_submitit.ranks", *words, *command]
+            command = [*self.python, "-u", "-P", "-m", "spool_submitit.ranks", *words, *command]
         else:
             paths = JobPaths(self.folder)
             keys["stdout"] = _pattern(paths.stdout, name)

@@ -125,8 +125,8 @@ class SpoolJob(core.Job[core.R]):
         """Interrupt the job as spool does before its time limit, or *timeout* being false by queueing it again."""
         if timeout:
             name = JobEnvironment.USR_SIG
-            command = [sys.executable, "-m", "spool", "--spool", self.watcher.client.root, "signal", name, self.job_id]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            command = [sys.executable, "-P", "-m", "spool", "--spool", self.watcher.client.root]
+            subprocess.run([*command, "signal", name, self.job_id], check=True, stdout=subprocess.DEVNULL)
         else:
             self.watcher.client.requeue(self.job_id)
 
