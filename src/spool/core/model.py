@@ -13,6 +13,8 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from spool.core.names import UMASK
+
 SECOND_NS = 1_000_000_000
 
 
@@ -184,6 +186,9 @@ class Spec(Struct, frozen=True):
     container: Container | None = None
     workdir: str | None = None  # as written; None is the home directory
     env: tuple[tuple[str, str], ...] = ()
+    umask: int = UMASK
+    limits: tuple[tuple[str, int | None], ...] = ()  # soft ones; None: unlimited
+    nice: int | None = None  # None: as the dispatcher
     request: Request = Request()
     time_limit_ns: int | None = None
     signal: WarningSignal | None = None

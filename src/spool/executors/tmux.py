@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.model import Jid
+from spool.core.names import SERVICE
 from spool.executors import tmux_pane
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
@@ -269,7 +270,8 @@ def _problem_of_version() -> str | None:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the server and its clients. A server with the mark of a run would end with that run."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(("SPOOL_", "spool_", "TMUX"))}
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("SPOOL_", "spool_", "TMUX"))}
+    return {**own, SERVICE: "1"}
 
 
 def _inheritance(launch: Launch) -> dict[str, object]:
