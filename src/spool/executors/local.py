@@ -26,8 +26,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
-from spool.core.model import SECOND_NS, Jid
-from spool.executors.base import Usage
+from spool.core.model import SECOND_NS, Jid, SignalTo
+from spool.executors.base import Family, Usage
 from spool.machine import children, identity, marks, processes
 from spool.machine.cgroups import RunGroup, RunGroups
 from spool.machine.children import Children
@@ -122,17 +122,12 @@ class LocalRun:
         """Whether processes of the run outlived its wrapper."""
         return self.engine.left_behind(self)
 
-    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
-        """Signal every process of the run except its wrapper; return the number of signalled processes."""
-        members = self.engine.processes_of([self])[self]
-        wrapper = self.wrapper_pid
-        spared = {wrapper}
-        if spare_shell:
-            parents = {process.pid: _parent(process) for process in members}
-            waited_for = set(parents.values())
-            spared |= {pid for pid, parent in parents.items() if parent == wrapper and pid in waited_for}
-        to = [process for process in members if process.pid not in spared]
-        return len(send(to, signal.Signals[f"SIG{signal_name}"]).signalled)
+    def signal(self, signal_name: str, to: SignalTo) -> int:
+        """Signal the processes of the run that *to* names, never its wrapper; return their number."""
+        members, number = self.engine.processes_of([self])[self], signal.Signals[f"SIG{signal_name}"]
+        family = Family({process.pid: _parent(process) for process in members}, self.wrapper_pid, number)
+        told = family.told(to)
+        return len(send([process for process in members if process.pid in told], number).signalled)
 
     @property
     def holds_memory(self) -> bool:

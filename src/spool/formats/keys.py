@@ -253,6 +253,14 @@ _LIMITS = (
     Key("signal", "signal",
         'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '
         "before.", examples=["USR1@60s"], option="--signal NAME@TIME", needs="time_limit: it warns before that limit"),
+    Key("signal_to", "word",
+        'Which processes get it. "main": each program that the command, or a shell in it, runs, but not what that '
+        'program has started, unless only those handle the signal. "all": these, too. "shell": the command itself, '
+        "such as a script with a trap. Default: main, and a shell that has a trap for it; another shell that waits for "
+        "a program is spared.", words=("main", "all", "shell"), default=None,
+        option="--signal-to main|all|shell", needs="signal",
+        help="Which processes get it: each program, also what that has started, or the command's shell alone. "
+        "Default: main, and a shell that has a trap."),
     Key("gpu_idle", "timeout",
         "How long the job may leave all its GPUs idle before `gpu_idle_action` applies. 0s means no limit.",
         option="--gpu-idle TIME"),
