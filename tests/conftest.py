@@ -16,6 +16,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from spool.client.inherited import begin_as_after_login
 from spool.executors import compiled
 from support import end, left_behind, make_spool, processes
 
@@ -97,6 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take the real home away before anything is collected, for what fixtures of the session start too."""
     for name in [name for name in os.environ if name in _UNWANTED or name.startswith("SPOOL_")]:
         del os.environ[name]
+    begin_as_after_login()  # else what the tests submit would take the limits of this shell along
     home = tempfile.mkdtemp(prefix="spool-tests-home-")
     config.add_cleanup(lambda: _remove_if_empty(Path(home)))
     os.environ["HOME"] = home

@@ -9,21 +9,24 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from calling import Command, asked, start
 from plugins.fake_nvml import FakeNvml
+from spool.cli import machine as cli_machine
 from spool.client import machine_service, service
 from spool.client.machine_service import RunStep, WriteStep
-from spool.core.errors import SpoolError
+from spool.core.errors import SpoolError, SpoolUnusable
 from spool.core.model import Machine
 from spool.formats import machine_status, machinefile
 from spool.formats.machine_status import GpuShare, MachineShares, UserShare
 from spool.formats.machinefile import MachineConfig
 from spool.machine import shared
 from spool.machine.host import Host
+from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for
 
 PROGRAM = ("/opt/spool/bin/spool",)
@@ -165,6 +168,41 @@ def test_installing_writes_and_starts_the_service(
     assert f"{toml} stays as it is" in said.out
     assert toml.read_text() == "cpus = 1\n"
     assert ordered(machine)[-1] == "systemctl try-restart spool-machine.service"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can install the service")
+@pytest.mark.parametrize("prints", [False, True])
+def test_others_can_read_what_is_installed_under_any_umask(spool: Command, machine: Path, prints: bool) -> None:
+    """Root's umask may be 027, and both the arbiter and the users' dispatchers look at the files."""
+    before = os.umask(0o027)
+    try:
+        said = spool("machine", "install", *["--print"] * prints)
+        if prints:
+            subprocess.run(["/bin/sh"], input=said.out, text=True, check=True)
+    finally:
+        os.umask(before)
+    made = [machine / "etc", machine / "etc" / "machine.toml", machine / "units", *(machine / "units").iterdir()]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o755, 0o644, 0o755, 0o644]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs an account that may not look")
+def test_a_file_that_may_not_be_read_is_not_called_missing(machine: Path) -> None:
+    """An arbiter that is not root says that it has no permission; so does a command for another user's spool."""
+    (machine / "etc").mkdir(mode=0o700)
+    (machine / "etc" / "machine.toml").write_text("")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            os.setuid(65534)
+            assert shared.directory("auto") is not None
+            with pytest.raises(SpoolUnusable, match="Permission denied"):
+                cli_machine.serve.callback(None)  # type: ignore[misc]
+            with pytest.raises(SpoolUnusable, match="Permission denied"):
+                Spool.open(f"{machine}/etc/spool")
+            code = 0
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can install the service")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,32 @@ def test_a_dispatcher_takes_no_module_of_the_directory_it_is_started_from(
     monkeypatch.chdir(tmp_path)
     assert autostart.ensure(str(spool_root)) is None
     wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
+    stop(spool_root)
+
+
+def test_a_dispatcher_in_the_background_inherits_nothing(spool_root: Path, tmp_path: Path) -> None:
+    """Not its starter's descriptors, directory, umask, limits and niceness, nor its ignored or blocked signals."""
+    lock = tmp_path / "lock"
+    program = (
+        "import os, signal, sys; from spool.client import autostart\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); print(autostart.start(sys.argv[1]))"
+    )
+    shell = """exec 9> lock; flock -n 9; trap '' HUP QUIT; umask 077; ulimit -S -n 200; export OLDPWD=/tmp
+nice -n 5 "$@" < /dev/null"""
+    words = ["sh", "-c", shell, "sh", sys.executable, "-c", program, str(spool_root)]
+    pid = int(subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True).stdout)
+    subprocess.run(["flock", "-n", lock, "true"], check=True)
+    wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
+    process = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    environment = (process / "environ").read_bytes().split(b"\0")
+    assert os.readlink(process / "cwd") == "/"
+    assert status["Umask"].strip() == "0022"
+    assert int(status["SigIgn"], 16) & (1 << signal.SIGQUIT - 1 | 1 << signal.SIGHUP - 1) == 0
+    assert int(status["SigBlk"], 16) >> signal.SIGUSR2 - 1 & 1 == 0
+    assert b"SPOOL_SERVICE=1" in environment
+    assert not [entry for entry in environment if entry.startswith((b"OLDPWD=", b"PWD="))]
+    assert os.getpriority(os.PRIO_PROCESS, pid) == (0 if os.geteuid() == 0 else 5)
     stop(spool_root)
 
 

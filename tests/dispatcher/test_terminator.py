@@ -164,9 +164,9 @@ def test_a_run_that_is_preempted_is_warned_before_it_is_told_to_end(
     """It gets its signal at once, TERM when the time of that is over, and KILL after the grace; also after a crash."""
     live: Any = _Live(monkeypatch, lambda: Seen({Process(8, 1)}))
     live.stop_kind, clock[0] = StopKind.PREEMPT, 1000
-    live.spec = SimpleNamespace(kill_grace_ns=30, signal=WarningSignal("USR1", 60), command="train")
+    live.spec = SimpleNamespace(kill_grace_ns=30, signal=WarningSignal("USR1", 60), signal_to=None)
     warnings: list[str] = []
-    monkeypatch.setattr(local.LocalRun, "signal", lambda _, name, *, spare_shell: warnings.append(name))
+    monkeypatch.setattr(local.LocalRun, "signal", lambda _, name, to: warnings.append(name))
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(local, "send", lambda those, number: ([*those] and told.append((clock[0], number))) or Sent())
     timer = Timer()

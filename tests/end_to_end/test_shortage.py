@@ -49,12 +49,12 @@ def test_a_job_that_leaves_no_place_for_its_exit_code_ends_at_its_limit(shared: 
     assert result["outcome"] == "timeout"
 
 
-def test_a_job_has_the_limits_of_whoever_started_the_dispatcher(served: Served) -> None:
-    """What the dispatcher takes for itself, it takes from nobody."""
+def test_a_job_has_the_soft_limit_of_a_login(served: Served) -> None:
+    """What the dispatcher takes for itself it keeps, and what its starter had counts only as far as it is hard."""
     served.start(prefix=["prlimit", "--nofile=512:4096"])
     served.drop("limits", "ulimit -S -n; ulimit -H -n")
     served.wait_done("limits")
-    assert served.log("limits") == "512\n4096\n"
+    assert served.log("limits") == "1024\n4096\n"
     assert served.process is not None
     with open(f"/proc/{served.process.pid}/limits", encoding="ascii") as limits:
         assert next(line for line in limits if line.startswith("Max open files")).split()[3:5] == ["4096", "4096"]

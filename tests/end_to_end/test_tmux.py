@@ -225,7 +225,7 @@ def test_the_dispatchers_death_and_the_servers_are_two(served: Served) -> None:
 
 
 def test_what_a_job_inherits_is_not_the_servers(served: Served, tmp_path: Path) -> None:
-    """A new dispatcher's umask and limits count for its jobs, and the defined environment, though the server is old."""
+    """The job file's umask and limits count, a new dispatcher's hard limits, and the defined environment."""
     (tmp_path / "home.conf").write_text("set -g destroy-unattached on\n")
     (Path(os.environ["HOME"]) / ".tmux.conf").write_text("set -g destroy-unattached on\n")
     served.environment |= {"WHOSE": "first", "TMUX": "/elsewhere,1,0", "SPOOL_ARRAY_INDEX": "7", "OLD": "x"}
@@ -239,7 +239,7 @@ def test_what_a_job_inherits_is_not_the_servers(served: Served, tmp_path: Path) 
     del served.environment["OLD"], served.environment["TMUX"]
     limits = "import os, resource, sys; os.umask(0o027); resource.setrlimit(resource.RLIMIT_CORE, (4096, 8192)); "
     served.start(prefix=(sys.executable, "-c", f"{limits}os.execvp(sys.argv[1], sys.argv[1:])"))
-    served.drop("facts", [sys.executable, "-c", _FACTS])
+    served.drop("facts", [sys.executable, "-c", _FACTS], umask="007", limits={"core": 1024})
     assert served.wait_outcome("facts") == "finished"
     facts = json.loads(served.log("facts"))
     assert _server(served) == server
@@ -248,7 +248,7 @@ def test_what_a_job_inherits_is_not_the_servers(served: Served, tmp_path: Path) 
     assert not {"WHOSE", "OLD", "TMUX", "TMUX_PANE", "SPOOL_ARRAY_INDEX", *large} & set(found)
     assert {key: found[key] for key in login_environment()} == login_environment()
     assert found["TERM"].startswith(("screen", "tmux"))
-    assert (facts["umask"], facts["core"]) == (0o027, [4096, 8192])
+    assert (facts["umask"], facts["core"]) == (0o007, [1024, 8192])
     assert (served.root / "jobs/keeper/1/jid").exists()
     assert not list(served.root.glob("jobs/*/*/launch"))
     served.path("running", "keeper").unlink()

@@ -612,8 +612,8 @@ def test_a_signal_that_the_wrapper_does_not_pass_on_is_not_sent(bench: Bench, na
     """It would end the wrapper."""
     run = bench.submitted()
     bench.look(line("7", "RUNNING"))
-    assert run.signal(name, spare_shell=False) == 0
-    assert run.signal("USR1", spare_shell=False) == 1
+    assert run.signal(name, None) == 0
+    assert run.signal("USR1", None) == 1
     bench.work()
     assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=USR1", "7")]
 
@@ -985,7 +985,7 @@ def test_a_run_of_another_cluster_is_not_taken_for_a_job_of_this_one(bench: Benc
     run = bench.engine.adopt("a", 1, None)
     bench.look(line("7", "CANCELLED", mark="mine"))
     bench.engine.terminate({run: True})
-    assert run.signal("USR1", spare_shell=False) == 0
+    assert run.signal("USR1", None) == 0
     bench.work()
     assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
     assert bench.commands.asked("scancel") == []

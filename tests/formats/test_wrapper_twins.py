@@ -150,6 +150,10 @@ cases = st.fixed_dictionaries(
         "stderr": outputs,
         "environment": st.dictionaries(names, values, max_size=3),
         "umask": st.sampled_from([0o022, 0o077, 0, 0o007, 0o277]),
+        "limits": st.sampled_from(
+            [(), (), (("nofile", 50), ("core", None)), (("fsize", 1 << 30), ("stack", 1000_000))]
+        ),
+        "nicer": st.sampled_from([0, 0, 3, -1]),
         "before": st.sampled_from(
             [None] * 3 + ["stop", "signal", "jid", "status", "status!", "log", "error", "error!", "refused"],
         ),
@@ -202,19 +206,22 @@ def furnished(root: Path, case: dict[str, Any]) -> bytes:
             stdout=here(case["stdout"]),
             stderr=here(case["stderr"]),
             umask=case["umask"],
+            limits=case["limits"],
+            nicer=case["nicer"],
             epilog=case["epilog"],
         )
     )
 
 
 PLAIN: dict[str, Any] = dict.fromkeys(["stdout", "stderr", "before", "open_files", "epilog"], None)
-PLAIN |= {"command": SHOW, "workdir": "ROOT", "environment": {}, "umask": 0o022, "given": {}}
+PLAIN |= {"command": SHOW, "workdir": "ROOT", "environment": {}, "umask": 0o022, "given": {}, "limits": (), "nicer": 0}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases)
 @example(case=PLAIN)
 @example(case=PLAIN | {"stdout": "ROOT/new/er/out", "stderr": "ROOT/also/err", "umask": 0})
+@example(case=PLAIN | {"limits": (("nofile", 50), ("cpu", None), ("as", 1 << 40)), "nicer": 5, "umask": 0o002})
 @example(case=PLAIN | {"stdout": "ROOT/sub", "stderr": "ROOT/also/err"})
 @example(case=PLAIN | {"before": "stop"})
 @example(case=PLAIN | {"stdout": "ROOT/new/"})

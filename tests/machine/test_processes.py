@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from machine.fake_proc import FakeProc
-from spool.core.layout import SERVICE_MARK
 from spool.core.model import Jid
+from spool.core.names import SERVICE
 from spool.machine import children, identity, marks, processes
 from spool.machine.processes import Process, Sought
 from support import wait_for
@@ -25,7 +25,7 @@ SPOOL = "/home/a/.spool"
 ME = 40
 JID = Jid(50, 500, "boot-1", "pid:[1]", "here")
 MARK = {"HOME": "/", "SPOOL_DIR": SPOOL, "SPOOL_JOB": "a", "SPOOL_RUN": "3"}
-SERVICE = {SERVICE_MARK: "1"}
+SERVES = {SERVICE: "1"}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_family_is_what_descends_from_the_wrapper(proc: FakeProc) -> None:
     assert family(proc) == [51, 53, 52]
 
 
-@pytest.mark.parametrize("strange", [SERVICE, MARK | {"SPOOL_RUN": "4"}, MARK | {"SPOOL_HOOK": "45.7"}])
+@pytest.mark.parametrize("strange", [SERVES, MARK | {"SPOOL_RUN": "4"}, MARK | {"SPOOL_HOOK": "45.7"}])
 def test_what_belongs_elsewhere_is_not_of_the_family(proc: FakeProc, strange: dict[str, str]) -> None:
     """A dispatcher that a job's submission has started, a run of its own spool, a hook; nor what these have started."""
     proc.process(60, parent=51, start=600, environment=strange)
@@ -155,7 +155,7 @@ def test_who_has_left_the_session_too_is_found_by_its_mark(proc: FakeProc) -> No
     proc.process(52, parent=1, start=502, environment=MARK)
     proc.process(53, parent=52, start=503)
     proc.process(60, parent=52, start=600, environment=MARK | {"SPOOL_JOB": "b"})
-    proc.process(70, parent=52, start=700, environment=SERVICE)
+    proc.process(70, parent=52, start=700, environment=SERVES)
     assert found(proc) == [52, 53]
 
 

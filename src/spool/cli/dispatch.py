@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import click
@@ -31,18 +32,21 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     from spool.store.ownership import check_owner
 
     check_owner(root)  # checked before any file is created or opened there
+    from spool.client.inherited import begin_as_after_login
     from spool.client.submit import was_spool
     from spool.dispatcher.service import serve
     from spool.listeners.logformat import set_up_logging
     from spool.machine import descriptors
 
-    os.environ.update(
-        without_here(os.environ)
-    )  # for all programs that it starts; jobs have an environment of their own
+    kept = begin_as_after_login()
+    os.environ.update(without_here(os.environ))  # for all programs that it starts; jobs have their own environment
     descriptors.keep()
     descriptors.take_all()
     idle_ns = (value_of("--idle-exit", idle_exit, parse_duration) or None) if idle_exit is not None else None
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
+    if kept:
+        text = "started under %s, which this user cannot undo and every job has: start it from a fresh login instead"
+        logging.getLogger("spool").warning(text, ", ".join(kept))
     if once or not was_spool(root):
         made(root)
     try:

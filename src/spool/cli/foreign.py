@@ -223,13 +223,14 @@ def _begin(text: str) -> list[str]:
 
 
 def _signal(text: str) -> list[str]:
-    match = re.fullmatch(r"(?:[RB]+:)?([A-Za-z0-9]+)(?:@([0-9]+))?", text)
-    name = match[1] if match is not None else ""
+    match = re.fullmatch(r"(?:([RB]+):)?([A-Za-z0-9]+)(?:@([0-9]+))?", text)
+    name = match[2] if match is not None else ""
     if name.isdecimal():
         name = next((each.name for each in signal.Signals if each == int(name)), "")
     if match is None or not name:
         raise NoEquivalent("write it as --signal USR1@60s")
-    return ["--signal", f"{name}@{match[2] or 60}s"]
+    to = "shell" if "B" in (match[1] or "") else "main"
+    return ["--signal", f"{name}@{match[3] or 60}s", "--signal-to", to]
 
 
 def _licenses(text: str) -> list[str]:

@@ -91,7 +91,7 @@ def serve(directory: str | None) -> int:
 
     path = os.path.abspath(directory) if directory is not None else shared.DIRECTORY
     if directory is None:
-        if not os.path.exists(shared.MACHINE_FILE):
+        if shared.directory("auto") is None:
             why = f"{shared.MACHINE_FILE} does not exist, so no dispatcher asks there"
             raise SpoolUnusable(cannot("serve", path, why, remedy="`spool machine install` writes one"))
         settings = _configuration(shared.MACHINE_FILE)
@@ -167,9 +167,14 @@ def _whole() -> Machine:
 
 
 def _configuration(path: str) -> MachineConfig:
-    """Return the configuration in *path*, the defaults without one. Raises OSError, InvalidConfig."""
+    """Return the configuration in *path*, the defaults without one. Raises OSError, SpoolUnusable, InvalidConfig."""
     try:
         return machinefile.parse(read_file(path, check=_why_not_trusted) or b"")
+    except PermissionError as error:
+        remedy = f"let everyone read it: `chmod a+rx {os.path.dirname(path)}; chmod a+r {path}`"
+        raise SpoolUnusable(
+            cannot("read", "the configuration", str(error.strerror), where=path, remedy=remedy)
+        ) from None
     except InvalidConfig as error:
         raise InvalidConfig(path, error.problems) from None
 
@@ -195,7 +200,7 @@ def _config_of(root: str) -> Config:
 
 
 def _why_not_shared(settings: Config) -> str:
-    if settings.machine == "off" and os.path.exists(shared.MACHINE_FILE):
+    if settings.machine == "off" and shared.directory("auto") is not None:
         return (
             'this spool does not take part: `machine = "off"` in its config.toml. Its jobs start without leases, and '
             "to the other users they are foreign processes"

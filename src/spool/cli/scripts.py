@@ -85,16 +85,17 @@ def read(words: Sequence[str], said: Said) -> Script:
     first, *rest = words
     if first in (*STDIN, "/dev/stdin"):
         return _of_stdin(rest, said, named=words is not STDIN)
+    why = ""
     try:
-        status = os.stat(first)
-    except OSError:
-        status = None
-    if status is None or not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.stat(first).st_mode):
+            why = "not a file"
+    except OSError as error:
+        why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+    if why:
         from shutil import which
 
         if "/" not in first and which(first) is not None:
             return Script(list(words))
-        why = "no such file" if status is None else "not a file"
         raise UsageError(
             cannot("submit", f"script {first}", why, remedy=f"to run a command, write `spool submit -- {first} …`")
         )

@@ -14,7 +14,7 @@ from spool.cli.group import Verb
 from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.layout import RUNNING
 from spool.core.lifecycle import Liveness
-from spool.core.model import Jid
+from spool.core.model import Jid, SignalTo
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.query.selection import running_tasks
 from spool.store.spool import Spool
@@ -37,14 +37,15 @@ class _SignalVerb(Verb):
 @click.command(cls=_SignalVerb)
 @click.argument("signal_name", metavar="SIGNAL")
 @picking
-@click.option("--shell", is_flag=True, help="Also signal the shell that runs a command given as text.")
+@click.option("--to", type=click.Choice(("main", "all", "shell")), help="Which processes. Default: as the job says.")
+@click.option("--shell", is_flag=True, help="The same as --to shell.")
 @click.pass_obj
-def command(root: str, /, signal_name: str, shell: bool, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+def command(root: str, /, signal_name: str, to: SignalTo, shell: bool, dry_run: bool, **picks: Any) -> int:
     """Send a signal to the processes of running jobs.
 
-    SIGNAL is a name or a number: USR1, SIGUSR1, 10. A shell that only waits for the command does not get it, as with
-    the key `signal`. A job that dies from the signal has failed. To end a job use `spool cancel`, to pause it
-    `spool suspend`.
+    SIGNAL is a name or a number: USR1, SIGUSR1, 10. It goes to the program itself: not to what that has started, nor
+    to a shell that only waits for it, as with the key `signal_to`. A job that dies from the signal has failed. To end
+    a job use `spool cancel`, to pause it `spool suspend`.
 
       spool signal USR1 train
       spool signal INT --project vision
@@ -55,10 +56,10 @@ def command(root: str, /, signal_name: str, shell: bool, dry_run: bool, states: 
       kill -USR1 PID
     """
     number, spool = _number(signal_name, picks["names"]), own(root)
-    names, code = picked_names(spool, (RUNNING,), picks, states_of(states))
+    names, code = picked_names(spool, (RUNNING,), picks, states_of(picks.pop("states")))
 
     def act(name: str) -> str:
-        return _signalled(spool, name, number, shell=shell, dry_run=dry_run)
+        return _signalled(spool, name, number, to="shell" if shell else to, dry_run=dry_run)
 
     return max(code, for_each(running_tasks(spool, names), act))
 
@@ -78,7 +79,7 @@ def _number(text: str, names: tuple[str, ...]) -> signal.Signals:
     return found
 
 
-def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, dry_run: bool) -> str:
+def _signalled(spool: Spool, name: str, number: signal.Signals, *, to: SignalTo, dry_run: bool) -> str:
     """Send the signal and return a message. Raises SpoolError if no process of the job can have received it."""
     from spool.executors import Executors
     from spool.executors.local import LocalProcesses
@@ -106,8 +107,7 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, shell: bool, 
         raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))
     if dry_run:
         return f"{name} would get {word}"
-    spare = not shell and spec is not None and isinstance(spec.command, str)
-    told = handle.signal(word, spare_shell=spare)
+    told = handle.signal(word, to or (spec.signal_to if spec is not None else None))
     if not told:
         raise SpoolError(cannot(*what, "it has no process that can be signalled"))
     later = "; it takes effect when the job is resumed" if suspended and number is not signal.SIGKILL else ""

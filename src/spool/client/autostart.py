@@ -11,14 +11,15 @@ import sys
 import time
 
 from spool.core import layout
-from spool.core.names import without_here
+from spool.core.names import SERVICE, without_here
 from spool.store.disk import Disk, owner_of, read_file
 from spool.store.glance import config_if
 from spool.store.lock import dispatcher_lives
 
 IDLE_EXIT = "10m"  # the configuration's default
 UNIT = "spool.service"
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC  # fail on a FIFO, do not wait
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # fail on a FIFO, do not wait
+_OF_HERE = ("PWD", "OLDPWD")
 _STARTING = f"{layout.STAGING}/dispatcher.start"  # the dispatcher started last, until it holds the lock
 _PATIENCE_S = 5.0
 _UNIT_PLACES = ("{config}/systemd/user", "/etc/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user")
@@ -89,23 +90,23 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
 
 
 def _spawned(root: str, idle_exit: str) -> int:
-    log = os.open(f"{root}/{layout.LOG}", _APPEND, 0o600)
-    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        pid = os.posix_spawn(
-            sys.executable,
-            command(root, "--idle-exit", idle_exit),
-            environment(),
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, null, 0),
-                (os.POSIX_SPAWN_DUP2, log, 1),
-                (os.POSIX_SPAWN_DUP2, log, 2),
-            ],
-            setsid=True,
-        )
-    finally:
-        os.close(log)
-        os.close(null)
+    import signal  # here, because most submissions start none
+
+    log = f"{root}/{layout.LOG}"
+    pid = os.posix_spawn(
+        sys.executable,
+        command(root, "--idle-exit", idle_exit),
+        environment(),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, _APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_CLOSE, fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+    )
     Disk(f"{root}/{layout.STAGING}").put(f"{root}/{_STARTING}", f"{pid}\n".encode())
     return pid
 
@@ -117,8 +118,9 @@ def command(root: str, *words: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return a dispatcher's environment: this process's, without the marks of a job around it, or what means here."""
-    found = {key: value for key, value in without_here(os.environ).items() if not key.startswith("SPOOL_")}
-    found[layout.SERVICE_MARK] = "1"
+    own = without_here(os.environ)
+    found = {key: value for key, value in own.items() if not key.startswith("SPOOL_") and key not in _OF_HERE}
+    found[SERVICE] = "1"
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.basename(home) not in ("site-packages", "dist-packages"):  # not installed, such as a working copy
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (home, found.get("PYTHONPATH"))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from spool.client.inherited import keys_of_caller
 from spool.client.submit import ever_used, literal
 from spool.core.names import EXPORTED, MAX_NAME_LENGTH
 from spool.store.glance import config_if
@@ -91,13 +92,13 @@ class Draft:
 def job_keys(command: str | Sequence[str], given: Mapping[str, object], exported: Exports) -> dict[str, object]:
     """Return the keys of a job that runs *command* with the keys *given*.
 
-    It runs in the current directory unless they have a `workdir`. A `start_after` without an offset is in the zone of
-    this process. Keys of `env` in *given* override those of *exported*. Raises FileNotFoundError if the current
-    directory is gone.
+    It runs in the current directory unless they have a `workdir`, and under the umask, limits and niceness of this
+    process. A `start_after` without an offset is in the zone of this process. Keys of `env` in *given* override those
+    of *exported*. Raises FileNotFoundError if the current directory is gone.
     """
     known = placeholders(given)
     here = given.get("workdir") or escaped(literal(os.getcwd()), known)
-    keys = {"command": command, "workdir": here, **given}
+    keys = {"command": command, "workdir": here, **keys_of_caller(), **given}
     if "start_after" in given:
         from spool.formats.values import with_offset
 

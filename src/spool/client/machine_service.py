@@ -23,6 +23,7 @@ _UNITS = "/etc/systemd/system"
 _ACCOUNT = "/etc/sysusers.d/spool-machine.conf"
 _PROGRAM = "/usr/bin/spool"
 _HOMES = ("/home", "/root", "/run/user")  # what ProtectHome= hides
+_UMASK = "umask 022"  # other users must be able to read what root writes
 _BOOTED = "/run/systemd/system"  # sd_booted(3)
 
 
@@ -83,8 +84,9 @@ def carry_out(step: Step) -> str:
             return f"{step.path} stays as it is"
         if before == step.text:
             return f"{step.path} unchanged"
-        os.makedirs(os.path.dirname(step.path), mode=0o755, exist_ok=True)
-        Disk(os.path.dirname(step.path)).put_beside(step.path, step.text, 0o644)
+        disk = Disk(os.path.dirname(step.path))
+        disk.ensure_public(disk.staging)
+        disk.put_beside(step.path, step.text, 0o644)
         return f"{step.path} written"
     command = shlex.join(step.words)
     code, said = answer_of(step.words)
@@ -95,7 +97,7 @@ def carry_out(step: Step) -> str:
 
 def script(wanted: Iterable[Step]) -> str:
     """Return the steps as a shell script for root."""
-    lines = ["set -e"]
+    lines = ["set -e", _UMASK]
     for step in wanted:
         lines += [shlex.join(step.words)] if isinstance(step, RunStep) else _written(step)
     return "\n".join(lines) + "\n"
@@ -109,6 +111,7 @@ def by_hand(program: Sequence[str], account: str, directory: str, machine_file: 
     serve = ("setpriv", f"--reuid={account}", f"--regid={account}", *bare, *program, "machine", "serve")
     lines = [
         "set -e",
+        _UMASK,
         *_written(WriteStep(machine_file, _quotas(whole), ours=False)),
         f"id -u {name} > /dev/null 2>&1 || {shlex.join(useradd)}",
         shlex.join(("install", "-d", "-o", account, "-m", "755", directory)),

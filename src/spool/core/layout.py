@@ -91,10 +91,6 @@ ARRAY = "array.toml"
 TASKS = "tasks"
 
 
-SERVICE_MARK = "SPOOL_SERVICE"
-"""In the environment of what serves a spool, such as a dispatcher that a job has started: it belongs to no run."""
-
-
 def valid_name(name: str) -> bool:
     """Whether *name* can be a job's: 1 to 100 of ``A-Za-z0-9._-``, first a letter or a digit (FORMAT 2.1)."""
     # Without `re`, whose import takes longer than a submission.

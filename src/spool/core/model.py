@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
+
+from spool.core.names import UMASK
 
 SECOND_NS = 1_000_000_000
 
@@ -125,6 +127,10 @@ class WarningSignal(Struct, frozen=True):
     before_ns: int
 
 
+SignalTo = Literal["main", "all", "shell"] | None
+"""Which processes of a run get a signal (docs/FORMAT.md, 3.8); None: main, and a shell that has a trap for it."""
+
+
 class Dependencies(Struct, frozen=True):
     """Job names that a job depends on. An array's name means all of its tasks."""
 
@@ -184,9 +190,13 @@ class Spec(Struct, frozen=True):
     container: Container | None = None
     workdir: str | None = None  # as written; None is the home directory
     env: tuple[tuple[str, str], ...] = ()
+    umask: int = UMASK
+    limits: tuple[tuple[str, int | None], ...] = ()  # soft ones; None: unlimited
+    nice: int | None = None  # None: as the dispatcher
     request: Request = Request()
     time_limit_ns: int | None = None
     signal: WarningSignal | None = None
+    signal_to: SignalTo = None
     gpu_idle_ns: int | None = None  # how long it may leave its GPUs idle; None: without limit
     gpu_idle_action: str = "warn"  # or "stop"
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS

@@ -32,6 +32,33 @@ EXPORTED = (
 )  # fmt: skip
 """The variables that a submission copies into the job file, unless the configuration names others."""
 
+SERVICE = "SPOOL_SERVICE"
+"""The variable that marks processes of spool's own which outlive their starter and belong to no job."""
+
+UMASK = 0o022
+"""The umask after a login, and of a job that states none."""
+
+
+class Limit:
+    """A limit of `ulimit`: its letter there, the bytes, seconds or files per unit, and the soft one after a login."""
+
+    def __init__(self, letter: str, unit: int, at_login: int | None = None) -> None:
+        self.letter = letter
+        self.unit = unit
+        self.at_login = at_login  # None: unlimited
+
+
+LIMITS = {
+    "as": Limit("v", 1024),
+    "core": Limit("c", 512, 0),
+    "cpu": Limit("t", 1),
+    "data": Limit("d", 1024),
+    "fsize": Limit("f", 512),
+    "nofile": Limit("n", 1, 1024),
+    "stack": Limit("s", 1024, 8 << 20),
+}
+"""The limits that a job takes along from its submitter, by their names in limits.conf(5)."""
+
 
 _SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 

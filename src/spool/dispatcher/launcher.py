@@ -32,7 +32,7 @@ from spool.formats import journal, run_records, wrapper
 from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
-from spool.machine.host import expanded, umask
+from spool.machine.host import expanded
 from spool.machine.nvml import has_rocm
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
@@ -436,7 +436,6 @@ class WrapperWriter:
     def __init__(self, spool: Spool, settings: Settings) -> None:
         self._spool = spool
         self._settings = settings
-        self._umask = umask()
         self._has_rocm = has_rocm()
 
     def render(
@@ -489,7 +488,9 @@ class WrapperWriter:
             end=texts.end if texts is not None else None,
             prolog=_both(self._settings.config.prolog, spec.prolog),
             epilog=_both(spec.epilog, self._settings.config.epilog),
-            umask=self._umask,
+            umask=spec.umask,
+            limits=spec.limits,
+            nicer=0 if spec.nice is None else spec.nice - os.getpriority(os.PRIO_PROCESS, 0),
             cgroup=str(group.procs) if group is not None else None,
         )
         return wrapper.render(written if spec.container is None else _in_container(spec.container, written, live))

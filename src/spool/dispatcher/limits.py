@@ -140,7 +140,7 @@ class LimitEnforcer:
         elif warning and signal is not None:
             log.info("job %s: %s before its time limit", live.name, signal.name)
             if live.handle is not None:
-                live.handle.signal(signal.name, spare_shell=isinstance(live.spec.command, str))
+                live.handle.signal(signal.name, live.spec.signal_to)
         elif not warning:
             limit = live.spec.time_limit_ns or 0
             self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))

@@ -217,7 +217,7 @@ class Terminator:
             return 0
         if elapsed_ns < signal.before_ns:  # after a crash once more: late is better than never
             with suppress(OSError):
-                live.handle.signal(signal.name, spare_shell=isinstance(live.spec.command, str))
+                live.handle.signal(signal.name, live.spec.signal_to)
         return signal.before_ns
 
     def hurry(self, live: ActiveRun) -> None:

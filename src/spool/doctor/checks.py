@@ -582,7 +582,7 @@ def _gpus(subject: Subject) -> Findings:
 def _shared(subject: Subject) -> Findings:
     place = shared.find(subject.config.machine, subject.config.machine_owner)
     if place is None:
-        if subject.config.machine == "off" and os.path.exists(shared.MACHINE_FILE):
+        if subject.config.machine == "off" and shared.directory("auto") is not None:
             text = 'the machine is shared, and `machine = "off"` takes no part: jobs start without leases'
             yield _warn(text, "remove the line from config.toml; to other users these jobs are foreign processes")
         return

@@ -8,15 +8,17 @@ processes of this machine, or one question to a cluster.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from spool.core.errors import SHORTAGES
 from spool.core.lifecycle import EngineWord, Liveness
-from spool.core.model import Jid, Machine, Spec
+from spool.core.model import Jid, Machine, SignalTo, Spec
+from spool.formats.values import is_shell
 from spool.formats.wrapper import Surroundings
+from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import login_environment
 
@@ -100,6 +102,49 @@ class Home(Protocol):
         """Return the identity that a run's wrapper has recorded; ABSENT: not yet, VOID: it never will."""
 
 
+class Family:
+    """The processes of a run on this machine at one moment, by their parents: which of them a signal is for."""
+
+    def __init__(self, parents: Mapping[int, int | None], wrapper: int | None, number: int) -> None:
+        """*parents*: of each process. *number*: of the signal."""
+        self._children: dict[int | None, list[int]] = {}
+        for pid in parents.keys() - {wrapper}:
+            self._children.setdefault(parents[pid], []).append(pid)
+        orphans = [pid for pid, parent in parents.items() if parent not in parents and pid != wrapper]
+        self._first = self._children.get(wrapper) or orphans  # the command
+        self._all = parents.keys() - {wrapper}
+        self._number = number
+
+    def told(self, to: SignalTo) -> set[int]:
+        """Return the processes that get the signal. Raises OSError if that cannot be determined."""
+        if to == "shell":
+            return set(self._first)
+        if to == "all":
+            return {pid for pid in self._all if not self._is_spared(pid)}
+        shells = {pid for pid in self._all if _is_shell(pid) and (to or pid in self._children)}
+        programs = self._topmost(self._first, lambda pid: pid not in shells)
+        with_trap = () if to == "main" else filter(self._handles, shells)
+        return {*self._topmost(programs, self._handles), *with_trap} or set(programs)
+
+    def _topmost(self, pids: Iterable[int], counts: Callable[[int], bool]) -> list[int]:
+        """Return those of *pids* that count, and in place of another one those of its descendants."""
+        found = []
+        for pid in pids:
+            found += [pid] if counts(pid) else self._topmost(self._children.get(pid, ()), counts)
+        return found
+
+    def _is_spared(self, pid: int) -> bool:
+        return pid in self._children and _is_shell(pid) and not self._handles(pid)
+
+    def _handles(self, pid: int) -> bool:
+        return identity.handles(pid, self._number)
+
+
+def _is_shell(pid: int) -> bool:
+    program = identity.program_of(pid)
+    return is_shell(program) or program.endswith("/busybox")
+
+
 class RunHandle(Protocol):
     """A run that was started or adopted: whether it is alive, its leftovers, its use of resources.
 
@@ -173,10 +218,10 @@ class RunHandle(Protocol):
     def left_behind(self) -> bool:
         """Whether any process of the run may have outlived its wrapper, which is gone."""
 
-    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
-        """Signal the run's processes; *spare_shell*: except the shell of a command that is waiting for it.
+    def signal(self, signal_name: str, to: SignalTo) -> int:
+        """Signal the run's processes that *to* names; return their number.
 
-        Returns the number of signalled processes. Raises OSError if they cannot be determined.
+        Raises OSError if they cannot be determined.
         """
 
     @property

@@ -20,7 +20,7 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
-from spool.core.model import SECOND_NS, Jid
+from spool.core.model import SECOND_NS, Jid, SignalTo
 from spool.executors.base import Engine, EngineEnd, Home, Usage
 from spool.executors.language import Sighting
 from spool.formats.run_records import parse_engine, parse_engine_end, parse_rc, render_engine
@@ -212,8 +212,8 @@ class ClusterRun:
         """Return False: the engine ends leftovers on a node."""
         return False
 
-    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
-        """Let the wrapper pass a signal on to its command; return the number of runs that are signalled."""
+    def signal(self, signal_name: str, to: SignalTo) -> int:
+        """Let the wrapper pass a signal on to its command, whatever *to* says; return how many runs are signalled."""
         if self.id is None or self.ending is not None or self.foreign:
             return 0
         if signal_name not in _PASSED_ON:

@@ -134,6 +134,7 @@ def build(folder: str = _HERE, *, alone: bool | None = None) -> Built:
                 stated = f'-DSPOOL_SOURCE="{digest()}"'
                 said = _compile([*compiler, *_COMMON, *way, stated, "-o", made, os.path.basename(SOURCE)])
                 if not said:
+                    os.chmod(made, 0o755)  # noqa: S103  # whatever the umask: other users run it, too
                     os.replace(made, path)
                     _tried.cache_clear()
                     return Built(path, _platforms(path, without))

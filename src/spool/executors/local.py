@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
-from spool.core.model import SECOND_NS, Jid
-from spool.executors.base import Usage
+from spool.core.model import SECOND_NS, Jid, SignalTo
+from spool.executors.base import Family, Usage
 from spool.machine import identity, marks, processes
 from spool.machine.cgroups import RunGroup, RunGroups
 from spool.machine.children import Children
@@ -120,17 +120,12 @@ class LocalRun:
         """Whether processes of the run may have outlived its wrapper, which is gone."""
         return self.engine.left_behind(self)
 
-    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
-        """Signal every process of the run except its wrapper; return the number of signalled processes."""
-        members = self.members()
-        spared: set[int] = set()
-        if spare_shell:
-            waited_for = {stat.parent for stat in members.values()}
-            spared = {
-                pid for (pid, _), stat in members.items() if stat.parent == self.wrapper_pid and pid in waited_for
-            }
-        to = [process for process in members if process.pid not in spared]
-        return len(send(to, signal.Signals[f"SIG{signal_name}"]).signalled)
+    def signal(self, signal_name: str, to: SignalTo) -> int:
+        """Signal the processes of the run that *to* names, never its wrapper; return their number."""
+        members, number = self.members(), signal.Signals[f"SIG{signal_name}"]
+        parents: dict[int, int | None] = {process.pid: stat.parent for process, stat in members.items()}
+        told = Family(parents, self.wrapper_pid, number).told(to)
+        return len(send([process for process in members if process.pid in told], number).signalled)
 
     @property
     def holds_memory(self) -> bool:

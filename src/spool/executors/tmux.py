@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.model import Jid
+from spool.core.names import SERVICE
 from spool.executors import first_program
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
@@ -270,7 +271,7 @@ def _problem_of_version() -> str | None:
 def _environment() -> dict[str, str]:
     """Return the environment of the server and its clients: that of a process that belongs to no run."""
     found = {key: value for key, value in os.environ.items() if not key.startswith(("SPOOL_", "spool_", "TMUX"))}
-    return found | {layout.SERVICE_MARK: "1"}
+    return found | {SERVICE: "1"}
 
 
 def _inheritance(launch: Launch) -> dict[str, object]:

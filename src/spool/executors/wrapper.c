@@ -190,9 +190,14 @@ static long k_send(long fd, const void *from, size_t n)
 {
     return EITHER(send((int)fd, from, n, MSG_NOSIGNAL), K(sendto, fd, from, n, MSG_NOSIGNAL, 0));
 }
-static long k_limits(struct rlimit *found, const struct rlimit *wanted)
+static long k_limits(int which, struct rlimit *found, const struct rlimit *wanted)
 {
-    return EITHER(prlimit(0, RLIMIT_NOFILE, wanted, found), K(prlimit64, 0, RLIMIT_NOFILE, wanted, found, 0));
+    return EITHER(prlimit(0, which, wanted, found), K(prlimit64, 0, which, wanted, found, 0));
+}
+static void k_nicer(int by)
+{
+    EITHER(setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + by),
+           K(setpriority, PRIO_PROCESS, 0, 20 - K(getpriority, PRIO_PROCESS, 0, 0, 0, 0) + by, 0, 0));
 }
 
 static _Noreturn void k_exit(int code)
@@ -375,8 +380,10 @@ static char script[MOST + 1];
 static char *at; /* as far as it is read */
 
 static const char *metadir, *boot, *pid_namespace, *host, *workdir, *in, *out, *err, *cgroup;
-static long files;   /* the limit; 0: as it is */
-static int own_mask; /* the umask of the command; -1: as it is */
+static const char *limits; /* of the command: LETTER=NUMBER, with blanks between */
+static long nicer;         /* what is added to its niceness */
+static long files;         /* the limit; 0: as it is */
+static int own_mask;       /* the umask of the command; -1: as it is */
 
 static char *slots[MOST / 3 + 4], **words = slots + 1; /* the command; one more word fits before it */
 static char *variables[MOST / 2 + 4];                  /* its environment */
@@ -471,7 +478,7 @@ static int assign(const char *name, const char *value)
     static const struct {
         const char *name, **place; /* without a place it has to be empty */
     } texts[] = {{"metadir", &metadir}, {"boot", &boot}, {"pid_namespace", &pid_namespace}, {"host", &host},
-        {"workdir", &workdir}, {"stdin", &in}, {"stdout", &out}, {"stderr", &err}, {"cgroup", &cgroup},
+        {"workdir", &workdir}, {"limits", &limits}, {"stdin", &in}, {"stdout", &out}, {"stderr", &err}, {"cgroup", &cgroup},
         {"init", NULL}, {"prolog", NULL}, {"prep", NULL}, {"end", NULL}, {"epilog", NULL}, {"terminal", NULL},
         {"engine", NULL}, {"node_in", NULL}, {"id_in", NULL}, {"watch", NULL}};
     if (same(name, "shell"))
@@ -483,6 +490,11 @@ static int assign(const char *name, const char *value)
     if (same(name, "files")) {
         files = *value ? number_in(value, 10) : 0;
         return !*value || files >= 32; /* with less, a shell cannot open what it needs */
+    }
+    if (same(name, "nicer")) {
+        const long size = number_in(value + (*value == '-'), 10);
+        nicer = *value == '-' ? -size : size;
+        return size >= 0;
     }
     if (same(name, "umask")) {
         own_mask = *value ? (int)number_in(value, 8) : -1;
@@ -501,8 +513,8 @@ static int assign(const char *name, const char *value)
 static int read_assignments(size_t size)
 {
     const size_t before = (size_t)(after_hole - wrapper_sh), rest = (size_t)(wrapper_sh_end - after_hole);
-    metadir = boot = pid_namespace = host = out = err = cgroup = "";
-    workdir = "/", in = "/dev/null", files = 0, own_mask = -1, how_many_exports = 0;
+    metadir = boot = pid_namespace = host = out = err = cgroup = limits = "";
+    workdir = "/", in = "/dev/null", files = 0, nicer = 0, own_mask = -1, how_many_exports = 0;
     if (size < before + rest || !same_bytes(script, wrapper_sh, before))
         return 0;
     at = script + before;
@@ -596,7 +608,7 @@ static int set_environment(char **environment)
 {
     static const char *const own[] = {"SPOOL_DIR=", "SPOOL_JOB=", "SPOOL_RUN=", "SPOOL_ATTEMPT=", "SPOOL_METADIR=",
         "SPOOL_CPUS=", "SPOOL_CPU_LIST=", "SPOOL_MEMORY_MB=", "SPOOL_GPUS=", "SPOOL_ARRAY_INDEX=", "SPOOL_EXIT_CODE=",
-        "SPOOL_ENV="};
+        "SPOOL_ENV=", "SPOOL_SERVICE="};
     static char now[LONGEST + 32] = "PWD=";
     how_many_variables = 0;
     variables[0] = NULL;
@@ -955,9 +967,32 @@ static void enter_limits(void)
         write_all(fd, line, length(line));
         k_close(fd);
     }
-    if (files && k_limits(&found, NULL) == 0 && found.rlim_cur != (rlim_t)files) {
+    if (files && k_limits(RLIMIT_NOFILE, &found, NULL) == 0 && found.rlim_cur != (rlim_t)files) {
         found.rlim_cur = (rlim_t)files;
-        k_limits(NULL, &found);
+        k_limits(RLIMIT_NOFILE, NULL, &found);
+    }
+}
+
+/* Set what *limits* says; one above the hard limit stays as it is. */
+static void limit_command(void)
+{
+    static const struct {
+        char letter;
+        int which;
+        rlim_t unit;
+    } known[] = {{'c', RLIMIT_CORE, 512}, {'d', RLIMIT_DATA, 1024}, {'f', RLIMIT_FSIZE, 512}, {'n', RLIMIT_NOFILE, 1},
+        {'s', RLIMIT_STACK, 1024}, {'t', RLIMIT_CPU, 1}, {'v', RLIMIT_AS, 1024}};
+    for (const char *c = limits; *c; c += *c == ' ') {
+        const char letter = *c;
+        rlim_t number = 0;
+        struct rlimit found;
+        for (c += 2; *c && *c != ' '; c++)
+            number = *c >= '0' && *c <= '9' ? number * 10 + (rlim_t)(*c - '0') : RLIM_INFINITY;
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            if (known[i].letter == letter && k_limits(known[i].which, &found, NULL) == 0) {
+                found.rlim_cur = number == RLIM_INFINITY ? number : number * known[i].unit;
+                k_limits(known[i].which, NULL, &found);
+            }
     }
 }
 
@@ -1052,6 +1087,9 @@ static __attribute__((noinline)) _Noreturn void become_command(void)
 {
     if (own_mask >= 0)
         k_umask(own_mask);
+    limit_command();
+    if (nicer)
+        k_nicer((int)nicer);
     for (int i = 0; i < 3; i++)
         if (files_of_command[i] != i)
             k_dup(files_of_command[i], i);

@@ -322,8 +322,8 @@ CONFIG = KeyTable(
         field="policy.reservation_allows_unlimited"),
     Key("defaults", "defaults of jobs",
         "Defaults for keys that a job file does not set: `cpus`, `memory`, `time_limit`, `gpu_idle`, "
-        "`gpu_idle_action`, `retry`, `notify`, `setup` and `env`. Job files stay unchanged, and running jobs keep what "
-        "they started with.", default={}),
+        "`gpu_idle_action`, `retry`, `notify`, `setup`, `env`, `umask`, `limits` and `nice`. Job files stay unchanged, "
+        "and running jobs keep what they started with.", default={}),
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
     Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
     Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from sys import intern
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import ANY_GPU_TYPE, ENGINES, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
+from spool.core.names import ANY_GPU_TYPE, ENGINES, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
 from spool.core.units import parse_duration
 from spool.formats import engines, keys, toml, values
 from spool.formats.toml import Path
@@ -467,6 +467,15 @@ def _resources(table: dict[str, int], at: Path, reading: Reading) -> tuple[tuple
     return tuple(sorted([(intern(name), count) for name, count in table.items()]))
 
 
+def _limits(
+    table: dict[str, int | Literal["unlimited"]], at: Path, reading: Reading
+) -> tuple[tuple[str, int | None], ...]:
+    for name in table:
+        if name not in LIMITS:
+            reading.problems.add_unknown((*at, name), LIMITS)
+    return tuple([(intern(name), value if isinstance(value, int) else None) for name, value in sorted(table.items())])
+
+
 def _env(env: dict[str, str], at: Path, reading: Reading) -> tuple[tuple[str, str], ...]:
     for key, value in env.items():
         try:
@@ -529,6 +538,9 @@ _KINDS: Kinds = {
     "shell": lambda key: Kind(str, lambda path: intern(values.shell(path))),
     "workdir": lambda key: Kind(Text, lambda path: intern(values.workdir(path))),
     "variables": lambda key: Kind(dict[str, str], read=_env),
+    "umask": lambda key: Kind(str, values.umask, written=lambda umask: f"{umask:03o}"),
+    "limits": lambda key: Kind(dict[str, Annotated[int, Meta(ge=0)] | Literal["unlimited"]], read=_limits),
+    "niceness": lambda key: Kind(Annotated[int, Meta(ge=-20, le=19)]),
     "GPU type": lambda key: Kind(Text | tuple[Text, ...], read=_gpu_types),
     "amounts": lambda key: Kind(dict[str, Annotated[int, Meta(ge=1, le=key.most)]], read=_resources),
     "signal": lambda key: Kind(str, values.warning_signal),

@@ -185,6 +185,20 @@ _COMMAND = (
         help="Set an environment variable; without =VALUE, pass on its current value. May be repeated."),
 )
 
+_INHERITED = (
+    Key("umask", "umask",
+        'The umask, in octal: "002". `spool submit` and `spool run` write the one of the caller, unless that is 022.',
+        examples=["002", "077"]),
+    Key("limits", "limits",
+        "Soft limits: `as`, `core`, `cpu`, `data`, `fsize`, `nofile` and `stack`, as in limits.conf(5), but in bytes, "
+        'seconds or files, or "unlimited". The hard limits of the dispatcher hold all the same. Default: those of a '
+        "login, `core = 0`, `nofile = 1024` and `stack = 8388608`. `spool submit` and `spool run` write those of the "
+        "caller that differ.", default={}, examples=[{"nofile": 65536, "core": "unlimited"}]),
+    Key("nice", "niceness",
+        "The niceness, from -20 to 19; only root can go below that of the dispatcher. `spool submit` and `spool run` "
+        "write the one of the caller, unless that is 0.", default=None),
+)
+
 _SETUP = (
     Key("setup", "script",
         "Lines for `shell` to run just before the command, in the same shell: `module load cuda`, "
@@ -239,6 +253,14 @@ _LIMITS = (
     Key("signal", "signal",
         'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '
         "before.", examples=["USR1@60s"], option="--signal NAME@TIME", needs="time_limit: it warns before that limit"),
+    Key("signal_to", "word",
+        'Which processes get it. "main": each program that the command, or a shell in it, runs, but not what that '
+        'program has started, unless only those handle the signal. "all": these, too. "shell": the command itself, '
+        "such as a script with a trap. Default: main, and a shell that has a trap for it; another shell that waits for "
+        "a program is spared.", words=("main", "all", "shell"), default=None,
+        option="--signal-to main|all|shell", needs="signal",
+        help="Which processes get it: each program, also what that has started, or the command's shell alone. "
+        "Default: main, and a shell that has a trap."),
     Key("gpu_idle", "timeout",
         "How long the job may leave all its GPUs idle before `gpu_idle_action` applies. 0s means no limit.",
         option="--gpu-idle TIME"),
@@ -356,8 +378,8 @@ _PEOPLE = (
 JOB = KeyTable(
     "JobFile",
     "A job: what to run, what it needs, and when. Only `command` is required; an unknown key is an error.",
-    *_COMMAND, *_SETUP, *_MACHINE, *_GPUS, *_RESOURCES, *_LIMITS, *_WHEN, *_GROUPS, *_MANY, *_AGAIN, *_OUTPUT,
-    *_RUNNING, *_PEOPLE,
+    *_COMMAND, *_INHERITED, *_SETUP, *_MACHINE, *_GPUS, *_RESOURCES, *_LIMITS, *_WHEN, *_GROUPS, *_MANY, *_AGAIN,
+    *_OUTPUT, *_RUNNING, *_PEOPLE,
 )
 
 DEFAULTS = KeyTable(
@@ -365,7 +387,7 @@ DEFAULTS = KeyTable(
     "Defaults for keys that a job file does not set.",
     *(key for key in JOB.keys if key.name in (
         "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "notify", "env",
-        "setup",
+        "setup", "umask", "limits", "nice",
     )),
 )
 

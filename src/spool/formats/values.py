@@ -266,6 +266,13 @@ def output_path(value: str) -> str:
     return value
 
 
+def umask(value: str) -> int:
+    """Return a umask, such as `"002"`."""
+    if re.fullmatch("0?[0-7]{3}", value) is None:
+        raise InvalidValue(f'{show(value)} is not a umask: three octal digits, such as "002"')
+    return int(value, 8)
+
+
 def warning_signal(value: str) -> WarningSignal:
     """Return `"USR1@60s"` as a signal and its lead before the limit; 60 seconds if not stated."""
     name, at, before = trimmed(value).partition("@")

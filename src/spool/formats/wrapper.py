@@ -42,6 +42,7 @@ from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
 from spool.core.model import Grant, Spec, is_amd
+from spool.core.names import LIMITS, UMASK
 from spool.formats.values import SET_BY_SPOOL, resource_variable, takes_setup
 
 ALREADY_STARTED = 17
@@ -126,7 +127,9 @@ class Assignments(Struct, frozen=True):
     end: str | None = None
     prolog: str | None = None
     epilog: str | None = None
-    umask: int = 0o022  # of the command; that of the records never lets other users write them
+    umask: int = UMASK  # of the command; that of the records never lets other users write them
+    limits: tuple[tuple[str, int | None], ...] = ()  # of the command
+    nicer: int = 0  # its niceness, less that of the dispatcher
     cgroup: str | None = None  # the cgroup.procs file that the wrapper enters first
 
 
@@ -295,8 +298,12 @@ def _hole(a: Assignments) -> str:
         values["id_in"] = around.engine.id_variable
         if around.engine.watches:
             values["watch"] = "yes"
-    if ~a.umask & 0o022:
+    if a.umask != UMASK:
         values["umask"] = f"{a.umask:04o}"
+    if a.limits:
+        values["limits"] = " ".join(_limit(name, value) for name, value in a.limits)
+    if a.nicer:
+        values["nicer"] = str(a.nicer)
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}
     odd = {key: value for key, value in a.environment.items() if key not in exported}
     lines = [f"spool_{name}={value}" for name, value in zip(values, _quoted(values.values()), strict=True)]
@@ -308,6 +315,12 @@ def _hole(a: Assignments) -> str:
     lines.append("}")
     lines.append(" ".join(["set --", *map(_quote, words)]))
     return "\n".join(lines) + "\n"
+
+
+def _limit(name: str, value: int | None) -> str:
+    """Return a soft limit as `LETTER=NUMBER`, as `ulimit` takes them."""
+    limit = LIMITS[name]
+    return f"{limit.letter}={'unlimited' if value is None else -(-value // limit.unit)}"
 
 
 def words_of(command: str | tuple[str, ...], shell: str) -> tuple[str, ...]:

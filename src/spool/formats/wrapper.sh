@@ -7,7 +7,7 @@
 # shellcheck disable=SC2317  # traps call functions, and end the script in more places than one
 set -f
 unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL_CPU_LIST SPOOL_MEMORY_MB
-unset SPOOL_GPUS SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE SPOOL_ENV
+unset SPOOL_GPUS SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE SPOOL_ENV SPOOL_SERVICE
 unset SHLVL _ # which tell of who started this, and through how many shells
 
 spool_told=${1-} # told: who this process is comes on stdin
@@ -28,6 +28,8 @@ spool_reset=''
 spool_become='' # a program of spool's own that does this too, in a tenth of the time, if it is still there
 spool_terminal='' # yes: stdin is a terminal of this run's own
 spool_umask=''    # of the command, where the records would be writable by others under it
+spool_limits=''   # soft limits of the command: LETTER=NUMBER, as ulimit takes them
+spool_nicer=''    # its niceness, less that of this script
 spool_files=''    # how many files the job may have open, where this shell was given another number
 spool_odd='' # yes: spool_environment hands variables to env that not every shell can export
 spool_environment() { spool_exec "$@"; }
@@ -267,6 +269,7 @@ spool_exec() {
         spool_fail "$spool_code" "cannot run the $spool_phase: $spool_program: $spool_why" 5>&2 2> /dev/null
         exit "$spool_code"
     fi
+    if [ -n "$spool_nicer" ] && spool_find nice; then set -- nice -n "$spool_nicer" -- "$@"; fi
     if [ -x "$spool_become" ]; then spool_env=$spool_become spool_reset=--default-signal=INT,QUIT; fi
     # A shell without job control starts asynchronous children with SIGINT and SIGQUIT ignored. Only bash
     # lets a trap undo that; elsewhere another program has to.
@@ -306,6 +309,10 @@ spool_not_executed() {
 # spool_enter ARGUMENT...: the first step of a child.
 spool_enter() {
     ${spool_umask:+umask "$spool_umask"}
+    for spool_limit in $spool_limits; do
+        # shellcheck disable=SC3045  # every shell that may run this has the soft limits
+        ulimit -S "-${spool_limit%%=*}" "${spool_limit#*=}" 2> /dev/null # if this fails, the hard one is lower
+    done
     if [ -n "$spool_late" ]; then
         export SPOOL_EXIT_CODE="$spool_result"
     elif [ -e "$spool_records/stop" ] || [ -e "$spool_records/signal" ]; then

@@ -28,6 +28,7 @@ _SIZE, _ENVIRONMENT_END = 20, 48
 _PAGE = 4096
 _LONGEST_ENTRY = 32  # of a list in /proc
 _PENDING = re.compile(rb"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)", re.MULTILINE)
+_CAUGHT = re.compile(rb"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
 _STOP_MASK = 1 << (signal.SIGSTOP - 1)
 
 _NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
@@ -124,6 +125,25 @@ def must_stop(pid: int, *, proc: str = PROC) -> bool:
             raise
         return False
     return any(int(mask, 16) & _STOP_MASK for mask in _PENDING.findall(status))
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for the signal *number*."""
+    try:
+        masks = _CAUGHT.findall(read_bytes(f"{PROC}/{pid}/status"))
+    except OSError as error:
+        if descriptors.is_shortage(error):
+            raise
+        return False
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
+def program_of(pid: int) -> str:
+    """Return the path of the program that a process executes, "" if unknown."""
+    try:
+        return os.readlink(f"{PROC}/{pid}/exe").removesuffix(" (deleted)")
+    except OSError:
+        return ""
 
 
 @cache

@@ -14,9 +14,10 @@ import contextlib
 import os
 import time
 
-from spool.core.layout import JOBS, SERVICE_MARK, WRAPPER, Layout
+from spool.core.layout import JOBS, WRAPPER, Layout
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
+from spool.core.names import SERVICE
 from spool.machine import identity
 from spool.machine.descriptors import is_shortage
 from spool.machine.identity import PROC, read_bytes, read_stat
@@ -25,7 +26,7 @@ HOOK_MARK = "SPOOL_HOOK"
 """In the environment of a hook, which also has the variables of a run without being part of it."""
 
 _HOOK_MARK = f"{HOOK_MARK}=".encode()
-SERVICE = f"{SERVICE_MARK}=".encode()
+SERVES = f"{SERVICE}=".encode()
 # Earlier versions started a shell ahead of its run, without its marks and with this among its arguments. A run that was
 # started so is still a run for the dispatcher of this version that takes over.
 _WAITED = b"spool_told"

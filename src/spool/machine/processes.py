@@ -38,7 +38,7 @@ from spool.core.model import Jid
 from spool.machine import identity
 from spool.machine.descriptors import certainly, is_shortage
 from spool.machine.identity import PROC, TICK_NS, Stat, read_bytes, read_stat
-from spool.machine.marks import SERVICE, RealPaths, mark_in
+from spool.machine.marks import SERVES, RealPaths, mark_in
 
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every kernel thread
@@ -160,7 +160,7 @@ def _is_strange(pid: int, mark: tuple[str, str, str], real: RealPaths, proc: str
             raise
         return False  # another user's, or it has just ended
     said = mark_in(environment, real)
-    return SERVICE in environment or (said is not None and said[0] == mark[0] and said != mark)
+    return SERVES in environment or (said is not None and said[0] == mark[0] and said != mark)
 
 
 class Found(Struct, frozen=True):
@@ -215,7 +215,7 @@ def _walk(runs: list[Sought], proc: str, me: int, dead: set[Process]) -> Found:
             mark = mark_in(said, real) if said else None
             if said is None or (not said and _is_passing(stat, proc)):
                 whole = False
-            elif SERVICE in said or (mark is not None and mark[0] in spools):
+            elif SERVES in said or (mark is not None and mark[0] in spools):
                 owners[pid] = keys.get(mark) if mark is not None else None
             elif (key := known.get(Process(pid, stat.start_ticks)) or grouped.get(pid)) is not None:
                 owners[pid] = key

@@ -267,6 +267,13 @@ class Disk:
             return False
         return True
 
+    def ensure_public(self, path: str) -> None:
+        """Create a directory and its missing parents, readable by everyone, whatever the umask."""
+        if not os.path.isdir(path):
+            self.ensure_public(os.path.dirname(path))
+            if self.ensure_directory(path):
+                self.chmod(path, 0o755)
+
     def ensure_twin(self, path: str, of: str) -> None:
         """Create the directory *path*, unless it exists, with the permissions of the directory *of*."""
         if self.ensure_directory(path):

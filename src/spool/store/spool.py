@@ -160,8 +160,12 @@ class Spool:
     def open(cls, root: str) -> Spool:
         """Return the spool at *root*; SpoolUnusable if there is none, OSError if that cannot be told."""
         queued = f"{root}/{layout.QUEUED}"
-        if os.path.isdir(queued):
-            return cls(root)
+        try:
+            if stat.S_ISDIR(os.stat(queued).st_mode):
+                return cls(root)
+        except OSError as error:
+            if isinstance(error, PermissionError):
+                raise SpoolUnusable(cannot("open", "spool", str(error.strerror), where=root)) from None
         if os.path.isdir(f"{root}/{layout.RUNNING}"):  # a directory of it was taken away, or replaced
             why = "it is not a directory; move it somewhere else" if os.path.lexists(queued) else "it is missing"
             raise SpoolUnusable(cannot("open", "spool", why, where=queued, remedy="`spool init` makes it again"))

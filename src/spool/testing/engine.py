@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from spool.core import layout
 from spool.core.errors import SpoolError, cannot
 from spool.core.lifecycle import EngineWord, Liveness
-from spool.core.model import Jid, Machine
+from spool.core.model import Jid, Machine, SignalTo
 from spool.executors import EngineEnd, Launch, Usage
 from spool.formats import run_records
 from spool.formats.wrapper import Surroundings
@@ -79,7 +79,7 @@ class FakeRun(Struct, eq=False):
         """Leave nothing behind."""
         return False
 
-    def signal(self, signal_name: str, *, spare_shell: bool) -> int:
+    def signal(self, signal_name: str, to: SignalTo) -> int:
         """Record a signal, and go on."""
         self.asked.append(signal_name)
         return 1
