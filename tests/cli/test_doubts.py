@@ -74,6 +74,18 @@ def test_tasks_that_would_all_do_the_same_are_told(
     assert told in said.err
 
 
+@pytest.mark.parametrize("option", ["--stdout", "--stderr"])
+def test_an_output_that_is_a_directory_is_told(
+    spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """The job would fail when it starts, whether the path is relative or not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs").mkdir()
+    for path in ("logs", str(tmp_path / "logs")):
+        assert "is a directory" in spool("submit", "--hold", option, path, "--", "true").err
+    assert spool("submit", "--hold", option, "logs/%n", "--", "true").err == ""
+
+
 @pytest.mark.parametrize("words", [("echo", "$SPOOL_CPUS"), ("job.sh", "$SPOOL_CPUS")])
 def test_a_word_that_no_shell_expands_is_told_of_every_job(
     spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

@@ -209,6 +209,10 @@ def test_a_command_is_searched_like_a_script(
     assert env["PBS_JOBID"].removesuffix("{index}").isdecimal()
     assert "$SLURM_TMPDIR does not exist" in spool("submit", "--hold", "-c", "rm -r $SLURM_TMPDIR/x").err
     assert spool("submit", "--hold", "-c", "module load x").err == ""
+    Path("lines").write_text("echo $SLURM_ARRAY_TASK_ID\necho $SLURM_TMPDIR\n")
+    said = spool("submit", "--dry-run", "--lines", "lines")
+    assert 'SLURM_ARRAY_TASK_ID = "{index}"' in said.out
+    assert "line 2: $SLURM_TMPDIR does not exist" in said.err
 
 
 def test_tasks_are_counted_as_in_slurm(spool: Command) -> None:

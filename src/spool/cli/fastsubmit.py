@@ -173,6 +173,7 @@ def _certainly_welcome(root: str, name: str | None, values: Mapping[str, list[st
         and (name is None or submitting.where_taken(root, name) is None)
         and _are_there(root, name, values.get("depends_on", ()))
         and all(map(os.path.isdir, values.get("workdir", ())))
+        and not any(map(os.path.isdir, (*values.get("stdout", ()), *values.get("stderr", ()))))
     )
 
 

@@ -76,10 +76,12 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         name = fresh_name(root, what.stem or stem_of(what.command))
     try:
         given = joboptions.keys_of(values)
+        searched = what.command
         if asked.lines is not None:
-            given["rows"] = scripts.rows_of(asked.lines)
+            given["rows"] = rows = scripts.rows_of(asked.lines)
+            searched = "\n".join(row["line"] for row in rows)
         if not _is_for_slurm(root, given):
-            _surround(what.source or _searched(what.command), name, given, exported, not (asked.export or export))
+            _surround(what.source or _searched(searched), name, given, exported, not (asked.export or export))
         for key in given.keys() & {"stdout", "stderr"}:
             given[key] = output_path(str(given[key]), name, given)
         keys = job_keys(what.command, given, exported)

@@ -158,6 +158,10 @@ class _Seer:
                 why = why_not_expanded(text, dict(spec.env))
                 if why is not None:
                     yield f"cannot run: {key}: {why}"
+        place = os.path.expanduser(path or "~")
+        for key, text in (("stdout", spec.stdout), ("stderr", spec.stderr)):
+            if text and not {*text} & {*"{$%~"} and os.path.isdir(os.path.join(place, text)):
+                yield f"cannot run: {key}: {text} is a directory; name a file in it, as in {text}/%n.%r.log"
 
     def _not_executed(self, spec: Spec) -> Iterator[str]:
         if spec.script is None:
