@@ -104,6 +104,68 @@ def test_what_has_a_counterpart_is_carried_over(
 
 
 @pytest.mark.parametrize(
+    ("pattern", "stdout"),
+    [
+        ("%x_%a", "%n"),
+        ("%x.%a", "nm.%a"),
+        ("%u-%x-%4a", f"{this_user()}-nm-%4a"),
+        ("%A_%a.out", "%n.out"),
+        ("%A/%02a", "nm/%2a"),
+        ("%x-%j", "nm-%a.%r"),
+        ("%x-%A-%a", "nm-%r-%a"),
+        ("%%x-%J", "%%x-%n.%r"),
+    ],
+)
+def test_the_outputs_of_an_array_are_called_as_in_slurm(
+    spool: Command, tmp_path: Path, pattern: str, stdout: str
+) -> None:
+    """%x is the name of the array, and not of its task, in a line of a script and on the command line."""
+    for lines, words in ((f"#SBATCH -a 0-3 -o {pattern}", ()), ("#SBATCH -a 0-3", ("-o", pattern))):
+        if words and "%u" in pattern:
+            continue  # only sbatch fills in the user
+        assert converted(spool, tmp_path, lines, "-n", "nm", *words)[0]["stdout"] == stdout
+
+
+NUMBERED = [
+    ("#SBATCH -o %x-%j.out\ncat $SLURM_JOB_NAME-$SLURM_JOB_ID.out", "%n-${SLURM_JOB_ID}.out"),
+    ("#SBATCH -o %A.out\ncat $SLURM_JOBID.out", "${SLURM_JOBID}.out"),
+    ("#SBATCH -a 1-2 -o %A_%a\necho $SLURM_ARRAY_JOB_ID", "${SLURM_ARRAY_JOB_ID}_%a"),
+    ("mv slurm-${SLURM_JOB_ID}.out /x", "slurm-${SLURM_JOB_ID}.out"),
+    ('mv slurm-"$SLURM_JOB_ID".out /x', "slurm-${SLURM_JOB_ID}.out"),
+    ("mv slurm-*.out /x", "slurm-%n.%r.out"),
+    (
+        "#SBATCH -a 1-2\nmv slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.out /x",
+        "slurm-${SLURM_ARRAY_JOB_ID}_%a.out",
+    ),
+    ("#SBATCH -o own\nmv slurm-${SLURM_JOB_ID}.out /x", "own"),
+    ("#PBS -o $PBS_JOBID.out\ntrue", "$PBS_JOBID.out"),
+    ("cat $PBS_JOBNAME.o${PBS_JOBID%%.*}", "%n.o${PBS_JOBID}"),
+    ("srun -o %j.%t x\n#SBATCH\ncat slurm-$SLURM_JOB_ID.out", "slurm-${SLURM_JOB_ID}.out"),
+]
+
+
+@pytest.mark.parametrize(("lines", "stdout"), NUMBERED)
+def test_the_number_in_a_path_is_the_one_that_the_script_reads(
+    spool: Command, tmp_path: Path, lines: str, stdout: str
+) -> None:
+    """%j refers to the variable, and a script that moves what sbatch writes by default finds it."""
+    found, told = converted(spool, tmp_path, lines)
+    assert found["stdout"] == stdout
+    for name in re.findall(r"\$\{?(\w+)", stdout):
+        assert found["env"][name].removesuffix("{index}").isdecimal()
+    assert ("goes to" in told) is not lines.startswith(("#SBATCH -o", "#SBATCH -a 1-2 -o", "#PBS -o"))
+
+
+def test_an_output_may_be_a_directory_in_pbs(spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a slash or without one, the file gets the names of the job and the run; ^array_index^ is the index."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs").mkdir()
+    found, _ = converted(spool, tmp_path, "#PBS -o logs -e host:logs/")
+    assert (found["stdout"], found["stderr"]) == ("logs/%n.%r.out", "logs/%n.%r.err")
+    assert converted(spool, tmp_path, "#PBS -J 0-1 -o x.^array_index^")[0]["stdout"] == "x.%a"
+
+
+@pytest.mark.parametrize(
     ("lines", "why", "instead"),
     [
         ("#SBATCH --dependency=afterok:1234", "1234 is a job of the other scheduler", ("-d", "a")),
@@ -372,7 +434,6 @@ def test_the_words_of_other_tools_are_taken(spool: Command, spool_root: Path) ->
         (["--exclusive"], "specify what the job needs"),
         (["--conda-env", "x"], "activate it"),
         (["-c", "4", "job.sh"], "for CPUs write --cpus 4"),
-        (["-o", "slurm-%j.out"], "%j of Slurm is %n.%r here"),
         (["-d", "after:x"], "give --depends-on NAME"),
         (["--no-such-option"], "submit --help"),
     ],

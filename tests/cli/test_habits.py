@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -168,6 +169,52 @@ def test_the_variables_of_an_array_are_those_of_slurm(spool: Command) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("array", "step"), [("0-20:10", "10"), ("1,3,7-9", "1"), ("4", "1"), ("9,5,1", "4"), ("0-3%2", "1")]
+)
+def test_the_range_of_an_array_is_there_under_each_name(spool: Command, array: str, step: str) -> None:
+    """Slurm's and Grid Engine's variables for first, last and step have the numbers of the array."""
+    names = "SLURM_ARRAY_TASK_STEP SGE_TASK_STEPSIZE SLURM_ARRAY_TASK_MIN SGE_TASK_FIRST SLURM_ARRAY_TASK_MAX"
+    env, told = surrounded(spool, f"#!/bin/bash\necho ${' $'.join(names.split())} $SGE_TASK_LAST\n", "-a", array)
+    indices = [int(text) for text in re.findall("[0-9]+", array.partition("%")[0].partition(":")[0])]
+    assert [env[name] for name in names.split()] == [step, step, *[str(min(indices))] * 2, str(max(indices))]
+    assert (env["SGE_TASK_LAST"], told) == (str(max(indices)), "")
+
+
+def test_a_variable_of_an_array_that_is_not_set_is_told_in_an_array(spool: Command) -> None:
+    """A plain job does without one, as under Slurm, where a script asks for it to tell the two apart."""
+    text = "#!/bin/bash\necho $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_NEW\n"
+    assert surrounded(spool, text) == ({}, "")
+    assert "$SLURM_ARRAY_NEW does not exist" in surrounded(spool, text, "-a", "1-2")[1]
+    assert "$SLURM_ARRAY_TASK_MIN does not exist" in surrounded(spool, text, "--matrix", "x=1,2")[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-c", "echo t=$SLURM_ARRAY_TASK_ID ${PBS_JOBID}"),
+        ("--", "echo t=$SLURM_ARRAY_TASK_ID ${PBS_JOBID}"),
+        ("--", "sh", "-c", "echo t=$SLURM_ARRAY_TASK_ID ${PBS_JOBID}"),
+    ],
+)
+@pytest.mark.parametrize("array", [("-a", "1-2"), ()])
+def test_a_command_is_searched_like_a_script(
+    spool: Command, spool_root: Path, array: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    """What its text reads is set, on the fast way too, and what does not exist is told."""
+    said = spool("submit", "--hold", "-n", "a", "--export", "PATH", *array, *words)
+    assert (said.code, said.err) == (0, "")
+    env = tomllib.loads((spool_root / "held" / "a.toml").read_text())["env"]
+    assert env.get("SLURM_ARRAY_TASK_ID") == ("{index}" if array else None)
+    assert env["PBS_JOBID"].removesuffix("{index}").isdecimal()
+    assert "$SLURM_TMPDIR does not exist" in spool("submit", "--hold", "-c", "rm -r $SLURM_TMPDIR/x").err
+    assert spool("submit", "--hold", "-c", "module load x").err == ""
+    Path("lines").write_text("echo $SLURM_ARRAY_TASK_ID\necho $SLURM_TMPDIR\n")
+    said = spool("submit", "--dry-run", "--lines", "lines")
+    assert 'SLURM_ARRAY_TASK_ID = "{index}"' in said.out
+    assert "line 2: $SLURM_TMPDIR does not exist" in said.err
+
+
 def test_tasks_are_counted_as_in_slurm(spool: Command) -> None:
     """`mpirun -n $SLURM_NTASKS` starts as many as were asked for, each with its CPUs; a line says what launchers do."""
     env, told = surrounded(
@@ -182,8 +229,22 @@ def test_several_tasks_of_srun_are_told(spool: Command) -> None:
     for lines, count in (("#SBATCH -n 4\nsrun ./x", 4), ("srun -n 2 ./x", 2), ("time srun --ntasks=3 -c 2 ./x", 3)):
         told = surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
         assert f"srun would start {count} tasks, but a job of spool is one task" in told
-    for lines in ("#SBATCH -n 4\nsrun -n 1 ./x", "echo srun -n 4"):
+    for lines in ("#SBATCH -n 4\nsrun -n 1 ./x", "echo srun -n 4", "srun --exclusive --mpi=x -c 2 ./x -n 4"):
         assert "would start" not in surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-N 2 ./x", "asks for 2 nodes"),
+        ("--multi-prog x.conf", "srun has no --multi-prog here"),
+        ("\\\n    --mpi=pmix \\\n    --ntasks=4 ./x", "would start 4 tasks"),
+    ],
+)
+def test_what_srun_will_refuse_is_told(spool: Command, words: str, told: str) -> None:
+    """The line is that of the command, also where its options are on the lines after it, or where a text has it."""
+    for text in (f"srun {words}", f'RUN="srun {words}"\n$RUN'):
+        assert f"line 2: srun {told.removeprefix('srun ')}" in surrounded(spool, f"#!/bin/bash\n{text}\n")[1]
 
 
 @pytest.mark.parametrize("function", ["module", "ml"])

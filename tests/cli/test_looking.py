@@ -24,6 +24,7 @@ from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
 from spool.query.jobs import JobLister
 from spool.query.rows import JobRow
+from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
 from support import ROOT, wait_for
 
@@ -93,7 +94,7 @@ def test_ls_shows_ten_ended_jobs_unless_all_are_asked_for(spool: Command, spool_
     for at in range(12):
         ended(spool_root, f"job_{at}", State.FINISHED, now - (12 - at) * 1_000_000_000, code=0)
     put_job(spool_root, "byhand", place="done")
-    assert names(spool("ls").out) == [f"job_{at}" for at in range(2, 12)]
+    assert names(spool("ls").out) == [*(f"job_{at}" for at in range(3, 12)), "byhand"]
     assert set(names(spool("ls", "-a").out)) == {"byhand", *(f"job_{at}" for at in range(12))}
     assert names(spool("ls", "job_1*", "--sort", "name").out) == ["job_1", "job_10", "job_11"]
 
@@ -430,8 +431,28 @@ def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -
     assert "nothing blocks it" in spool("why", "a").out
     assert "held" in spool("why", "h").out
     put_job(spool_root, "d", place="done")
-    assert spool("why", "d").out == "d: cancelled: moved to done/ before it ran\n"
+    assert spool("why", "d").out == f"d: cancelled by {this_user()} before it started\n"
     assert spool("why", "nosuch").code == 3
+
+
+def test_a_run_that_was_begun_and_cancelled_without_a_dispatcher_is_seen(spool: Command, spool_root: Path) -> None:
+    """The last view has the job waiting, or does not have it; its file is gone, and what it asked for is still told."""
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs={"seen": JobView(state="queued")})
+    (spool_root / "state.json").write_bytes(render_state(view))
+    for name in ("seen", "unseen"):
+        running(spool_root, name)
+        (spool_root / "jobs" / name / "1" / "jid").unlink()
+        assert spool("cancel", name).code == 0
+    rows = json.loads(spool("ls", "--json").out)["jobs"]
+    assert {(row["name"], row["cpus"]) for row in rows} == {("seen", 2), ("unseen", 2)}
+    assert all(row["reason"].startswith("cancel by ") for row in rows)
+
+
+def test_a_name_whose_start_was_taken_back_is_not_proposed_for_itself(spool: Command, spool_root: Path) -> None:
+    """Its directory is left, with a run that never was."""
+    (spool_root / "jobs" / "train").mkdir(parents=True)
+    assert "did you mean" not in spool("show", "train").err
+    assert "did you mean train?" in spool("show", "trains").err
 
 
 def test_why_says_what_is_wrong_with_an_invalid_file(spool: Command, spool_root: Path) -> None:

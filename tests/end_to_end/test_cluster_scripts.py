@@ -277,7 +277,15 @@ def test_a_checkpoint_is_resumed_by_the_next_submission(cluster: Served) -> None
         ("--ntasks-per-node=2 x", 1, "asks for 2 tasks"),
         ("--nodes=2 x", 1, "asks for 2 nodes"),
         ("--multi-prog x.conf", 1, "--multi-prog is not supported"),
-        ("-o out.%t x", 1, "only srun itself fills in %"),
+        ("-o out.%2t%%.%u%N sh -c 'echo y' && cat out.00%*", 0, "y\n"),
+        ("-o %J.%x sh -c 'echo y' && cat *.0.a", 0, "y\n"),
+        ("-o none echo y; srun -o all echo z", 0, "z\n"),
+        ("-o o echo x; srun -o o echo y; srun -o o --open-mode=a echo z; cat o", 0, "y\nz\n"),
+        ("-o out.%q x", 1, "%q in the name out.%q has no meaning here"),
+        ("--export=ALL,X=1,Y='a b' sh -c 'echo $X $Y $KEPT'", 0, "1 a b kept\n"),
+        ("--export NONE sh -c 'echo ${KEPT-no} ${SPOOL_JOB}'", 0, "no a\n"),
+        ("--export KEPT,X=2 sh -c 'echo $KEPT$X${OTHER-.}'", 0, "kept2.\n"),
+        ("--bcast --compress --kill-on-bad-exit=1 -K -u --cpu-bind=none --gres gpu:1 echo x", 0, "x\n"),
         ("-n", 1, "-n needs a value"),
         ("", 1, "given no command"),
         ("false", 1, ""),
@@ -285,12 +293,40 @@ def test_a_checkpoint_is_resumed_by_the_next_submission(cluster: Served) -> None
 )
 def test_srun_is_one_task(cluster: Served, words: str, code: int, said: str) -> None:
     """Options of one task are understood or do not matter; more tasks are refused in words."""
-    cluster.spool("submit", "-n", "a", "-", input=f"srun {words}\n", cwd=cluster.root.parent)
+    given = ("-e", "KEPT=kept", "-e", "OTHER=x")
+    cluster.spool("submit", "-n", "a", *given, "-", input=f"srun {words}\n", cwd=cluster.root.parent)
     cluster.run()
     result = cluster.result("a")
     assert result is not None
     assert result.get("exit_code") == code
     assert said in cluster.log("a")
+
+
+@pytest.mark.parametrize(
+    ("lines", "left"),
+    [
+        ("#SBATCH -o logs/%x-%j.out\necho x; cp logs/$SLURM_JOB_NAME-$SLURM_JOB_ID.out copy", {"copy": "x\n"}),
+        ("echo x; mv slurm-${SLURM_JOB_ID}.out moved", {"moved": "x\n"}),
+        ("#PBS -o logs\necho x; cp logs/$PBS_JOBNAME.*.out copy", {"copy": "x\n"}),
+        ("srun -o %j.%t echo x; mv $SLURM_JOBID.0 moved", {"moved": "x\n"}),
+        (
+            "#SBATCH -a 7,8\necho x; mv slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.out moved$SPOOL_ARRAY_INDEX",
+            {"moved7": "x\n", "moved8": "x\n"},
+        ),
+        ("#SBATCH -a 7-8 -o logs/%x-%3a\necho x", {"logs/nm-007": "x\n", "logs/nm-008": "x\n"}),
+        (
+            "#SBATCH -a 7 -o %A_%a_0\n#SBATCH --open-mode=append\necho x; srun -o %A_%a_%t echo y; mv *_7_0 both",
+            {"both": "x\ny\n"},
+        ),
+    ],
+)
+def test_a_script_finds_its_output(cluster: Served, lines: str, left: dict[str, str]) -> None:
+    """The number in the name of an output is the one in the variables, also in what srun writes."""
+    (cluster.root.parent / "job.sh").write_text(f"#!/bin/bash\nset -e\n{lines}\n".replace("set -e\n#", "#"))
+    assert cluster.spool("submit", "-n", "nm", "job.sh", cwd=cluster.root.parent).returncode == 0
+    assert cluster.run() == 0
+    assert {name: (cluster.root.parent / name).read_text() for name in left} == left
+    assert {line["outcome"] for line in cluster.history()} == {"finished"}
 
 
 def test_scontrol_runs_the_job_again(cluster: Served) -> None:

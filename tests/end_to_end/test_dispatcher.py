@@ -130,6 +130,32 @@ def test_every_waiting_job_has_its_reason(served: Served) -> None:
     served.wait_done("holder", "wants-cpus", "grouped", "quota")
 
 
+def test_a_job_cancelled_without_a_dispatcher_is_told_as_its_record_will_be(served: Served) -> None:
+    """Every view has who, what and why, before the next dispatcher records the end and after."""
+    _configure(served, "autostart = false\n")
+    served.spool("submit", "-n", "a", "--cpus", "2", "--memory", "1G", "--project", "vis", "--tag", "x", "--", "true")
+    served.spool("submit", "-n", "b", "--hold", "--", "true")
+    assert served.spool("cancel", "a", "b").returncode == 0
+
+    def told() -> list[object]:
+        keys = ("name", "state", "cpus", "memory_bytes", "user", "project", "tags", "reason", "submitted_at")
+        lists = [served.spool("ls", "--json", *words).stdout for words in ((), ("--all",), ("--project", "vis"))]
+        rows = [[{key: row[key] for key in keys} for row in json.loads(text)["jobs"]] for text in lists]
+        row = json.loads(served.spool("show", "--json", "a").stdout)["row"]
+        return [
+            *rows,
+            {key: row[key] for key in keys},
+            served.spool("why", "a").stdout,
+            served.spool("wait", "a").stderr,
+        ]
+
+    before = told()
+    assert served.run() == 0
+    assert told() == before
+    assert [line["reason"] for line in served.history()] == [f"cancelled by {this_user()} before it started"] * 2
+    assert before[3] == next(row for row in before[0] if row["name"] == "a")  # type: ignore[index, union-attr]
+
+
 def test_a_scheduling_timeout_ends_a_wait(shared: Served) -> None:
     """What waited too long is unschedulable, with what it was waiting for, and never ran."""
     shared.drop("impatient", "true", cpus=99, scheduling_timeout="300ms")

@@ -328,6 +328,7 @@ def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err
     bench.work()
     bench.look(line("7", "RUNNING"))
     bench.work()
+    assert bench.look(status=status, err=err) == {"b"}  # whose reason is the silence now
     for _ in range(20):
         assert bench.look(status=status, err=err) == set()
     assert (run.liveness(), doubtful.liveness()) == (Liveness.ALIVE, Liveness.ALIVE)
@@ -340,6 +341,20 @@ def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err
     bench.look(line("7", "RUNNING"), line("8", "RUNNING", name="b"))
     assert bench.engine.unavailable() is None
     assert doubtful.id == "8"
+
+
+def test_a_run_that_was_claimed_says_that_its_engine_is_away(bench: Bench) -> None:
+    """What is still to be handed over, and what waits there, have the silence as their reason until it ends."""
+    waits = bench.submitted("a")
+    bench.look(line("7", "PENDING", "Priority"))
+    bench.look(status=1, err="Unable to contact slurm controller (connect failure)")
+    queued = bench.start("b")
+    bench.work()
+    for run in (waits, queued):
+        assert run.waits == bench.engine.away
+        assert run.waits.endswith(": Unable to contact slurm controller (connect failure)")
+    assert bench.look(line("7", "PENDING", "Priority")) == {"a", "b"}
+    assert (bench.engine.away, waits.waits) == ("", "Slurm: PENDING (Priority)")
 
 
 def test_another_cluster_knows_nothing_of_the_runs_of_this_one(bench: Bench) -> None:

@@ -42,6 +42,7 @@ _SCARCE = (
 )
 """Keys that may request more than a machine has."""
 
+_OF_OTHERS = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "NCPUS", "srun", "sbatch", "scontrol")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
 _NOT_ELSEWHERE = frozenset({"keep_session", "gpu_idle"})  # without effect on an engine, which may be configured
 _PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")
@@ -74,6 +75,8 @@ def submit(arguments: Sequence[str]) -> int | None:
         command = command_of(words)
     else:
         return None
+    if not _needs_nothing(command):
+        return None
     names = values.pop("name", [])
     name = names[-1] if names else None
     held = values.pop("hold", None) is not None
@@ -89,6 +92,14 @@ def submit(arguments: Sequence[str]) -> int | None:
     if draft is None or text is None or len(text) >= _MAX_BYTES or not _certainly_welcome(root, name, values):
         return None
     return _submitted(root, draft, text)
+
+
+def _needs_nothing(command: str | list[str]) -> bool:
+    """Whether neither a command's text names another scheduler, nor its words a variable that no shell expands."""
+    if isinstance(command, str):
+        return not any(word in command for word in _OF_OTHERS)
+    text = " ".join(command)
+    return not any(word in text for word in (*_OF_OTHERS, "$SPOOL_", "${SPOOL_", "CUDA_VISIBLE_DEVICES"))
 
 
 def _submitted(root: str, draft: Draft, text: str) -> int | None:
@@ -162,6 +173,7 @@ def _certainly_welcome(root: str, name: str | None, values: Mapping[str, list[st
         and (name is None or submitting.where_taken(root, name) is None)
         and _are_there(root, name, values.get("depends_on", ()))
         and all(map(os.path.isdir, values.get("workdir", ())))
+        and not any(map(os.path.isdir, (*values.get("stdout", ()), *values.get("stderr", ()))))
     )
 
 

@@ -6,6 +6,7 @@ changes results (GPUs, an array, a dependency) makes the reader of a script fail
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -196,19 +197,19 @@ def dependencies(text: str, *, numbers: bool = False) -> list[str]:
 
 
 def output_pattern(text: str) -> str:
-    """Return the path *text* of sbatch with our placeholders: %n for the name, %r for the run. Raises NoEquivalent.
+    """Return the path *text* of sbatch with the user, the host and the one task filled in. Raises NoEquivalent.
 
-    The user and the host, which are the same for each run, are filled in.
+    What differs from job to job stays as it is, for `surroundings.output_path`.
     """
-    run_alone = re.search("%[0-9]*x", text) is not None
-    text = re.sub(r"%[0-9]*A([^%]?)%[0-9]*a", "%n", text)
-    constant = (("u", this_user()), ("N", socket.gethostname().partition(".")[0]), ("ts", "0"))
-    for letters, ours in (("jJA", "%r" if run_alone else "%n.%r"), ("x", "%n"), ("a", "%a"), *constant):
-        text = re.sub(f"(?<!%)((?:%%)*)%[0-9]*[{letters}]", lambda match, ours=ours: match[1] + ours, text)  # type: ignore[misc]
-    text = re.sub("%n[-_.]?%n", "%n", text)
-    if odd := re.search(r"(?<!%)(?:%%)*(%[^%nra])", text):
-        raise NoEquivalent(f"{odd[1]} is not supported; %n is the job, %r the run, %a the index")
-    return text
+    constant = {"u": this_user(), "N": socket.gethostname().partition(".")[0], "t": "0", "s": "0"}
+
+    def filled(found: re.Match[str]) -> str:
+        letter = found[0][-1]
+        if letter not in constant and letter not in "%nraxjJA":
+            raise NoEquivalent(f"{found[0]} is not supported; %n is the job, %r the run, %a the index")
+        return constant.get(letter, found[0])
+
+    return re.sub("%[0-9]*.?", filled, text, flags=re.DOTALL)
 
 
 def _output(option: str) -> Converter:
@@ -396,8 +397,10 @@ def _pbs_output(option: str) -> Converter:
     """Read `HOST:PATH`; in a directory, the file gets the names of the job and the run."""
 
     def read(text: str) -> list[str]:
-        path = text.rpartition(":")[2]
-        return [option, f"{path}%n.%r.{'err' if option == '--stderr' else 'out'}" if path.endswith("/") else path]
+        path = text.rpartition(":")[2].replace("%", "%%").replace("^array_index^", "%a")
+        if path.endswith("/") or os.path.isdir(path):
+            path = os.path.join(path, f"%n.%r.{'err' if option == '--stderr' else 'out'}")
+        return [option, path]
 
     return read
 

@@ -40,11 +40,12 @@ STDIN = ("-",)
 
 
 class ScriptText(Struct, frozen=True):
-    """The text of a script, captured or not, how messages name it, and the tasks that its `#SBATCH` lines ask for."""
+    """The text of a script or a command, how messages name it, and the tasks that its `#SBATCH` lines ask for."""
 
     text: str
     what: str
-    tasks: TasksAsked
+    tasks: TasksAsked = TasksAsked()
+    is_script: bool = True
 
 
 class Script(Struct, frozen=True):

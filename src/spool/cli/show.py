@@ -66,7 +66,8 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     """Print the state, the runs, the job and last its file, which may be long."""
     now_ns = time.time_ns()
     row = found.row
-    head = f"{row.state}{f': {row.reason}' if row.reason else ''}"
+    says_it = row.reason.startswith(row.state.value)  # "cancelled by alice"
+    head = row.reason if says_it else f"{row.state}{f': {row.reason}' if row.reason else ''}"
     render.headline(f"job {found.name}", head, render.style_of_row(row))
     _print_runs(found, now_ns)
     lines = []

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from spool.cli import joboptions, scripts
 from spool.cli.fastsubmit import OF_A_JOB, command_of
 from spool.cli.render import progress
-from spool.cli.surroundings import ScriptNeeds
+from spool.cli.surroundings import ScriptNeeds, output_path
 from spool.cli.telling import ensure_dispatcher, tell
 from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, next_name, stem_of
@@ -77,10 +77,14 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         name = fresh_name(root, what.stem or stem_of(what.command))
     try:
         given = joboptions.keys_of(values)
+        searched = what.command
         if asked.lines is not None:
-            given["rows"] = scripts.rows_of(asked.lines)
-        if what.source is not None and not _is_for_slurm(root, given):
-            _surround(what.source, name, given, exported, freely=not (asked.export or export))
+            given["rows"] = rows = scripts.rows_of(asked.lines)
+            searched = "\n".join(row["line"] for row in rows)
+        if not _is_for_slurm(root, given):
+            _surround(what.source or _searched(searched), name, given, exported, not (asked.export or export))
+        for key in given.keys() & {"stdout", "stderr"}:
+            given[key] = output_path(str(given[key]), name, given)
         keys = job_keys(what.command, given, exported)
     except FileNotFoundError:
         why = "the current directory no longer exists; give --workdir an absolute path"
@@ -146,17 +150,25 @@ def _is_for_slurm(root: str, given: Mapping[str, object]) -> bool:
     return given.get("executor", config.executor if config is not None else None) == "slurm"
 
 
-def _surround(
-    source: scripts.ScriptText, name: str, given: dict[str, object], exported: Exports, *, freely: bool
-) -> None:
-    """Add what a script for another scheduler looks for in its job."""
+def _searched(command: str | Sequence[str]) -> scripts.ScriptText:
+    """Return what a command that is no script is searched for: its text, or its words."""
+    text = command if isinstance(command, str) else shlex.join(command)
+    return scripts.ScriptText(text, "the command", is_script=False)
+
+
+def _surround(source: scripts.ScriptText, name: str, given: dict[str, object], exported: Exports, freely: bool) -> None:
+    """Add what a script or command for another scheduler looks for in its job."""
     found = ScriptNeeds(source.text, name, source.tasks, given)
-    found.find(exported, freely=freely)
+    found.find(exported)
+    if source.is_script:
+        found.find_functions(exported, freely=freely)
     for why in found.told:
         tell(f"{source.what}: {why}")
     own = given.get("env", {})
     if found.env and isinstance(own, dict):
         given["env"] = {**found.env, **own}
+    if found.stdout:
+        given["stdout"] = found.stdout
 
 
 def _has_script_on_stdin() -> bool:

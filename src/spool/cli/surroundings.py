@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -43,11 +44,11 @@ class _Job(Struct, frozen=True):
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The indices in its key `array`; empty without one."""
+        """The indices in its key `array`, ascending; empty without one."""
         from spool.formats import values
 
         try:
-            return tuple(values.array(str(self.keys["array"])).indices) if "array" in self.keys else ()
+            return tuple(sorted(values.array(str(self.keys["array"])).indices)) if "array" in self.keys else ()
         except InvalidValue:  # reported when the job is checked
             return ()
 
@@ -58,6 +59,10 @@ def _index(job: _Job) -> str | None:
 
 def _of_indices(read: Callable[[tuple[int, ...]], int]) -> Callable[[_Job], str | None]:
     return lambda job: str(read(job.indices)) if job.indices else None
+
+
+def _step(indices: tuple[int, ...]) -> int:
+    return min((after - before for before, after in pairwise(indices)), default=1)
 
 
 def _always(value: str) -> Callable[[_Job], str | None]:
@@ -82,11 +87,13 @@ def _host(_: _Job) -> str:
 
 _VALUES: Mapping[str, Callable[[_Job], str | None]] = {
     "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": lambda job: f"{job.id}{{index}}" if job.many else job.id,
-    "SLURM_ARRAY_JOB_ID": lambda job: job.id if job.many else None,
-    "SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID": _index,
+    "SLURM_ARRAY_JOB_ID PBS_ARRAY_ID": lambda job: job.id if job.many else None,
+    "JOB_ID": lambda job: job.id,
+    "SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID SGE_TASK_ID": _index,
     "SLURM_ARRAY_TASK_COUNT": _of_indices(len),
-    "SLURM_ARRAY_TASK_MIN": _of_indices(min),
-    "SLURM_ARRAY_TASK_MAX": _of_indices(max),
+    "SLURM_ARRAY_TASK_MIN SGE_TASK_FIRST": _of_indices(min),
+    "SLURM_ARRAY_TASK_MAX SGE_TASK_LAST": _of_indices(max),
+    "SLURM_ARRAY_TASK_STEP SGE_TASK_STEPSIZE": _of_indices(_step),
     "SLURM_JOB_NAME PBS_JOBNAME": lambda job: job.name if job.many else "$SPOOL_JOB",
     "SLURM_SUBMIT_DIR PBS_O_WORKDIR": _here,
     "SLURM_SUBMIT_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
@@ -99,7 +106,15 @@ _VALUES: Mapping[str, Callable[[_Job], str | None]] = {
     "SLURM_NNODES SLURM_JOB_NUM_NODES": _always("1"),
 }
 _VALUE_OF = {name: value for names, value in _VALUES.items() for name in names.split()}
-_OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:INDEX|ID)")
+_OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:INDEX|ID)|SGE_TASK_\w+")
+_NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "JOB_ID")
+_NUMBERS_OF_ARRAYS = ("SLURM_ARRAY_JOB_ID", "PBS_ARRAY_ID", "JOB_ID")
+_DEFAULT_OUTPUTS = (
+    (re.compile(r"\bslurm-[\"']?[$*?{][^\s;&|/]*"), "slurm-%j.out", "slurm-%A_%a.out"),
+    (re.compile(r"\.o[\"']?\$\{?(?:JOB_ID|PBS_JOBID)\b"), "%x.o%j", "%x.o%A.%a"),
+)
+"""Where other schedulers write the output that has no path: how a script names it, and the path, also in an array."""
+_IS_FOR_SGE = re.compile(r"^#\$[ \t]*-|\bSGE_", re.MULTILINE)
 _INSTEAD = {
     "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
     "SLURM_TMPDIR": "use `mktemp -d`",
@@ -108,11 +123,20 @@ _INSTEAD = {
     "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
 }
 _LAUNCHED_BY = ("SLURM_NTASKS", "SLURM_PROCID")
-_VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW)_[A-Z_]+\b|\bNCPUS\b")
-_AT = r"(?:^|[;&|(`]|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])\s*(?:[A-Za-z_]\w*=\S*\s+)*"
+_VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW|SGE_TASK)_[A-Z_]+\b|\bNCPUS\b|(?<=\$)JOB_ID\b|(?<=\$\{)JOB_ID\b")
+_AT = r"(?:^|[;&|(`]|=[\"']|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])\s*(?:[A-Za-z_]\w*=\S*\s+)*"
 _PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol)(?=\s)([^;&|]*)")
 _STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
-_NTASKS = re.compile(r"\s(?:-n\s*|--ntasks[= ]\s*)([0-9]{1,6})\b")
+_SRUN_FLAGS = "label unbuffered verbose quiet kill-on-bad-exit exclusive exact overlap pty no-kill preserve-env"
+_SRUN_OPTIONS = re.compile(  # up to the command, whose options are its own
+    rf"(?:\s+(?!--\s)(?:--\S+=\S*|--(?:{'|'.join(_SRUN_FLAGS.split())})(?=\s)|"
+    r"-[luvQkKEOsXZbHV]\S*|-[a-zA-Z]\S+|-\S+\s+\S+))*"
+)
+_NTASKS = re.compile(r"\s(?:-n\s*|--ntasks(?:-per-node)?[= ]\s*)([0-9]{1,6})\b")
+_NODES = re.compile(r"\s(?:-N\s*|--nodes[= ]\s*)([0-9]{1,6})\b")
+_NOT_IN_SRUN = re.compile(r"\s(--(?:multi-prog|het-group))\b")
+_APPENDS = re.compile(r"^#SBATCH\b.*\s--open-mode[= ]a", re.MULTILINE)
+_FILLED_BY_SRUN = {"j": _NUMBERS[0], "J": _NUMBERS[0], "A": _NUMBERS_OF_ARRAYS[0], "x": "SLURM_JOB_NAME"}
 _FUNCTION = re.compile(rf"{_AT}(?:(module|ml)\s|(conda|mamba|micromamba)\s+activate\b)")
 _LOGIN = r"\A#!.*\s(?:-\w*l\b|--login\b)"
 _SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*(?:profile(?!\.d)|bashrc|"
@@ -133,6 +157,42 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
+def _commands(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the numbered *lines*, those that a backslash continues as one."""
+    first, begun = 0, ""
+    for number, line in lines:
+        first = first if begun else number
+        begun += line
+        if begun.endswith("\\"):
+            begun = begun[:-1] + " "
+        else:
+            yield first, begun
+            begun = ""
+    if begun:
+        yield first, begun
+
+
+def output_path(pattern: str, name: str, keys: Mapping[str, object]) -> str:
+    """Return the path *pattern* of an output of the job *name* with %x, %j and %A of Slurm as a job file has them.
+
+    The number of the job is a reference to the variable by which the job reads it, so that both are the same. A job
+    that does not read it has a file for each run: `%n.%r`.
+    """
+    letters = {found[-1] for found in re.findall("%[0-9]*.", pattern)}
+    env, is_array = keys.get("env", {}), bool(placeholders(keys))
+    if not isinstance(env, dict) or letters.isdisjoint("xjJAa"):
+        return pattern
+    number, of_array = (
+        next((f"${{{each}}}" for each in names if each in env), None) for names in (_NUMBERS, _NUMBERS_OF_ARRAYS)
+    )
+    alone = "x" in letters
+    run = ("%a.%r" if is_array else "%r") if alone else "%n.%r"
+    whole = (of_array or ("%r" if alone else name)) if is_array else number or run
+    ours = {"x": name if is_array else "%n", "j": number or run, "J": number or run, "A": whole}
+    path = re.sub("%0*([0-9]*.)", lambda found: ours.get(found[0][-1], f"%{found[1]}"), pattern)
+    return path.replace(f"{name}_%a", "%n") if is_array else path  # a task's name
+
+
 class ScriptNeeds:
     """What the script *text* needs in the job *name*, and what is said about it."""
 
@@ -141,28 +201,35 @@ class ScriptNeeds:
         self._text = text
         self._lines = tuple(_lines(text))
         self.env: dict[str, str] = {}
+        self.stdout: str | None = None  # the path that the script reads its output from
         self.told: list[str] = []
 
-    def find(self, exported: Exports, *, freely: bool) -> None:
-        """Search the script. *exported* gets a PATH with `srun`, and *freely*, without `--export`, shell functions."""
+    def find(self, exported: Exports) -> None:
+        """Search for variables, programs and the default output. *exported* gets a PATH with `srun`."""
         self._find_variables()
         self._find_programs(exported)
-        self._find_functions(exported, freely=freely)
+        if "stdout" not in self._job.keys:
+            self._find_output()
 
     def _find_variables(self) -> None:
         seen = set()
-        for number, line in self._lines:
+        outputs = [(0, str(self._job.keys[key])) for key in ("stdout", "stderr") if key in self._job.keys]
+        for number, line in (*self._lines, *outputs):
             for name in _VARIABLE.findall(line):
                 if name in seen:
                     continue
                 seen.add(name)
+                if name == "JOB_ID" and _IS_FOR_SGE.search(self._text) is None:
+                    continue  # the script's own
                 value = _VALUE_OF[name](self._job) if name in _VALUE_OF else None
+                if number == 0 and (value is None or "$" in value):
+                    continue  # no path can have it, and the job is doubted for that
                 if value is not None:
                     self.env[name] = value
                     if name in _LAUNCHED_BY:
                         which = "launchers such as PyTorch Lightning take a job that has it for one of Slurm"
                         self.told.append(f"line {number}: ${name} is {value} here; {which}")
-                elif _OF_AN_ARRAY.fullmatch(name) is None:
+                elif self._job.many or _OF_AN_ARRAY.fullmatch(name) is None:
                     self._miss(number, f"${name}", _INSTEAD.get(name, ""))
 
     def _miss(self, number: int, what: str, instead: str) -> None:
@@ -170,10 +237,10 @@ class ScriptNeeds:
 
     def _find_programs(self, exported: Exports) -> None:
         seen = set()
-        for number, line in self._lines:
+        for number, line in _commands(self._lines):
             for name, words in _PROGRAM.findall(line):
                 if name == "srun":
-                    self._doubt_tasks(number, words)
+                    self._doubt_srun(number, words)
                 its = _STANDS_IN.match(f"{name}{words}")
                 what = its[0] if its is not None else name
                 if what in seen:
@@ -184,12 +251,32 @@ class ScriptNeeds:
                 else:
                     self._miss(number, name, _INSTEAD[name])
 
-    def _doubt_tasks(self, number: int, words: str) -> None:
-        stated = _NTASKS.search(words)
+    def _doubt_srun(self, number: int, words: str) -> None:
+        options = _SRUN_OPTIONS.match(words)
+        words = options[0] if options is not None else ""
+        stated, nodes = _NTASKS.search(words), _NODES.search(words)
         count = int(stated[1]) if stated is not None else self._job.tasks.count
         if count > 1:
             why = f"srun would start {count} tasks, but a job of spool is one task, so this will fail"
             self.told.append(f"line {number}: {why}; `mpirun -n {count}` starts several on this machine")
+        if nodes is not None and int(nodes[1]) > 1:
+            why = f"srun asks for {nodes[1]} nodes, and there is only this machine, so this will fail"
+            self.told.append(f"line {number}: {why}")
+        if (odd := _NOT_IN_SRUN.search(words)) is not None:
+            self.told.append(f"line {number}: srun has no {odd[1]} here, so this will fail")
+        for letter in re.findall("%[0-9]*([jJAx])", words):
+            name = _FILLED_BY_SRUN[letter]
+            value = _VALUE_OF[name](self._job) or self._job.id
+            self.env.setdefault(name if self._job.many or letter == "x" else _NUMBERS[0], value)
+
+    def _find_output(self) -> None:
+        for number, line in self._lines:
+            for pattern, plain, of_array in _DEFAULT_OUTPUTS:
+                if (found := pattern.search(line)) is not None:
+                    self.stdout = of_array if self._job.many else plain
+                    what = found[0].rstrip("\"')")
+                    self.told.append(f"line {number}: {what} is the job's output, so it goes to {self.stdout}")
+                    return
 
     def _stand_in(self, number: int, name: str, exported: Exports) -> None:
         """Let the job find the program that stands for *name* of Slurm, unless there is a real one."""
@@ -207,9 +294,14 @@ class ScriptNeeds:
             return
         if name == "srun" and self._job.tasks.count > 1:
             self.env.setdefault("SLURM_NTASKS", _tasks(self._job))
+        if name == "srun" and _APPENDS.search(self._text) is not None:
+            self.env.setdefault("SLURM_OPEN_MODE", "a")
 
-    def _find_functions(self, exported: Exports, *, freely: bool) -> None:
-        """Take shell functions along, if the caller exports them and the script does not define them itself."""
+    def find_functions(self, exported: Exports, *, freely: bool) -> None:
+        """Take shell functions along, if the caller exports them and the script does not define them itself.
+
+        *freely*: without `--export`.
+        """
         first = self._text.split("\n", 1)[0]
         is_bash = first.startswith("#!") and "bash" in first
         for number, line in self._lines:

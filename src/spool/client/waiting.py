@@ -18,6 +18,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats.run_records import ArrayRecord
 from spool.store.disk import status_of
+from spool.store.ownership import cancelled_by_mover
 from spool.store.spool import Service, Spool
 
 GRACE_NS = 1_500_000_000  # how long to wait for the record of an end before assuming that none will come
@@ -72,7 +73,7 @@ class Awaited:
             return self._unrecorded()  # its file was removed, or will be: its run is being stopped
         if not self._patience_is_over():
             return None
-        reason = "moved to done/ before it ran" if places else "its file was removed before it ran"
+        reason = cancelled_by_mover(spool.root, QUEUED) if places else "its file was removed before it ran"
         return End(name, State.CANCELLED, reason=reason)
 
     def _has_begun(self) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import SECOND_NS, State, Stop, StopKind
+from spool.core.model import State, Stop, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.finalizer import Finalizer
@@ -17,16 +17,17 @@ from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.terminator import StopOrders
 from spool.formats import journal
 from spool.state.run import ActiveRun
+from spool.state.submission import QueueTime
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
-from spool.store.ownership import mover
+from spool.store.ownership import cancelled_by_mover, mover
+from spool.store.spool import MISSED_NS
 
 log = logging.getLogger(__name__)
 
 # A file is missing for a moment while an editor saves it. A deletion by `spool cancel` has left a record and counts at
 # once.
 MISSING_NS = 300_000_000
-_SLACK_NS = 60 * SECOND_NS  # a dispatcher may have missed this much before it was killed
 
 
 class FileMoves:
@@ -187,9 +188,12 @@ class FileMoves:
                 job,
                 DONE,
                 State.CANCELLED,
-                f"cancelled by {mover(self._spool.root, QUEUED if job.wait.clock_at_ns else HELD)} before it started",
+                self._why_moved(job.wait),
                 time.time_ns(),
             )
+
+    def _why_moved(self, wait: QueueTime | None) -> str:
+        return cancelled_by_mover(self._spool.root, QUEUED if wait is not None and wait.clock_at_ns else HELD)
 
     def _see_unseen(self, name: str, since_ns: int = 0) -> None:
         """Restore the place of a job that was cancelled after *since_ns* and before any look: its end is recorded then.
@@ -243,7 +247,7 @@ class FileMoves:
         Also jobs that were submitted and cancelled without a dispatcher. A file that was in `done/` before that is a
         record.
         """
-        served_ns = (self._spool.served_until_ns() or 0) - _SLACK_NS
+        served_ns = (self._spool.served_until_ns() or 0) - MISSED_NS
         for name in set(self._spool.names(DONE)).difference(self._spool.jobs_with_runs()):
             if name not in self._state.unsettled:
                 with self._confinement.of(Thing.of_job(name), "end"):
@@ -274,8 +278,6 @@ class FileMoves:
         if job.live is not None:
             self._call_off(job, job.live)
         elif job.name not in self._state.arrays and self._was_filed_away(job):
-            self._finalizer.end_unstarted(
-                job, DONE, State.CANCELLED, "moved to done/ before it started", time.time_ns()
-            )
+            self._finalizer.end_unstarted(job, DONE, State.CANCELLED, self._why_moved(job.wait), time.time_ns())
         else:
             self._scanner.forget_place(job.name)

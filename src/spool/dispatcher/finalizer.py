@@ -33,7 +33,7 @@ from spool.state.run import ActiveRun
 from spool.state.submission import Attempts, JobFileVersion, QueueTime, attempts_after
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
-from spool.store.ownership import mover, name_of
+from spool.store.ownership import cancelled_by_mover, name_of
 from spool.store.reading import end_of_file, is_too_long
 from spool.store.spool import spec_of
 
@@ -241,7 +241,7 @@ class Finalizer:
             why = f": {live.stop.reason}" if live.stop.reason else ""
             return f"cancelled by {live.stop.by} before it started{why}"
         if filed:
-            return "moved to done/ before it started"
+            return cancelled_by_mover(self._spool.root, RUNNING)
         newer = self._spool.holds(live.inode, live.name, RUNNING)
         return "a newer file replaced it before it started" if newer else "deleted before it started"
 
@@ -257,7 +257,7 @@ class Finalizer:
             files = {
                 layout.RESULT: render_result(result),
                 layout.STATUS: run_records.render_status(result.outcome),
-                layout.JOB_LOG: _said(f"{result.outcome} before it started: {result.reason}"),
+                layout.JOB_LOG: _said(_never_started(result)),
             }
             if text is not None and not is_too_long(text):
                 files[layout.SPEC_COPY] = text
@@ -365,7 +365,7 @@ class Finalizer:
 
         *gone* is the submission as it was; its file, which reads *text*, becomes the newest record of the name.
         """
-        name, reason = gone.name, f"cancelled by {mover(self._spool.root, QUEUED)} before it started"
+        name, reason = gone.name, cancelled_by_mover(self._spool.root, QUEUED)
         file = gone.queued
         assert file is not None
         at_ns = _moved_at_ns(gone, file, now_ns)
@@ -434,6 +434,11 @@ def _moved_at_ns(job: JobEntry, file: JobFileVersion, now_ns: int) -> int:
     """Return when the file of a job was moved to its directory, at the latest now: a rename sets its ctime."""
     arrived_at_ns = job.wait.arrived_at_ns if job.wait is not None else 0
     return min(max(file.changed_at_ns, arrived_at_ns), now_ns)
+
+
+def _never_started(result: Result) -> str:
+    said = f"{result.outcome} before it started"
+    return result.reason if result.reason.startswith(result.outcome) else f"{said}: {result.reason}"
 
 
 def _said(text: str) -> bytes:

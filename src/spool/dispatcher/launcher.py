@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -527,17 +528,11 @@ def workdir_of(spec: Spec) -> str:
 def output_path(template: str | None, live: ActiveRun) -> str | None:
     """Return the path of an output: `%n` is the job, `%r` the run, `%a` the array index, `%%` a percent sign.
 
-    A relative path is taken from the workdir.
+    `%4a` is an index of at least four digits. A relative path is taken from the workdir.
     """
     if template is None:
         return None
     index = str(live.spec.task.index) if live.spec.task is not None else ""
-    values = {"%n": live.name, "%r": str(live.run), "%a": index, "%%": "%"}
-    out, rest = [], template
-    while "%" in rest:
-        before, _, after = rest.partition("%")
-        word = "%" + after[:1]
-        out.append(before + values.get(word, word))
-        rest = after[1:]
-    path = "".join(out) + rest
+    values = {"n": live.name, "r": str(live.run), "a": index, "%": "%"}
+    path = re.sub("%([1-9]?)([nra%])", lambda found: values[found[2]].rjust(int(found[1] or 0), "0"), template)
     return os.path.normpath(os.path.join(workdir_of(live.spec), expanded(path, dict(live.spec.env))))

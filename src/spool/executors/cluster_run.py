@@ -52,6 +52,10 @@ class Keeper(Engine, Protocol):
         """The spool whose runs it has."""
 
     @property
+    def away(self) -> str:
+        """Why nothing is known of its jobs: it does not answer; "" if it does."""
+
+    @property
     def full(self) -> str:
         """Why it accepts no more for now, "" if it does."""
 
@@ -152,6 +156,8 @@ class ClusterRun:
         """Why it has not begun yet, in its engine's words."""
         if self._begun or self.jid is not None:
             return None
+        if self.engine.away:
+            return self.engine.away
         if self.phase is Phase.KNOWN:
             return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
         if self.phase is Phase.QUEUED and self.engine.full:

@@ -107,10 +107,7 @@ class ClusterEngine:
         self._missing = why is not None
         if why is not None:
             return why
-        if self._silent_since is None:
-            return None
-        since = instant(round(self._silent_since * SECOND_NS))
-        return f"{self.title} has not answered since {since}: {self._why_silent}"
+        return self.away or None
 
     def start(self, launch: Launch) -> ClusterRun:
         """Queue a run for submission."""
@@ -141,6 +138,14 @@ class ClusterEngine:
         is_asked = self.cluster is not None or self.silent
         limits_arrays = self._language.has_arrays and (not is_asked or self._language.array_width() is not None)
         return Machine.of_an_engine(policy.most, policy.most_pending, limits_arrays=limits_arrays)
+
+    @property
+    def away(self) -> str:
+        """Why nothing is known of its jobs: it does not answer; "" if it does."""
+        if self._silent_since is None:
+            return ""
+        since = instant(round(self._silent_since * SECOND_NS))
+        return f"{self.title} has not answered since {since}: {self._why_silent}"
 
     @property
     def full(self) -> str:
@@ -454,6 +459,7 @@ class ClusterEngine:
             return
         if self._silent_since is not None:
             log.info("%s answers again", self.title)
+            self._tell_waiting()
         self._silent_since, self._pause_ns, self._doubt = None, 0, False
         now_ns, poll_ns, identity = self._clock(), self._language.policy().poll_ns, self.home.identity()
         self._look_at_ns = now_ns + max(min(self._calm_ns, poll_ns), self._spacing_ns(now_ns))
@@ -498,13 +504,20 @@ class ClusterEngine:
 
     def _is_silent(self, done: CommandEnd) -> None:
         """Conclude nothing, and ask again, less and less often."""
+        before = self.away
         if self._silent_since is None:
             self._silent_since = time.time()
             log.error("%s does not answer: %s", self.title, _line(done))
         self._why_silent = _line(done)
+        if self.away != before:
+            self._tell_waiting()
         self.cluster = None  # another one may answer next
         self._pause_ns = min(max(2 * self._pause_ns, self._language.policy().poll_ns), _LONGEST_PAUSE_NS)
         self._look_at_ns = self._clock() + self._pause_ns
+
+    def _tell_waiting(self) -> None:
+        """Let the runs that have not begun have another reason."""
+        self._news |= {run.key: run for run in self._runs.values() if run.waits is not None}
 
     def _end_ghosts(self, by_key: Mapping[tuple[str, int], Iterable[Sighting]]) -> None:
         """Cancel jobs that must never begin: late arrivals of runs that were given up, and requeued jobs."""

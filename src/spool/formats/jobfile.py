@@ -508,7 +508,7 @@ def _paired_job(name: str, at: Path, reading: Reading) -> str:
 
 
 def _output(path: str, at: Path, reading: Reading) -> str:
-    if re.search(r"(?<!%)(?:%%)*%a", path) and not _of_array(reading):
+    if re.search(r"(?<!%)(?:%%)*%[1-9]?a", path) and not _of_array(reading):
         reading.problems.add(at, f"{toml.show(path)} has %a, but this job is not part of an array")
     return reading.problems.value(at, values.output_path, path, "")
 

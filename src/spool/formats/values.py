@@ -254,8 +254,8 @@ def workdir(value: str) -> str:
 
 
 def output_path(value: str) -> str:
-    """Return *value* if it can be that of a file, and every `%` in it is `%n`, `%r`, `%a` or `%%`."""
-    for match in re.finditer(r"%(.?)", _path(value)):
+    """Return *value* if it can be that of a file, and every `%` in it is `%n`, `%r`, `%a`, `%4a` or `%%`."""
+    for match in re.finditer(r"%(?:[1-9](?=a))?(.?)", _path(value)):
         if match.group(1) not in ("n", "r", "a", "%"):
             raise InvalidValue(
                 f"{show(value)} has {show(match.group())}; only %n (name), %r (run), %a (array index) and %% are known"

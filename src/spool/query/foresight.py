@@ -7,6 +7,7 @@ submission uses this, so modules that only some jobs need are imported on demand
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from spool.core.arrays import array_of
+from spool.core.arrays import Substitution, Tasks, array_of
 from spool.core.layout import LAST_RUNS, LOCK, valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
 from spool.core.names import LOCAL_EXECUTORS
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from spool.store.spool import Spool
 
 _PATIENCE_NS = SECOND_NS  # limits the wait for a driver that hangs
+_OF_THE_JOB = re.compile(r"\$\{?(?:SPOOL|SLURM|PBS|SGE_TASK)_[A-Z_]+\}?|\$\{?CUDA_VISIBLE_DEVICES\}?")
+_TEXT_FOLLOWS = re.compile("-[a-zA-Z]*[ce]")  # as `sh -c TEXT`, which may expand it
 _MOST_DOUBTS = 20  # a thousand missing dependencies are one mistake
 
 
@@ -75,6 +78,8 @@ class _Seer:
             yield from self._never_fits(name, spec)
             yield from self._nowhere(spec)
             yield from self._not_executed(spec)
+        yield from self._one_output(name, spec)
+        yield from self._not_expanded(spec)
         yield from self._undelivered(spec)
         yield from self._unknown(name, spec)
 
@@ -153,6 +158,10 @@ class _Seer:
                 why = why_not_expanded(text, dict(spec.env))
                 if why is not None:
                     yield f"cannot run: {key}: {why}"
+        place = os.path.expanduser(path or "~")
+        for key, text in (("stdout", spec.stdout), ("stderr", spec.stderr)):
+            if text and not {*text} & {*"{$%~"} and os.path.isdir(os.path.join(place, text)):
+                yield f"cannot run: {key}: {text} is a directory; name a file in it, as in {text}/%n.%r.log"
 
     def _not_executed(self, spec: Spec) -> Iterator[str]:
         if spec.script is None:
@@ -162,6 +171,31 @@ class _Seer:
         if is_mounted_noexec(self._root):
             remedy = "--no-capture runs the script where it is"
             yield f"cannot execute its script: the spool is on a file system mounted with noexec; {remedy}"
+
+    def _one_output(self, name: str, spec: Spec) -> Iterator[str]:
+        """Yield the outputs that all tasks of an array share."""
+        tasks = Tasks(name, spec)
+        if tasks.count < 2:
+            return
+        from spool.machine.host import expanded
+
+        differs = Substitution(tasks.keys).touches
+        for path in dict.fromkeys(filter(None, (spec.stdout, spec.stderr))):
+            place = expanded(path, dict(spec.env))
+            if not re.search("%[1-9]?[na]", place.replace("%%", "")) and not differs(place) and place != os.devnull:
+                yield f"writes the output of all its {tasks.count} tasks to {path}; %a in the path is the index"
+
+    def _not_expanded(self, spec: Spec) -> Iterator[str]:
+        """Yield the variable of the job that a command without a shell gets as plain text."""
+        if isinstance(spec.command, str):
+            return
+        for word in spec.command:
+            if _TEXT_FOLLOWS.fullmatch(word) is not None:
+                return
+            if (found := _OF_THE_JOB.search(word)) is not None:
+                remedy = "-c takes a text for the shell" + (", and {index} is the index" if spec.is_array else "")
+                yield f"gets {found[0]} as plain text, because no shell expands it; {remedy}"
+                return
 
     def _undelivered(self, spec: Spec) -> Iterator[str]:
         """Yield why messages of the job cannot be delivered. Contacts nothing."""

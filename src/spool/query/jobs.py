@@ -39,7 +39,7 @@ from spool.query.parameters import Parameters
 from spool.query.rows import ORDERS, JobRow, array_row, in_words, of_spec, row_of_result, row_of_view, usual_order
 from spool.store.places import why_copied
 from spool.store.reading import glimpse
-from spool.store.spool import RunFiles, Service, Spool, spec_of
+from spool.store.spool import MISSED_NS, RunFiles, Service, Spool, spec_of
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ _FITTING = {
     HELD: frozenset({State.HELD, State.INVALID, State.STOPPING}),
     RUNNING: frozenset({State.SUBMITTED, State.RUNNING, State.STOPPING}),
 }
+_BEGUN = _FITTING[RUNNING] | {State.STARTING}
 _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
@@ -238,7 +239,10 @@ class JobLister:
         done = {name for name in self._spool.names(DONE) if name not in listed and (only is None or only(name))}
         since_ns = self._now_ns - RECENT_NS if recent is None else 0
         most = None if everything or only is not None else RECENT if recent is None else recent
-        ended = self._ended(done, most, since_ns) if most != 0 else ()
+        ended = list(self._ended(done, most, since_ns)) if most != 0 else []
+        if most is not None and most and not self.dispatcher:
+            ended += self._cancelled_unseen(done - {row.name for row in ended}, since_ns)
+            ended = sorted(ended, key=lambda row: row.ended_at_ns or 0)[-most:]
         rows += [replace(row, place=DONE) for row in ended]
         goes_on = any(not row.state.ended and row.state is not State.HELD for row in rows)
         told = self.state.problems if self.state is not None else ()
@@ -350,9 +354,24 @@ class JobLister:
         live = [
             (name, job.run)
             for name, job in (jobs.items() if only is None else [(only, jobs[only])] if only in jobs else ())
-            if job.run is not None and _word(job.state) in _FITTING[RUNNING] and RUNNING not in files.get(name, ())
+            if job.run is not None and _word(job.state) in _BEGUN and RUNNING not in files.get(name, ())
         ]
-        return [name for name, run in live if self._goes_on(name, run)]
+        found = [name for name, run in live if self._goes_on(name, run)]
+        if not self.dispatcher and only is None:
+            stopped = {name for name in self._stopped_unseen() if RUNNING not in files.get(name, ())}
+            found += sorted(stopped.difference(found))
+        return found
+
+    def _stopped_unseen(self) -> Iterable[str]:
+        """Yield the jobs that were cancelled after a dispatcher began them, and before it could list that."""
+        served_ns = (self._spool.served_until_ns() or 0) - MISSED_NS
+        for name in self._spool.jobs_with_runs():
+            with suppress(OSError):
+                if os.lstat(self._spool.layout.runs(name)).st_mtime_ns < served_ns:
+                    continue
+                run = self._spool.latest_run(name)
+                if run is not None and self._spool.stop(name, run) is not None and self._goes_on(name, run):
+                    yield name
 
     def _goes_on(self, name: str, run: int) -> bool:
         """Whether *run* is the newest run of a job, without a recorded end."""
@@ -471,6 +490,7 @@ class JobLister:
         spool, run = self._spool, self._spool.latest_run(name)
         if run is None:
             return JobRow(name, State.STARTING, user=user, place=RUNNING, **of_spec(spec) or {})
+        spec = spec or spec_of(spool.record(name, run, layout.SPEC_COPY), name)  # its file was removed
         files = self.files(name, run)
         array, record = files.array, files.grant or files.array
         result = files.result
@@ -654,7 +674,43 @@ class JobLister:
             return array_row(self._present_end(result, newest))
         if result is not None:
             return row_of_result(result)
-        return JobRow(name, State.CANCELLED, run=run, reason="moved to done/ before it ran")
+        return self._cancelled(name) or JobRow(name, State.CANCELLED, run=run)
+
+    def _cancelled_unseen(self, names: Set[str], since_ns: int) -> Iterable[JobRow]:
+        """Return those of *names* that were cancelled while no dispatcher ran: the next one records that."""
+        served_ns = (self._spool.served_until_ns() or 0) - MISSED_NS
+        for name in names - {*self._spool.jobs_with_runs()}:
+            row = self._cancelled(name)
+            if row is None or (row.ended_at_ns or 0) < max(since_ns, served_ns):
+                continue
+            if self._spool.account_of(name, 1, since_ns) is None:
+                yield row
+
+    def _cancelled(self, name: str) -> JobRow | None:
+        """Return a job that was cancelled before any dispatcher saw it, as its record will have it; None if gone."""
+        from spool.store.config import Settings
+        from spool.store.ownership import cancelled_by_mover, name_of
+
+        try:
+            status = os.lstat(self._spool.layout.job_file(DONE, name))
+        except OSError:
+            return None
+        at_ns = status.st_ctime_ns
+        reason = cancelled_by_mover(self._spool.root, QUEUED)
+        result = Result(
+            name,
+            1,
+            1,
+            State.CANCELLED,
+            reason,
+            submitted_at_ns=min(status.st_mtime_ns, at_ns - 1),
+            ended_at_ns=at_ns,
+            user=name_of(status.st_uid),
+        )
+        spec = self._spool.job_spec(DONE, name, Settings(self._spool).config.defaults)
+        if spec is not None:
+            result = replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
+        return replace(row_of_result(result), run=None, attempt=None)
 
 
 _WORDS = {state.value: state for state in State}

@@ -225,6 +225,11 @@ def mover(root: str, place: str) -> str:
     return f"{SOMEONE_WHO}{place}/" if owner is None or others_write(root, place) else name_of(owner)
 
 
+def cancelled_by_mover(root: str, place: str) -> str:
+    """Return why a job ended whose file was moved from *place* to `done/` before it started."""
+    return f"cancelled by {mover(root, place)} before it started"
+
+
 def is_private(gid: int, uid: int) -> bool:
     """Whether the group *gid* is private: it has the name of the user *uid*, and no other member."""
     try:

@@ -79,6 +79,9 @@ _RUN = re.compile(r"[1-9][0-9]{0,8}")
 _HISTORY_SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
 _CLOCKS_AGREE_NS = 5 * SECOND_NS  # tolerance: a start takes a moment too
 
+MISSED_NS = 60 * SECOND_NS
+"""A dispatcher may have missed this much before it was killed."""
+
 
 class Service(Enum):
     """Whether a dispatcher serves a spool."""
@@ -199,7 +202,7 @@ class Spool:
         from difflib import get_close_matches
 
         known = {*self.jobs_with_runs(), *(each for place in layout.PLACES for each in self.names(place))}
-        near = get_close_matches(name, known, n=1, cutoff=0.75)
+        near = get_close_matches(name, known - {name}, n=1, cutoff=0.75)  # a run of it may have been taken back
         remedy = f"did you mean {near[0]}?" if near else "`spool ls --all` lists the jobs"
         return NoSuchJob(cannot(verb, thing, "the spool has no job of that name", remedy=remedy))
 
