@@ -87,16 +87,17 @@ _VALUES: Mapping[str, Callable[[_Job], str | None]] = {
     "SLURM_ARRAY_TASK_COUNT": _of_indices(len),
     "SLURM_ARRAY_TASK_MIN": _of_indices(min),
     "SLURM_ARRAY_TASK_MAX": _of_indices(max),
-    "SLURM_JOB_NAME PBS_JOBNAME": lambda job: job.name if job.many else "$SPOOL_JOB",
-    "SLURM_SUBMIT_DIR PBS_O_WORKDIR": _here,
-    "SLURM_SUBMIT_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
+    "SLURM_JOB_NAME PBS_JOBNAME JOB_NAME": lambda job: job.name if job.many else "$SPOOL_JOB",
+    "SLURM_SUBMIT_DIR PBS_O_WORKDIR SGE_O_WORKDIR": _here,
+    "SLURM_SUBMIT_HOST SGE_O_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
     "SLURM_CPUS_PER_TASK": _cpus_per_task,
-    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN": _always("$SPOOL_CPUS"),
+    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN NSLOTS": _always("$SPOOL_CPUS"),
     "SLURM_MEM_PER_NODE": _always("$SPOOL_MEMORY_MB"),
     "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": _always("$SPOOL_GPUS"),
     "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": _tasks,
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID": _always("0"),
-    "SLURM_NNODES SLURM_JOB_NUM_NODES": _always("1"),
+    "SLURM_NNODES SLURM_JOB_NUM_NODES NHOSTS": _always("1"),
+    "SGE_TASK_ID": lambda job: _index(job) or "undefined",
 }
 _VALUE_OF = {name: value for names, value in _VALUES.items() for name in names.split()}
 _OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:INDEX|ID)")
@@ -104,13 +105,20 @@ _INSTEAD = {
     "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
     "SLURM_TMPDIR": "use `mktemp -d`",
     "SLURM_JOB_GPUS": "use $CUDA_VISIBLE_DEVICES",
+    "TMPDIR": "use `mktemp -d`",
     "sbatch": "use spool submit",
+    "qsub": "use spool submit",
     "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
 }
 _LAUNCHED_BY = ("SLURM_NTASKS", "SLURM_PROCID")
 _VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW)_[A-Z_]+\b|\bNCPUS\b")
+_OF_LINES = (
+    (re.compile(r"^#\$[ \t]*-", re.MULTILINE), re.compile(r"\bSGE_[A-Z_]+\b|\$\{?(NSLOTS|NHOSTS|JOB_NAME|TMPDIR)\b")),
+    (re.compile(r"^#PBS\b", re.MULTILINE), re.compile(r"\$\{?TMPDIR\b")),
+)
+"""Variables without a prefix of their own, which mean that only in a script with lines for its scheduler."""
 _AT = r"(?:^|[;&|(`]|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])\s*(?:[A-Za-z_]\w*=\S*\s+)*"
-_PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol)(?=\s)([^;&|]*)")
+_PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol|qsub)(?=\s)([^;&|]*)")
 _STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
 _NTASKS = re.compile(r"\s(?:-n\s*|--ntasks[= ]\s*)([0-9]{1,6})\b")
 _FUNCTION = re.compile(rf"{_AT}(?:(module|ml)\s|(conda|mamba|micromamba)\s+activate\b)")
@@ -150,9 +158,10 @@ class ScriptNeeds:
         self._find_functions(exported, freely=freely)
 
     def _find_variables(self) -> None:
-        seen = set()
+        seen = {"TMPDIR"} if "TMPDIR=" in self._text else set()  # then it is the script's own
+        more = [variable for lines, variable in _OF_LINES if lines.search(self._text)]
         for number, line in self._lines:
-            for name in _VARIABLE.findall(line):
+            for name in (found[0].lstrip("${") for each in (_VARIABLE, *more) for found in each.finditer(line)):
                 if name in seen:
                     continue
                 seen.add(name)
