@@ -11,6 +11,8 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from shlex import quote
 
 from msgspec import Struct
 
@@ -121,12 +123,29 @@ _AT = r"(?:^|[;&|(`]|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])
 _PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol|qsub)(?=\s)([^;&|]*)")
 _STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
 _NTASKS = re.compile(r"\s(?:-n\s*|--ntasks[= ]\s*)([0-9]{1,6})\b")
-_FUNCTION = re.compile(rf"{_AT}(?:(module|ml)\s|(conda|mamba|micromamba)\s+activate\b)")
-_LOGIN = r"\A#!.*\s(?:-\w*l\b|--login\b)"
-_SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*(?:profile(?!\.d)|bashrc|"
+_FUNCTION = re.compile(
+    rf"{_AT}(?:(module|ml)\s|(conda|mamba|micromamba)\s+activate\b|(?:source|\.)\s+(activate)(?=\s|$))"
+)
+_SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*"
 _SETS_UP = {
-    "module": re.compile(rf"{_LOGIN}|{_SOURCES}module|lmod)", re.MULTILINE),
-    "conda": re.compile(rf"{_LOGIN}|{_SOURCES}conda|mamba|activate)|\bshell(?:\.\w+)? hook", re.MULTILINE),
+    "module": re.compile(rf"{_SOURCES}(?:module|lmod)", re.MULTILINE),
+    "conda": re.compile(rf"{_SOURCES}(?:conda|mamba)|\bshell(?:\.\w+)? hook", re.MULTILINE),
+}
+_MAY_SET_UP = {  # most ~/.bashrc return at once where no terminal is
+    kind: re.compile(rf"\A#!.*\s(?:-\w*l\b|--login\b)|{_SOURCES}(?:profile(?!\.d)|bashrc{more})", re.MULTILINE)
+    for kind, more in (("module", ""), ("conda", "|/activate"))
+}
+_STARTUP_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc")
+_CONDA_IN_THEM = re.compile(
+    r"[\"'\s](/[^\"'\s]+)/(?:etc/profile\.d/(?:conda|mamba)\.sh|(?:conda)?bin/(?:conda|mamba))\b"
+)
+_INIT_OF_MODULES = (
+    *(f"/etc/profile.d/{name}.sh" for name in ("modules", "lmod", "z00_lmod")),
+    *(f"/usr/share/{name}/init/bash" for name in ("modules", "Modules", "lmod/lmod")),
+)
+_DEFINES = {
+    "module": ". /usr/share/lmod/lmod/init/bash",
+    "conda": 'eval "$(/PATH/OF/conda shell.bash hook)"',
 }
 _OF_FUNCTIONS = {
     "module": ("BASH_FUNC_*module*", "BASH_FUNC_ml*", "MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_"),
@@ -218,22 +237,77 @@ class ScriptNeeds:
             self.env.setdefault("SLURM_NTASKS", _tasks(self._job))
 
     def _find_functions(self, exported: Exports, *, freely: bool) -> None:
-        """Take shell functions along, if the caller exports them and the script does not define them itself."""
+        """Give the job the shell functions that the script calls and does not define itself.
+
+        They are the caller's, if it exports them; else, for bash, one that defines the real one when it is called.
+        """
         first = self._text.split("\n", 1)[0]
         is_bash = first.startswith("#!") and "bash" in first
-        for number, line in self._lines:
-            for words in _FUNCTION.findall(line):
-                name, kind = next(filter(None, words)), "module" if words[0] else "conda"
-                if _SETS_UP[kind].search(self._text) is not None:
-                    continue
-                if freely and is_bash:
-                    exported.take(matching(_OF_FUNCTIONS[kind], os.environ), os.environ)
-                if is_bash and f"BASH_FUNC_{name}%%" in exported.taken:
-                    continue
-                remedy = f"begin it with `#!/bin/bash -l`, or `export -f {name}` and submit again"
-                what = f"{name} activate" if words[1] else name
-                self.told.append(f"line {number}: `{what}` needs a shell function that the job does not have; {remedy}")
-                return
+        calls = {next(filter(None, words)): number for number, line in self._lines for words in _FUNCTION.findall(line)}
+        for name, number in calls.items():
+            kind = "module" if name in ("module", "ml") else "conda"
+            if _SETS_UP[kind].search(self._text) is not None:
+                continue
+            if freely and is_bash:
+                exported.take(matching(_OF_FUNCTIONS[kind], os.environ), os.environ)
+            variable, definition = f"BASH_FUNC_{name}%%", _definition_of(name)
+            if (is_bash and variable in exported.taken) or (name == "activate" and _finds_activate(exported)):
+                continue
+            if is_bash and definition and name != "activate":
+                self.env[variable] = f'() {{ unset -f {name}; {definition} && {name} "$@"; }}'
+            elif definition or _MAY_SET_UP[kind].search(self._text) is None:
+                self._lacks(number, name, definition or _DEFINES[kind])
+
+    def _lacks(self, number: int, name: str, definition: str) -> None:
+        before = definition.replace("/init/bash", "/init/sh").replace("shell bash", "shell posix")
+        if name == "activate":
+            why = f"`source activate` needs conda in the PATH; write `{before}; conda activate` instead"
+        else:
+            what = name if name in ("module", "ml") else f"{name} activate"
+            why = f"`{what}` needs a shell function that the job does not have; write `{before}` before it"
+        self.told.append(f"line {number}: {why}")
+
+
+def _definition_of(name: str) -> str:
+    """Return the commands that define the shell function *name* on this machine, "" if they are not found."""
+    from shutil import which
+
+    environ, files = os.environ, list[str]()
+    if name in ("module", "ml"):
+        homes = [environ[key] for key in ("MODULESHOME", "LMOD_PKG") if key in environ]
+        files = [path for path in (*(f"{home}/init/bash" for home in homes), *_INIT_OF_MODULES) if os.path.isfile(path)]
+        files = files[:1]
+    elif name == "micromamba":
+        program = environ.get("MAMBA_EXE") or which(name)
+        return f'eval "$({quote(program)} shell hook --shell bash)"' if program else ""
+    elif (root := _conda_root()) is not None:
+        files = [f"{root}/etc/profile.d/{each}.sh" for each in dict.fromkeys(("conda", name)) if each != "activate"]
+    return "; ".join(f". {quote(path)}" for path in files if os.path.isfile(path))
+
+
+def _conda_root() -> str | None:
+    """Return the directory in which conda is installed: that of the caller, or of its shell's startup files."""
+    from shutil import which
+
+    programs = [path for path in (os.environ.get("CONDA_EXE"), which("conda")) if path]
+    roots = [os.path.dirname(os.path.dirname(path)) for each in programs for path in (each, os.path.realpath(each))]
+    for name in _STARTUP_FILES:
+        with suppress(OSError), open(os.path.expanduser(f"~/{name}"), errors="replace") as file:
+            roots += _CONDA_IN_THEM.findall(file.read())
+    return next((root for root in roots if os.path.isfile(f"{root}/etc/profile.d/conda.sh")), None)
+
+
+def _finds_activate(exported: Exports) -> bool:
+    """Whether a job finds `activate` of conda in its PATH, which gets the directory if need be."""
+    from shutil import which
+
+    path, root = exported.taken.get("PATH"), _conda_root()
+    if path is None or which("activate", os.F_OK | os.R_OK, path) is not None:
+        return path is not None
+    if root is None or not os.path.isfile(f"{root}/condabin/activate"):
+        return False
+    exported.taken["PATH"] = f"{root}/condabin:{path}"
+    return True
 
 
 def _fresh_id() -> str:
