@@ -96,6 +96,7 @@ _VALUES: Mapping[str, Callable[[_Job], str | None]] = {
     "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN NSLOTS": _always("$SPOOL_CPUS"),
     "SLURM_MEM_PER_NODE": _always("$SPOOL_MEMORY_MB"),
     "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": _always("$SPOOL_GPUS"),
+    "SLURM_JOB_GPUS SLURM_STEP_GPUS": _always("$SPOOL_GPU_INDICES"),
     "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": _tasks,
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID": _always("0"),
     "SLURM_NNODES SLURM_JOB_NUM_NODES NHOSTS": _always("1"),
@@ -106,7 +107,6 @@ _OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:IN
 _INSTEAD = {
     "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
     "SLURM_TMPDIR": "use `mktemp -d`",
-    "SLURM_JOB_GPUS": "use $CUDA_VISIBLE_DEVICES",
     "TMPDIR": "use `mktemp -d`",
     "sbatch": "use spool submit",
     "qsub": "use spool submit",
