@@ -406,6 +406,42 @@ def test_a_script_finds_its_index_by_the_name_that_it_knows(spool: Command, tmp_
     assert "env" not in converted(spool, tmp_path, "#SBATCH -a 1-2\necho $SPOOL_ARRAY_INDEX")[0]
 
 
+@pytest.mark.parametrize(
+    ("lines", "notify"),
+    [
+        ("#SBATCH --mail-user=a@lab --mail-type=END,FAIL", {"to": ["a@lab"], "on": ["ended"]}),
+        (
+            "#SBATCH --mail-type=fail\n#SBATCH --mail-user=me",
+            {"to": ["me"], "on": ["failed", "timeout", "out_of_memory", "lost"]},
+        ),
+        ("#SBATCH --mail-user a@lab,b@lab", ["a@lab", "b@lab"]),
+        ("#SBATCH --mail-type=BEGIN", {"to": [this_user()], "on": ["started"]}),
+        ("#SBATCH --mail-user=a@lab --mail-type=NONE", None),
+        ("#SBATCH --mail-user=a@lab --mail-type=TIME_LIMIT_80", None),
+        ("#PBS -m be -M a@lab", {"to": ["a@lab"], "on": ["started", "ended"]}),
+        ("#PBS -m n", None),
+        ("#$ -M a@lab -m a", {"to": ["a@lab"], "on": ["failed", "timeout", "out_of_memory", "lost", "cancelled"]}),
+        ("# GFLOW --notify-email a@lab --notify-on job_completed", {"to": ["a@lab"], "on": ["finished"]}),
+    ],
+)
+def test_mail_becomes_a_notification_where_something_sends_it(
+    spool: Command, spool_root: Path, tmp_path: Path, lines: str, notify: object
+) -> None:
+    """By the notifier or a contact; without either one line says so, and no job waits for it."""
+    found, told = converted(spool, tmp_path, lines)
+    assert "notify" not in found
+    assert told.count("is ignored: give --notify ADDRESS") == (notify is not None)
+    (spool_root / "config.toml").write_text("notifier = 'mail \"$1\"'\n")
+    found, told = converted(spool, tmp_path, lines)
+    assert found.get("notify") == notify
+    assert "ignored" not in told
+    assert converted(spool, tmp_path, lines, "--notify", "you")[0]["notify"] == ["you"]
+    (spool_root / "config.toml").write_text("[contacts]\nsomeone = 'http://example.org'\n")
+    assert "notify" not in converted(spool, tmp_path, lines)[0]
+    (spool_root / "config.toml").write_text("[contacts]\nme = 'http://example.org'\n")
+    assert ("notify" in converted(spool, tmp_path, lines)[0]) is ("=me" in lines)
+
+
 def test_a_script_of_grid_engine_finds_its_variables(spool: Command, tmp_path: Path) -> None:
     """Names that others use too mean that only in a script with lines for Grid Engine."""
     reads = "echo $SGE_TASK_ID $NSLOTS ${JOB_NAME}\ncd $SGE_O_WORKDIR\ncp x $TMPDIR\nqsub next.sh"

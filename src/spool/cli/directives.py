@@ -17,6 +17,8 @@ from spool.cli.foreign import (
     GPU,
     GRES,
     IS_PBS_RESOURCE,
+    MAIL,
+    MAIL_EVENTS,
     PER_CPU,
     PIECES,
     SYSTEMS,
@@ -29,6 +31,7 @@ from spool.cli.foreign import (
     pbs_parts,
 )
 from spool.core.units import format_size, parse_size
+from spool.store.ownership import this_user
 
 
 class Directive(Struct, frozen=True):
@@ -60,6 +63,8 @@ class Converted(Struct, frozen=True):
     def key(self) -> str | None:
         """The key of the job file without which the job would compute something else, if it has one of these."""
         option = self.directive.option
+        if option in MAIL[self.directive.system]:
+            return "notify.to"
         if self.lost is not None and self.lost.unless:
             return self.lost.unless.removeprefix("--")
         return next((key for options, key in _KEYS.items() if option in options.split()), None)
@@ -77,7 +82,6 @@ _KEYS = {
     "-G -g --gpus --gpus-per-node --gpus-per-task --gres": "gpus",
     "-a --array -J -t": "array",
     "-d --dependency -W --depends-on --depends-on-all --depends-on-any -hold_jid -hold_jid_ad": "depends_on",
-    "--mail-user --mail-type -M -m --notify-email --notify-on": "notify.to",
 }
 
 _SYNONYMS = {"--tasks": "--ntasks", "--tasks-per-node": "--ntasks-per-node"}
@@ -160,8 +164,13 @@ def directives(number: int, line: str) -> Iterator[Directive]:
         yield Directive(number, system, option, value if equals else None)
 
 
-def convert(found: Sequence[Directive], *, limited: bool = True) -> list[Converted]:
-    """Return the result for each of *found*, in order, line by line. *limited*: others state a time limit."""
+def convert(
+    found: Sequence[Directive], *, limited: bool = True, sends_to: Callable[[str], bool] = lambda _: False
+) -> list[Converted]:
+    """Return the result for each of *found*, in order, line by line.
+
+    *limited*: others state a time limit. *sends_to*: whether messages to an address can be sent.
+    """
     found = [part for one in found for part in _parted(one)]
     done: list[Converted] = []
     pieces: dict[str, Directive] = {}
@@ -169,12 +178,36 @@ def convert(found: Sequence[Directive], *, limited: bool = True) -> list[Convert
         name = {"-n": "--ntasks", "-c": "--cpus-per-task"}.get(one.option, one.option)
         if one.system == "#SBATCH" and name in PIECES and one.value is not None:
             pieces[name] = one
-        else:
+        elif one.option not in MAIL[one.system]:
             done.append(_converted(one))
     if not limited and not any("--time-limit" in one.words for one in done):
         why = NoEquivalent("it warns before a time limit, and there is none; give --time-limit")
         done = [replace(one, words=(), lost=why) if "--signal" in one.words else one for one in done]
-    return sorted(_settled([*done, *_put_together(pieces, found)]), key=lambda one: one.directive.line)
+    done += [*_put_together(pieces, found), *_mail(found, sends_to)]
+    return sorted(_settled(done), key=lambda one: one.directive.line)
+
+
+def _mail(found: Sequence[Directive], sends_to: Callable[[str], bool]) -> Iterator[Converted]:
+    """Yield who gets a message, and when; of several lines that are lost, the first stands for all."""
+    events = {word: ours.split() for words, ours in MAIL_EVENTS.items() for word in words.split()}
+    for system, (to, on) in MAIL.items():
+        who = [one for one in found if (one.system, one.option) == (system, to)]
+        when = [one for one in found if (one.system, one.option) == (system, on)]
+        words = re.findall(r"\w+" if "--" in on else r"\w", " ".join(one.value or "" for one in when).upper())
+        wanted = list(dict.fromkeys(event for word in words for event in events.get(word, ())))
+        if "ended" in wanted:
+            wanted = [event for event in wanted if event in ("started", "ended", "retried")]
+        addresses = [each for one in who for each in re.split(r"[,\s]+", one.value or "") if each] or [this_user()]
+        if when and not wanted:
+            yield from map(Converted, [*who, *when])
+        elif not all(map(sends_to, addresses)):
+            why = NoEquivalent("give --notify ADDRESS, or set `notifier` in config.toml (docs/NOTIFICATIONS.md)")
+            yield from (Converted(one, lost=why) for one in [*who, *when][:1])
+        else:
+            recipients = ("--notify", ",".join(addresses))
+            yield from (Converted(one, recipients) for one in who[:1])
+            on_events = ("--notify-on", ",".join(wanted))
+            yield from (Converted(one, on_events if who else (*recipients, *on_events)) for one in when[:1])
 
 
 def _settled(done: Sequence[Converted]) -> Iterator[Converted]:

@@ -248,7 +248,7 @@ def _one(what: str) -> Converter:
 
 
 _NO_PARTS = _nothing("a spool has no partitions; use --group and --priority instead")
-_NO_MAIL = _nothing("give --notify ADDRESS (docs/NOTIFICATIONS.md)")
+_MAIL = _needless  # the two options of each system are read together: `MAIL`
 _NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
 PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-cpu",
            "--mem-per-gpu", "--gpus-per-task")  # fmt: skip
@@ -260,10 +260,6 @@ def _open_mode(text: str) -> list[str]:
     if text.lower() not in ("a", "append"):
         raise NoEquivalent("a run appends to an output that is there")
     return []
-
-
-def _mail_type(text: str) -> list[str]:
-    return [] if text.upper() == "NONE" else _NO_MAIL(text)
 
 
 # Spellings and the value's converter; a flag has no value. Options in `PIECES` are combined at the end.
@@ -286,8 +282,7 @@ _SBATCH: Mapping[str, Converter] = {
     "--export": _same("--export"),
     "--kill-on-invalid-dep": lambda text: ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"],
     "-N --nodes": _one("node"),
-    "--mail-type": _mail_type,
-    "--mail-user": _NO_MAIL,
+    "--mail-type --mail-user": _MAIL,
     "-p --partition -q --qos": _NO_PARTS,
     "-C --constraint": _nothing("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
     "-w --nodelist -x --exclude -M --clusters": _nothing("a spool is one machine, without nodes to choose from"),
@@ -326,7 +321,7 @@ _GFLOW: Mapping[str, Converter] = {
     "--max-concurrent": _same("--max-running"),
     "--max-retries": _same("--retry-max"),
     "--name-template": _nothing("tasks are named NAME_0, NAME_1 and so on"),
-    "--notify-email --notify-on": _NO_MAIL,
+    "--notify-email --notify-on": _MAIL,
 }
 _GFLOW_FLAGS: Mapping[str, Converter] = {
     "--shared": _needless,  # implied by --gpu-memory
@@ -437,7 +432,7 @@ _PBS: Mapping[str, Converter] = {
     "-v": _exported,
     "-A -P": _same("--project"),
     "-q": _NO_PARTS,
-    "-m -M": _NO_MAIL,
+    "-m -M": _MAIL,
     "-p": _nothing("PBS priorities use another scale; give --priority 0-255"),
     "-a": _nothing("give --start-after 2026-01-31T09:00"),
     "-S": _needless,  # `interpreter`
@@ -514,6 +509,7 @@ _SGE: Mapping[str, Converter] = {
     "-q -masterq": _NO_PARTS,
     "-p": _nothing("Grid Engine's priorities use another scale; give --priority 0-255"),
     "-a": _nothing("give --start-after 2026-01-31T09:00"),
+    "-m -M": _MAIL,
     "-S": _needless,  # `interpreter`
     "-j": lambda text: [] if text[:1] in "yY" else ["--stderr", "%n.%r.err"],
     "-r": lambda text: ["--requeue" if text[:1] in "yY" else "--no-requeue"],
@@ -536,6 +532,27 @@ SYSTEMS: Mapping[str, tuple[Mapping[str, Converter], Mapping[str, Converter]]] =
     "#PBS": (_PBS, _PBS_FLAGS),
     "#$": (_SGE, _SGE_FLAGS),
 }
+
+MAIL = {
+    "#SBATCH": ("--mail-user", "--mail-type"),
+    "# GFLOW": ("--notify-email", "--notify-on"),
+    "#PBS": ("-M", "-m"),
+    "#$": ("-M", "-m"),
+}
+"""The options of each system for who gets a message, and when."""
+
+MAIL_EVENTS = {
+    "BEGIN B JOB_STARTED": "started",
+    "END E": "ended",
+    "FAIL JOB_FAILED": "failed timeout out_of_memory lost",
+    "A": "failed timeout out_of_memory lost cancelled",
+    "ALL": "started ended retried",
+    "REQUEUE": "retried",
+    "TIME_LIMIT JOB_TIMEOUT": "timeout",
+    "JOB_COMPLETED": "finished",
+    "JOB_CANCELLED": "cancelled",
+}
+"""What they call the moments of a message, and our events. For others there is none here."""
 
 
 def converter_of(table: Mapping[str, Converter], option: str) -> Converter | None:

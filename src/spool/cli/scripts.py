@@ -12,7 +12,7 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -69,7 +69,7 @@ class Said(Struct, frozen=True):
     """The command line's statements about a script. `keys` are the job file keys that it sets.
 
     `verbose`: whether each line for another scheduler is reported, not only those that are lost. `limited`: whether it,
-    or the configuration, states a time limit.
+    or the configuration, states a time limit. `sends_to`: whether messages to an address can be sent.
     """
 
     capture: bool | None = None
@@ -77,6 +77,7 @@ class Said(Struct, frozen=True):
     keys: frozenset[str] = frozenset()
     verbose: bool = False
     limited: bool = False
+    sends_to: Callable[[str], bool] = lambda _: False
 
 
 def read(words: Sequence[str], said: Said) -> Script:
@@ -338,7 +339,10 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     stated = said.keys | own.keys()
     errors: list[str] = []
     notes, told = 0, False
-    for one in directives.convert(found, limited=said.limited or "time_limit" in own):
+    limited = said.limited or "time_limit" in own
+    for one in directives.convert(found, limited=limited, sends_to=said.sends_to):
+        if one.key == "notify.to" and one.key in stated:
+            continue
         if one.lost is not None and one.lost.matters and one.key not in stated:
             errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
             continue
