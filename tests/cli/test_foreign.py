@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import socket
 import tomllib
 from pathlib import Path
@@ -279,8 +280,8 @@ def test_a_comment_that_looks_like_another_scheduler_s_is_a_comment(spool: Comma
         ("#$ -l gpu=1 -l gpu_type=V100 -l gpu_c=7.0 -q gpu.q", {"gpus": 1, "gpu_type": "V100"}),
         ("#$ -l coproc_v100=2", {"gpus": 2, "gpu_type": "v100"}),
         (
-            "#$ -N my-job -j y -o logs/$JOB_NAME.$TASK_ID.log -e logs/ -t 1-2",
-            {"array": "1-2", "stdout": "logs/%n.%a.log"},
+            "#$ -N my-job -j y -o logs/$USER_$TASK_ID.log -e logs/ -t 1-2",
+            {"array": "1-2", "stdout": f"logs/{this_user()}_%a.log"},
         ),
         ("#$ -o host:/logs/ -e /tmp", {"stdout": "/logs/%n.%r.out", "stderr": "/tmp/%n.%r.err"}),
         ("#$ -hold_jid first,second -r y -h", {"depends_on": {"ended": ["first", "second"]}, "requeue": True}),
@@ -347,6 +348,7 @@ def test_a_queue_that_seems_to_have_gpus_is_told(spool: Command, tmp_path: Path,
         ("#PBS -S /bin/bash\n#PBS -l ncpus=1\ntrue\n", "#!/bin/bash"),
         ("#$ -N a -S /bin/bash,/bin/sh@host\ntrue\n", "#!/bin/bash"),
         ("#!/bin/sh\n#$ -S /bin/bash\ntrue\n", "#!/bin/bash"),
+        ("#$ -S /no/such/place/sh\ntrue\n", f"#!{shutil.which('sh')}"),
         ("#!/bin/bash -l\n#$ -S /bin/bash\ntrue\n", "#!/bin/bash -l"),
         ("#!/usr/bin/env python3\n#$ -S /bin/bash\nprint()\n", "#!/usr/bin/env python3"),
         ("#$ -cwd\ntrue\n", None),

@@ -230,6 +230,11 @@ def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:
         assert surrounded(spool, f"#!/bin/bash\n{setting_up}\nconda activate torch\n")[1] == ""
 
 
+def test_a_shell_that_reads_its_startup_file_needs_no_function(spool: Command) -> None:
+    """A csh does so in scripts too, and `module` is an alias there."""
+    assert surrounded(spool, "#!/bin/tcsh\nmodule load cuda\nconda activate torch\n")[1] == ""
+
+
 def test_functions_are_passed_on_by_name_and_with_all(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,7 +229,7 @@ def _settled(done: Sequence[Converted]) -> Iterator[Converted]:
         if one.directive.option == "-tc" and "--array" not in words:
             ours, lost = [], NoEquivalent("it limits the tasks of an array, and there is none")
         if lost is not None and lost.unless and lost.unless in words:
-            lost = NoEquivalent(str(lost))
+            lost = NoEquivalent("no equivalent in spool")
         is_place = (one.directive.system, one.directive.option) in _PLACES
         if is_place and "--gpus" not in words and GPU.search(one.directive.value or ""):
             why = f"{one.directive.value} seems to have GPUs; for one give --gpus 1"

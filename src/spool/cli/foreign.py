@@ -485,7 +485,7 @@ def _sge_output(option: str) -> Converter:
     def read(text: str) -> list[str]:
         path = text.rpartition(":")[2].replace("%", "%%")
         for name, ours in (("JOB_NAME", "%x"), ("JOB_ID", "%A"), ("TASK_ID", "%a"), ("USER", "%u"), ("HOSTNAME", "%N")):
-            path = re.sub(rf"\$(?:{name}\b|{{{name}}})", ours, path)
+            path = re.sub(rf"\$(?:{name}|{{{name}}})", ours, path)
         if path.endswith("/") or os.path.isdir(path):
             path = os.path.join(path, f"%n.%r.{'err' if option == '--stderr' else 'out'}")
         return [option, output_pattern(path)]

@@ -168,6 +168,10 @@ def _line_one(script: bytes, what: str, said: Said) -> bytes:
         before = os.path.basename(own.split()[-1].decode(errors="replace"))
         if before == os.path.basename(shell) or not {before, os.path.basename(shell)} <= _SHELLS:
             return own
+    if shell is not None and not os.access(shell, os.X_OK):
+        from shutil import which
+
+        shell = which(os.path.basename(shell)) or shell
     if shell is None:
         shell = _login_shell()
         tell(f"{what}: it has no `#!` line; {shell} runs it, as the other scheduler would")

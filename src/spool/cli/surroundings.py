@@ -243,6 +243,8 @@ class ScriptNeeds:
         """
         first = self._text.split("\n", 1)[0]
         is_bash = first.startswith("#!") and "bash" in first
+        if re.match(r"#!\S*/t?csh\b", first) is not None:  # reads its startup file in scripts too
+            return
         calls = {next(filter(None, words)): number for number, line in self._lines for words in _FUNCTION.findall(line)}
         for name, number in calls.items():
             kind = "module" if name in ("module", "ml") else "conda"
