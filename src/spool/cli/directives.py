@@ -188,7 +188,7 @@ def convert(
 
 
 def _mail(found: Sequence[Directive], sends_to: Callable[[str], bool]) -> Iterator[Converted]:
-    """Yield who gets a message, and when; of several lines that are lost, the first stands for all."""
+    """Yield the recipients and the moments of messages; of several lines that are lost, the first stands for all."""
     events = {word: ours.split() for words, ours in MAIL_EVENTS.items() for word in words.split()}
     for system, (to, on) in MAIL.items():
         who = [one for one in found if (one.system, one.option) == (system, to)]

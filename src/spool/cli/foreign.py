@@ -539,7 +539,7 @@ MAIL = {
     "#PBS": ("-M", "-m"),
     "#$": ("-M", "-m"),
 }
-"""The options of each system for who gets a message, and when."""
+"""The options of each system for the recipients of messages, and for the moments."""
 
 MAIL_EVENTS = {
     "BEGIN B JOB_STARTED": "started",

@@ -148,9 +148,9 @@ def rows_of(path: str) -> list[dict[str, str]]:
 
 
 def _line_one(script: bytes, what: str, said: Said) -> bytes:
-    """Return the `#!` line that a script runs by, b"" if nothing says one.
+    """Return the `#!` line that a script runs by, b"" if it has none and needs one.
 
-    PBS, Grid Engine and others take the shell of `-S`, whatever other shell the script's own line names, and without
+    PBS, Grid Engine and others take the shell of `-S`, even if the script's own line names another shell, and without
     either the login shell.
     """
     own, newline, _ = script.partition(b"\n")

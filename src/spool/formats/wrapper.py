@@ -147,7 +147,7 @@ def job_environment(
     The `env` table comes first and cannot override the variables for the run's identity and its GPUs. `SPOOL_GPUS` is
     the number of GPUs, `SPOOL_MEMORY_MB` the memory in whole MiB; it is absent if no memory was requested. *has_rocm*:
     the machine may have GPUs of AMD, which a job without them is not to see. *gpu_names*: "index" for the indices of
-    GPUs of NVIDIA in the place of their UUIDs.
+    GPUs of NVIDIA instead of their UUIDs.
     """
     amd = [uuid for uuid in grant.gpu_uuids if is_amd(uuid)]
     environment = {"OMP_NUM_THREADS": str(grant.cpus)} if grant.cpus else {}
