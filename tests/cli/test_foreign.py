@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
+import shutil
 import socket
 import tomllib
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from calling import Command
-from spool.cli import foreign
+from spool.cli import directives, foreign, scripts
 from spool.store.ownership import this_user
 
 
@@ -285,24 +287,169 @@ def test_a_warning_needs_a_limit(spool: Command, spool_root: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    "line",
     [
-        ("#$ -cwd\n#$ -pe smp 8\n#$-t 1-10", "line 2: `#$ -cwd` and 2 more lines for Grid Engine are not read"),
-        ("#BSUB -n 4", "line 2: `#BSUB -n 4` for LSF is not read"),
-        ("#$HOME is a directory", ""),
+        "#BSUB -J a[1-10] -n 4",
+        "#MSUB -l nodes=1:ppn=4",
+        "#COBALT -n 4",
+        "#OAR -l /gpu=1",
+        "# @ total_tasks = 4",
+        "#PJM -L node=1",
+        "#HQ --cpus=4",
+        "#flux: -N4",
     ],
 )
-def test_lines_that_are_not_read_are_told(spool: Command, tmp_path: Path, lines: str, told: str) -> None:
-    """A job without the CPUs and the array that such lines ask for would surprise."""
-    found, said = converted(spool, tmp_path, lines)
-    assert (found, bool(said)) == ({}, bool(told))
-    assert told in said
+def test_lines_that_are_not_read_are_refused_as_a_whole(
+    spool: Command, spool_root: Path, tmp_path: Path, line: str
+) -> None:
+    """A job without the CPUs and the array that such lines ask for would surprise; own lines take their place."""
+    script = tmp_path / "job.sh"
+    for first in ("#!/bin/bash\n", ""):
+        script.write_text(f"{first}{line}\n# more\ntrue\n")
+        for verb in ("submit", "import", "run"):
+            said = spool(verb, script)
+            assert (said.code, said.out, os.listdir(spool_root / "queued")) == (2, "", [])
+            assert f"`{line}` for " in said.err
+            assert "#SPOOL --cpus" in said.err
+        assert spool("submit", "--dry-run", "--ignore-directives", script).code == 0
+    for others, keys in (("#SPOOL --cpus 3", {"cpus": 3}), ("#SBATCH -c 4", {"cpus": 4})):
+        found, said_of = converted(spool, tmp_path, f"{others}\n{line}")
+        assert found == keys
+        assert f"line 3: `{line}` for " in said_of
+
+
+@pytest.mark.parametrize(
+    "line", ["#$HOME is a directory", "#$ 5 dollars", "# @param x = 3", "#BSUBs", "#HQ", "#@title a"]
+)
+def test_a_comment_that_looks_like_another_scheduler_s_is_a_comment(spool: Command, tmp_path: Path, line: str) -> None:
+    """Nothing is refused or told for it."""
+    assert converted(spool, tmp_path, line) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "keys"),
+    [
+        (
+            "#$ -cwd\n#$ -t 1-16\n#$ -l gpus=2\n#$ -l h_rt=48:00:00\n#$ -pe smp 4",
+            {"array": "1-16", "gpus": 2, "time_limit": "2d", "cpus": 4},
+        ),
+        ("#$-t 1-10:3 -tc 2  # few at once", {"array": "1-10:3", "max_running": 2}),
+        ("#$ -tc 2", {}),
+        ("#$ -pe mpi 4-8 -l h_vmem=1.5G,mem_free=2G", {"cpus": 4, "memory": "6G"}),
+        ("#$ -l mem_free=20G -l h_vmem=2G", {"memory": "20G"}),
+        ("#$ -l tmem=4G -pe smp 2 -R y", {"cpus": 2, "memory": "8G"}),
+        ("#$ -l gpu=true,h_rt=3600 -p -100", {"gpus": 1, "time_limit": "1h"}),
+        ("#$ -l gpu=1 -l gpu_type=V100 -l gpu_c=7.0 -q gpu.q", {"gpus": 1, "gpu_type": "V100"}),
+        ("#$ -l coproc_v100=2", {"gpus": 2, "gpu_type": "v100"}),
+        (
+            "#$ -N my-job -j y -o logs/$USER_$TASK_ID.log -e logs/ -t 1-2",
+            {"array": "1-2", "stdout": f"logs/{this_user()}_%a.log"},
+        ),
+        ("#$ -o host:/logs/ -e /tmp", {"stdout": "/logs/%n.%r.out", "stderr": "/tmp/%n.%r.err"}),
+        ("#$ -hold_jid first,second -r y -h", {"depends_on": {"ended": ["first", "second"]}, "requeue": True}),
+        ("#$ -v A=1,B=2 -P lab -wd /data -S /bin/sh -b y", {"env": {"A": "1", "B": "2"}, "project": "lab"}),
+        ("true\n#$ -pe smp 3", {"cpus": 3}),
+        ("#PBS -l nodes=1:ppn=4:v100:gpus=1,pmem=2gb", {"cpus": 4, "gpus": 1, "gpu_type": "v100", "memory": "8G"}),
+        ("#SBATCH --gres=a100:1", {"gpus": 1, "gpu_type": "a100"}),
+        ("#SBATCH --gres=rtx3090:2,lustre:1", {"gpus": 2, "gpu_type": "3090"}),
+        ("#SBATCH --gres=nvme:1,scratch:10G", {}),
+    ],
+)
+def test_what_clusters_call_in_their_own_ways_is_understood(
+    spool: Command, tmp_path: Path, lines: str, keys: dict[str, Any]
+) -> None:
+    """The lines of Grid Engine, which it reads anywhere, and GPUs that are resources called like their models."""
+    found, _ = converted(spool, tmp_path, lines)
+    if keys.keys() & {"workdir"} or "-wd" in lines:
+        found.pop("workdir", None)
+    assert found == keys
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("#$ -l gpu=0.5", ("-g", "1")),
+        ("#$ -l tesla_nodes=yes", ("-g", "1")),
+        ("#$ -pe gpu 2", ("-g", "1")),
+        ("#$ -hold_jid 1234", ("-d", "a")),
+        ("#$ -hold_jid prep*", ("-d", "a")),
+        ("#$ -pe smp", ("-c", "true")),
+        ("#$ -i input.txt", None),
+        ("#$ -t 1-$N", ("-a", "1-3")),
+        ("#PBS -l feature=gpu", ("-g", "1")),
+        ("#SBATCH --gres=gpus:1", ("-g", "1")),
+        ("#SBATCH --gres=a100:all", ("-g", "1")),
+        ("#SBATCH --gres=shard:2", ("-g", "1")),
+    ],
+)
+def test_a_gpu_or_an_array_that_is_not_understood_is_an_error(
+    spool: Command, spool_root: Path, tmp_path: Path, line: str, instead: tuple[str, str] | None
+) -> None:
+    """`submit` and `import` refuse alike, unless the command line says it."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{line}\ntrue\n")
+    for verb in ("submit", "import"):
+        said = spool(verb, script)
+        assert (said.code in (2, 4), said.out, os.listdir(spool_root / "queued")) == (True, "", []), said.err
+    if instead is not None and instead[0] != "-c":
+        assert spool("submit", "--dry-run", *instead, script).code == 0
+
+
+@pytest.mark.parametrize("line", ["#PBS -q gpu", "#$ -q gpu.q@node1"])
+def test_a_queue_that_seems_to_have_gpus_is_told(spool: Command, tmp_path: Path, line: str) -> None:
+    """The line asks for no GPU, and the cluster may have given one."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{line}\ntrue\n")
+    assert "give --gpus 1" in spool("submit", "--hold", script).err
+    assert "give --gpus 1" not in spool("submit", "--hold", "-g", "1", script).err
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("#PBS -S /bin/bash\n#PBS -l ncpus=1\ntrue\n", "#!/bin/bash"),
+        ("#$ -N a -S /bin/bash,/bin/sh@host\ntrue\n", "#!/bin/bash"),
+        ("#!/bin/sh\n#$ -S /bin/bash\ntrue\n", "#!/bin/bash"),
+        ("#$ -S /no/such/place/sh\ntrue\n", f"#!{shutil.which('sh')}"),
+        ("#!/bin/bash -l\n#$ -S /bin/bash\ntrue\n", "#!/bin/bash -l"),
+        ("#!/usr/bin/env python3\n#$ -S /bin/bash\nprint()\n", "#!/usr/bin/env python3"),
+        ("#$ -cwd\ntrue\n", None),
+        ("\n# about\n#PBS -N a\ntrue\n", None),
+    ],
+)
+def test_a_script_runs_by_the_shell_that_its_scheduler_would_take(
+    spool: Command, tmp_path: Path, text: str, line: str | None
+) -> None:
+    """By that of `-S`, else by its own, else by the login shell; every line of the script is in the copy."""
+    script = tmp_path / "job.sh"
+    script.write_text(text)
+    said = spool("import", script)
+    assert said.code == 0, said.err
+    first, _, rest = tomllib.loads(said.out)["script"].partition("\n")
+    assert first == line if line is not None else os.path.basename(first) in scripts._SHELLS
+    assert rest == (text.partition("\n")[2] if text.startswith("#!") else text)
+    keys = tomllib.loads(spool("import", "--no-capture", script).out)
+    assert keys["command"] == [*first[2:].split(None, 1), str(script)]
+    said = spool("submit", "--hold", script, "an argument")
+    assert said.code == 0, said.err
+
+
+def test_a_script_on_stdin_that_asks_for_a_shell_is_a_script(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`qsub <<EOF` needs no `#!` line."""
+    with (spool_root / "text").open("w+b") as file:
+        file.write(b"#PBS -N mine\n#PBS -S /bin/bash\ntrue\n")
+        file.seek(0)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
+        assert spool("submit", "--hold", "-").out == "mine\n"
+    assert tomllib.loads((spool_root / "held" / "mine.toml").read_text())["shell"] == "/bin/bash"
 
 
 def test_a_script_with_options_needs_its_first_line(spool: Command, tmp_path: Path) -> None:
-    """`spool submit -- sh job.sh` would lose them, so it is not suggested."""
+    """`spool submit -- sh job.sh` would lose them, so it is not suggested; sbatch refuses it too."""
     script = tmp_path / "job.sh"
-    script.write_text("#PBS -J 0-35\ntrue\n")
+    script.write_text("#SBATCH -a 0-35\ntrue\n")
     assert "name its interpreter; begin it with `#!/bin/sh`" in spool("submit", script).err
     script.write_text("true\n")
     assert "`spool submit -- sh " in spool("submit", script).err
@@ -321,6 +468,55 @@ def test_a_script_finds_its_index_by_the_name_that_it_knows(spool: Command, tmp_
     found, _ = converted(spool, tmp_path, "#SBATCH -a 1-2\necho $SLURM_ARRAY_TASK_ID")
     assert found["env"] == {"SLURM_ARRAY_TASK_ID": "{index}"}
     assert "env" not in converted(spool, tmp_path, "#SBATCH -a 1-2\necho $SPOOL_ARRAY_INDEX")[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "notify"),
+    [
+        ("#SBATCH --mail-user=a@lab --mail-type=END,FAIL", {"to": ["a@lab"], "on": ["ended"]}),
+        (
+            "#SBATCH --mail-type=fail\n#SBATCH --mail-user=me",
+            {"to": ["me"], "on": ["failed", "timeout", "out_of_memory", "lost"]},
+        ),
+        ("#SBATCH --mail-user a@lab,b@lab", ["a@lab", "b@lab"]),
+        ("#SBATCH --mail-type=BEGIN", {"to": [this_user()], "on": ["started"]}),
+        ("#SBATCH --mail-user=a@lab --mail-type=NONE", None),
+        ("#SBATCH --mail-user=a@lab --mail-type=TIME_LIMIT_80", None),
+        ("#PBS -m be -M a@lab", {"to": ["a@lab"], "on": ["started", "ended"]}),
+        ("#PBS -m n", None),
+        ("#$ -M a@lab -m a", {"to": ["a@lab"], "on": ["failed", "timeout", "out_of_memory", "lost", "cancelled"]}),
+        ("# GFLOW --notify-email a@lab --notify-on job_completed", {"to": ["a@lab"], "on": ["finished"]}),
+    ],
+)
+def test_mail_becomes_a_notification_where_something_sends_it(
+    spool: Command, spool_root: Path, tmp_path: Path, lines: str, notify: object
+) -> None:
+    """By the notifier or a contact; without either one line says so, and no job waits for it."""
+    found, told = converted(spool, tmp_path, lines)
+    assert "notify" not in found
+    assert told.count("is ignored: give --notify ADDRESS") == (notify is not None)
+    (spool_root / "config.toml").write_text("notifier = 'mail \"$1\"'\n")
+    found, told = converted(spool, tmp_path, lines)
+    assert found.get("notify") == notify
+    assert "ignored" not in told
+    assert converted(spool, tmp_path, lines, "--notify", "you")[0]["notify"] == ["you"]
+    (spool_root / "config.toml").write_text("[contacts]\nsomeone = 'http://example.org'\n")
+    assert "notify" not in converted(spool, tmp_path, lines)[0]
+    (spool_root / "config.toml").write_text("[contacts]\nme = 'http://example.org'\n")
+    assert ("notify" in converted(spool, tmp_path, lines)[0]) is ("=me" in lines)
+
+
+def test_a_script_of_grid_engine_finds_its_variables(spool: Command, tmp_path: Path) -> None:
+    """Names that others use too mean that only in a script with lines for Grid Engine."""
+    reads = "echo $SGE_TASK_ID $NSLOTS ${JOB_NAME}\ncd $SGE_O_WORKDIR\ncp x $TMPDIR\nqsub next.sh"
+    found, told = converted(spool, tmp_path, f"#$ -t 1-2 -pe smp 4 -N a\n{reads}")
+    assert found["env"].pop("SGE_O_WORKDIR") == os.getcwd()
+    assert found["env"] == {"SGE_TASK_ID": "{index}", "NSLOTS": "$SPOOL_CPUS", "JOB_NAME": "a"}
+    assert "$TMPDIR does not exist in a spool job; use `mktemp -d`" in told
+    assert "qsub does not exist in a spool job; use spool submit" in told
+    assert converted(spool, tmp_path, "#$ -cwd\necho $SGE_TASK_ID")[0]["env"] == {"SGE_TASK_ID": "undefined"}
+    assert converted(spool, tmp_path, "echo $NSLOTS $TMPDIR") == ({}, "")
+    assert "TMPDIR" not in converted(spool, tmp_path, "#PBS -l ncpus=1\nTMPDIR=$(mktemp -d)\ncp x $TMPDIR")[1]
 
 
 def test_lines_of_gflow_are_read_wherever_they_stand(spool: Command, tmp_path: Path) -> None:
@@ -383,11 +579,11 @@ def test_import_prints_what_submit_would_write(spool: Command, spool_root: Path,
 
 def test_every_converter_survives_nonsense() -> None:
     """Whatever stands there becomes words or a reason."""
-    for system, tables in foreign._SYSTEMS.items():
-        for names in (*tables[0], *tables[1], *foreign._PIECES):
+    for system, tables in foreign.SYSTEMS.items():
+        for names in (*tables[0], *tables[1], *foreign.PIECES):
             for option in names.split():
                 for value in (None, "", "-1", "1:2:3:4:5", "%", "a,b?c", "=", "gpu:", "٣", "9" * 30, "\udc80"):
-                    (found, *_) = foreign.convert([foreign.Directive(1, system, option, value)]) or [None]
+                    (found, *_) = directives.convert([directives.Directive(1, system, option, value)]) or [None]
                     assert found is None or str(found)
 
 

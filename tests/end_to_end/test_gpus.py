@@ -55,6 +55,17 @@ def test_a_job_finds_its_gpus_by_uuid(gpus: Served) -> None:
     assert ",".join(line["gpu_uuids"]) == visible
 
 
+def test_a_job_finds_its_gpus_by_index_if_so_configured(gpus: Served) -> None:
+    """`gpu_names = "index"`, for programs that read whole numbers in CUDA_VISIBLE_DEVICES."""
+    with (gpus.root / "config.toml").open("a") as config:
+        config.write('gpu_names = "index"\ngpu.use = [1, 3]\n')
+    gpus.drop("two", 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $SPOOL_GPU_INDICES"', gpus=2)
+    gpus.drop("none", 'echo "[$CUDA_VISIBLE_DEVICES] ${SPOOL_GPU_INDICES-unset}"')
+    assert gpus.run() == 0
+    assert gpus.log("two") == "1,3 PCI_BUS_ID 1,3\n"
+    assert gpus.log("none") == "[] unset\n"
+
+
 @_BOTH
 def test_gpus_by_their_size_and_by_several_types(gpus: Served, fake_nvml: FakeNvml) -> None:
     """`gpu_min_memory` is a whole GPU as large as that, a list of types is any of them; both are in the history."""

@@ -96,6 +96,19 @@ def test_a_container_gets_what_was_granted(place: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["podman", "docker", "apptainer"])
+def test_gpus_by_index_are_counted_in_the_container(place: Path, name: str) -> None:
+    """Docker and podman show the run's GPUs alone, so the first is 0; apptainer shows all."""
+    install(place, name)
+    grant = Grant(cpus=1, gpu_uuids=("GPU-a", "GPU-b"), gpu_indices=(1, 3))
+    words = contained(Container("x"), ("a",), inside(grant, environment={"CUDA_VISIBLE_DEVICES": "1,3"})).command
+    assert ("--env=CUDA_VISIBLE_DEVICES=0,1" in words) is (name != "apptainer")
+    words = contained(
+        Container("x"), ("a",), inside(grant, environment={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"})
+    ).command
+    assert not [word for word in words if word.startswith("--env=CUDA_VISIBLE_DEVICES=")]
+
+
+@pytest.mark.parametrize("name", ["podman", "docker", "apptainer"])
 def test_gpus_of_amd_are_passed_as_devices(place: Path, name: str) -> None:
     """Which of them is the run's, `ROCR_VISIBLE_DEVICES` says, which goes along; none is asked of NVIDIA's toolkit."""
     install(place, name)

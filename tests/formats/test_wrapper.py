@@ -829,6 +829,28 @@ def test_a_run_finds_who_it_is_and_what_it_was_given() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("uuids", "names", "visible"),
+    [
+        (("GPU-a-1", "GPU-b-1"), "uuid", "GPU-a-1,GPU-b-1"),
+        (("GPU-a-1", "GPU-b-1"), "index", "0,3"),
+        (("MIG-a",), "index", "MIG-a"),
+        (("GPU-0123456789abcdef",), "index", ""),
+    ],
+)
+def test_the_indices_of_gpus_are_there_for_programs_that_take_no_uuids(
+    uuids: tuple[str, ...], names: str, visible: str
+) -> None:
+    """SPOOL_GPU_INDICES always; in CUDA_VISIBLE_DEVICES if so configured, and never for what CUDA cannot count so."""
+    grant = Grant(1, None, uuids, (0, 3)[: len(uuids)])
+    facts = {"spool_dir": "/s", "job": "j", "run": 1, "attempt": 1, "metadir": "/m"}
+    found = job_environment(Spec("x"), grant, **facts, gpu_names=names)  # type: ignore[arg-type]
+    assert found["CUDA_VISIBLE_DEVICES"] == visible
+    assert found["SPOOL_GPU_INDICES"] == ",".join(map(str, grant.gpu_indices))
+    spec = Spec("x", env=(("SLURM_JOB_GPUS", "$SPOOL_GPU_INDICES"),))
+    assert "SLURM_JOB_GPUS" not in with_references(job_environment(spec, Grant(1), **facts), spec.env)  # type: ignore[arg-type]
+
+
 def test_a_run_without_gpus_sees_none_and_keeps_its_own_thread_count() -> None:
     """CUDA_VISIBLE_DEVICES is empty on purpose, and OMP_NUM_THREADS is the job's where it set one."""
     spec = Spec("x", env=(("OMP_NUM_THREADS", "1"),))

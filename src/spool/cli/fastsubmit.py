@@ -42,7 +42,7 @@ _SCARCE = (
 )
 """Keys that may request more than a machine has."""
 
-_OF_OTHERS = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "NCPUS", "srun", "sbatch", "scontrol")
+_OF_OTHERS = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "NCPUS", "srun", "sbatch", "scontrol", "qsub")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
 _NOT_ELSEWHERE = frozenset({"keep_session", "gpu_idle"})  # without effect on an engine, which may be configured
 _PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")

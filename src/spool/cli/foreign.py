@@ -1,4 +1,4 @@
-"""Options of other schedulers, as options of spool: `#SBATCH`, `# GFLOW` and `#PBS` lines, and words typed by habit.
+"""Options of other schedulers, as options of spool: `#SBATCH`, `# GFLOW`, `#PBS` and `#$` lines, and words of habit.
 
 Each converter returns the words that mean the same here, or raises `NoEquivalent` with the reason. A lost option that
 changes results (GPUs, an array, a dependency) makes the reader of a script fail; the others give a warning.
@@ -8,73 +8,28 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
-from msgspec import Struct
-from msgspec.structs import replace
-
+from spool.core.errors import InvalidValue
 from spool.core.layout import valid_name
 from spool.core.model import SECOND_NS
 from spool.core.names import MAX_NAME_LENGTH
-from spool.core.units import format_duration
+from spool.core.units import format_duration, parse_size
 from spool.store.ownership import this_user
 
 
 class NoEquivalent(Exception):  # noqa: N818  (not always an error)
-    """An option without an equivalent. *matters*: without it the job would compute something else."""
+    """An option without an equivalent. *matters*: without it the job would compute something else.
 
-    def __init__(self, why: str, *, matters: bool = False) -> None:
+    *unless*: it does not matter if the job gets this option of spool from another line.
+    """
+
+    def __init__(self, why: str, *, matters: bool = False, unless: str = "") -> None:
         super().__init__(why)
         self.matters = matters
-
-
-class Directive(Struct, frozen=True):
-    """One option in a line of a script, as written; `value` is None for a flag."""
-
-    line: int
-    system: str  # the start of the line: "#SBATCH"
-    option: str
-    value: str | None
-
-    def __str__(self) -> str:
-        between = "=" if self.option.startswith("--") else " "
-        return f"{self.system} {self.option}" + (f"{between}{self.value}" if self.value is not None else "")
-
-
-class Converted(Struct, frozen=True):
-    """The result for a directive: `words` of our command line, or why it is `lost`. No words: not needed here."""
-
-    directive: Directive
-    words: tuple[str, ...] = ()
-    lost: NoEquivalent | None = None
-
-    @property
-    def is_note(self) -> bool:
-        """Whether nothing is lost: it has an equivalent, is not needed, or chooses among parts that a spool lacks."""
-        return self.lost is None or self.directive.option in _PARTS
-
-    @property
-    def key(self) -> str | None:
-        """The key of the job file without which the job would compute something else, if it has one of these."""
-        option = self.directive.option
-        return next((key for options, key in _KEYS.items() if option in options.split()), None)
-
-    def __str__(self) -> str:
-        one = self.directive
-        if self.lost is not None:
-            return f"line {one.line}: {one} is ignored: {self.lost}"
-        return f"line {one.line}: {one} {f'becomes {shlex.join(self.words)}' if self.words else 'is not needed here'}"
-
-
-_PARTS = frozenset(("-p", "--partition", "-q", "--qos"))
-_KEYS = {
-    "-G -g --gpus --gpus-per-node --gpus-per-task --gres": "gpus",
-    "-a --array -J": "array",
-    "-d --dependency -W --depends-on --depends-on-all --depends-on-any": "depends_on",
-}
+        self.unless = unless
 
 
 Converter = Callable[[str], list[str]]
@@ -135,7 +90,7 @@ def _clock_or_seconds(text: str) -> list[str]:
     return ["--time-limit", format_duration(seconds * SECOND_NS)]
 
 
-def _megabytes(option: str) -> Converter:
+def megabytes(option: str) -> Converter:
     """Read the sizes of sbatch and gbatch: a number without a unit is in megabytes."""
 
     def read(text: str) -> list[str]:
@@ -147,7 +102,7 @@ def _megabytes(option: str) -> Converter:
     return read
 
 
-def _gpus(text: str) -> list[str]:
+def gpus_asked(text: str) -> list[str]:
     """Read `2`, `a100:2`, `a100`."""
     kind, colon, count = text.partition(":")
     if not colon and kind.isdecimal():
@@ -157,19 +112,49 @@ def _gpus(text: str) -> list[str]:
     return ["--gpus", count or "1"] + (["--gpu-type", kind] if kind else [])
 
 
+GPU = re.compile("gpu|cuda|nvidia|tesla|geforce|quadro|titan|volta|ampere|hopper|rocm", re.IGNORECASE)
+_GPU_MODEL = re.compile(
+    r"(?<![a-z0-9])(?:[rg]tx[_-]?)?(a(?:2|10g?|16|30|40|100|800|[2-6]000)|b[1-3]00|h(?:20|[128]00)|k[248]0|l(?:4|20|40s?)"
+    r"|m[46]0|p(?:4|40|100)|t4|v100s?|gh200|gb[23]00|mi[0-9]{2,3}[axs]?|(?:[79]80|[1-5]0[5-9]0)(?:ti)?|[68]000)"
+    r"(?![a-z0-9])",
+    re.IGNORECASE,
+)
+
+
+def _of_a_gpu(name: str, count: str, instead: str = "no equivalent in spool") -> list[str]:
+    """Read `a100:1`, `coproc_v100=1` and `v100`: what clusters call GPUs in their own ways.
+
+    *instead* is why any other resource has no equivalent.
+    """
+    model = _GPU_MODEL.search(name)
+    if model is not None and (not count or count.isdecimal()):
+        return [*(["--gpus", count] if count else []), "--gpu-type", model[1]]
+    if model is not None or GPU.search(f"{name} {count}"):
+        raise NoEquivalent(f"{name!r} seems to be a GPU; give --gpus 1", matters=True, unless="--gpus")
+    raise NoEquivalent(instead)
+
+
+def is_gpu(gres: str) -> bool:
+    """Whether a part of `--gres` is a GPU, or called like one."""
+    name = gres.removeprefix("gres/").removeprefix("gres:").partition(":")[0]
+    return GPU.search(name) is not None or _GPU_MODEL.search(name) is not None
+
+
 def _gres(text: str) -> list[str]:
     words: list[str] = []
     for part in text.split(","):
         name, _, rest = re.sub(r"\(.*\)$", "", part.removeprefix("gres/").removeprefix("gres:")).partition(":")
         if name == "none":
             continue
-        if name == "gpu" and not words:
-            words += _gpus(rest or "1")
-        elif name == "gpu":
+        if words:
             raise NoEquivalent("cannot request more than one kind of GPU", matters=True)
+        if name == "gpu":
+            words += gpus_asked(rest or "1")
+        elif name in ("shard", "mps"):
+            raise NoEquivalent("give --gpus 1 --gpu-memory 8G", matters=True)
         else:
             what = f"name {name!r} under [resources] in config.toml and give --resource {name}={rest or 1}"
-            raise NoEquivalent(what, matters=name in ("shard", "mps"))
+            words += _of_a_gpu(name, rest or "1", what)
     return words
 
 
@@ -248,6 +233,10 @@ def _exported(text: str) -> list[str]:
     return words
 
 
+def _everything(value: str) -> list[str]:
+    return ["--export", "ALL"]
+
+
 def _one(what: str) -> Converter:
     """Read a number that must be 1 here: of machines, of chunks."""
 
@@ -260,13 +249,12 @@ def _one(what: str) -> Converter:
 
 
 _NO_PARTS = _nothing("a spool has no partitions; use --group and --priority instead")
-_NO_MAIL = _nothing("give --notify ADDRESS (docs/NOTIFICATIONS.md)")
+_MAIL = _needless  # the two options of each system are read together: `MAIL`
 _NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
-_PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-cpu",
+PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-cpu",
            "--mem-per-gpu", "--gpus-per-task")  # fmt: skip
 
-_GRES = "--gres --tres-per-task --tres-per-node"
-_IS_GPU = re.compile("(?:gres[/:])?gpu(?::|$)")
+GRES = "--gres --tres-per-task --tres-per-node"
 
 
 def _open_mode(text: str) -> list[str]:
@@ -275,17 +263,13 @@ def _open_mode(text: str) -> list[str]:
     return []
 
 
-def _mail_type(text: str) -> list[str]:
-    return [] if text.upper() == "NONE" else _NO_MAIL(text)
-
-
-# Spellings and the value's converter; a flag has no value. Options in `_PIECES` are combined at the end.
+# Spellings and the value's converter; a flag has no value. Options in `PIECES` are combined at the end.
 _SBATCH: Mapping[str, Converter] = {
     "-J --job-name": _name,
     "-t --time": _minutes,
-    "--mem": _megabytes("--memory"),
-    "-G --gpus --gpus-per-node --gpus-per-socket": _gpus,
-    _GRES: _gres,
+    "--mem": megabytes("--memory"),
+    "-G --gpus --gpus-per-node --gpus-per-socket": gpus_asked,
+    GRES: _gres,
     "-a --array": _same("--array"),
     "-d --dependency": dependencies,
     "-o --output": _output("--stdout"),
@@ -299,8 +283,7 @@ _SBATCH: Mapping[str, Converter] = {
     "--export": _same("--export"),
     "--kill-on-invalid-dep": lambda text: ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"],
     "-N --nodes": _one("node"),
-    "--mail-type": _mail_type,
-    "--mail-user": _NO_MAIL,
+    "--mail-type --mail-user": _MAIL,
     "-p --partition -q --qos": _NO_PARTS,
     "-C --constraint": _nothing("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
     "-w --nodelist -x --exclude -M --clusters": _nothing("a spool is one machine, without nodes to choose from"),
@@ -324,9 +307,9 @@ _SBATCH_FLAGS: Mapping[str, Converter] = {
 _GFLOW: Mapping[str, Converter] = {
     "-n --name -J --job-name": _name,
     "-t --time --time-limit --timelimit": _minutes,
-    "-m --memory --max-mem --max-memory": _megabytes("--memory"),
-    "--gpu-memory --max-gpu-mem --max-gpu-memory": _megabytes("--gpu-memory"),
-    "-g --gpus --gres": _gpus,
+    "-m --memory --max-mem --max-memory": megabytes("--memory"),
+    "--gpu-memory --max-gpu-mem --max-gpu-memory": megabytes("--gpu-memory"),
+    "-g --gpus --gres": gpus_asked,
     "-p --priority --nice": _same("--priority"),
     "-P --project": _same("--project"),
     "--begin": _begin,
@@ -339,7 +322,7 @@ _GFLOW: Mapping[str, Converter] = {
     "--max-concurrent": _same("--max-running"),
     "--max-retries": _same("--retry-max"),
     "--name-template": _nothing("tasks are named NAME_0, NAME_1 and so on"),
-    "--notify-email --notify-on": _NO_MAIL,
+    "--notify-email --notify-on": _MAIL,
 }
 _GFLOW_FLAGS: Mapping[str, Converter] = {
     "--shared": _needless,  # implied by --gpu-memory
@@ -348,27 +331,56 @@ _GFLOW_FLAGS: Mapping[str, Converter] = {
 }
 
 
-def _pbs_memory(text: str) -> list[str]:
-    match = re.fullmatch("([0-9]+)([kmgt]?)b?", text, re.IGNORECASE)
-    if match is None:
-        raise NoEquivalent("not a valid size")
-    return ["--memory", match[1] + (match[2].upper() or "B")]
+PER_CPU = "--memory-per-cpu"  # until the CPUs are known
+
+
+def _bytes(option: str) -> Converter:
+    """Read the sizes of PBS and Grid Engine: a number without a unit is in bytes."""
+
+    def read(text: str) -> list[str]:
+        match = re.fullmatch("([0-9]{1,9}(?:[.][0-9]{1,9})?)([kmgt])?b?", text, re.IGNORECASE)
+        if match is None:
+            raise NoEquivalent("not a valid size")
+        size = match[1] + (match[2] or "B").upper()
+        try:
+            parse_size(size)
+        except InvalidValue as error:
+            raise NoEquivalent(str(error)) from None
+        return [option, size]
+
+    return read
+
+
+def _gpu_count(text: str) -> list[str]:
+    """Read `2`, and the `true` and the empty text of a resource that is there or not."""
+    count = "1" if text.lower() in ("", "true") else text
+    if not count.isdecimal():
+        raise NoEquivalent("not a number of GPUs; give --gpus 1", matters=True, unless="--gpus")
+    return ["--gpus", count]
+
+
+def _gpu_type(text: str) -> list[str]:
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9 _.-]*", text):
+        raise NoEquivalent("not a type of GPU; give --gpu-type A100")
+    return ["--gpu-type", text]
 
 
 _PBS_RESOURCES: Mapping[str, Converter] = {
     "nodes select": _one("node"),
     "ppn ncpus nprocs": _same("--cpus"),
     "gpus ngpus": _same("--gpus"),
-    "mem pmem vmem": _pbs_memory,
+    "gpu_type gputype gpu_model": _gpu_type,
+    "mem vmem": _bytes("--memory"),
+    "pmem pvmem": _bytes(PER_CPU),
     "walltime": _clock_or_seconds,
     "place mpiprocs ompthreads": _needless,
 }
 
 
-_IS_PBS_RESOURCE = re.compile(f"(?:{'|'.join(' '.join(_PBS_RESOURCES).split())})=")
+IS_PBS_RESOURCE = re.compile(f"(?:{'|'.join(' '.join(_PBS_RESOURCES).split())})=")
 
 
-def _pbs_parts(text: str) -> Iterator[str]:
+def pbs_parts(text: str) -> Iterator[str]:
     """Yield the parts of `nodes=1:ppn=4:bigmem,walltime=1:00:00` and of `select=1:ncpus=4:ngpus=1:mem=8gb`."""
     for part in re.split("[,:](?=[a-z_]+=)", re.sub("select=(?=[a-z_]+=)", "", text)):
         key, _, value = part.partition("=")
@@ -384,12 +396,13 @@ def _pbs_resources(text: str) -> list[str]:
     if "+" in text:  # nodes=1:ppn=2+1:ppn=4
         raise NoEquivalent("there is only one node, this machine", matters=True)
     words: list[str] = []
-    for part in _pbs_parts(text):
+    for part in pbs_parts(text):
         key, _, value = part.partition("=")
-        converter = _found(_PBS_RESOURCES, key)
+        converter = converter_of(_PBS_RESOURCES, key)
         if converter is None:
-            raise NoEquivalent(f"{key!r} has no equivalent", matters="gpu" in key)
-        words += converter(value)
+            words += _of_a_gpu(key, value)
+        else:
+            words += converter(value)
     return words
 
 
@@ -422,195 +435,129 @@ _PBS: Mapping[str, Converter] = {
     "-v": _exported,
     "-A -P": _same("--project"),
     "-q": _NO_PARTS,
-    "-m -M": _NO_MAIL,
+    "-m -M": _MAIL,
     "-p": _nothing("PBS priorities use another scale; give --priority 0-255"),
     "-a": _nothing("give --start-after 2026-01-31T09:00"),
-    "-S": _nothing("the script's first line selects its interpreter"),
+    "-S": _needless,  # `interpreter`
     "-j": lambda text: [] if text in ("oe", "eo") else ["--stderr", "%n.%r.err"],
     "-r": lambda text: ["--requeue" if text == "y" else "--no-requeue"],
     "-c -C -k -u": _nothing("no equivalent in spool"),
 }
-_PBS_FLAGS: Mapping[str, Converter] = {"-h": lambda _: ["--hold"], "-V -I -z -X -x -f": _needless}
+_PBS_FLAGS: Mapping[str, Converter] = {"-h": lambda _: ["--hold"], "-V": _everything, "-I -z -X -x -f": _needless}
 
-_SYSTEMS: Mapping[str, tuple[Mapping[str, Converter], Mapping[str, Converter]]] = {
+
+def _sge_resource(text: str) -> list[str]:
+    key, _, value = text.partition("=")
+    converter = converter_of(_SGE_RESOURCES, key)
+    return (
+        converter(value) if converter is not None else _of_a_gpu(key, "1" if value.lower() in ("", "true") else value)
+    )
+
+
+_SGE_RESOURCES: Mapping[str, Converter] = {
+    "h_rt": lambda text: [] if text.upper() == "INFINITY" else _clock_or_seconds(text),
+    "s_rt": _nothing("give --time-limit 2h --signal USR1@60s"),
+    "gpu gpus ngpu ngpus num_gpus gpu_card nvidia_gpu cuda": _gpu_count,
+    "gpu_type gputype gpu_model gpu_name": _gpu_type,
+    "gpu_mem gpu_memory gpu_ram gpumem": _bytes("--gpu-min-memory"),
+    "mem_free mf mem_total virtual_free vf": _bytes("--memory"),
+    "h_vmem s_vmem h_rss tmem rmem mem h_data m_mem_free mem_per_core": _bytes(PER_CPU),
+    "h hostname": _nothing("a spool is one machine, without nodes to choose from"),
+}
+
+
+def _slots(text: str) -> list[str]:
+    """Read `smp 4` and `smp 4-8`: the least of them, so that it starts soonest."""
+    slots = text.partition(" ")[2]
+    match = re.fullmatch("([0-9]*)(?:-[0-9]*)?", slots)
+    if match is None or not slots:
+        raise NoEquivalent("not a number of slots; give --cpus", matters=True)
+    return ["--cpus", match[1] or "1"]
+
+
+def _held_by(text: str) -> list[str]:
+    names = text.split(",")
+    if odd := [name for name in names if name.isdecimal() or not valid_name(name)]:
+        raise NoEquivalent(f"{odd[0]} is not the name of a job here; give --depends-on ended:NAME", matters=True)
+    return ["--depends-on", "ended:" + ",".join(names)]
+
+
+def _sge_output(option: str) -> Converter:
+    """Read `HOST:PATH` with `$JOB_NAME` and others; in a directory, the file gets the names of the job and the run."""
+
+    def read(text: str) -> list[str]:
+        path = text.rpartition(":")[2].replace("%", "%%")
+        for name, ours in (("JOB_NAME", "%x"), ("JOB_ID", "%A"), ("TASK_ID", "%a"), ("USER", "%u"), ("HOSTNAME", "%N")):
+            path = re.sub(rf"\$(?:{name}|{{{name}}})", ours, path)
+        if path.endswith("/") or os.path.isdir(path):
+            path = os.path.join(path, f"%n.%r.{'err' if option == '--stderr' else 'out'}")
+        return [option, output_pattern(path)]
+
+    return read
+
+
+_SGE: Mapping[str, Converter] = {
+    "-l": _sge_resource,
+    "-pe": _slots,
+    "-t": _same("--array"),
+    "-tc": _same("--max-running"),
+    "-N": _name,
+    "-o": _sge_output("--stdout"),
+    "-e": _sge_output("--stderr"),
+    "-wd": _same("--workdir"),
+    "-hold_jid": _held_by,
+    "-hold_jid_ad": _nothing("give --depends-on each:NAME", matters=True),
+    "-v": _exported,
+    "-A -P": _same("--project"),
+    "-q -masterq": _NO_PARTS,
+    "-p": _nothing("Grid Engine's priorities use another scale; give --priority 0-255"),
+    "-a": _nothing("give --start-after 2026-01-31T09:00"),
+    "-m -M": _MAIL,
+    "-S": _needless,  # `interpreter`
+    "-j": lambda text: [] if text[:1] in "yY" else ["--stderr", "%n.%r.err"],
+    "-r": lambda text: ["--requeue" if text[:1] in "yY" else "--no-requeue"],
+    "-i": _nothing("the job's stdin is empty; read the file in the command instead", matters=True),
+    "-C -@": _nothing("other lines and files with options are not read", matters=True),
+    "-b -R -now -sync -shell -w -js -ot -pty": _needless,
+    "-ac -ar -binding -c -ckpt -dc -display -dl -jc -jsv -mods -adds -sc -u -umask": _nothing("no equivalent in spool"),
+}
+_SGE_FLAGS: Mapping[str, Converter] = {
+    "-V": _everything,
+    "-h": lambda _: ["--hold"],
+    "-soft": _nothing("what is only wished for is required here"),
+    "-notify": _nothing("give --signal USR2@60s"),
+    "-cwd -hard -terse -verify -nostdin -noshell -clear -inherit": _needless,
+}
+
+SYSTEMS: Mapping[str, tuple[Mapping[str, Converter], Mapping[str, Converter]]] = {
     "#SBATCH": (_SBATCH, _SBATCH_FLAGS),
     "# GFLOW": (_GFLOW, _GFLOW_FLAGS),
     "#PBS": (_PBS, _PBS_FLAGS),
+    "#$": (_SGE, _SGE_FLAGS),
 }
-_SYNONYMS = {"--tasks": "--ntasks", "--tasks-per-node": "--ntasks-per-node"}
-_LINE = re.compile(r"(#SBATCH|# GFLOW|#PBS)(?:[ \t]+(.*))?")
+
+MAIL = {
+    "#SBATCH": ("--mail-user", "--mail-type"),
+    "# GFLOW": ("--notify-email", "--notify-on"),
+    "#PBS": ("-M", "-m"),
+    "#$": ("-M", "-m"),
+}
+"""The options of each system for the recipients of messages, and for the moments."""
+
+MAIL_EVENTS = {
+    "BEGIN B JOB_STARTED": "started",
+    "END E": "ended",
+    "FAIL JOB_FAILED": "failed timeout out_of_memory lost",
+    "A": "failed timeout out_of_memory lost cancelled",
+    "ALL": "started ended retried",
+    "REQUEUE": "retried",
+    "TIME_LIMIT JOB_TIMEOUT": "timeout",
+    "JOB_COMPLETED": "finished",
+    "JOB_CANCELLED": "cancelled",
+}
+"""What they call the moments of a message, and our events. For others there is none here."""
 
 
-def _found(table: Mapping[str, Converter], option: str) -> Converter | None:
+def converter_of(table: Mapping[str, Converter], option: str) -> Converter | None:
+    """Return the converter of *option* in a *table*, None if it has none."""
     return next((converter for names, converter in table.items() if option in names.split()), None)
-
-
-def _in_full(option: str) -> str:
-    """Return a long option of sbatch, which takes any beginning that no other option has."""
-    tables = (*_SBATCH, *_SBATCH_FLAGS)
-    known = {name for names in tables for name in names.split()}.union(_PIECES, _SYNONYMS)
-    meant = [option] if option in known else [name for name in known if name.startswith(option)]
-    return _SYNONYMS.get(meant[0], meant[0]) if len(meant) == 1 else option
-
-
-_OF_OTHERS = (
-    ("Grid Engine", re.compile(r"#\$[ \t]*(-[a-zA-Z].*)")),
-    ("LSF", re.compile(r"#BSUB[ \t]+(-.*)")),
-    ("Moab", re.compile(r"#MSUB[ \t]+(-.*)")),
-)
-
-
-def unread_system(line: str) -> str | None:
-    """Return the scheduler that *line* of a script is for, if its lines are not read here."""
-    return next((system for system, pattern in _OF_OTHERS if pattern.fullmatch(line)), None)
-
-
-def is_line(line: str) -> bool:
-    """Whether *line* of a script is for another scheduler."""
-    return _LINE.fullmatch(line) is not None
-
-
-def directives(number: int, line: str) -> Iterator[Directive]:
-    """Yield the options of one line. Raises ValueError for quotes that do not end."""
-    match = _LINE.fullmatch(line)
-    if match is None:
-        return
-    system = match[1]
-    flags = _SYSTEMS[system][1]
-    words = shlex.split(match[2] or "", comments=True)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("-") or word == "-":
-            yield Directive(number, system, word, None)
-            continue
-        option, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
-        if not equals and _found(flags, option) is None and words and not words[0].startswith("-"):
-            equals, value = "=", words.pop(0)
-        if system == "#SBATCH" and option.startswith("--"):
-            option = _in_full(option)
-        yield Directive(number, system, option, value if equals else None)
-
-
-def convert(found: Sequence[Directive], *, limited: bool = True) -> list[Converted]:
-    """Return the result for each of *found*, in order, line by line. *limited*: others state a time limit."""
-    found = [part for one in found for part in _parted(one)]
-    done: list[Converted] = []
-    pieces: dict[str, Directive] = {}
-    for one in found:
-        name = {"-n": "--ntasks", "-c": "--cpus-per-task"}.get(one.option, one.option)
-        if one.system == "#SBATCH" and name in _PIECES and one.value is not None:
-            pieces[name] = one
-        else:
-            done.append(_converted(one))
-    if not limited and not any("--time-limit" in one.words for one in done):
-        why = NoEquivalent("it warns before a time limit, and there is none; give --time-limit")
-        done = [replace(one, words=(), lost=why) if "--signal" in one.words else one for one in done]
-    return sorted([*done, *_put_together(pieces, found)], key=lambda one: one.directive.line)
-
-
-def _parted(one: Directive) -> Iterator[Directive]:
-    """Yield one directive for all resources that have an equivalent, and one for each other: it alone is lost."""
-    if one.system == "#SBATCH" and one.option in _GRES.split():
-        parts, is_known = (one.value or "").split(","), _IS_GPU.match
-    elif one.system == "#PBS" and one.option == "-l":
-        parts, is_known = list(_pbs_parts(one.value or "")), _IS_PBS_RESOURCE.match
-    else:
-        yield one
-        return
-    known = [part for part in parts if is_known(part)]
-    if len(known) in (0, len(parts)):
-        yield one
-        return
-    yield replace(one, value=",".join(known))
-    for part in parts:
-        if not is_known(part):
-            yield replace(one, value=part)
-
-
-def _converted(one: Directive) -> Converted:
-    values, flags = _SYSTEMS[one.system]
-    converter = _found(flags, one.option) or _found(values, one.option)
-    if converter is None:
-        return Converted(one, lost=NoEquivalent("unknown option"))
-    if one.value is None and _found(flags, one.option) is None:
-        return Converted(one, lost=NoEquivalent("it needs a value", matters=True))
-    try:
-        return Converted(one, tuple(converter(one.value or "")))
-    except NoEquivalent as error:
-        return Converted(one, lost=error)
-
-
-def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -> Iterator[Converted]:
-    """Yield CPUs, memory and GPUs that are stated per task or per CPU; all tasks run here, so this is their sum."""
-    numbers: dict[str, int] = {}
-    for name, one in pieces.items():
-        if "mem" not in name and name != "--gpus-per-task" and not (one.value or "").isdecimal():
-            yield Converted(one, lost=NoEquivalent("not a number", matters=True))
-            return
-        if one.value is not None and one.value.isdecimal():
-            numbers[name] = int(one.value)
-    gpus = next((int(count) for count in _gpus_of(found) if count.isdecimal()), 1)
-    tasks = numbers.get("--ntasks", numbers.get("--ntasks-per-node", numbers.get("--ntasks-per-gpu", 0) * gpus)) or 1
-    if "--gpus-per-task" in pieces:
-        per_task = _times(pieces["--gpus-per-task"], tasks, _gpus)
-        gpus = int(per_task.words[1]) if per_task.words else gpus
-        yield per_task
-    cpus = tasks * numbers.get("--cpus-per-task", 1)
-    if "--cpus-per-task" not in pieces:
-        cpus = gpus * numbers["--cpus-per-gpu"] if "--cpus-per-gpu" in numbers else cpus
-    for name in ("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-task", "--cpus-per-gpu"):
-        if name in pieces:
-            yield Converted(pieces[name], ("--cpus", str(cpus)))
-    for name, count in (("--mem-per-cpu", cpus), ("--mem-per-gpu", gpus)):
-        if name in pieces:
-            yield _times(pieces[name], count, _megabytes("--memory"))
-
-
-def tasks_of(found: Sequence[Directive]) -> tuple[int, int | None]:
-    """Return how many tasks the `#SBATCH` lines ask for, and how many CPUs for each, None if they do not say so."""
-    numbers = {one.option: int(one.value or 0) for one in found if one.system == "#SBATCH" and _is_number(one.value)}
-    tasks = numbers.get("--ntasks", numbers.get("-n", numbers.get("--ntasks-per-node", 1)))
-    return tasks or 1, numbers.get("--cpus-per-task", numbers.get("-c"))
-
-
-def _is_number(text: str | None) -> bool:
-    return text is not None and re.fullmatch("[0-9]{1,9}", text) is not None
-
-
-def _gpus_of(found: Sequence[Directive]) -> Iterator[str]:
-    """Yield the numbers of GPUs that *found* request."""
-    for one in found:
-        if one.value is not None and one.option not in _PIECES:
-            words = _converted(one).words
-            if "--gpus" in words:
-                yield words[words.index("--gpus") + 1]
-
-
-def _times(one: Directive, count: int, read: Converter) -> Converted:
-    """Return a size or a number of GPUs *count* times."""
-    try:
-        option, amount, *more = read(one.value or "")
-    except NoEquivalent as error:
-        return Converted(one, lost=error)
-    match = re.fullmatch("([0-9]+)(.*)", amount)
-    if match is None:
-        return Converted(one, lost=NoEquivalent("not a number", matters=True))
-    return Converted(one, (option, f"{int(match[1]) * count}{match[2]}", *more))
-
-
-def answer(option: str, value: str | None) -> str | None:
-    """Return the equivalent of an *option* of sbatch or gbatch here; None if neither has it."""
-    option = _SYNONYMS.get(option, option)
-    for system in ("#SBATCH", "# GFLOW"):
-        values, flags = _SYSTEMS[system]
-        if _found(flags, option) is not None:
-            value = None
-        elif _found(values, option) is None and (system == "# GFLOW" or option not in _PIECES):
-            continue
-        elif value is None:
-            value = "gpu:1" if option == "--gres" else "1"
-        found = convert([Directive(0, system, option, value)])[0]
-        if found.words:
-            return f"write {shlex.join(found.words)}"
-        return str(found.lost) if found.lost is not None else "leave it out"
-    return None

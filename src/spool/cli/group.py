@@ -189,7 +189,7 @@ class WordsVerb(Verb):
 
 def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
     """Return the error for an unknown option: the equivalent here, if another tool has it."""
-    from spool.cli import foreign
+    from spool.cli import directives
 
     name, value = error.option_name, None
     for at, word in enumerate(words):
@@ -197,7 +197,7 @@ def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
             value = word.partition("=")[2]
         elif word == name and at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
-    told = foreign.answer(name, value)
+    told = directives.answer(name, value)
     return error if told is None else UsageError(f"unknown option {name}; {told}")
 
 

@@ -21,10 +21,10 @@ from spool.core.errors import UsageError, cannot
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @click.pass_obj
 def command(root: str, no_capture: bool, ignore_directives: bool, files: tuple[str, ...]) -> int:
-    """Convert a Slurm, gflow or PBS script to a job file, and print it.
+    """Convert a Slurm, gflow, PBS or Grid Engine script to a job file, and print it.
 
-    Stderr reports what each `#SBATCH`, `# GFLOW` and `#PBS` line becomes, and what has no equivalent. A GPU, array or
-    dependency that cannot be converted is an error. `spool submit FILE` submits the same job.
+    Stderr reports what each `#SBATCH`, `# GFLOW`, `#PBS` and `#$` line becomes, and what has no equivalent. A GPU,
+    array or dependency that cannot be converted is an error. `spool submit FILE` submits the same job.
 
       spool import train.sbatch > train.toml
       spool submit -f train.toml

@@ -1,7 +1,8 @@
 """Submitted scripts: the captured text, how it runs, and the options in its own lines.
 
 A script is captured: the job file holds its current text, and the script's file is no longer needed. The kernel runs
-the copy by its `#!` line, so a script without one is refused, as `sbatch` does.
+the copy by its `#!` line. A script without one is refused, as `sbatch` does; one for PBS or Grid Engine, which take it,
+gets the line of the shell that they would run it by.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -25,13 +26,14 @@ from spool.core.reasons import count_of
 from spool.formats.toml import MAX_BYTES
 
 if TYPE_CHECKING:
-    from spool.cli.foreign import Directive
+    from spool.cli.directives import Directive
 
 _SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
 _MAX_HEAD_BYTES = 64 * 1024
 _ASKS_WHERE_IT_LIES = re.compile(r"__file__|BASH_SOURCE|\$\{0%|(?:dirname|realpath|readlink)\b[^\n]*\$\{?0\b")
 _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "perl", "rb": "ruby", "js": "node",
            "R": "Rscript", "r": "Rscript", "jl": "julia", "lua": "lua", "m": "octave"}  # fmt: skip
+_SHELLS = frozenset(("sh", "dash", "bash", "ash", "ksh", "zsh", "csh", "tcsh"))
 _OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB
 
 
@@ -68,7 +70,7 @@ class Said(Struct, frozen=True):
     """The command line's statements about a script. `keys` are the job file keys that it sets.
 
     `verbose`: whether each line for another scheduler is reported, not only those that are lost. `limited`: whether it,
-    or the configuration, states a time limit.
+    or the configuration, states a time limit. `sends_to`: whether messages to an address can be sent.
     """
 
     capture: bool | None = None
@@ -76,6 +78,7 @@ class Said(Struct, frozen=True):
     keys: frozenset[str] = frozenset()
     verbose: bool = False
     limited: bool = False
+    sends_to: Callable[[str], bool] = lambda _: False
 
 
 def read(words: Sequence[str], said: Said) -> Script:
@@ -106,14 +109,18 @@ def read(words: Sequence[str], said: Said) -> Script:
     except OSError as error:
         raise UsageError(cannot("read", f"script {first}", error.strerror or str(error))) from None
     path = os.path.abspath(first)
-    _check_runs(data, first)
+    line = _line_one(data, first, said)
+    _check_runs(data, first, line)
     values = _directives(data, first, said)
     wanted = values.pop("capture", ["true"])[-1] == "true"
     stem = stem_of([path])
-    source = _source(data, first, said)
-    if not data.startswith(b"#!") or not (wanted if said.capture is None else said.capture):
-        return Script([*_interpreter(data, path), path, *rest], None, values, stem, source=source)
+    source = _source(data, first, said, line)
+    if not line or not (wanted if said.capture is None else said.capture):
+        is_program = os.access(path, os.X_OK) and data.startswith(line)
+        before = [] if is_program else line[2:].decode("utf-8", "replace").strip().split(None, 1)
+        return Script([*before, path, *rest], None, values, stem, source=source)
     text = _captured(data, first)
+    text = text if data.startswith(line) else _begun(line, text)
     return Script([path, *rest], text, values, stem, _module_path(text, path), source)
 
 
@@ -139,18 +146,72 @@ def rows_of(path: str) -> list[dict[str, str]]:
     return found
 
 
-def _source(data: bytes, what: str, said: Said) -> ScriptText | None:
+def _line_one(script: bytes, what: str, said: Said) -> bytes:
+    """Return the `#!` line that a script runs by, b"" if it has none and needs one.
+
+    PBS, Grid Engine and others take the shell of `-S`, even if the script's own line names another shell, and without
+    either the login shell.
+    """
+    own, newline, _ = script.partition(b"\n")
+    end = b"\r" if newline and own.endswith(b"\r") else b""
+    own = own if own.startswith(b"#!") else b""
+    if b"\0" in script[:1024]:
+        return own
+    from spool.cli import directives
+
+    lines = [line for _, line in _head_lines(script)]
+    shell = next(filter(None, map(directives.interpreter, lines)), None)
+    if shell is None and (own or not any(map(directives.is_line_of_a_shell, lines))):
+        return own
+    if own and shell is not None:
+        before = os.path.basename(own.split()[-1].decode(errors="replace"))
+        if before == os.path.basename(shell) or not {before, os.path.basename(shell)} <= _SHELLS:
+            return own
+    if shell is not None and not os.access(shell, os.X_OK):
+        from shutil import which
+
+        shell = which(os.path.basename(shell)) or shell
+    if shell is None:
+        shell = _login_shell()
+        tell(f"{what}: it has no `#!` line; {shell} runs it, as the other scheduler would")
+    elif said.verbose:
+        tell(f"{what}: {shell} runs it, as its -S says")
+    return b"#!" + os.fsencode(shell) + end
+
+
+def _login_shell() -> str:
+    from pwd import getpwuid
+
+    try:
+        shell = getpwuid(os.getuid()).pw_shell
+    except KeyError:
+        shell = ""
+    return shell if os.path.basename(shell) in _SHELLS else "/bin/sh"
+
+
+def _begun(line: bytes, text: str, *, numbered: bool = False) -> str:
+    """Return a script's *text* with the `#!` line *line*, its own or one more.
+
+    *numbered*: it takes the place of a comment, so that the others keep their numbers.
+    """
+    first, _, rest = text.partition("\n")
+    lacks = not first.startswith("#!") and not (numbered and (first.startswith("#") or not first.strip()))
+    return f"{line.decode(errors='replace')}\n{text if lacks else rest}"
+
+
+def _source(data: bytes, what: str, said: Said, line: bytes) -> ScriptText | None:
     """Return what a script is searched for; None for a program."""
     if b"\0" in data:
         return None
-    from spool.cli import foreign
+    from spool.cli import directives
 
     tasks = TasksAsked()
     if not said.ignore_directives:
         tasks = TasksAsked(
-            *foreign.tasks_of([one for _, line in _head_lines(data) for one in foreign.directives(0, line)])
+            *directives.tasks_of([one for _, line in _head_lines(data) for one in directives.directives(0, line)])
         )
-    return ScriptText(data.decode(errors="replace"), what, tasks)
+    text = data.decode(errors="replace")
+    return ScriptText(text if data.startswith(line) else _begun(line, text, numbered=True), what, tasks)
 
 
 def _of_stdin(rest: Sequence[str], said: Said, *, named: bool) -> Script:
@@ -159,7 +220,8 @@ def _of_stdin(rest: Sequence[str], said: Said, *, named: bool) -> Script:
     Unless stdin was *named*, anything may be there, so it needs a `#!` line.
     """
     data = sys.stdin.buffer.read(MAX_BYTES + 1)
-    if not named and not data.startswith(b"#!"):
+    first = _line_one(data, "stdin", said)
+    if not named and not first:
         remedy = "write it after `--`, as in `spool submit -- sleep 5`"
         why = "no command, and no script on stdin that begins with `#!`"
         raise UsageError(f"cannot submit a job: {why}; {remedy}")
@@ -168,11 +230,12 @@ def _of_stdin(rest: Sequence[str], said: Said, *, named: bool) -> Script:
     values = _directives(data, "stdin", said)
     values.pop("capture", None)
     text = _captured(data, "on stdin")
-    source = _source(data, "stdin", said)
+    text = text if data.startswith(first) else _begun(first, text)
+    source = _source(data, "stdin", said, first)
     line = text.split("\n", 1)[0]
     shell = _shell_of(line[2:].split()) if line.startswith("#!") else "/bin/sh"
     if shell is None or (rest and line.startswith("#!")):
-        _check_runs(data, "on stdin")
+        _check_runs(data, "on stdin", first)
         return Script(["stdin", *rest], text, values, "stdin", source=source)
     if rest:
         why = "to take arguments, a script must begin with a line such as `#!/bin/sh`"
@@ -202,11 +265,10 @@ def _captured(data: bytes, what: str) -> str:
     return text
 
 
-def _check_runs(data: bytes, what: str) -> None:
-    """Raise UsageError with a remedy for a text that the kernel cannot execute."""
+def _check_runs(data: bytes, what: str, line: bytes) -> None:
+    """Raise UsageError with a remedy for a text that the kernel cannot execute; *line* is its `#!` line."""
     thing = f"script {what}"
-    line = data.split(b"\n", 1)[0]
-    if line.startswith(b"#!"):
+    if line:
         if not line[2:].strip():
             raise UsageError(cannot("submit", thing, "its first line names no interpreter after `#!`"))
         if line.endswith(b"\r"):
@@ -238,9 +300,9 @@ def _check_runs(data: bytes, what: str) -> None:
 
 def _has_options(data: bytes) -> bool:
     """Whether a script has options in its own lines, which only a script itself can have."""
-    from spool.cli import foreign
+    from spool.cli import directives
 
-    return any(_SPOOL_LINE.fullmatch(line) or foreign.is_line(line) for _, line in _head_lines(data))
+    return any(_SPOOL_LINE.fullmatch(line) or directives.is_line(line) for _, line in _head_lines(data))
 
 
 def _module_path(text: str, path: str) -> str | None:
@@ -253,7 +315,7 @@ def _module_path(text: str, path: str) -> str | None:
 def _shell_of(words: Sequence[str]) -> str | None:
     """Return the shell in the *words* of a `#!` line, None for any other program, and for a shell with options."""
     *before, last = words or [""]
-    if os.path.basename(last) not in ("sh", "dash", "bash", "ash", "ksh", "zsh"):
+    if os.path.basename(last) not in _SHELLS - {"csh", "tcsh"}:
         return None
     if before and os.path.basename(before[0]) == "env" and before[1:] in ([], ["-S"]):
         from shutil import which
@@ -262,32 +324,28 @@ def _shell_of(words: Sequence[str]) -> str | None:
     return None if before else last
 
 
-def _interpreter(data: bytes, path: str) -> list[str]:
-    """Return the command for a script that is not executable itself: its `#!` line."""
-    if os.access(path, os.X_OK):
-        return []
-    return data.split(b"\n", 1)[0][2:].decode("utf-8", "replace").strip().split(None, 1)
-
-
 def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     """Return the options in a script's own lines; #SPOOL lines before those for other schedulers."""
-    from spool.cli import foreign  # imported here, because only scripts need it
+    from spool.cli import directives  # imported here, because only scripts need it
 
     own = _own_options(script, what)
     if said.ignore_directives:
-        ignored = [number for number, line in _head_lines(script) if foreign.is_line(line)]
+        ignored = [number for number, line in _head_lines(script) if directives.is_line(line)]
         if ignored:
             tell(f"{what}: the lines for another scheduler are ignored, from line {ignored[0]} on")
         return own
-    _tell_unread(script, what)
     found = list(_foreign_lines(script, what))
+    _check_unread(script, what, refused=not found and not own)
     if not found:
         return own
     values: joboptions.Values = {}
     stated = said.keys | own.keys()
     errors: list[str] = []
     notes, told = 0, False
-    for one in foreign.convert(found, limited=said.limited or "time_limit" in own):
+    limited = said.limited or "time_limit" in own
+    for one in directives.convert(found, limited=limited, sends_to=said.sends_to):
+        if one.key == "notify.to" and one.key in stated:
+            continue
         if one.lost is not None and one.lost.matters and one.key not in stated:
             errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
             continue
@@ -312,18 +370,22 @@ def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     return {**values, **own, **_both(values, own)}
 
 
-def _tell_unread(script: bytes, what: str) -> None:
-    """Warn about lines for a scheduler whose lines are not read here: the job does not get what they ask for."""
-    from spool.cli import foreign
+def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
+    """Tell about lines for a scheduler whose lines are not read here, or raise UsageError if nothing else is read."""
+    from spool.cli import directives
 
-    unread = [(number, line, system) for number, line in _head_lines(script) if (system := foreign.unread_system(line))]
-    if unread:
-        number, line, system = unread[0]
-        more = f" and {count_of(len(unread) - 1, 'more line')}" if len(unread) > 1 else ""
-        remedy = "give options, or write `#SPOOL --cpus 8` lines"
-        tell(
-            f"warning: {what}: line {number}: `{line}`{more} for {system} {'are' if more else 'is'} not read; {remedy}"
-        )
+    unread = [
+        (number, line, system) for number, line in _head_lines(script) if (system := directives.unread_system(line))
+    ]
+    if not unread:
+        return
+    number, line, system = unread[0]
+    more = f" and {count_of(len(unread) - 1, 'more line')}" if len(unread) > 1 else ""
+    why = f"line {number}: `{line}`{more} for {system} {'are' if more else 'is'} not read"
+    if refused:
+        remedy = "write `#SPOOL --cpus 8 --gpus 1 --time-limit 2h` for what they say, or give --ignore-directives"
+        raise UsageError(cannot("carry over", f"the options of {what}", why, remedy=remedy))
+    tell(f"{what}: {why}")
 
 
 def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Values:
@@ -333,17 +395,17 @@ def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Value
 
 def _foreign_lines(script: bytes, what: str) -> Iterator[Directive]:
     """Yield the options for other schedulers: those in the head; for gflow, which reads the whole file, all."""
-    from spool.cli import foreign
+    from spool.cli import directives
 
     head = dict(_head_lines(script))
     lines = script[:_MAX_HEAD_BYTES].decode(errors="surrogateescape").split("\n")
     for number, line in enumerate(lines, 1):
         line = line.rstrip("\r")
-        if number not in head and foreign.is_line(line) and not line.startswith("# GFLOW"):
+        if number not in head and directives.is_line(line) and not directives.is_line(line, late=True):
             tell(f"{what}: line {number}: this line comes after the first command and is ignored: {line.strip()}")
             continue
         try:
-            yield from foreign.directives(number, line)
+            yield from directives.directives(number, line)
         except ValueError as error:
             raise UsageError(
                 cannot("read", what, f"{str(error).lower()} in {line!r}", where=f"line {number}")

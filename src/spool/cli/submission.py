@@ -6,6 +6,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -127,8 +128,18 @@ def _what_to_run(asked: Asked, root: str) -> scripts.Script:
         keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
         _tell_late_options(words)
         limited = "time_limit" in keys or "time_limit" in defaults_of(root).keys
-        return scripts.read(words, scripts.Said(asked.capture, asked.ignore_directives, keys, asked.verbose, limited))
+        said = (asked.capture, asked.ignore_directives, keys, asked.verbose, limited, partial(_sends_to, root))
+        return scripts.read(words, scripts.Said(*said))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
+
+
+def _sends_to(root: str, address: str) -> bool:
+    config = config_if(root, b"notifier", b"contacts")
+    if config is None:
+        return False
+    from spool.query.foresight import why_undelivered
+
+    return why_undelivered(address, config) is None
 
 
 def _free_name(root: str, name: str, source: scripts.ScriptText | None) -> str:

@@ -11,7 +11,9 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
+from shlex import quote
 
 from msgspec import Struct
 
@@ -89,21 +91,23 @@ _VALUES: Mapping[str, Callable[[_Job], str | None]] = {
     "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": lambda job: f"{job.id}{{index}}" if job.many else job.id,
     "SLURM_ARRAY_JOB_ID PBS_ARRAY_ID": lambda job: job.id if job.many else None,
     "JOB_ID": lambda job: job.id,
-    "SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID SGE_TASK_ID": _index,
+    "SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID": _index,
     "SLURM_ARRAY_TASK_COUNT": _of_indices(len),
     "SLURM_ARRAY_TASK_MIN SGE_TASK_FIRST": _of_indices(min),
     "SLURM_ARRAY_TASK_MAX SGE_TASK_LAST": _of_indices(max),
     "SLURM_ARRAY_TASK_STEP SGE_TASK_STEPSIZE": _of_indices(_step),
-    "SLURM_JOB_NAME PBS_JOBNAME": lambda job: job.name if job.many else "$SPOOL_JOB",
-    "SLURM_SUBMIT_DIR PBS_O_WORKDIR": _here,
-    "SLURM_SUBMIT_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
+    "SLURM_JOB_NAME PBS_JOBNAME JOB_NAME": lambda job: job.name if job.many else "$SPOOL_JOB",
+    "SLURM_SUBMIT_DIR PBS_O_WORKDIR SGE_O_WORKDIR": _here,
+    "SLURM_SUBMIT_HOST SGE_O_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
     "SLURM_CPUS_PER_TASK": _cpus_per_task,
-    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN": _always("$SPOOL_CPUS"),
+    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN NSLOTS": _always("$SPOOL_CPUS"),
     "SLURM_MEM_PER_NODE": _always("$SPOOL_MEMORY_MB"),
     "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": _always("$SPOOL_GPUS"),
+    "SLURM_JOB_GPUS SLURM_STEP_GPUS": _always("$SPOOL_GPU_INDICES"),
     "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": _tasks,
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID": _always("0"),
-    "SLURM_NNODES SLURM_JOB_NUM_NODES": _always("1"),
+    "SLURM_NNODES SLURM_JOB_NUM_NODES NHOSTS": _always("1"),
+    "SGE_TASK_ID": lambda job: _index(job) or "undefined",
 }
 _VALUE_OF = {name: value for names, value in _VALUES.items() for name in names.split()}
 _OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:INDEX|ID)|SGE_TASK_\w+")
@@ -114,18 +118,26 @@ _DEFAULT_OUTPUTS = (
     (re.compile(r"\.o[\"']?\$\{?(?:JOB_ID|PBS_JOBID)\b"), "%x.o%j", "%x.o%A.%a"),
 )
 """Where other schedulers write the output that has no path: how a script names it, and the path, also in an array."""
-_IS_FOR_SGE = re.compile(r"^#\$[ \t]*-|\bSGE_", re.MULTILINE)
 _INSTEAD = {
     "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
     "SLURM_TMPDIR": "use `mktemp -d`",
-    "SLURM_JOB_GPUS": "use $CUDA_VISIBLE_DEVICES",
+    "TMPDIR": "use `mktemp -d`",
     "sbatch": "use spool submit",
+    "qsub": "use spool submit",
     "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
 }
 _LAUNCHED_BY = ("SLURM_NTASKS", "SLURM_PROCID")
-_VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW|SGE_TASK)_[A-Z_]+\b|\bNCPUS\b|(?<=\$)JOB_ID\b|(?<=\$\{)JOB_ID\b")
+_VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW|SGE_TASK)_[A-Z_]+\b|\bNCPUS\b")
+_OF_LINES = (
+    (
+        re.compile(r"^#\$[ \t]*-", re.MULTILINE),
+        re.compile(r"\bSGE_[A-Z_]+\b|\$\{?(NSLOTS|NHOSTS|JOB_ID|JOB_NAME|TMPDIR)\b"),
+    ),
+    (re.compile(r"^#PBS\b", re.MULTILINE), re.compile(r"\$\{?TMPDIR\b")),
+)
+"""Variables without a prefix of their own, which mean that only in a script with lines for its scheduler."""
 _AT = r"(?:^|[;&|(`]|=[\"']|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])\s*(?:[A-Za-z_]\w*=\S*\s+)*"
-_PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol)(?=\s)([^;&|]*)")
+_PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol|qsub)(?=\s)([^;&|]*)")
 _STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
 _SRUN_FLAGS = "label unbuffered verbose quiet kill-on-bad-exit exclusive exact overlap pty no-kill preserve-env"
 _SRUN_OPTIONS = re.compile(  # up to the command, whose options are its own
@@ -137,12 +149,29 @@ _NODES = re.compile(r"\s(?:-N\s*|--nodes[= ]\s*)([0-9]{1,6})\b")
 _NOT_IN_SRUN = re.compile(r"\s(--(?:multi-prog|het-group))\b")
 _APPENDS = re.compile(r"^#SBATCH\b.*\s--open-mode[= ]a", re.MULTILINE)
 _FILLED_BY_SRUN = {"j": _NUMBERS[0], "J": _NUMBERS[0], "A": _NUMBERS_OF_ARRAYS[0], "x": "SLURM_JOB_NAME"}
-_FUNCTION = re.compile(rf"{_AT}(?:(module|ml)\s|(conda|mamba|micromamba)\s+activate\b)")
-_LOGIN = r"\A#!.*\s(?:-\w*l\b|--login\b)"
-_SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*(?:profile(?!\.d)|bashrc|"
+_FUNCTION = re.compile(
+    rf"{_AT}(?:(module|ml)\s|(conda|mamba|micromamba)\s+activate\b|(?:source|\.)\s+(activate)(?=\s|$))"
+)
+_SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*"
 _SETS_UP = {
-    "module": re.compile(rf"{_LOGIN}|{_SOURCES}module|lmod)", re.MULTILINE),
-    "conda": re.compile(rf"{_LOGIN}|{_SOURCES}conda|mamba|activate)|\bshell(?:\.\w+)? hook", re.MULTILINE),
+    "module": re.compile(rf"{_SOURCES}(?:module|lmod)", re.MULTILINE),
+    "conda": re.compile(rf"{_SOURCES}(?:conda|mamba)|\bshell(?:\.\w+)? hook", re.MULTILINE),
+}
+_MAY_SET_UP = {  # most ~/.bashrc return at once where no terminal is
+    kind: re.compile(rf"\A#!.*\s(?:-\w*l\b|--login\b)|{_SOURCES}(?:profile(?!\.d)|bashrc{more})", re.MULTILINE)
+    for kind, more in (("module", ""), ("conda", "|/activate"))
+}
+_STARTUP_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc")
+_CONDA_IN_THEM = re.compile(
+    r"[\"'\s](/[^\"'\s]+)/(?:etc/profile\.d/(?:conda|mamba)\.sh|(?:conda)?bin/(?:conda|mamba))\b"
+)
+_INIT_OF_MODULES = (
+    *(f"/etc/profile.d/{name}.sh" for name in ("modules", "lmod", "z00_lmod")),
+    *(f"/usr/share/{name}/init/bash" for name in ("modules", "Modules", "lmod/lmod")),
+)
+_DEFINES = {
+    "module": ". /usr/share/lmod/lmod/init/bash",
+    "conda": 'eval "$(/PATH/OF/conda shell.bash hook)"',
 }
 _OF_FUNCTIONS = {
     "module": ("BASH_FUNC_*module*", "BASH_FUNC_ml*", "MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_"),
@@ -212,15 +241,14 @@ class ScriptNeeds:
             self._find_output()
 
     def _find_variables(self) -> None:
-        seen = set()
+        seen = {"TMPDIR"} if "TMPDIR=" in self._text else set()  # then it is the script's own
+        more = [variable for lines, variable in _OF_LINES if lines.search(self._text)]
         outputs = [(0, str(self._job.keys[key])) for key in ("stdout", "stderr") if key in self._job.keys]
         for number, line in (*self._lines, *outputs):
-            for name in _VARIABLE.findall(line):
+            for name in (found[0].lstrip("${") for each in (_VARIABLE, *more) for found in each.finditer(line)):
                 if name in seen:
                     continue
                 seen.add(name)
-                if name == "JOB_ID" and _IS_FOR_SGE.search(self._text) is None:
-                    continue  # the script's own
                 value = _VALUE_OF[name](self._job) if name in _VALUE_OF else None
                 if number == 0 and (value is None or "$" in value):
                     continue  # no path can have it, and the job is doubted for that
@@ -298,25 +326,80 @@ class ScriptNeeds:
             self.env.setdefault("SLURM_OPEN_MODE", "a")
 
     def find_functions(self, exported: Exports, *, freely: bool) -> None:
-        """Take shell functions along, if the caller exports them and the script does not define them itself.
+        """Give the job the shell functions that the script calls and does not define itself.
 
+        They are the caller's, if it exports them; else, for bash, one that defines the real one when it is called.
         *freely*: without `--export`.
         """
         first = self._text.split("\n", 1)[0]
         is_bash = first.startswith("#!") and "bash" in first
-        for number, line in self._lines:
-            for words in _FUNCTION.findall(line):
-                name, kind = next(filter(None, words)), "module" if words[0] else "conda"
-                if _SETS_UP[kind].search(self._text) is not None:
-                    continue
-                if freely and is_bash:
-                    exported.take(matching(_OF_FUNCTIONS[kind], os.environ), os.environ)
-                if is_bash and f"BASH_FUNC_{name}%%" in exported.taken:
-                    continue
-                remedy = f"begin it with `#!/bin/bash -l`, or `export -f {name}` and submit again"
-                what = f"{name} activate" if words[1] else name
-                self.told.append(f"line {number}: `{what}` needs a shell function that the job does not have; {remedy}")
-                return
+        if re.match(r"#!\S*/t?csh\b", first) is not None:  # reads its startup file in scripts too
+            return
+        calls = {next(filter(None, words)): number for number, line in self._lines for words in _FUNCTION.findall(line)}
+        for name, number in calls.items():
+            kind = "module" if name in ("module", "ml") else "conda"
+            if _SETS_UP[kind].search(self._text) is not None:
+                continue
+            if freely and is_bash:
+                exported.take(matching(_OF_FUNCTIONS[kind], os.environ), os.environ)
+            variable, definition = f"BASH_FUNC_{name}%%", _definition_of(name)
+            if (is_bash and variable in exported.taken) or (name == "activate" and _finds_activate(exported)):
+                continue
+            if is_bash and definition and name != "activate":
+                self.env[variable] = f'() {{ unset -f {name}; {definition} && {name} "$@"; }}'
+            elif definition or _MAY_SET_UP[kind].search(self._text) is None:
+                self._lacks(number, name, definition or _DEFINES[kind])
+
+    def _lacks(self, number: int, name: str, definition: str) -> None:
+        before = definition.replace("/init/bash", "/init/sh").replace("shell bash", "shell posix")
+        if name == "activate":
+            why = f"`source activate` needs conda in the PATH; write `{before}; conda activate` instead"
+        else:
+            what = name if name in ("module", "ml") else f"{name} activate"
+            why = f"`{what}` needs a shell function that the job does not have; write `{before}` before it"
+        self.told.append(f"line {number}: {why}")
+
+
+def _definition_of(name: str) -> str:
+    """Return the commands that define the shell function *name* on this machine, "" if they are not found."""
+    from shutil import which
+
+    environ, files = os.environ, list[str]()
+    if name in ("module", "ml"):
+        homes = [environ[key] for key in ("MODULESHOME", "LMOD_PKG") if key in environ]
+        files = [path for path in (*(f"{home}/init/bash" for home in homes), *_INIT_OF_MODULES) if os.path.isfile(path)]
+        files = files[:1]
+    elif name == "micromamba":
+        program = environ.get("MAMBA_EXE") or which(name)
+        return f'eval "$({quote(program)} shell hook --shell bash)"' if program else ""
+    elif (root := _conda_root()) is not None:
+        files = [f"{root}/etc/profile.d/{each}.sh" for each in dict.fromkeys(("conda", name)) if each != "activate"]
+    return "; ".join(f". {quote(path)}" for path in files if os.path.isfile(path))
+
+
+def _conda_root() -> str | None:
+    """Return the directory in which conda is installed: that of the caller, or of its shell's startup files."""
+    from shutil import which
+
+    programs = [path for path in (os.environ.get("CONDA_EXE"), which("conda")) if path]
+    roots = [os.path.dirname(os.path.dirname(path)) for each in programs for path in (each, os.path.realpath(each))]
+    for name in _STARTUP_FILES:
+        with suppress(OSError), open(os.path.expanduser(f"~/{name}"), errors="replace") as file:
+            roots += _CONDA_IN_THEM.findall(file.read())
+    return next((root for root in roots if os.path.isfile(f"{root}/etc/profile.d/conda.sh")), None)
+
+
+def _finds_activate(exported: Exports) -> bool:
+    """Whether a job finds `activate` of conda in its PATH, which gets the directory if need be."""
+    from shutil import which
+
+    path, root = exported.taken.get("PATH"), _conda_root()
+    if path is None or which("activate", os.F_OK | os.R_OK, path) is not None:
+        return path is not None
+    if root is None or not os.path.isfile(f"{root}/condabin/activate"):
+        return False
+    exported.taken["PATH"] = f"{root}/condabin:{path}"
+    return True
 
 
 def _fresh_id() -> str:

@@ -460,6 +460,7 @@ class WrapperWriter:
             attempt=live.attempts.attempt,
             metadir=metadir,
             has_rocm=self._has_rocm and live.elsewhere is None,
+            gpu_names=self._settings.config.gpu_names,
         )
         if live.elsewhere is not None:  # its engine chooses its GPUs
             environment |= {"SPOOL_GPUS": str(spec.request.gpus)}

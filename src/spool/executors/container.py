@@ -163,7 +163,10 @@ def _engine(name: str, inside: Inside) -> tuple[str, ...]:
         options.append("--env=NVIDIA_VISIBLE_DEVICES=void")  # where the runtime gives all GPUs to images that ask
     options += _mounts(inside)
     options.append(f"--env-file={inside.metadir}/{ENVIRONMENT}")  # what texts before the command have added
-    return (*options, *(f"--env={key}" for key in inside.environment if _goes_along(key)))
+    variables = [f"--env={key}" for key in inside.environment if _goes_along(key)]
+    if inside.environment.get("CUDA_VISIBLE_DEVICES", "")[:1].isdecimal():  # it has only these GPUs, and counts them
+        variables.append(f"--env=CUDA_VISIBLE_DEVICES={','.join(map(str, range(len(grant.gpu_uuids))))}")
+    return (*options, *variables)
 
 
 def _group_of_amd(runtime: str) -> str:

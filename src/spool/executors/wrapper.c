@@ -607,8 +607,8 @@ static const char *value_of(char **environment, const char *name)
 static int set_environment(char **environment)
 {
     static const char *const own[] = {"SPOOL_DIR=", "SPOOL_JOB=", "SPOOL_RUN=", "SPOOL_ATTEMPT=", "SPOOL_METADIR=",
-        "SPOOL_CPUS=", "SPOOL_CPU_LIST=", "SPOOL_MEMORY_MB=", "SPOOL_GPUS=", "SPOOL_ARRAY_INDEX=", "SPOOL_EXIT_CODE=",
-        "SPOOL_ENV=", "SPOOL_SERVICE="};
+        "SPOOL_CPUS=", "SPOOL_CPU_LIST=", "SPOOL_MEMORY_MB=", "SPOOL_GPUS=", "SPOOL_GPU_INDICES=", "SPOOL_ARRAY_INDEX=",
+        "SPOOL_EXIT_CODE=", "SPOOL_ENV=", "SPOOL_SERVICE="};
     static char now[LONGEST + 32] = "PWD=";
     how_many_variables = 0;
     variables[0] = NULL;

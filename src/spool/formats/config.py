@@ -252,6 +252,9 @@ CONFIG = KeyTable(
         field="policy.max_running"),
     Key("executor", "executor", "What runs jobs that do not set `executor`: one of these, or an engine that an "
         "installed package offers.", words=EXECUTORS),
+    Key("gpu_names", "word",
+        "What `CUDA_VISIBLE_DEVICES` of jobs has: UUIDs, or indices for programs that take no UUIDs. A MIG instance "
+        "always has its UUID.", words=("uuid", "index")),
     Key("keep_session", "flag",
         "Whether to keep tmux sessions open after jobs end, for jobs that do not set `keep_session`."),
     Key("wrapper", "word",
@@ -410,6 +413,7 @@ class Config(Capacity, frozen=True):
     machine: str = "auto"  # or "off", or a directory: absolute, or with ~
     machine_owner: str | None = None
     executor: str = "process"
+    gpu_names: str = "uuid"  # or "index"
     keep_session: bool = False
     wrapper: str = "auto"  # or "sh"
     durability: str = "grouped"  # or "strict"

@@ -134,13 +134,23 @@ class Assignments(Struct, frozen=True):
 
 
 def job_environment(
-    spec: Spec, grant: Grant, *, spool_dir: str, job: str, run: int, attempt: int, metadir: str, has_rocm: bool = False
+    spec: Spec,
+    grant: Grant,
+    *,
+    spool_dir: str,
+    job: str,
+    run: int,
+    attempt: int,
+    metadir: str,
+    has_rocm: bool = False,
+    gpu_names: str = "uuid",
 ) -> dict[str, str]:
     """Return the variables that a run gets on top of the common ones: docs/FORMAT.md, "Environment".
 
     The `env` table comes first and cannot override the variables for the run's identity and its GPUs. `SPOOL_GPUS` is
     the number of GPUs, `SPOOL_MEMORY_MB` the memory in whole MiB; it is absent if no memory was requested. *has_rocm*:
-    the machine may have GPUs of AMD, which a job without them is not to see.
+    the machine may have GPUs of AMD, which a job without them is not to see. *gpu_names*: "index" for the indices of
+    GPUs of NVIDIA instead of their UUIDs.
     """
     amd = [uuid for uuid in grant.gpu_uuids if is_amd(uuid)]
     environment = {"OMP_NUM_THREADS": str(grant.cpus)} if grant.cpus else {}
@@ -156,6 +166,11 @@ def job_environment(
         "CUDA_VISIBLE_DEVICES": ",".join(uuid for uuid in grant.gpu_uuids if uuid not in amd),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+    if grant.gpu_indices:
+        indices = ",".join(map(str, grant.gpu_indices))
+        environment["SPOOL_GPU_INDICES"] = indices
+        if gpu_names == "index" and not amd and not any(uuid.startswith("MIG-") for uuid in grant.gpu_uuids):
+            environment["CUDA_VISIBLE_DEVICES"] = indices
     if amd:
         environment["ROCR_VISIBLE_DEVICES"] = ",".join(amd)
     elif has_rocm:

@@ -7,7 +7,7 @@
 # shellcheck disable=SC2317  # traps call functions, and end the script in more places than one
 set -f
 unset SPOOL_DIR SPOOL_JOB SPOOL_RUN SPOOL_ATTEMPT SPOOL_METADIR SPOOL_CPUS SPOOL_CPU_LIST SPOOL_MEMORY_MB
-unset SPOOL_GPUS SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE SPOOL_ENV SPOOL_SERVICE
+unset SPOOL_GPUS SPOOL_GPU_INDICES SPOOL_ARRAY_INDEX SPOOL_EXIT_CODE SPOOL_ENV SPOOL_SERVICE
 unset SHLVL _ # which tell of who started this, and through how many shells
 
 spool_told=${1-} # told: who this process is comes on stdin

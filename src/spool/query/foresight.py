@@ -201,18 +201,11 @@ class _Seer:
         """Yield why messages of the job cannot be delivered. Contacts nothing."""
         if spec.notify is None:
             return
-        from spool.listeners.message import UndeliveredError, masked
-        from spool.listeners.notifications import expanded
-        from spool.listeners.transports import NOT_INSTALLED, AppriseService, transport_for
+        from spool.listeners.message import masked
 
         for named in spec.notify.to:
-            try:
-                for address in expanded(named, self._config.contacts):
-                    transport = transport_for(address, self._config.notifier)
-                    if isinstance(transport, AppriseService) and find_spec("apprise") is None:
-                        raise UndeliveredError(NOT_INSTALLED)
-            except UndeliveredError as error:
-                yield f"cannot send anything to {masked(named)}: {error}"
+            if (why := why_undelivered(named, self._config)) is not None:
+                yield f"cannot send anything to {masked(named)}: {why}"
 
     def _unknown(self, name: str, spec: Spec) -> Iterator[str]:
         if not spec.depends_on:
@@ -236,3 +229,19 @@ class _Seer:
             return True
         word = f'"{name}"'.encode()  # of an array, whose tasks alone have lines, `spool gc` keeps the number
         return word in (self._spool.file(LAST_RUNS) or b"") or any(word in line for line in self._spool.history())
+
+
+def why_undelivered(named: str, config: Config) -> str | None:
+    """Return why messages to an address or contact cannot be sent, None if they can. Contacts nothing."""
+    from spool.listeners.message import UndeliveredError
+    from spool.listeners.notifications import expanded
+    from spool.listeners.transports import NOT_INSTALLED, AppriseService, transport_for
+
+    try:
+        for address in expanded(named, config.contacts):
+            transport = transport_for(address, config.notifier)
+            if isinstance(transport, AppriseService) and find_spec("apprise") is None:
+                raise UndeliveredError(NOT_INSTALLED)
+    except UndeliveredError as error:
+        return str(error)
+    return None
