@@ -897,7 +897,8 @@ def _command(node: ast.AST) -> list[str]:
     ]
     is_python = words and words[0].strip("<*>") in ("sys.executable", "self.python", "python") and "<" in words[0]
     has_option = any(word.startswith("-") for word in words[1:3])
-    return words if len(words) > 1 and (is_python or "-m" in words[1:4]) and (has_option or not is_python) else []
+    runs_module = "-m" in words[1:4] and not words[0].startswith("-")
+    return words if len(words) > 1 and (is_python or runs_module) and (has_option or not is_python) else []
 
 
 def test_every_python_that_is_started_imports_nothing_from_the_current_directory() -> None:

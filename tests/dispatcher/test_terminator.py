@@ -42,7 +42,7 @@ class _Live:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, look: Callable[[], Seen], group: Any = None) -> None:
         """Make a run of this machine; *look* tells which processes it has."""
-        self.engine = LocalProcesses(outlasted=lambda job, run: False)
+        self.engine = LocalProcesses(outlasted=lambda job, run, *, exited: False)
         self.handle = self.engine.no_child(*self.key, Jid(*WRAPPER, "boot", "pid:[1]", "here"), group)
         self.seen = Seen(set())
 

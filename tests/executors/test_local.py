@@ -24,7 +24,7 @@ class Families:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.proved: set[str] = set()  # jobs whose records say that the wrapper has outlasted all
-        self.engine = LocalProcesses(str(root), outlasted=lambda job, run: job in self.proved)
+        self.engine = LocalProcesses(str(root), outlasted=lambda job, run, *, exited: exited or job in self.proved)
 
     def start(self, job: str, text: str) -> LocalRun:
         """Start a wrapper that runs *text*, and outlasts what that leaves behind."""

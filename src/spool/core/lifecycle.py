@@ -8,12 +8,12 @@ a finished run as lost.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.model import SECOND_NS, Result, Retry, Spec, State, Stop, StopKind, Suspension
+from spool.core.model import SECOND_NS, Jid, Result, Retry, Spec, State, Stop, StopKind, Suspension
 from spool.core.names import engine_title
 
 MAX_REQUEUES = 3
@@ -32,6 +32,22 @@ class Liveness(StrEnum):
     GONE = "gone"  # this boot, and no such process
     REBOOTED = "rebooted"  # this host, another boot
     ELSEWHERE = "elsewhere"  # another host or pid namespace: cannot be checked from here
+
+
+class Prober(Protocol):
+    """The questions about the machine that a look at a run needs; `spool.machine.marks` answers them."""
+
+    def boot_id(self) -> str:
+        """Return the id of this boot."""
+
+    def liveness(self, jid: Jid) -> Liveness:
+        """Return the state of the process *jid*."""
+
+    def is_wrapper(self, jid: Jid, root: str, name: str, run: int) -> bool:
+        """Whether the living process *jid* is the wrapper of that run of the spool at *root*."""
+
+    def has_left_processes(self, root: str, name: str, run: int) -> bool:
+        """Whether a run of the spool at *root* still has processes after its wrapper was killed."""
 
 
 class EngineWord(StrEnum):

@@ -16,6 +16,7 @@ from spool.core.lifecycle import (
     Evidence,
     LastSigns,
     Liveness,
+    Prober,
     Proof,
     RunEnd,
     Verdict,
@@ -33,7 +34,6 @@ from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.run import ActiveRun
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
-from spool.store.spool import Prober
 
 _MOST_FAILURES = 3  # of an engine to start a job, in a row
 _NOT_BY_CHANCE = frozenset(
@@ -64,7 +64,11 @@ class Concluder:
 
     def has_leftovers(self, live: ActiveRun) -> bool:
         """Whether the command of a run has ended, and its wrapper waits for what that has left behind."""
-        return self._spool.has_leftovers(*live.key)
+        return self._spool.exit(*live.key) is not None and self._spool.has_leftovers(*live.key)
+
+    def lacks_metadir(self, live: ActiveRun) -> bool:
+        """Whether the metadir of a run was removed, so that its wrapper can leave no record."""
+        return status_of(self._spool.layout.metadir(*live.key)) is None
 
     def command_end_ns(self, live: ActiveRun) -> int:
         """Return when the command of a run ended: now if its wrapper, which is gone, has left no exit code."""
@@ -74,7 +78,8 @@ class Concluder:
     def _ended(self, live: ActiveRun, proof: Proof, code: int | None = None, at_ns: int | None = None) -> Ended:
         """Return the end of a run with *proof*; its wrapper has recorded the exit code *code* at *at_ns*."""
         assert proof.outcome is not None
-        return Ended(proof.outcome, self._reason(live, proof, code), self._end_of(live, at_ns), code)
+        doubt = "; processes of it may be left" if live.handle is not None and live.handle.doubtful else ""
+        return Ended(proof.outcome, f"{self._reason(live, proof, code)}{doubt}", self._end_of(live, at_ns), code)
 
     def _unstarted(self, live: ActiveRun, why: str) -> Ended:
         """Return the end of a run that could not be started."""

@@ -19,7 +19,7 @@ from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidFile, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Liveness, Verdict
+from spool.core.lifecycle import Liveness, Prober, Verdict
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Context
@@ -36,7 +36,6 @@ from spool.state.run import ActiveRun
 from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
-from spool.store.spool import Prober
 
 log = logging.getLogger(__name__)
 

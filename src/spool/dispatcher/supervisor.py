@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import Liveness, Prober
 from spool.core.model import SECOND_NS
 from spool.core.phases import GONE, Active, Gone, Outlived, Unread
 from spool.dispatcher.conclusions import Concluder
@@ -15,7 +16,6 @@ from spool.dispatcher.timers import boot_clock
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import RunHandle
 from spool.state.run import ActiveRun
-from spool.store.spool import Prober
 
 POLL_NS = SECOND_NS  # where no event reports an end, or a change of the files
 _FIND_OUT = "find out the end of"
@@ -54,8 +54,9 @@ class Supervisor:
     def look_for_leftovers(self) -> None:
         """Look for runs whose commands have left processes behind, as if no wrapper had left a note of that."""
         for live in self._state.live.values():
-            if isinstance(live.phase, Active) and live.elsewhere is None and self.concluder.has_leftovers(live):
-                self.suspects.add(live.key)
+            with suppress(OSError):
+                if isinstance(live.phase, Active) and live.elsewhere is None and self.concluder.has_leftovers(live):
+                    self.suspects.add(live.key)
 
     def collect(self) -> list[ActiveRun]:
         """Return the runs that are over, with known ends. The room of a run is free once no process is left."""
@@ -67,8 +68,11 @@ class Supervisor:
         for name in list(self._changes.leftovers.names):
             self._changes.leftovers.done(name)
             job = self._state.jobs.get(name)
-            if job is not None and job.live is not None:
-                self.suspects.add(job.live.key)
+            if job is None or job.live is None:
+                continue
+            self.suspects.add(job.live.key)
+            if isinstance(job.live.phase, Active) and self.concluder.lacks_metadir(job.live):
+                self._outlive(job.live, time.time_ns())
         if self._executors.engines:
             with self._confinement.service("ask", "the engines of runs elsewhere"):
                 self.suspects |= {run.key for run in self._executors.work()}

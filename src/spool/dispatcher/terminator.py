@@ -15,7 +15,7 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
-from spool.core.phases import Unread
+from spool.core.phases import Outlived, Unread
 from spool.core.preemption import Preemption, preempt
 from spool.core.scheduler import Plan
 from spool.dispatcher.admission import Admission
@@ -133,7 +133,7 @@ class StopOrders:
         It is stopped even if that cannot be recorded: recording is tried again. After its exit code an order changes
         nothing any more: only what its command has left behind is ended.
         """
-        if self._context.spool.exit(*live.key) is not None:
+        if self._has_ended(live):
             if live.elsewhere is None:
                 self._terminator.add(live)
             return
@@ -148,6 +148,12 @@ class StopOrders:
                 self._context.journal.commit()  # the next dispatcher must not ask again about a run that ends already
         self._record(live)
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
+
+    def _has_ended(self, live: ActiveRun) -> bool:
+        """Whether the command of a run has left its exit code. Where that cannot be read, the run is stopped."""
+        with suppress(OSError):
+            return self._context.spool.exit(*live.key) is not None
+        return False
 
     def resume(self, live: ActiveRun) -> None:
         """Continue stopping a run that an earlier dispatcher was about to stop, unless that needs a review first."""
@@ -222,7 +228,7 @@ class Terminator:
 
     def hurry(self, live: ActiveRun) -> None:
         """Look at *live* at the next tick: its wrapper has ended, which may have been its last process."""
-        self.add(live)
+        self.add(live, live.phase.since_ns if isinstance(live.phase, Outlived) else None)
         run = self.runs[live.key]
         run.look_at_ns, run.pause_ns = 0, _FIRST_LOOK_NS
         self._timer.set(0)
@@ -257,7 +263,7 @@ class Terminator:
             for run in runs:
                 if now >= run.kill_at_ns and not run.kills:  # from now on it may take some looks, but no waiting
                     run.kills, run.pause_ns = True, _FIRST_LOOK_NS
-            gone = engine.terminate({run.handle: run.kills for run in runs})
+            gone = engine.terminate({run.handle: run.kills or self._only_lingers(run) for run in runs})
         except OSError as error:
             self._look_later(runs, now, error)
             return []
@@ -266,6 +272,11 @@ class Terminator:
             run.look_at_ns = now + run.pause_ns
             run.pause_ns = min(2 * run.pause_ns, _LONGEST_LOOK_NS)
         return [run.live for run in runs if run.handle in gone]
+
+    @staticmethod
+    def _only_lingers(run: _Terminating) -> bool:
+        """Whether its command has ended, and its wrapper waits for what is not the run's, such as a dispatcher."""
+        return run.live.is_outlived and run.handle.lingers
 
     def _look_later(self, runs: list[_Terminating], now: int, error: OSError) -> None:
         """Try later: the machine has too few resources left to tell which processes exist."""

@@ -16,6 +16,7 @@ from msgspec import Struct
 from spool.core.errors import SHORTAGES
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import Jid, Machine, SignalTo, Spec
+from spool.core.names import SERVICE
 from spool.formats.values import is_shell
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
@@ -55,6 +56,8 @@ class Launch(Struct, frozen=True):
         environment["SPOOL_DIR"] = self.spool_dir
         environment["SPOOL_JOB"] = self.job
         environment["SPOOL_RUN"] = str(self.run)
+        if SERVICE in os.environ:  # if this dispatcher is killed, its wrappers pass to the job that has started it
+            environment[SERVICE] = os.environ[SERVICE]
         return environment
 
 
@@ -204,6 +207,14 @@ class RunHandle(Protocol):
     @property
     def resists(self) -> str:
         """Why it has not ended yet after the order to end, as free text; "" if nothing prevents it."""
+
+    @property
+    def lingers(self) -> bool:
+        """Whether nothing but its wrapper has been left for longer than that needs for its last records."""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether processes of it may be left: its wrapper was killed, and no search for them was certain."""
 
     @property
     def alive_at_ns(self) -> int | None:

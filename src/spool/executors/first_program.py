@@ -37,7 +37,9 @@ _LAST_S = 1.0  # how long the end may wait for a terminal that accepts no more o
 def main(launch: str, script: str, *arguments: str) -> None:
     """Become the wrapper *script*, as the file *launch* says; "-": as this process is."""
     if launch == "-":
-        become_wrapper([script, *arguments], dict(os.environ), "")
+        with open("/proc/self/environ", "rb") as file:  # Python may have added LC_CTYPE to its own
+            given = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0") if entry)
+        become_wrapper([script, *arguments], given, "")
     with open(launch, encoding="ascii") as file:
         told = json.load(file)
     os.unlink(launch)
@@ -67,7 +69,7 @@ def main(launch: str, script: str, *arguments: str) -> None:
     become_wrapper([script], environment, told["program"])
 
 
-def become_wrapper(words: list[str], environment: dict[str, str], program: str) -> None:
+def become_wrapper(words: list[str], environment: dict[str, str] | dict[bytes, bytes], program: str) -> None:
     """Turn into the wrapper *words*, the parent of what its run abandons; *program* is the compiled wrapper, if any."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)

@@ -20,6 +20,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
 from spool.core.model import SECOND_NS, Jid, SignalTo
@@ -72,6 +73,7 @@ class LocalRun:
         self._usage = Usage()
         self.resists = ""
         self.doubtful = False  # its wrapper was killed, and processes of it may be left
+        self.released = False  # its wrapper was killed when nothing else of it was left
         self._found: frozenset[Process] = frozenset()  # by the last look at a run that must end
         self._still: frozenset[Process] = frozenset()  # besides the wrapper, if all of them were stopped in that look
         self._told: set[Process] = set()  # these have received TERM
@@ -253,6 +255,7 @@ class LocalRun:
                 refused = send(killed, signal.SIGKILL).refused
                 self._note(f"spool may not end process {min(refused).pid}" if refused else "")
                 self._go_on(all_of_it=step is EndStep.KILL_ALL)
+                self.released = step is EndStep.KILL_ALL and not others
             case EndStep.OVER | EndStep.LOOK:
                 self._go_on()
                 self._note("" if step is EndStep.OVER else "its wrapper was killed; what it has left is searched for")
@@ -287,6 +290,11 @@ class LocalRun:
                 self._group.kill()
             if self._group.frozen():
                 self._group.freeze(on=False)
+
+    @property
+    def lingers(self) -> bool:
+        """Whether nothing but its wrapper has been left for longer than that needs for its records."""
+        return self._lasts(self._alone_since_ns, _WRAPPER_GRACE_NS, time.monotonic_ns())
 
     @staticmethod
     def _lasts(since_ns: int | None, for_ns: int, now_ns: int) -> bool:
@@ -342,7 +350,7 @@ class LocalProcesses:
         liveness: Callable[[Jid], Liveness] = identity.liveness,
         groups: RunGroups | None = None,
         is_wrapper: Callable[[Jid, str, str, int], bool] = _is_wrapper,
-        outlasted: Callable[[str, int], bool] = lambda job, run: True,
+        outlasted: Callable[..., bool] = lambda job, run, *, exited: True,
     ) -> None:
         """Begin without runs. *liveness* returns the state of a wrapper, *groups* is the place for control groups.
 
@@ -446,9 +454,12 @@ class LocalProcesses:
 
     def has_outlasted(self, run: LocalRun) -> bool:
         """Whether the wrapper of *run* has ended by itself, and so after all that its command has left behind."""
-        if run.exit_status is not None and os.WIFEXITED(run.exit_status):
+        if run.released:
             return True
-        return (run.pid is None or run.exit_status is not None) and self._outlasted(*run.key)
+        exited = run.exit_status is not None and os.WIFEXITED(run.exit_status)
+        with suppress(OSError):  # then it is searched for
+            return (run.pid is None or run.exit_status is not None) and self._outlasted(*run.key, exited=exited)
+        return False
 
     def left_behind(self, run: LocalRun) -> bool:
         """Whether processes of *run* may have outlived its wrapper, which is gone."""

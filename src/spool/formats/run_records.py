@@ -23,6 +23,7 @@ from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SOMEONE_WHO, CpuEnergy, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
+from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import toml
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.timestamps import at_lines, read_at
@@ -222,6 +223,12 @@ class GrantRecord(Struct, frozen=True):
     lease: int | None = None  # of the arbiter of a shared machine
     place: str | None = None  # of the spool in which it was started (store/places.py)
     waited_ns: int = 0  # wait until the start, by the clock of its scheduling timeout, which goes on in an engine
+
+    def may_be_of(self, jid: Jid) -> bool:
+        """Whether *jid* can belong to a wrapper that was started with it: on this machine it is from the same boot."""
+        if self.executor not in LOCAL_EXECUTORS:
+            return True  # any node may run it
+        return jid.engine is None and self.boot_id in (None, jid.boot_id)
 
 
 def render_grant(record: GrantRecord) -> bytes:

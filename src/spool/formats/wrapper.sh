@@ -78,7 +78,7 @@ spool_note() {
     spool_file=${spool_metadir%/*}
     spool_file=$spool_records/../../.notes/${spool_file##*/}.${spool_metadir##*/}.$1
     if [ ! -d "${spool_file%/*}" ] || [ -h "${spool_file%/*}" ] || [ -h "$spool_file" ] || [ -e "$spool_file" ]; then return; fi
-    : > "$spool_file"
+    command : > "$spool_file" # which keeps the shell alive where that fails
 }
 
 # spool_fail CODE WHY: the run ends with CODE, and the record `error` says why; and the log, unless it was stopped.
@@ -587,12 +587,12 @@ spool_gone() {
 }
 
 # spool_alone: true if this process has no child. What the command has abandoned is one as well, as this process was made
-# the child subreaper of the run before it became a shell. Where the kernel lists no children, only a reaper can tell.
+# the child subreaper of the run before it became a shell. Where the kernel lists no children, no shell can tell.
 spool_alone() {
     spool_line=''
     if [ -r "/proc/$$/task/$$/children" ]; then
         read -r spool_line < "/proc/$$/task/$$/children"
-    elif [ -x "$spool_become" ]; then
+    else
         return 1
     fi
     [ -z "$spool_line" ]
@@ -603,11 +603,11 @@ spool_alone() {
 spool_outlast() {
     trap '' HUP INT QUIT TERM USR1 USR2
     trap - EXIT
-    spool_note leftovers
     if [ -x "$spool_become" ]; then
         exec "$spool_become" reap "$spool_metadir/run.sh" "$spool_records/leftovers" "$spool_code"
     fi
-    until spool_alone; do sleep 0.1 || sleep 1; done
+    if [ ! -r "/proc/$$/task/$$/children" ]; then exit "$spool_code"; fi # the record tells the dispatcher to search
+    until spool_alone; do command eval 'sleep 0.1' || command eval 'sleep 1'; done
     if ! spool_astray; then rm -f -- "$spool_records/leftovers"; fi
 }
 
@@ -639,6 +639,7 @@ spool_finish() {
         fi
     done
     spool_note rc
+    if [ -n "$spool_left" ]; then spool_note leftovers; fi
     # A viewer that copies the outputs to the terminal has the other ends of 6 and 7. It is told of the end, and says
     # when it has shown the last of them; the terminal goes with this process.
     if [ -n "$spool_terminal" ]; then

@@ -5,7 +5,7 @@ the hook's own processes.
 
 A spool is identified by its real path. A mark may name it by another path, through a symbolic link.
 
-Marks are what a process says about itself. `machine/processes.py` finds the processes of a run whatever they say.
+Marks are what a process says about itself. The family of a wrapper (`machine/processes.py`) does not depend on them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _read_of(pid: int, name: str, proc: str) -> bytes | None:
 def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[str, int]]:
     """Return the runs of the spool at that real path that have processes, by mark and output only.
 
-    For display only. To end a run, use `scan`, which also follows its session and its descendants.
+    For display only. To end a run, use `search`, which also follows its session and its descendants.
     """
     found, real = set(), RealPaths({spool_dir: spool_dir})
     runs = f"{Layout(spool_dir).at(JOBS)}/"

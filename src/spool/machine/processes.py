@@ -42,7 +42,7 @@ from spool.machine.marks import SERVES, RealPaths, mark_in
 
 _INIT = 1
 _KERNEL = 2  # kthreadd, the parent of every kernel thread
-_MOST_WALKS = 8
+_MOST_WALKS = 3
 _WALKS_WITHOUT_LOSS = 2
 STANDS_STILL = "Tt"
 """Process states: stopped by a signal or a tracer."""

@@ -132,7 +132,7 @@ class ActiveRun(Struct, eq=False):
 
     @property
     def is_outlived(self) -> bool:
-        """Whether its wrapper has ended, and other processes of it may be left."""
+        """Whether its command has ended, or its wrapper was killed, and other processes of it may be left."""
         return isinstance(self.phase, phases.Outlived)
 
     @property

@@ -10,7 +10,7 @@ from contextlib import suppress
 from enum import Enum
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import Layout
-from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Proof, RunEnd, end_of, prove
+from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Prober, Proof, RunEnd, end_of, prove
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -456,14 +456,21 @@ class Spool:
         """Whether the wrapper of a run waits, or waited when it was killed, for what its command has left behind."""
         return status_of(self.own_record(name, run, layout.LEFTOVERS)) is not None
 
-    def outlasted(self, name: str, run: int) -> bool:
+    def outlasted(self, name: str, run: int, *, exited: bool = False) -> bool:
         """Whether the wrapper of a run, which is gone, has ended by itself, and so after all that it had started.
 
-        One that an earlier version of spool had started ended with its command.
+        *exited*: it is known to have ended by itself; then its command has begun, or it has left nothing. One that an
+        earlier version of spool had started ended with its command.
         """
-        if self.exit(name, run) is None or self.has_leftovers(name, run):
+
+        def is_there(record: str) -> bool:
+            return status_of(self.layout.record(name, run, record)) is not None
+
+        if is_there(layout.LEFTOVERS):
             return False
-        return _OUTLASTS in (self.record(name, run, layout.WRAPPER) or b"")
+        if not is_there(layout.RC):
+            return exited and not is_there(layout.STATUS)
+        return exited or _OUTLASTS in (self.record(name, run, layout.WRAPPER) or b"")
 
     def usage(self, name: str, run: int) -> WrittenUsage:
         """Return the resource use of a run, as the wrapper recorded it."""
@@ -695,7 +702,7 @@ class Spool:
                 return Liveness.GONE  # that process is not the run's wrapper: the jid proves nothing
             if found in (Liveness.ELSEWHERE, Liveness.REBOOTED):
                 grant = granted()
-                if grant is not None and grant.boot_id == prober.boot_id() and not is_plausible(jid, grant):
+                if grant is not None and grant.boot_id == prober.boot_id() and not grant.may_be_of(jid):
                     return Liveness.GONE
             return found
         grant = granted() if jid is Liveness.ABSENT else None
@@ -792,29 +799,6 @@ class Spool:
             return os.lstat(self.layout.at(layout.PAUSED)).st_ctime_ns
         except OSError:
             return None
-
-
-class Prober(Protocol):
-    """The questions about the machine that a look needs; `spool.machine.identity` answers them."""
-
-    def boot_id(self) -> str:
-        """Return the id of this boot."""
-
-    def liveness(self, jid: Jid) -> Liveness:
-        """Return the state of the process *jid*."""
-
-    def is_wrapper(self, jid: Jid, root: str, name: str, run: int) -> bool:
-        """Whether the living process *jid* is the wrapper of that run of the spool at *root*."""
-
-    def has_left_processes(self, root: str, name: str, run: int) -> bool:
-        """Whether a run of the spool at *root* still has processes after its wrapper has gone."""
-
-
-def is_plausible(jid: Jid, grant: GrantRecord) -> bool:
-    """Whether *jid* can belong to a wrapper started with *grant*: on this machine it is from the same boot."""
-    if grant.executor not in LOCAL_EXECUTORS:
-        return True  # any node may run it
-    return jid.engine is None and grant.boot_id in (None, jid.boot_id)
 
 
 def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) -> Spec | None:

@@ -41,6 +41,8 @@ class FakeRun(Struct, eq=False):
     said: EngineEnd | None = None  # how the engine reports its end
     refusal: str | None = None
     resists: str = ""
+    lingers: bool = False
+    doubtful: bool = False
     is_child: bool = False
     holds_memory: bool = True
 
