@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Struct
 
@@ -16,6 +16,8 @@ def filled(kind: Any, **stated: Any) -> Any:
         return filled(parts[0])
     if origin is dict:
         return {filled(parts[0]): filled(parts[1])}
+    if origin is Literal:
+        return parts[-1]
     if origin in (tuple, frozenset):
         return origin(map(filled, parts))
     if issubclass(kind, Struct):

@@ -34,6 +34,7 @@ from spool.formats.history import parse_result, render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
+from spool.machine.processes import Found
 from spool.query.accounting import RunEfficiency, compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
@@ -55,10 +56,13 @@ def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(executors._WHERE, "slurm", ("spool.testing.engine", "FakeEngine"))
     monkeypatch.setattr(FakeEngine, "runs", {})
 
-    def scan(wanted: Any, **_: Any) -> None:
-        raise AssertionError(f"processes of {wanted} were looked for")
+    def search(wanted: Any, *_: Any, **__: Any) -> Found:
+        for run in wanted:
+            raise AssertionError(f"processes of {run} were looked for")
+        return Found({}, True)
 
-    monkeypatch.setattr(processes, "scan", scan)
+    monkeypatch.setattr(processes, "search", search)
+    monkeypatch.setattr(processes, "descendants", search)
 
 
 @pytest.fixture

@@ -323,7 +323,9 @@ class Memory:
         self.live.launched(engine.child("one", 1, os.getpid()))
         self.timers = Timers()
         confinement, executors = Confinement("/nowhere", Timer()), Executors(str, engine)
-        context: Any = SimpleNamespace(state=table, confinement=confinement, timers=self.timers, executors=executors)
+        context: Any = SimpleNamespace(
+            state=table, confinement=confinement, timers=self.timers, executors=executors, spool=None
+        )
         self.limits = LimitEnforcer(context, self._order)
         self.limits.add(self.live)
 

@@ -23,6 +23,7 @@ from spool.core import layout
 from spool.core.errors import InvalidValue
 from spool.core.lifecycle import Liveness
 from spool.core.model import ArrayTask, Grant, Spec
+from spool.core.names import SERVICE
 from spool.executors import compiled
 from spool.formats import wrapper
 from spool.formats.run_records import parse_usage
@@ -865,8 +866,8 @@ def test_both_wrappers_forget_every_variable_of_spool() -> None:
     forgotten = [
         word for line in SCRIPT.read_text().splitlines() if line.startswith("unset SPOOL") for word in line.split()[1:]
     ]
-    assert tuple(forgotten) == OWN_VARIABLES
-    assert tuple(_array_in_c("own")) == tuple(f"{name}=" for name in OWN_VARIABLES)
+    assert tuple(forgotten) == (*OWN_VARIABLES, SERVICE)
+    assert tuple(_array_in_c("own")) == tuple(f"{name}=" for name in (*OWN_VARIABLES, SERVICE))
 
 
 def test_both_wrappers_know_the_same_special_variables() -> None:

@@ -19,9 +19,11 @@ from spool.core.eventnames import EventName
 from spool.core.events import Event
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
 from spool.formats.config import Config
+from spool.formats.run_records import render_jid
 from spool.formats.state import GpuView, JobView, MachineView, PassesView, PoolView, SharedView, StateView, render_state
 from spool.listeners import metrics
 from spool.listeners.metrics import Metrics
+from spool.machine import identity
 from support import PATIENCE_S, ROOT
 
 G = 1 << 30
@@ -225,7 +227,7 @@ def test_before_the_first_state_there_are_counters(spool_root: Path, out: Path) 
 def test_the_use_of_runs_is_read_off_their_processes(
     spool_root: Path, out: Path, listener: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory and CPUs of all processes that carry the mark of a run, and of no others."""
+    """Memory and CPUs of the wrapper of a run and its descendants, and of no others."""
     view = replace_jobs(VIEW, {"x": JobView(state="running", run=1)})
     (spool_root / "state.json").write_bytes(render_state(view))
     marks = {**os.environ, "SPOOL_DIR": str(spool_root), "SPOOL_JOB": "x", "SPOOL_RUN": "1"}
@@ -234,6 +236,10 @@ def test_the_use_of_runs_is_read_off_their_processes(
         try:
             assert process.stdout is not None
             process.stdout.readline()
+            jid = identity.of_process(process.pid)
+            assert jid is not None
+            (spool_root / "jobs/x/1").mkdir(parents=True)
+            (spool_root / "jobs/x/1/jid").write_bytes(render_jid(jid))
             listener.tick()
             assert 50_000_000 < value(samples(out), "spool_memory_used_bytes") < 500_000_000
             monkeypatch.setattr(metrics, "EVERY_S", 0.0)

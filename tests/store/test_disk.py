@@ -574,7 +574,15 @@ def test_a_file_put_beside_is_old_or_new_and_has_the_mode_that_was_asked_for(ben
 def test_every_primitive_of_the_disk_can_fail() -> None:
     """FaultyDisk overrides each primitive: a new one that it does not know would be a change nobody tests."""
     composites = {"staged", "put", "put_beside", "publish", "move", "drop", "discard"}
-    composites |= {"ensure_directory", "ensure_staging", "ensure_twin", "remove_tree", "removing", "sync_directories"}
+    composites |= {
+        "ensure_directory",
+        "ensure_staging",
+        "ensure_public",
+        "ensure_twin",
+        "remove_tree",
+        "removing",
+        "sync_directories",
+    }
     primitives = {name for name, value in vars(Disk).items() if callable(value) and not name.startswith("_")}
     assert primitives - composites == {name for name in vars(FaultyDisk) if name in primitives}
 

@@ -166,7 +166,7 @@ class Constraints:
 
 def _queued(whose: str, count: int, most: int) -> Reason:
     text = f"quota: {whose} has {count_of(count, 'queued job')}, the limit is {most}"
-    return Reason("quota" if most else "never_fits", text)
+    return Reason("quota", text) if most else Reason("never_fits", text)
 
 
 def why_no_leases(no_leases: NoLeases) -> str:

@@ -32,7 +32,7 @@ PRELOADED = (
     "tomli",
     "tomli_w",
     # of the standard library
-    "concurrent.futures.thread",
+    "zoneinfo",
     "ctypes",
     "difflib",
     "encodings.ascii",

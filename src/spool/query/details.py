@@ -29,7 +29,8 @@ from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
 from spool.store.config import Settings
 from spool.store.reading import is_too_long
-from spool.store.spool import RunFiles, Spool
+from spool.store.runfiles import RunFiles
+from spool.store.spool import Spool
 
 FAILURES = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.LOST})
 """The outcomes that the output of a run may explain."""
