@@ -57,8 +57,9 @@ def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) ->
     keys = {"time": {"time_limit": "2s"}, "memory": {"memory": "60M"}}.get(order, {})
     how = _STUBBORN
     if order == "memory":
-        grows = "import signal, time; signal.signal(15, lambda *_: 0); x = bytearray(150 << 20); time.sleep(1000)"
-        how = f"setsid sh -c 'echo $$ > {{to}}; exec {sys.executable} -c \"{grows}\" > /dev/null 2>&1' & {{after}}"
+        grows = "import os, signal, time; signal.signal(15, lambda *_: 0); x = bytearray(150 << 20); "
+        grows += "print(os.getpid(), file=open('{to}', 'w'), flush=True); time.sleep(1000)"
+        how = f'setsid {sys.executable} -c "{grows}" > /dev/null 2>&1 & {{after}}'
     command, _ = _leaving(shared, name, how, 7)
     shared.drop(name, command, kill_grace="3s", retry={"max": 1, "on": [7]}, **keys)
     shared.until(lambda: _left(shared, name), "the end of its command")
@@ -185,7 +186,9 @@ def test_a_tree_that_forks_without_end_is_finite_work(shared: Served) -> None:
     (shared.root.parent / "forks.py").write_text(_FORKS)
     names = [f"forks-{number}" for number in range(4)]
     for name in names:
-        shared.drop(name, f"echo up; exec {sys.executable} {shared.root.parent}/forks.py {name}", kill_grace="100ms")
+        shared.drop(
+            name, f"echo up; {sys.executable} {shared.root.parent}/forks.py & exec sleep 1000", kill_grace="100ms"
+        )
     for name in names:
         shared.says(name, "up")
         shared.path("running", name).unlink()

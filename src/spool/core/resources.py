@@ -226,7 +226,8 @@ class FreeResources:
         if full is None:
             return None
         why, ever = full
-        return Reason("never_fits" if ever else "quota", f"quota: {why}")
+        text = f"quota: {why}"
+        return Reason("never_fits", text) if ever else Reason("quota", text)
 
     def max_running(self) -> Reason | None:
         """Limit the running jobs of the whole spool."""

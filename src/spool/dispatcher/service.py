@@ -32,7 +32,7 @@ PRELOADED = (
     "tomli",
     "tomli_w",
     # of the standard library
-    "zoneinfo",
+    "concurrent.futures.thread",
     "ctypes",
     "difflib",
     "encodings.ascii",
@@ -42,6 +42,7 @@ PRELOADED = (
     "linecache",
     "reprlib",
     "traceback",
+    "zoneinfo",
 )
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
