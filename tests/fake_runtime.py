@@ -73,6 +73,7 @@ def _serve(name: str, command: list[str], environment: dict[str, str], workdir: 
         os.write(output, f"cannot start {command[0]}: {error.strerror}\n".encode())
         _put(name, "rc", "127")
         os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as what serves a container of podman's does
     _put(name, "pid", str(process.pid))
     os.close(output)
     code = process.wait()

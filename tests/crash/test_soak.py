@@ -60,7 +60,6 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     monkeypatch.setattr(scanner, "_SAME_TEXT", KEPT)
     monkeypatch.setattr(fairness, "_RECENT", 5)
     monkeypatch.setattr(fairness, "_POINTS", KEPT)
-    monkeypatch.setattr(runtimes, "_EVERYBODY", KEPT)
     monkeypatch.setattr(runtimes, "_KINDS", KEPT)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)

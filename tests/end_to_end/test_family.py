@@ -185,10 +185,9 @@ def test_a_tree_that_forks_without_end_is_finite_work(shared: Served) -> None:
     """Orphans of killed processes come back to the wrapper, so that none of them outlives the record of its end."""
     (shared.root.parent / "forks.py").write_text(_FORKS)
     names = [f"forks-{number}" for number in range(4)]
+    command = f"echo up; {sys.executable} {shared.root.parent}/forks.py & exec sleep 1000"
     for name in names:
-        shared.drop(
-            name, f"echo up; {sys.executable} {shared.root.parent}/forks.py & exec sleep 1000", kill_grace="100ms"
-        )
+        shared.drop(name, command, kill_grace="100ms")
     for name in names:
         shared.says(name, "up")
         shared.path("running", name).unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RESERVATIONS, RUNNING
@@ -66,12 +67,10 @@ class Observer:
     def open(self) -> None:
         """Begin to watch the directories."""
         at = self._spool.layout.at
-        with self._context.confinement.service("clear", "the notes of wrappers"):
-            self._spool.notes()  # this dispatcher looks at every run anyway
         directories = {place: at(place) for place in (QUEUED, HELD, RUNNING, RESERVATIONS)} | {"": self._spool.root}
-        directories[layout.NOTES] = at(layout.NOTES)
         self._watcher.start(directories, modes_of=(QUEUED, HELD))  # a file there may be made readable
         self._watcher.also(layout.HOOKS, at(layout.HOOKS))
+        self._watch_notes()
         if self._watcher.problem is not None:
             log.warning("%s; checking about every %d s instead", self._watcher.problem, POLL_NS // SECOND_NS)
 
@@ -144,6 +143,13 @@ class Observer:
             if self._spool.keep_directories():
                 log.warning("directories of the spool were removed; created them again")
         self._watcher.renew()
+        self._watch_notes()
+
+    def _watch_notes(self) -> None:
+        """Clear the notes of wrappers, and watch for more: who looks at everything needs none of before."""
+        with suppress(OSError):  # without notes, looks at everything find what they tell
+            self._spool.notes()
+        self._watcher.also(layout.NOTES, self._spool.layout.at(layout.NOTES))
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
         """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""

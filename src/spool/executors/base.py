@@ -208,6 +208,9 @@ class RunHandle(Protocol):
     def resists(self) -> str:
         """Why it has not ended yet after the order to end, as free text; "" if nothing prevents it."""
 
+    is_contained: bool
+    """Whether its command runs in a container, whose processes a daemon may have started."""
+
     @property
     def lingers(self) -> bool:
         """Whether nothing but its wrapper has been left for longer than that needs for its last records."""

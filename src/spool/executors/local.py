@@ -72,6 +72,7 @@ class LocalRun:
         self._group = group
         self._usage = Usage()
         self.resists = ""
+        self.is_contained = False  # a daemon may have started its processes, which carry its mark
         self.doubtful = False  # its wrapper was killed, and processes of it may be left
         self.released = False  # its wrapper was killed when nothing else of it was left
         self._found: frozenset[Process] = frozenset()  # by the last look at a run that must end
@@ -194,7 +195,11 @@ class LocalRun:
 
     def descendants(self, wrapper: Stat, *, halt: bool = False) -> dict[Process, Stat]:
         """Return the processes of the run besides its wrapper, each after its parent; *halt*: stop each when found."""
-        return processes.descendants(Sought(*self.key, self.engine.spool_dir), wrapper, halt=halt)
+        found = processes.descendants(Sought(*self.key, self.engine.spool_dir), wrapper, halt=halt)
+        if self.is_contained:
+            marked = processes.search([self.sought()]).members[self.key]
+            found |= {process: stat for process, stat in marked.items() if process.pid != wrapper.pid}
+        return found
 
     def wrapper(self) -> Stat | None:
         """Return its wrapper, a child of this process even before it has written its jid; None if it has ended."""

@@ -25,6 +25,10 @@ class CallKeys(TypedDict, total=False):
     resources: Mapping[str, int]
     time_limit: str
     signal: str
+    signal_to: Literal["main", "all", "shell"]
+    umask: str
+    limits: Mapping[str, int | str]
+    nice: int
     gpu_idle: str
     gpu_idle_action: Literal["warn", "stop"]
     kill_grace: str

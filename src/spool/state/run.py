@@ -334,6 +334,7 @@ class ActiveRun(Struct, eq=False):
     def adopted_as(self, handle: RunHandle) -> None:
         """Set *handle*: an earlier dispatcher has started it."""
         self.handle = handle
+        handle.is_contained = self.spec.container is not None
 
     def taken_back(self, refusal: str | None = None) -> None:
         """Let its missing jid prove at once that it was not started. *refusal* is the machine's reason."""

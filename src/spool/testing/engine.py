@@ -42,6 +42,7 @@ class FakeRun(Struct, eq=False):
     refusal: str | None = None
     resists: str = ""
     lingers: bool = False
+    is_contained: bool = False
     doubtful: bool = False
     is_child: bool = False
     holds_memory: bool = True
