@@ -16,6 +16,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from spool.client.draft import may_be_secret
 from spool.client.inherited import begin_as_after_login
 from spool.executors import compiled
 from support import end, left_behind, make_spool, processes
@@ -48,6 +49,9 @@ _UNWANTED = (
     "EDITOR",
     "VISUAL",
 )
+_UNWANTED += tuple(
+    name for name, value in os.environ.items() if may_be_secret(name, value)
+)  # `--export ALL` tells of them
 _LEAVE_S = 30.0  # how long a process that is about to end may take; not how long one may stay
 
 # A shell cannot trap what was ignored when it began: under nohup, or in the background of a script, no wrapper would

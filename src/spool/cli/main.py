@@ -82,7 +82,8 @@ def _open_missing() -> None:
             fd = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, so this one
             if fd == number:
                 os.set_inheritable(fd, True)
-            setattr(sys, name, open(fd, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+            # The descriptor stays open when something else takes the place of this file.
+            setattr(sys, name, open(fd, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 class Messages(io.FileIO):
