@@ -284,7 +284,7 @@ class _Processes(LocalProcesses):
                 self.world.halted.discard(run.key)
         return [run for run, on in runs.items() if (run.key in self.world.halted) is on]
 
-    def left_behind(self, run: LocalRun) -> bool:
+    def left_behind(self, run: LocalRun, exit_code: int | None = None) -> bool:
         return bool(self.world.pids(*run.key))
 
 

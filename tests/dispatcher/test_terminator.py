@@ -39,6 +39,7 @@ class _Live:
     key = ("x", 1)
     spec = SimpleNamespace(kill_grace_ns=3_600_000_000_000, signal=None)
     stop_kind: StopKind | None = None
+    is_outlived = False
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, look: Callable[[], Seen], group: Any = None) -> None:
         """Make a run of this machine; *look* tells which processes it has."""

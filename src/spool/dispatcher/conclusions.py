@@ -14,6 +14,7 @@ from spool.core import layout
 from spool.core.lifecycle import (
     EngineWord,
     Evidence,
+    Exit,
     LastSigns,
     Liveness,
     Prober,
@@ -52,9 +53,12 @@ class Concluder:
         self._prober = prober
         self._clock = clock
 
-    def conclude(self, live: ActiveRun) -> bool:
-        """Look at the evidence of *live* and return whether it is over; its phase then says how, and when."""
-        if (found := self._conclude(live)) is None:
+    def conclude(self, live: ActiveRun, left: Exit | None = None) -> bool:
+        """Look at the evidence of *live* and return whether it is over; its phase then says how, and when.
+
+        *left* is its exit code, if that has been read.
+        """
+        if (found := self._conclude(live, left)) is None:
             return False
         live.see(found)
         if live.adopted or None in (live.usage.cpu_time_ns, live.usage.peak_memory_bytes):
@@ -62,9 +66,13 @@ class Concluder:
                 live.used(self._spool.usage(live.name, live.run))
         return True
 
+    def exit(self, live: ActiveRun) -> Exit | None:
+        """Return the exit code that the wrapper of a run has left."""
+        return self._spool.exit(*live.key)
+
     def has_leftovers(self, live: ActiveRun) -> bool:
         """Whether the command of a run has ended, and its wrapper waits for what that has left behind."""
-        return self._spool.exit(*live.key) is not None and self._spool.has_leftovers(*live.key)
+        return self.exit(live) is not None and self._spool.has_leftovers(*live.key)
 
     def lacks_metadir(self, live: ActiveRun) -> bool:
         """Whether the metadir of a run was removed, so that its wrapper can leave no record."""
@@ -72,7 +80,7 @@ class Concluder:
 
     def command_end_ns(self, live: ActiveRun) -> int:
         """Return when the command of a run ended: now if its wrapper, which is gone, has left no exit code."""
-        left = self._spool.exit(*live.key)
+        left = self.exit(live)
         return left.at_ns if left is not None else self._clock()
 
     def _ended(self, live: ActiveRun, proof: Proof, code: int | None = None, at_ns: int | None = None) -> Ended:
@@ -99,12 +107,12 @@ class Concluder:
         )
         return self._spool.end(live.name, live.run, signs, self._clock())
 
-    def _conclude(self, live: ActiveRun) -> Ended | Void | None:
+    def _conclude(self, live: ActiveRun, left: Exit | None = None) -> Ended | Void | None:
         if isinstance(live.phase, Unstartable):
             return self._unstarted(live, live.phase.why)
         if not live.adopted and live.exit_status is not None and live.stop is None:
             # A child of this process has ended and was not stopped: an exit code is the only evidence to read.
-            left = self._spool.exit(live.name, live.run)
+            left = left or self._spool.exit(live.name, live.run)
             stop = None if live.asking else self._spool.stop(live.name, live.run)
             if stop is not None:  # ordered by a user at this very moment
                 live.stop_on_record(stop)

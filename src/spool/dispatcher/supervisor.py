@@ -150,7 +150,7 @@ class Supervisor:
 
     def _over(self, live: ActiveRun) -> bool:
         """Whether nothing of the run is left; processes that outlived its wrapper receive the order to end."""
-        handle = live.handle
+        handle, left = live.handle, None
         if handle is not None and isinstance(live.phase, Active | Outlived):
             found = self._liveness(live, handle)
             if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
@@ -176,13 +176,14 @@ class Supervisor:
             # The wrapper never registered: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
-                if handle.left_behind():
+                left = self.concluder.exit(live) if handle.is_child else None
+                if handle.left_behind(left.code if left is not None else None):
                     self._outlive(live, self.concluder.command_end_ns(live))
                     return False
                 live.see(GONE)
         if isinstance(live.phase, Gone) and handle is not None:
             live.measured(handle.usage())
-        return self.concluder.conclude(live)
+        return self.concluder.conclude(live, left)
 
     def _outlive(self, live: ActiveRun, since_ns: int) -> None:
         """End what a command has left behind, that ended at *since_ns*, or what a killed wrapper has."""

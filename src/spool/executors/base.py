@@ -229,8 +229,8 @@ class RunHandle(Protocol):
         Raises ProcessLookupError if the wrapper has ended already.
         """
 
-    def left_behind(self) -> bool:
-        """Whether any process of the run may have outlived its wrapper, which is gone."""
+    def left_behind(self, exit_code: int | None = None) -> bool:
+        """Whether any process of the run may have outlived its wrapper, which is gone; *exit_code*: its record `rc`."""
 
     def signal(self, signal_name: str, to: SignalTo) -> int:
         """Signal the run's processes that *to* names; return their number.

@@ -215,7 +215,7 @@ class ClusterRun:
     def watch(self) -> None:
         """Return None: no descriptor shows its end, only the engine's answers do."""
 
-    def left_behind(self) -> bool:
+    def left_behind(self, exit_code: int | None = None) -> bool:
         """Return False: the engine ends leftovers on a node."""
         return False
 

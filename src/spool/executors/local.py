@@ -119,9 +119,9 @@ class LocalRun:
             raise ProcessLookupError
         return None
 
-    def left_behind(self) -> bool:
-        """Whether processes of the run may have outlived its wrapper, which is gone."""
-        return self.engine.left_behind(self)
+    def left_behind(self, exit_code: int | None = None) -> bool:
+        """Whether processes of the run may have outlived its wrapper, which is gone; *exit_code* is its record `rc`."""
+        return self.engine.left_behind(self, exit_code)
 
     def signal(self, signal_name: str, to: SignalTo) -> int:
         """Signal the processes of the run that *to* names, never its wrapper; return their number."""
@@ -457,18 +457,18 @@ class LocalProcesses:
             self._own_peak_kib = processes.peak_rss_bytes(os.getpid()) // _KIBIBYTE
         return peak_kib > self._own_peak_kib
 
-    def has_outlasted(self, run: LocalRun) -> bool:
+    def has_outlasted(self, run: LocalRun, exit_code: int | None = None) -> bool:
         """Whether the wrapper of *run* has ended by itself, and so after all that its command has left behind."""
-        if run.released:
-            return True
         exited = run.exit_status is not None and os.WIFEXITED(run.exit_status)
+        if run.released or (exited and exit_code == os.WEXITSTATUS(run.exit_status or 0)):
+            return True  # a wrapper that ends in any other way does so with another code
         with suppress(OSError):  # then it is searched for
             return (run.pid is None or run.exit_status is not None) and self._outlasted(*run.key, exited=exited)
         return False
 
-    def left_behind(self, run: LocalRun) -> bool:
-        """Whether processes of *run* may have outlived its wrapper, which is gone."""
-        if self.has_outlasted(run):
+    def left_behind(self, run: LocalRun, exit_code: int | None = None) -> bool:
+        """Whether processes of *run* may have outlived its wrapper, which is gone; *exit_code* is its record `rc`."""
+        if self.has_outlasted(run, exit_code):
             return False
         # What a killed wrapper has left, `terminate` searches for.
         return run.wrapper_pid is not None or not run.is_found_gone()

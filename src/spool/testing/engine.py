@@ -78,7 +78,7 @@ class FakeRun(Struct, eq=False):
     def watch(self) -> None:
         """Return nothing that signals its end: callers poll."""
 
-    def left_behind(self) -> bool:
+    def left_behind(self, exit_code: int | None = None) -> bool:
         """Leave nothing behind."""
         return False
 
