@@ -474,7 +474,7 @@ def test_a_real_run_is_seen_from_its_start_to_its_end(spool: Command, spool_root
         await screen.on("live")
         await screen.press("r")
         await screen.until(lambda: (spool_root / "jobs/live/2/log").exists(), "the second run")
-        await screen.until(lambda: "run 2" in screen.text, "the second run on the screen")
+        await screen.sees("live · running", "run 2")
         await screen.press("c")
         await screen.sees("Cancel live, which has run for")
         await screen.press("y")
