@@ -98,11 +98,15 @@ def _guard(event: str, arguments: tuple[object, ...]) -> None:
                         raise RealSpoolTouched(f"{event} {path}")
 
 
+def pytest_runtest_setup() -> None:
+    """Begin each test as after a login: what is submitted takes the limits of its submitter along."""
+    begin_as_after_login()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Take the real home away before anything is collected, for what fixtures of the session start too."""
     for name in [name for name in os.environ if name in _UNWANTED or name.startswith("SPOOL_")]:
         del os.environ[name]
-    begin_as_after_login()  # else what the tests submit would take the limits of this shell along
     home = tempfile.mkdtemp(prefix="spool-tests-home-")
     config.add_cleanup(lambda: _remove_if_empty(Path(home)))
     os.environ["HOME"] = home

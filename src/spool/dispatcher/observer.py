@@ -142,8 +142,8 @@ class Observer:
         with self._context.confinement.spool("keep", "the directories of the spool"):
             if self._spool.keep_directories():
                 log.warning("directories of the spool were removed; created them again")
+                self._watch_notes()
         self._watcher.renew()
-        self._watch_notes()
 
     def _watch_notes(self) -> None:
         """Clear the notes of wrappers, and watch for more: who looks at everything needs none of before."""

@@ -458,7 +458,7 @@ def preview(spool: Spool) -> Preview:
         protected=plan.protected,
         protected_until_at_ns=protected.at_ns,
         protected_by_guess=protected.guessed,
-        config_problem=seen.config_problem,
+        config_problem=seen.config_problem or seen.unpinned,
         at_ns=seen.now_ns,
         start_is_earliest=True if seen.shared is not None else None,
     )

@@ -260,7 +260,15 @@ def machine_status(spool: Spool) -> MachineStatus:
     # A dispatcher says itself what it makes of the configuration: it may have read it when that was still good.
     own = None if lister.dispatcher else seen.config_problem
     refusal = in_words(machine.refusal, seen.now_ns)
-    problems = [own, refusal, *unknown, *listing.problems, *_held(spool, held), *problems_of(seen.shared)]
+    problems = [
+        own,
+        seen.unpinned,
+        refusal,
+        *unknown,
+        *listing.problems,
+        *_held(spool, held),
+        *problems_of(seen.shared),
+    ]
     return MachineStatus(
         spool=spool.root,
         paused=spool.paused,

@@ -56,8 +56,8 @@ _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 class Snapshot(Struct, frozen=True):
     """The state of a spool at one moment, and the plan for it. `left_out` says why a job's file cannot be planned.
 
-    `config_problem` says what of the configuration does not count. `shared` has the other users of a shared machine.
-    The plan is made without them; `machine` is as it was seen.
+    `config_problem` says why the configuration cannot be used, `unpinned` what of it has no effect on the CPUs of runs.
+    `shared` has the other users of a shared machine. The plan is made without them; `machine` is as it was seen.
     """
 
     view: View
@@ -69,6 +69,7 @@ class Snapshot(Struct, frozen=True):
     config_problem: str | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     shared: MachineSharing | None = None
+    unpinned: str | None = None
 
 
 def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False, with_tasks: bool = False) -> Snapshot:
@@ -117,8 +118,8 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         holding=_held_back(said),
     )
     plan = decide(view, now_ns, policy)
-    problem = settings.problem or world.why_not_pinned(is_shared=shared is not None)
-    return Snapshot(view, machine, plan, policy, now_ns, table, problem, left_out, shared)
+    unpinned = world.why_not_pinned(is_shared=shared is not None)
+    return Snapshot(view, machine, plan, policy, now_ns, table, settings.problem, left_out, shared, unpinned)
 
 
 class _ForeseenNames(ArrayNames):
