@@ -13,6 +13,7 @@ from crash.cuts import can_be_torn, noting, where
 from crash.scripts import JOBS, STARTS, play
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core.layout import DONE, QUEUED, RUNNING
+from spool.core.lifecycle import Exit
 from spool.dispatcher import launcher, recovery, scanner
 from spool.state.run import ActiveRun
 from spool.testing.faults import FaultyDisk
@@ -127,10 +128,10 @@ def test_an_end_that_was_found_is_filed_although_the_disk_was_full_for_the_next(
             concluder, over = session.now.supervisor.concluder, list[str]()
             conclude = concluder.conclude
 
-            def full(live: ActiveRun) -> bool:
+            def full(live: ActiveRun, left: Exit | None = None) -> bool:
                 if len(over) == 1 and not session.errors:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if found := conclude(live):
+                if found := conclude(live, left):
                     over.append(live.name)
                 return found
 

@@ -213,7 +213,7 @@ class RunHandle(Protocol):
 
     @property
     def lingers(self) -> bool:
-        """Whether nothing but its wrapper has been left for longer than that needs for its last records."""
+        """Whether only its wrapper has been left for longer than that needs for its last records."""
 
     @property
     def doubtful(self) -> bool:

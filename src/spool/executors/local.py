@@ -298,7 +298,7 @@ class LocalRun:
 
     @property
     def lingers(self) -> bool:
-        """Whether nothing but its wrapper has been left for longer than that needs for its records."""
+        """Whether only its wrapper has been left for longer than that needs for its records."""
         return self._lasts(self._alone_since_ns, _WRAPPER_GRACE_NS, time.monotonic_ns())
 
     @staticmethod
