@@ -150,7 +150,7 @@ class _Standing(NamedTuple):
 
 
 def _that_can_start(plan: Plan) -> list[tuple[Waiting, OrderFactors]]:
-    """Return the waiting jobs in their order, without those that never fit, which nobody waits for."""
+    """Return the waiting jobs in their order, without those that never fit: they delay no other job."""
     never: dict[ShapeKey, bool] = {}
     found = []
     for job, standing in plan.in_order():

@@ -1,6 +1,6 @@
 """Safe reading of small files that a job may have replaced: up to a limit, without blocking or following links.
 
-A file that a user names may be anything, and is read without waiting for nobody.
+A file that a user names may be anything: a pipe without a writer is an error, and is not waited for.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def read_named(path: str, most: int) -> bytes:
             parts.append(more)
             size += len(more)
         if not parts and path != "-" and stat.S_ISFIFO(os.fstat(fd).st_mode):
-            raise OSError(errno.EPIPE, "it is a pipe to which nobody writes", path)
+            raise OSError(errno.EPIPE, "it is a pipe without a writer", path)
     finally:
         os.close(fd)
     return b"".join(parts)
