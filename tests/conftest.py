@@ -22,7 +22,14 @@ from spool.executors import compiled
 from support import end, left_behind, make_spool, processes
 
 if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
-    pytest_plugins = ["plugins.fake_nvml", "plugins.fake_rocm", "plugins.receiving"]
+    pytest_plugins = [
+        "plugins.commands",
+        "plugins.fake_nvml",
+        "plugins.fake_rocm",
+        "plugins.receiving",
+        "plugins.serving",
+        "plugins.variants",
+    ]
 
 # No deadline, for that would be a timed assertion. New examples each time, whose blob finds them again anywhere; but in
 # CI the same ones for the same test, so that a change is judged by what it changes.
@@ -96,6 +103,15 @@ def _guard(event: str, arguments: tuple[object, ...]) -> None:
                 for spool in REAL_SPOOLS:
                     if path == spool or path.startswith(spool + "/"):
                         raise RealSpoolTouched(f"{event} {path}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave `tests/long` to who asks for it, or for something in it."""
+    long = Path(__file__).parent / "long"
+    if collection_path != long:
+        return None
+    asked = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
+    return None if any(path.is_relative_to(long) for path in asked) else True
 
 
 def pytest_runtest_setup() -> None:

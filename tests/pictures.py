@@ -29,8 +29,8 @@ from msgspec import Struct
 from rich.segment import Segment
 from rich.style import Style
 
-from browser import Browser
-from pages import an_end, lay
+from extras.page.pages import an_end, lay
+from long.browser import Browser
 from spool.cli import main
 from spool.cli.tui.app import Top
 from spool.core.model import SECOND_NS, Grant, Request, Result, State

@@ -31,21 +31,17 @@ from spool.formats.wrapper import Assignments, Surroundings, render
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
 
+COMPILED = "compiled"
 SHELLS = {
     name: words
-    for name, words in {
-        "dash": ["dash"],
-        "bash": ["bash", "--posix"],
-        "busybox": ["busybox", "ash"],
-    }.items()
+    for name, words in {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "ash"]}.items()
     if shutil.which(words[0])
 }
-
-
-COMPILED = "compiled"
-
-WRAPPERS = ["dash", "bash", "busybox", COMPILED]
-"""What carries out a `run.sh`: shells, and the compiled program."""
+SHELL, *_others = SHELLS
+FIRST_WRAPPERS = (SHELL, COMPILED)
+"""What carries out a `run.sh` in the core's tests: one shell, and the compiled program."""
+OTHER_WRAPPERS = tuple(_others)
+"""The other shells of this machine."""
 
 
 @cache

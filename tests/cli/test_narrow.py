@@ -14,6 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from calling import Command, asked, put_job
+from cli.test_looking import ended, running
 from spool.cli import doctor, render, wait
 from spool.cli.ls import FIELDS
 from spool.core.errors import shown
@@ -26,8 +27,6 @@ from spool.query.rows import JobRow
 from spool.query.tasks import WaitWatch, folded
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-
-from .test_looking import ended, running
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = re.compile(r"\d+(\.\d+)?")  # an age: the second look is later, and "9.9s" becomes "10s"

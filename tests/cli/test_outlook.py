@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
-from pages import a_running_job, a_view, a_waiting_job, lay, page_of
+from extras.page.pages import a_running_job, a_view, a_waiting_job, lay, page_of
 from spool.core.model import SECOND_NS, Grant, Result, State
 from spool.formats import run_records
 from spool.formats.history import render_history

@@ -54,7 +54,7 @@ def _go(spool: Served, name: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
+@pytest.mark.executors("process", "tmux")
 def test_the_cpu_energy_of_a_run_is_recorded_and_costs_money(spool: Served, powercap: FakePowercap) -> None:
     """Over a wrap of the counter and the death of the dispatcher, whose absence is unknown and costs nothing."""
     spool.start()

@@ -19,7 +19,7 @@ from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, ROOT, wait_for
 
-_BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
+_BOTH = pytest.mark.executors("process", "tmux")
 _BLIND = """
 import sys, errno
 sys.argv = ["spool", *sys.argv[1:]]

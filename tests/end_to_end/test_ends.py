@@ -332,7 +332,7 @@ def test_a_prolog_that_is_cancelled_has_not_failed(shared: Served) -> None:
     assert shared.log("called-off") == "prepares\n"
 
 
-@pytest.mark.parametrize("executor", ["sh"], indirect=True)
+@pytest.mark.executors("sh")
 def test_a_time_limit_counts_from_the_begin_of_the_command(served: Served) -> None:
     """However long the wrapper needs before that; from then on the limit is in force."""
     served.start()

@@ -58,7 +58,7 @@ def _told(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
+@pytest.mark.executors("process", "tmux")
 def test_the_energy_of_a_run_is_recorded_and_costs_money(gpus: Served, fake_nvml: FakeNvml) -> None:
     """Across the death of the dispatcher; result, history, `seff` and `stats` have it, and the price of the tariff."""
     config = gpus.root / "config.toml"

@@ -17,7 +17,7 @@ from plugins.fake_rocm import FakeRocm
 from served import Served, overlap, pids_in
 from support import wait_for
 
-_BOTH = pytest.mark.parametrize("executor", ["process", "tmux"], indirect=True)
+_BOTH = pytest.mark.executors("process", "tmux")
 
 _ECHO = 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $SPOOL_GPUS"'
 
@@ -92,7 +92,7 @@ def test_gpus_by_their_size_and_by_several_types(gpus: Served, fake_nvml: FakeNv
     assert "gpu_types" not in lines["large"]
 
 
-@pytest.mark.parametrize("executor", ["process", "tmux"])
+@pytest.mark.executors("process", "tmux")
 def test_gpus_of_amd_beside_gpus_of_nvidia(
     fake_nvml: FakeNvml, fake_rocm: FakeRocm, tmp_path: Path, executor: str
 ) -> None:

@@ -142,7 +142,7 @@ def test_a_retry_and_the_tasks_of_an_array_are_pinned_anew(served: Served, gate:
     assert all(len(has(served, f"many_{at}")[0]) == 1 for at in range(3))
 
 
-@pytest.mark.parametrize("executor", ["process"], indirect=True)
+@pytest.mark.executors("process")
 def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
     """`ls`, `show` and `plot` tell which CPUs a run has or had; a row of `plot` is that CPU."""
     served.start()
@@ -164,7 +164,7 @@ def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
     assert drawn == {name: f"CPU {text}" for name, text in own.items()}
 
 
-@pytest.mark.parametrize("executor", ["process"], indirect=True)
+@pytest.mark.executors("process")
 def test_a_command_in_a_pinned_job_sees_the_whole_machine(served: Served, gate: Path) -> None:
     """What it says of the machine, and of jobs that wait for room, does not depend on where it runs."""
     served.start()
@@ -173,7 +173,7 @@ def test_a_command_in_a_pinned_job_sees_the_whole_machine(served: Served, gate: 
     assert json.loads(served.log("job"))["cpus"] == len(OURS)
 
 
-@pytest.mark.parametrize("executor", ["process"], indirect=True)
+@pytest.mark.executors("process")
 def test_a_dispatcher_that_a_pinned_job_starts_is_not_pinned(served: Served, gate: Path) -> None:
     """It serves others as well: it has all CPUs, as if the job's user had started it."""
     other = served.root.parent / "other"

@@ -60,7 +60,7 @@ def test_a_job_has_the_soft_limit_of_a_login(served: Served) -> None:
         assert next(line for line in limits if line.startswith("Max open files")).split()[3:5] == ["4096", "4096"]
 
 
-@pytest.mark.parametrize("executor", ["process", "sh"], indirect=True)
+@pytest.mark.executors("process", "sh")
 @pytest.mark.parametrize("words", ["sh: 1: Cannot fork", "bash: fork: Resource temporarily unavailable"])
 def test_a_shell_that_could_not_fork_is_told_as_that_and_has_failed(served: Served, words: str) -> None:
     """A text whose shell ends for want of a process may have done anything: it has failed, and its reason says why."""

@@ -352,7 +352,7 @@ def test_a_process_tree_over_its_memory_is_stopped(shared: Served) -> None:
     assert not marked(shared.root, "greedy")
 
 
-@pytest.mark.parametrize("executor", ["process"], indirect=True)
+@pytest.mark.executors("process")
 def test_shared_memory_counts_once(served: Served) -> None:
     """Ten processes that share 100 MB by fork use 100 MB, and stay within 200."""
     program = (
@@ -386,7 +386,7 @@ def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
     assert served.wait_outcome("late") == "out_of_memory"
 
 
-@pytest.mark.parametrize("executor", ["process"], indirect=True)
+@pytest.mark.executors("process")
 def test_every_view_says_that_leftovers_are_being_ended(served: Served) -> None:
     """While what a command left behind is being ended, its run is stopping and keeps what it has, in every view."""
     (served.root / "config.toml").write_text("cpus = 1\n")

@@ -16,7 +16,7 @@ from plugins.fake_nvml import FakeNvml
 from served import Served, alive, marked
 from support import wait_for
 
-_ALL = pytest.mark.parametrize("executor", ["process", "tmux", "sh"], indirect=True)
+_ALL = pytest.mark.executors("process", "tmux", "sh")
 _HOUR_S = 3600
 
 

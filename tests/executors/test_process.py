@@ -53,7 +53,7 @@ class Starter:
 
 
 @pytest.fixture(params=["sh", "auto"])
-def wrapper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Give each value of the key `wrapper`."""
     value: str = request.param
     if value == "auto":
@@ -62,9 +62,9 @@ def wrapper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def start(tmp_path: Path, wrapper: str) -> Iterator[Starter]:
+def start(tmp_path: Path, setting: str) -> Iterator[Starter]:
     """Give what starts wrappers below the test's directory."""
-    starter = Starter(tmp_path, wrapper)
+    starter = Starter(tmp_path, setting)
     yield starter
     for started in starter.started:
         assert started.pid is not None
@@ -153,12 +153,12 @@ def test_a_wrapper_carries_the_marks_of_its_run_alone(start: Starter, monkeypatc
 
 
 def test_a_job_begins_with_the_environment_of_a_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     """Nothing that this process was started with goes on to a job."""
     for name in ("SECRET_TOKEN", "VIRTUAL_ENV", "LC_ALL", "PYTHONPATH", "USER", "LANG", "PATH"):
         monkeypatch.setenv(name, "of-the-starter")
-    executor = ProcessExecutor(config=lambda: Config(wrapper=wrapper))
+    executor = ProcessExecutor(config=lambda: Config(wrapper=setting))
     (tmp_path / "1").mkdir()
     text = render(Assignments(str(tmp_path / "1"), ("/usr/bin/env",), executor.surroundings()))
     (tmp_path / "run.sh").write_bytes(text)

@@ -31,24 +31,24 @@ from spool.formats.values import OWN_VARIABLES
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render, with_references
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
-from wrapper_runs import SHELLS, WRAPPERS, Runs, runs_below, surroundings, words_of
+from wrapper_runs import SHELL, SHELLS, Runs, runs_below, surroundings, words_of
 
 SCRIPT = Path(wrapper.__file__).with_name("wrapper.sh")
 LOOPS = "trap 'echo got TERM; exit 7' TERM; trap 'echo got USR1' USR1; trap 'echo got INT; exit 9' INT; echo ready; "
 LOOPS += "while :; do sleep 0.01; done"
 
 
-@pytest.fixture(params=WRAPPERS)
-def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
+@pytest.fixture
+def runs(wrapper: str, tmp_path: Path) -> Iterator[Runs]:
     """Make runs under each shell that there is, and under the compiled wrapper."""
-    with runs_below(tmp_path, words_of(request.param)) as made:
+    with runs_below(tmp_path, words_of(wrapper)) as made:
         yield made
 
 
 @pytest.fixture
 def dash_runs(tmp_path: Path) -> Iterator[Runs]:
     """Make runs under one shell, for what costs time or is not about the shell."""
-    with runs_below(tmp_path, SHELLS.get("dash", ["/bin/sh"])) as made:
+    with runs_below(tmp_path, SHELLS[SHELL]) as made:
         yield made
 
 

@@ -12,15 +12,15 @@ import pytest
 from msgspec.structs import replace
 
 from support import wait_for
-from wrapper_runs import NOBODY, WRAPPERS, Run, Runs, become_poor, poor_directory, runs_below, surroundings, words_of
+from wrapper_runs import NOBODY, Run, Runs, become_poor, poor_directory, runs_below, surroundings, words_of
 
 WAIT = "echo ready; until [ -e go ]; do sleep 0.01; done; "
 
 
-@pytest.fixture(params=WRAPPERS)
-def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
+@pytest.fixture
+def runs(wrapper: str, tmp_path: Path) -> Iterator[Runs]:
     """Make runs under each shell that there is, and under the compiled wrapper."""
-    with runs_below(tmp_path, words_of(request.param)) as made:
+    with runs_below(tmp_path, words_of(wrapper)) as made:
         yield made
 
 
@@ -104,7 +104,6 @@ def test_no_command_inherits_the_metadir(runs: Runs, command: str | tuple[str, .
         assert str(run.metadir) not in targets
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody to whom a mode means something")
 def test_a_metadir_that_cannot_be_held_is_used_by_its_path(wrapper: str) -> None:
     """Where the directory cannot be opened, the wrapper does what it can: a run that is not moved is as any other."""

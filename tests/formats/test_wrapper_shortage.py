@@ -16,16 +16,16 @@ from msgspec.structs import replace
 
 from spool.formats.wrapper import NO_JID, REFUSED
 from support import wait_for
-from wrapper_runs import COMPILED, WRAPPERS, Run, Runs, poor_directory, runs_below, surroundings, words_of
+from wrapper_runs import COMPILED, SHELL, Run, Runs, poor_directory, runs_below, surroundings, words_of
 
 POOR_NOW = "prlimit --pid $PPID --nproc=1"  # from here on the wrapper can start nothing
 needs_prlimit = pytest.mark.skipif(shutil.which("prlimit") is None, reason="no prlimit on this machine")
 
 
-@pytest.fixture(params=WRAPPERS)
-def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+@pytest.fixture
+def runs(wrapper: str) -> Iterator[Runs]:
     """Make runs under each shell that there is and under the compiled wrapper, where another user can reach them."""
-    with poor_directory() as directory, runs_below(directory, words_of(request.param)) as made:
+    with poor_directory() as directory, runs_below(directory, words_of(wrapper)) as made:
         yield made
 
 
@@ -213,7 +213,7 @@ def _disturbed(run: Run, name: str, disturbance: str) -> Run:
     return run.start("strace", "-f", "-qq", "-o", str(run.metadir / "trace"), *told)
 
 
-@pytest.mark.parametrize("runs", ["dash", COMPILED], indirect=True)  # not every shell does it
+@pytest.mark.parametrize("wrapper", [SHELL, COMPILED], indirect=True)  # not every shell does it
 @pytest.mark.parametrize("name", ["jid", "log", "status", "rc"])
 def test_an_open_that_was_interrupted_is_done_again(runs: Runs, name: str) -> None:
     """A server of files may answer so when the wrapper was stopped and goes on: nothing is wrong with the file."""

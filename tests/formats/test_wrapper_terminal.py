@@ -14,13 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 from support import wait_for
-from wrapper_runs import WRAPPERS, Run, Runs, runs_below, surroundings, words_of
+from wrapper_runs import Run, Runs, runs_below, surroundings, words_of
 
 
-@pytest.fixture(params=WRAPPERS)
-def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
+@pytest.fixture
+def runs(wrapper: str, tmp_path: Path) -> Iterator[Runs]:
     """Give runs under each shell, which the compiled wrapper becomes for them."""
-    with runs_below(tmp_path, words_of(request.param)) as made:
+    with runs_below(tmp_path, words_of(wrapper)) as made:
         yield made
 
 

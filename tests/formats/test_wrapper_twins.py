@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from spool.executors import compiled
 from spool.formats.wrapper import Assignments, render
-from wrapper_runs import COMPILED, NOBODY, compiled_wrapper, kill_session, poor_directory, surroundings, words_of
+from wrapper_runs import COMPILED, NOBODY, SHELL, compiled_wrapper, kill_session, poor_directory, surroundings, words_of
 
 HOME = {"HOME": "/tmp", "USER": "me", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 # Of the programs that it names none is looked for: the PATH is one of the cases.
@@ -30,7 +30,7 @@ SHOW += "/usr/bin/cut -d ' ' -f 19,41 /proc/self/stat; /bin/cat /proc/self/limit
 SHOW += "echo err >&2; /bin/cat"
 
 
-_PATIENCE_S = {"dash": 3, COMPILED: 20}
+_PATIENCE_S = {SHELL: 3, COMPILED: 20}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def left_by(place: Path, wrapper: str, furnish: Callable[[Path], bytes], environ
 
 def same_by_both(place: Path, furnish: Callable[[Path], bytes], environment: dict[str, str] = HOME) -> Left:
     """Return what both leave behind."""
-    by_shell, by_program = (left_by(place, wrapper, furnish, environment) for wrapper in ("dash", COMPILED))
+    by_shell, by_program = (left_by(place, wrapper, furnish, environment) for wrapper in (SHELL, COMPILED))
     assert by_program == by_shell
     return by_shell
 

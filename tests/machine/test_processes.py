@@ -480,7 +480,7 @@ def test_who_does_not_show_its_share_counts_in_full(sharing: FakeProc) -> None:
 
 
 def test_a_real_process_is_measured() -> None:
-    """A process that holds 30 MB, and has computed for several ticks of the kernel's clock, shows both in every figure."""
+    """A process that holds 30 MB, and has computed for some ticks of the kernel's clock, shows both in every figure."""
     held = 30_000_000
     program = f"import time; x = b'x' * {held}\nwhile time.process_time() < .1: pass\nprint(1, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

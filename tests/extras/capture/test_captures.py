@@ -1,0 +1,422 @@
+"""With `[capture]`, each run says which code it began with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extras.capture.test_code import git, pytestmark
+from served import Served
+from support import wait_for
+
+__all__ = ["pytestmark"]
+
+EXECUTORS = ("process", "sh", "tmux")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Give a work tree with one commit and a change."""
+    path = tmp_path / "tree"
+    path.mkdir()
+    git(path, "init", "-q")
+    (path / "a").write_text("one\n")
+    git(path, "add", ".")
+    git(path, "commit", "-qm", "one")
+    (path / "a").write_text("two\n")
+    return path
+
+
+def path_before(directory: Path, program: str, text: str) -> str:
+    """Put a script where it is found instead of a program of that name, and return the PATH."""
+    directory.mkdir()
+    (directory / program).write_text(text)
+    (directory / program).chmod(0o755)
+    return f"{directory}:{os.environ['PATH']}"
+
+
+def configure(served: Served, text: str = "git = true\n") -> None:
+    """Write the configuration."""
+    (served.root / "config.toml").write_text(f'cpus = 4\nlook_every = "1h"\n[capture]\n{text}')
+
+
+def captured(served: Served, name: str, run: int = 1) -> dict[str, Any]:
+    """Return what was captured."""
+    return tomllib.loads(served.record(name, "capture.toml", run) or "")
+
+
+def inodes(served: Served, name: str, run: int = 1) -> set[int]:
+    """Return the files of a capture."""
+    return {path.stat().st_ino for path in (served.root / "jobs" / name / str(run)).glob("capture.*")}
+
+
+def test_a_run_has_the_commit_and_the_diff_that_it_began_with(served: Served, tree: Path) -> None:
+    """What the job itself changes is not in it; the next run has that."""
+    configure(served, "git = true\npackages = true\n")
+    served.start()
+    served.drop("train", "cat a; echo three > a", workdir=str(tree))
+    served.wait_done("train")
+    assert (served.log("train"), served.outcome("train")) == ("two\n", "finished")
+    found = captured(served, "train")
+    assert found["git"]["commit"] == git(tree, "rev-parse", "HEAD")
+    assert (found["git"]["top"], found["git"]["changed"], found["git"]["diff"]) == (str(tree), 1, "whole")
+    assert "+two" in (served.record("train", "capture.diff") or "")
+    assert {"path", "found_by"} <= found["python"].keys()
+    served.move("train", "done", "queued")
+    served.wait_outcome("train", 2)
+    assert "+three" in (served.record("train", "capture.diff", 2) or "")
+    shown = served.spool("show", "train")
+    assert f"commit {found['git']['commit'][:12]}" in " ".join(shown.stdout.split())
+    runs = json.loads(served.spool("show", "train", "--json").stdout)["runs"]
+    assert runs[0]["capture"]["git"]["commit"] == found["git"]["commit"]
+    assert not any(".capture." in entry for entry in os.listdir(served.root / ".tmp") if served.process is None)
+
+
+def test_the_tasks_of_an_array_share_one_capture(served: Served, tree: Path) -> None:
+    """Also under a dispatcher that came later, and after the tree has changed: it is of the submission."""
+    configure(served)
+    served.start()
+    served.drop("s", "until [ -e ../go ]; do sleep 0.02; done", array="0-3%1", workdir=str(tree))
+    served.until(lambda: served.record("s_0", "jid"), "the first task")
+    (tree / "a").write_text("changed\n")
+    served.kill()
+    served.start()
+    (tree.parent / "go").touch()
+    served.wait_done("s")
+    assert len({frozenset(inodes(served, name)) for name in ("s", "s_0", "s_1", "s_2", "s_3")}) == 1
+    assert "+two" in (served.record("s_3", "capture.diff") or "")
+
+
+def test_a_task_that_runs_again_is_captured_anew(served: Served, tree: Path) -> None:
+    """A retry, and a task that `spool rerun` submits as a job, have the code that they begin with, not the array's."""
+    configure(served)
+    served.start()
+    text = "[ $SPOOL_ATTEMPT = 1 ] && [ {index} = 0 ] && exit 1; until [ -e ../go ]; do sleep 0.02; done"
+    served.drop("s", text, cpus=0, array="0-1", workdir=str(tree), retry={"max": 1, "delay": "1s"})
+    served.wait_outcome("s_0")
+    (tree / "a").write_text("mended\n")
+    assert served.spool("rerun", "s_0").stdout == "s_0-2\n"
+    served.until(lambda: served.record("s_0-2", "jid"), "the task alone")
+    (tree.parent / "go").touch()
+    served.wait_done("s")
+    assert served.outcome("s") == "finished"
+    assert "+two" in (served.record("s_1", "capture.diff") or "")
+    assert "+mended" in (served.record("s_0", "capture.diff", 2) or "")
+    assert "+mended" in (served.record("s_0-2", "capture.diff") or "")
+
+
+@pytest.mark.executors("process")
+def test_what_is_no_work_tree_starts_all_the_same(served: Served) -> None:
+    """The record says why there is no commit; a dispatcher that leaves when it is idle waits for the answer."""
+    configure(served)
+    served.drop("plain", "true", workdir=str(served.root.parent))
+    served.drop("gone", "true", workdir="/nowhere/at/all")
+    assert served.run() == 0
+    assert (served.outcome("plain"), served.outcome("gone")) == ("finished", "failed")
+    assert "not a git repository" in captured(served, "plain")["problem"]
+    assert "No such file" in captured(served, "gone")["problem"]
+
+
+@pytest.mark.executors("process")
+def test_a_git_that_hangs_holds_up_its_own_start_alone_and_not_for_long(
+    tmp_path: Path, tree: Path, executor: str
+) -> None:
+    """Meanwhile ends are recorded and the reason is said; a killed dispatcher captures again."""
+    path = path_before(tmp_path / "bin", "git", f"#!/bin/sh\necho >> {tmp_path}/asked\nexec sleep 100\n")
+    with Served(tmp_path / "spool", {"PATH": path}, executor) as served:
+        served.start()
+        served.drop("before", "until [ -e ../go ]; do sleep 0.02; done", workdir=str(tree))
+        served.until(lambda: served.record("before", "jid"), "its start")
+        configure(served)
+        served.until(lambda: "has changed" in served.said(), "the configuration")
+        served.drop("slow", "true", workdir=str(tree))
+        served.wait_reason("slow", "its code is being captured")
+        assert served.spool("why", "slow").stdout.startswith("slow: capture: its code is being captured\n")
+        wait_for((tmp_path / "asked").exists, what="git")
+        served.kill()
+        served.start()
+        served.wait_reason("slow", "its code is being captured")
+        (tmp_path / "go").touch()
+        served.wait_done("before")
+        assert served.places("slow") == ["queued"]
+        served.wait_done("slow")
+        assert captured(served, "slow")["problem"] == "git took too long"
+        assert served.runs("slow") == [1]
+
+
+@pytest.mark.executors("process")
+def test_starts_in_one_tree_share_a_capture_and_none_is_left_over(served: Served, tree: Path) -> None:
+    """Many jobs at once ask git once; a capture that is not wanted any more goes away."""
+    configure(served)
+    for number in range(12):
+        served.drop(f"j{number}", "true", workdir=str(tree), cpus=0)
+    served.start()
+    served.wait_done(*(f"j{number}" for number in range(12)))
+    assert len({frozenset(inodes(served, f"j{number}")) for number in range(12)}) <= 2
+    wait_for(lambda: not [name for name in os.listdir(served.root / ".tmp") if ".capture." in name], what="tidying")
+
+
+@pytest.mark.executors("process")
+def test_without_capture_nothing_is_asked_or_kept(served: Served, tree: Path) -> None:
+    """No helper runs, and the metadir has no such record."""
+    (served.root / "config.toml").write_text("cpus = 4\n[capture]\n")
+    served.start()
+    served.drop("plain", "true", workdir=str(tree))
+    served.wait_done("plain")
+    assert not inodes(served, "plain")
+    assert served.process is not None
+    children = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
+    assert not any(b"commands" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+
+
+@pytest.fixture
+def ran(served: Served, tree: Path) -> Served:
+    """Give a spool with two runs of a job, with other code each."""
+    configure(served, "git = true\npackages = true\n")
+    served.start()
+    served.drop(
+        "train", 'cat a "$0"; echo "loss = 1" > $SPOOL_METADIR/metrics', workdir=str(tree), env={"A": f"{tree}/a"}
+    )
+    served.wait_done("train")
+    git(tree, "commit", "-qam", "two")
+    (tree / "a").write_text("three\n")
+    served.drop("train", "cat a $A; exit 3", workdir=str(tree), env={"A": f"{tree}/a"})
+    served.wait_outcome("train", 2)
+    return served
+
+
+@pytest.mark.executors("process")
+def test_diff_says_what_differs_between_two_runs(ran: Served, tree: Path) -> None:
+    """What is the same is left out; a run against itself, and one that is not there, are answered."""
+    said = json.loads(ran.spool("diff", "train/1", "train", "--json").stdout)
+    assert (said["one"], said["other"]) == ("train/1", "train/2")
+    found = {(each["section"], each["key"]): (each["one"], each["other"]) for each in said["differences"]}
+    commits = tuple(captured(ran, "train", run)["git"]["commit"] for run in (1, 2))
+    assert found["code", "commit"] == commits
+    assert found["outcome", "state"] == ("finished", "failed")
+    assert found["metrics", "loss"] == ("1", None)
+    assert ("file", "command") in found
+    assert ("file", "workdir") not in found
+    assert not {key for section, key in found if section in ("machine", "environment", "python", "packages")}
+    assert any(f"git -C {tree} diff {commits[0][:12]} {commits[1][:12]}" in note for note in said["notes"])
+    assert "do not differ" in ran.spool("diff", "train/1", "train/1").stdout
+    assert "finished" in ran.spool("diff", "train/1", "train/2").stdout
+    for other in ("train/7", "nobody", "train/"):
+        done = ran.spool("diff", "train/1", other)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == (0 if other == "train/" else 3)
+
+
+@pytest.mark.executors("process")
+def test_diff_shows_the_part_of_long_values_that_differs(served: Served) -> None:
+    """Two command lines that differ in their last options read differently."""
+    for name, rate in (("one", "0.1"), ("two", "0.25")):
+        served.drop(name, f"true {'--option with a value ' * 9} --lr {rate} {'--more' * 9}")
+    served.run()
+    said = served.spool("diff", "one", "two").stdout
+    assert "--lr 0.1 --more" in said
+    assert "--lr 0.25 --more" in said
+    assert max(map(len, said.splitlines())) < 120
+
+
+@pytest.mark.executors("process")
+def test_diff_does_not_call_unknown_what_differs(ran: Served) -> None:
+    """A run that never started has no code to compare, a job that waits no run; values read as in the file."""
+    ran.drop("never", ["a b", "c"], requeue=False, place="held")
+    done = ran.spool("diff", "never", "train")
+    assert (done.returncode, "it has not run yet" in done.stderr) == (3, True)
+    done = ran.spool("rerun", "never")
+    assert (done.returncode, "it has not run yet" in done.stderr) == (3, True)
+    ran.move("never", "held", "done")
+    ran.wait_outcome("never")
+    said = json.loads(ran.spool("diff", "never", "train", "--json").stdout)
+    assert not {"code", "python", "packages", "environment"} & {each["section"] for each in said["differences"]}
+    assert not {"kernel", "driver"} & {each["key"] for each in said["differences"]}
+    assert any("it has not started" in note for note in said["notes"])
+    assert not any("[capture]" in note for note in said["notes"])
+    values = {each["key"]: each["one"] for each in said["differences"] if each["section"] == "file"}
+    assert (values["command"], values["requeue"]) == ('["a b", "c"]', "false")
+
+
+@pytest.mark.executors("process")
+def test_an_exact_rerun_leads_all_its_texts_to_the_new_tree(ran: Served, tree: Path) -> None:
+    """The setup and the script too, which a path into the old tree would have run with other code."""
+    script = f"#!/bin/sh\ncat {tree}/a\necho $HERE\n"
+    ran.drop("job", ["job.sh"], script=script, setup=f"HERE={tree}/b; export HERE", workdir=str(tree))
+    ran.wait_done("job")
+    (tree / "a").write_text("later\n")
+    assert ran.spool("rerun", "job", "--exact").stdout == "job-2\n"
+    ran.wait_done("job-2")
+    assert ran.log("job-2") == f"three\n{ran.root}/worktrees/job-2/b\n"
+
+
+@pytest.mark.executors("process")
+def test_an_exact_rerun_leaves_paths_beside_the_tree(ran: Served, tree: Path) -> None:
+    """A path that leads out of the old tree would lead to nothing, or to another job's, from the new one."""
+    (tree.parent / "beside").write_text("beside\n")
+    ran.drop("job", f"cat {tree}/../beside {tree}/sub/../../beside {tree}/sub/../a", workdir=str(tree))
+    (tree / "sub").mkdir()
+    ran.wait_done("job")
+    text = ran.spool("rerun", "job", "--exact", "--dry-run").stdout
+    command = tomllib.loads(text)["command"]
+    new = f"{ran.root}/worktrees/job-2"
+    assert command == f"cat {tree}/../beside {tree}/sub/../../beside {new}/sub/../a"
+
+
+@pytest.mark.executors("process")
+def test_an_exact_rerun_does_not_leave_its_tree_by_a_link(ran: Served, tree: Path) -> None:
+    """Where the commit has a link instead of the directory of the run, nothing is made where it leads."""
+    (tree.parent / "elsewhere").mkdir()
+    (tree / "out").symlink_to("../elsewhere")
+    (tree / "into").symlink_to(tree.parent / "elsewhere")
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "links")
+    git(tree, "update-index", "--assume-unchanged", "out", "into")
+    for name in ("out", "into"):
+        (tree / name).unlink()
+        (tree / name / "deep").mkdir(parents=True)
+        ran.drop(name, "true", workdir=str(tree / name / "deep"))
+        ran.wait_done(name)
+        done = ran.spool("rerun", name, "--exact")
+        assert done.returncode == 1, done.stderr
+        assert not (ran.root / "worktrees" / f"{name}-2").exists()
+    assert list((tree.parent / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.executors("process")
+def test_an_exact_rerun_runs_no_filter_of_the_repository(ran: Served, tree: Path) -> None:
+    """Neither of a file nor a hook while the tree is made."""
+    (tree / ".git" / "info" / "attributes").write_text("* filter=evil\n")
+    git(tree, "config", "filter.evil.smudge", f"touch {tree.parent}/ran; cat")
+    git(tree, "config", "filter.evil.required", "true")
+    assert ran.spool("rerun", "train/2", "--exact", "--hold", "--name", "again").returncode == 0
+    assert not (tree.parent / "ran").exists()
+
+
+@pytest.mark.executors("process")
+def test_a_run_from_a_terminal_runs_again_without_one(served: Served) -> None:
+    """Its terminal is gone, so the new job does not ask for it, and says so."""
+    served.start()
+    directory = served.root / "jobs" / "shell" / "1"
+    directory.mkdir(parents=True)
+    (directory / "job.toml").write_text('command = "echo done"\nterminal = "spool-here-1-0"\n')
+    done = served.spool("rerun", "shell/1")
+    assert done.stdout == "shell-2\n", done.stderr
+    assert "shell-2 runs in the background" in done.stderr
+    served.wait_done("shell-2")
+    assert served.log("shell-2") == "done\n"
+
+
+@pytest.mark.executors("process", "tmux")
+def test_an_exact_rerun_has_the_code_of_its_run(ran: Served, tree: Path) -> None:
+    """In a tree of its own, paths and all, whatever the old tree has become; gc removes it with the job."""
+    (tree / "a").write_text("later\n")
+    done = ran.spool("rerun", "train/2", "--exact")
+    assert (done.returncode, done.stdout) == (0, "train-2\n"), done.stderr
+    ran.wait_done("train-2")
+    assert ran.log("train-2") == "three\nthree\n"
+    new = ran.root / "worktrees" / "train-2"
+    assert captured(ran, "train-2")["git"]["top"] == str(new)
+    assert captured(ran, "train-2")["git"]["commit"] == captured(ran, "train", 2)["git"]["commit"]
+    assert (tree / "a").read_text() == "later\n"
+    assert ran.spool("rerun", "train/2", "--name", "plain").stdout == "plain\n"
+    ran.wait_done("plain")
+    assert ran.log("plain") == "later\nlater\n"
+    assert ran.spool("gc", "--older-than", "0s").returncode == 0
+    assert not new.exists()
+    assert (tree / "a").exists()
+
+
+@pytest.mark.executors("process")
+def test_paths_in_a_setup_and_in_options_of_a_container_lead_to_the_new_tree(
+    tmp_path: Path, tree: Path, executor: str
+) -> None:
+    """An image stays where it is: it may be a file that git does not track."""
+    path = path_before(tmp_path / "bin", "apptainer", "#!/bin/sh\n")
+    container = {"image": f"{tree}/x.sif", "options": [f"--bind={tree}/data:/data"]}
+    with Served(tmp_path / "spool", {"PATH": path}, executor) as served:
+        configure(served)
+        served.start()
+        served.drop("boxed", "true", workdir=str(tree), setup=f". {tree}/env.sh", container=container)
+        served.wait_done("boxed")
+        again = tomllib.loads(served.spool("rerun", "boxed/1", "--exact", "--dry-run").stdout)
+        new = f"{served.root}/worktrees/boxed-2"
+        assert again["setup"] == f". {new}/env.sh"
+        assert again["container"] == {"image": f"{tree}/x.sif", "options": [f"--bind={new}/data:/data"]}
+
+
+@pytest.mark.executors("process")
+def test_an_exact_rerun_leaves_the_work_tree_of_another_job_alone(ran: Served, tree: Path) -> None:
+    """A second one of the same name is refused before it touches the tree in which the first waits, runs or has run."""
+    new = ran.root / "worktrees" / "new"
+    assert ran.spool("rerun", "train/2", "--exact", "--name", "new", "--hold").returncode == 0
+    refused = ran.spool("rerun", "train/2", "--exact", "--name", "new")
+    assert "a job of that name is held; --name new-2 is free" in refused.stderr
+    assert "--replace" not in refused.stderr
+    ran.spool("cancel", "new")
+    refused = ran.spool("rerun", "train/2", "--exact", "--name", "new")
+    assert "the work tree of an earlier job of that name is there" in refused.stderr
+    assert (new / "a").read_text() == "three\n"
+    shutil.rmtree(new)  # as `spool gc` does, of which git is not told
+    assert ran.spool("rerun", "train/2", "--exact", "--name", "new", "--hold").returncode == 0
+    assert (new / "a").read_text() == "three\n"
+
+
+@pytest.mark.executors("process")
+def test_an_exact_rerun_finds_the_old_tree_by_each_of_its_names(ran: Served, tree: Path) -> None:
+    """From the home directory, after an option, in a URL; and a working directory that git does not track is made."""
+    work = tree / "runs" / "1"
+    work.mkdir(parents=True)
+    command = f"ls ~/tree/a $HOME/tree/a -I{tree}/x file://{tree}/x /mnt{tree}/x {tree}s"
+    ran.drop("job", f"true; exit 0; {command}", workdir=str(work))
+    ran.wait_done("job")
+    ran.environment["HOME"] = str(tree.parent)
+    assert ran.spool("rerun", "job", "--exact").returncode == 0
+    ran.wait_done("job-2")
+    new = f"{ran.root}/worktrees/job-2"
+    keys = tomllib.loads(ran.record("job-2", "job.toml") or "")
+    assert keys["workdir"] == f"{new}/runs/1"
+    assert keys["command"].endswith(f"ls {new}/a {new}/a -I{new}/x file://{new}/x /mnt{tree}/x {tree}s")
+
+
+@pytest.mark.executors("process")
+def test_what_could_not_be_the_same_is_refused_and_leaves_nothing(ran: Served, tree: Path) -> None:
+    """A patch that was changed, cut or not kept, a commit or a tree that is gone, a run that was not captured."""
+
+    def refused(run: str, why: str) -> None:
+        done = ran.spool("rerun", run, "--exact", "--name", "new")
+        assert done.returncode != 0
+        assert why in done.stderr
+        assert not (ran.root / "worktrees" / "new").exists()
+        assert ran.places("new") == []
+
+    directory = ran.root / "jobs" / "train" / "2"
+    original = (directory / "capture.toml").read_text()
+    patch = (directory / "capture.diff").read_bytes()
+    for file in directory.glob("capture.*"):
+        file.chmod(0o600)
+    (directory / "capture.diff").write_bytes(b"x")
+    refused("train/2", "was changed or removed")
+    (directory / "capture.diff").write_bytes(patch)
+    for old, new, why in (
+        ('diff = "whole"', 'diff = "cut"', "were cut"),
+        ('diff = "whole"', 'diff = "none"', "were not kept"),
+        ("submodules = false", "submodules = true", "submodules"),
+        (git(tree, "rev-parse", "HEAD"), "1" * 40, "is gone"),
+        (f'top = "{tree}"', 'top = "/nowhere"', "is gone"),
+        (original, "x = [", "capture record"),
+    ):
+        (directory / "capture.toml").write_text(original.replace(old, new))
+        refused("train/2", why)
+    (directory / "capture.toml").write_text('problem = "detected dubious ownership in it"\n')
+    refused("train/2", "exactly: detected dubious ownership in it\n")
+    (directory / "capture.toml").unlink()
+    refused("train/2", "was not captured")
+    refused("train/9", "no such run")
+    assert git(tree, "worktree", "list").count("\n") == 0

@@ -1,0 +1,161 @@
+"""Engines that installed packages offer by entry points: their names, their settings, and what is wrong with them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from extras.engines.packaged_engines import batch_package, install, path_with
+from served import Served
+from spool.core.errors import InvalidConfig, InvalidJob
+from spool.formats import config, jobfile
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """Give the directory of packages that the programs of the test have."""
+    directory = tmp_path / "packages"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def served(tmp_path: Path, packages: Path) -> Iterator[Served]:
+    """Give a spool, which is not served yet."""
+    batch = tmp_path / "batch"
+    batch.mkdir()
+    with Served(tmp_path / "spool", {**path_with(packages), "SPOOL_BATCH": str(batch)}) as spool:
+        (spool.root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n')
+        yield spool
+
+
+def test_its_name_works_wherever_a_built_in_one_does(served: Served, packages: Path) -> None:
+    """In a job file, as an option, as the default; check, ls, show, why and doctor know it."""
+    batch_package(packages)
+    (served.root / "config.toml").write_text(
+        'autostart = false\nexecutor = "mine"\ndisk_floor = "0M"\n[engines.mine]\npoll = "200ms"\nown = "key"\n'
+    )
+    file = served.root.parent / "job.toml"
+    file.write_text('command = "sleep 600"\nexecutor = "mine"\n')
+    assert served.spool("check", str(file)).returncode == 0
+    assert served.spool("check", str(served.root / "config.toml")).returncode == 0
+    served.start()
+    submitted = served.spool("submit", "--name", "x", "--executor", "mine", "--", "sh", "-c", "echo up; sleep 600")
+    assert (submitted.returncode, submitted.stderr) == (0, "")
+    served.says("x", "up")
+    served.drop("y", "true", executor=None)
+    served.wait_done("y")
+    assert (served.record("y", "engine") or "").startswith("mine toy ")
+    assert "mine" in served.spool("show", "x").stdout
+    assert "x" in served.spool("ls").stdout
+    doctor = served.spool("doctor")
+    assert "mine can be used" in doctor.stdout
+    assert served.spool("cancel", "x").returncode == 0
+    served.wait_done("x")
+    assert served.outcome("x") == "cancelled"
+
+
+def test_an_unknown_name_is_an_error_with_the_names_that_there_are(served: Served, packages: Path) -> None:
+    """Those of packages are among them, and a similar one is what was meant."""
+    batch_package(packages)
+    file = served.root.parent / "job.toml"
+    file.write_text('command = "true"\nexecutor = "mien"\n')
+    assert '"mien" is unknown, did you mean "mine"?' in served.spool("check", str(file)).stdout
+    file.write_text('command = "true"\nexecutor = "pbs"\n')
+    assert "it is one of process, tmux, slurm, sge, hq, mine" in served.spool("check", str(file)).stdout
+
+
+def test_without_packages_the_built_in_names_are_all() -> None:
+    """In a job file and in the configuration."""
+    with pytest.raises(InvalidJob, match='"mine" is unknown'):
+        jobfile.parse(b'command = "true"\nexecutor = "mine"\n', name="x")
+    with pytest.raises(InvalidConfig, match='did you mean "slurm"'):
+        config.parse(b'executor = "slrum"\n')
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (
+            "import nowhere_to_be_found\n",
+            "the executor mine: mine_engine:Mine: the Python package nowhere_to_be_found",
+        ),
+        ("raise RuntimeError('oh')\n", "mine_engine:Mine: RuntimeError: oh"),
+        ("import sys\nsys.exit(3)\n", "mine_engine:Mine: SystemExit: 3"),
+        ("Other = 3\n", "mine_engine:Mine: AttributeError"),
+        ("Mine = dict\n", "mine_engine:Mine: TypeError"),
+        ("def Mine(settings):\n    return 3\n", "mine_engine:Mine gives no spool.executors.language.Language"),
+        ("from spool.testing.batch import BatchLanguage as Mine\n", "calls itself 'batch', and its entry point 'mine'"),
+    ],
+)
+def test_one_that_cannot_be_loaded_keeps_its_jobs_waiting_and_no_others(
+    served: Served, packages: Path, module: str, words: str
+) -> None:
+    """Its jobs wait with the reason; all others run, and the dispatcher goes on."""
+    install(packages, module)
+    served.start()
+    served.drop("x", "true", executor="mine")
+    served.drop("y", "true")
+    served.wait_done("y")
+    served.wait_reason("x", words)
+    assert served.places("x") == ["queued"]
+
+
+@pytest.mark.parametrize("method", ["missing", "policy", "look", "identify"])
+def test_one_that_breaks_later_is_confined(served: Served, packages: Path, method: str) -> None:
+    """An error in a method of its language stops neither the dispatcher nor the jobs of others."""
+    batch_package(packages)
+    with (packages / "mine_engine.py").open("a") as file:
+        file.write(f"\n    def {method}(self, *_):\n        return 1 / 0\n")
+    served.start()
+    served.drop("x", "exit 3", executor="mine")  # an exit code of 0 needs no look
+    served.until(lambda: "ZeroDivisionError" in served.said(), "the error's line")
+    served.drop("y", "true")
+    served.wait_done("y")
+    assert served.outcome("x") in (None, "failed")
+    assert served.process is not None
+    served.process.kill()
+    served.process.wait()
+    served.process = None
+    served.stderr.write_text("")
+
+
+@pytest.mark.parametrize(("name", "words"), [("sge", "no qsub, qstat, qdel, qconf, qhost"), ("hq", "no hq in PATH")])
+def test_missing_programs_of_an_engine_are_named(served: Served, name: str, words: str) -> None:
+    """Its jobs wait with that reason, and doctor says it."""
+    served.environment["PATH"] = "/nonexistent"
+    (served.root / "config.toml").write_text(f'autostart = false\nexecutor = "{name}"\ndisk_floor = "0M"\n')
+    served.start()
+    served.drop("x", "true", executor=None)
+    served.wait_reason("x", words)
+    assert words in served.spool("doctor").stdout
+
+
+def test_its_settings_are_checked_as_far_as_all_engines_have_them() -> None:
+    """The other keys are its own."""
+    parsed = config.parse(b'[engines.mine]\npoll = "3s"\nqueue = ["a", 1]\n[engines.mine.deep]\nx = 1979-05-27\n')
+    assert parsed.engines["mine"]["queue"] == ["a", 1]
+    with pytest.raises(InvalidConfig, match=r"engines\.mine\.submit_per_second"):
+        config.parse(b"[engines.mine]\nsubmit_per_second = 0\n")
+    with pytest.raises(InvalidConfig, match=r"its settings belong into \[sge\]"):
+        config.parse(b"[engines.sge]\nqueue = 'x'\n")
+
+
+def test_no_package_is_looked_for_unless_a_name_is_not_built_in() -> None:
+    """The search costs more than a submission."""
+    program = """
+import sys
+from spool.formats import config, jobfile
+from spool.executors import Executors
+jobfile.parse(b'command = "true"\\nexecutor = "slurm"\\n', name="x")
+config.parse(b'executor = "sge"\\n')
+executors = Executors(lambda: "process")
+[executors.problem(name) for name in ("process", "slurm", "sge", "hq")]
+print("importlib.metadata" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"

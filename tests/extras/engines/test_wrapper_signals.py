@@ -1,0 +1,122 @@
+"""Signals that a wrapper reads from a record, under the shells that run it on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from spool.formats.wrapper import EngineSurroundings
+from spool.machine import identity
+from support import wait_for
+from wrapper_runs import Run, Runs, runs_below, surroundings, words_of
+
+AROUND = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", watches=True)
+COMMAND = "for name in USR1 USR2; do trap \"echo $name\" $name; done; trap 'echo TERM; exit 9' TERM; echo up\n"
+COMMAND += "while :; do sleep 0.05; done"
+
+
+@pytest.fixture
+def runs(wrapper: str, tmp_path: Path) -> Iterator[Runs]:
+    """Give runs under one shell after the other."""
+    with runs_below(tmp_path, words_of(wrapper)) as made:
+        yield made
+
+
+def watched(runs: Runs, command: str = COMMAND) -> Run:
+    """Return a run whose wrapper watches the record."""
+    return runs.make(command, replace(surroundings(), engine=AROUND))
+
+
+def tell(run: Run, text: str) -> None:
+    """Append to the record, as a dispatcher does."""
+    with (run.metadir / "signals").open("a") as record:
+        record.write(text)
+
+
+def session_of(run: Run) -> set[int]:
+    """Return the live processes of the session of a run."""
+    assert run.process is not None
+    stats = (identity.read_stat(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+    return {stat.pid for stat in stats if stat is not None and stat.session == run.process.pid and not stat.dead}
+
+
+def test_each_line_is_one_signal_and_nothing_stays_behind(runs: Runs) -> None:
+    """It is passed on once, in its order; the process that watches ends with the wrapper, and so does its pause."""
+    run = watched(runs).start()
+    run.says("up")
+    tell(run, "USR1\n")
+    run.says("USR1")
+    tell(run, "USR2\n")
+    run.says("USR2")
+    tell(run, "TERM\n")
+    run.finish()
+    assert session_of(run) == set()
+    assert (run.log, run.rc, run.text("signal")) == ("up\nUSR1\nUSR2\nTERM\n", 9, "TERM\n")
+
+
+def test_what_is_no_signal_to_pass_on_is_ignored(runs: Runs) -> None:
+    """Another word, a word with more around it, an empty line, and a line that is not complete yet."""
+    run = watched(runs).start()
+    run.says("up")
+    tell(run, "KILL\nSTOP\n; touch /tmp/x\n\n9\n -9 1\nUSR1 \nTERM TERM\nUS")
+    time.sleep(2.5)
+    assert run.log == "up\n"
+    tell(run, "R1\n")
+    run.says("USR1")
+    tell(run, "TERM\n")
+    run.finish()
+    assert (run.log, run.rc) == ("up\nUSR1\nTERM\n", 9)
+
+
+def test_a_record_that_is_there_before_the_wrapper_counts(runs: Runs) -> None:
+    """The order may have come while the job waited in its engine, or came to its node."""
+    run = watched(runs)
+    tell(run, "TERM\n")
+    run.run()
+    assert run.text("signal") == "TERM\n"
+    assert run.rc in (9, 143)
+
+
+def test_no_file_and_a_pipe_in_its_place_hold_up_nothing(runs: Runs) -> None:
+    """A job may put anything there."""
+    run = watched(runs, "exit 3")
+    os.mkfifo(run.metadir / "signals")
+    run.run()
+    assert (run.rc, session_of(run)) == (3, set())
+
+
+@pytest.mark.parametrize("code", [0, 1, 99, 100])
+def test_a_short_run_ends_at_once_and_leaves_nothing(runs: Runs, code: int) -> None:
+    """Grid Engine would run a job again whose script ends with 99, and keep it after 100: the record has the code."""
+    run = watched(runs, f"exit {code}")
+    begun = time.monotonic()
+    status = run.run()
+    assert (run.rc, session_of(run)) == (code, set())
+    assert status == (code if code < 99 else 1)
+    assert time.monotonic() - begun < 60
+
+
+def test_the_watcher_ends_when_its_wrapper_is_killed(runs: Runs) -> None:
+    """It is not left behind for more than a moment."""
+    run = watched(runs, "echo up; exec sleep 1000").start()
+    run.says("up")
+    (command,) = [pid for pid in session_of(run) if b"1000" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    run.kill(signal.SIGKILL)
+    run.finish()
+    os.kill(command, signal.SIGKILL)
+    wait_for(lambda: not session_of(run), what="the end of the watcher")
+
+
+def test_without_need_nothing_is_watched(runs: Runs) -> None:
+    """On an engine that signals the script, there is no further process."""
+    run = runs.make(COMMAND, replace(surroundings(), engine=replace(AROUND, watches=False))).start()
+    run.says("up")
+    tell(run, "TERM\n")
+    time.sleep(1.5)
+    assert run.log == "up\n"

@@ -1,0 +1,85 @@
+"""A machine with `cpu_pinning`: the arbiter hands out the CPUs, so that no two spools have one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from extras.machine.talk import Driven, Speaker, driven
+from extras.machine.test_attacks import BOB, MACHINE, brisk, place, several_users  # noqa: F401
+from spool.core.model import Core
+from spool.core.pinning import cpus_in
+from spool.formats import arbiter_protocol as protocol
+from spool.formats.arbiter_protocol import EndLease, Hold
+from spool.machine.host import Host
+
+PINNING = f"cpu_pinning = true\n{MACHINE}"
+CORES = (Core((0, 2), 0), Core((1, 3), 1), Core((4, 5), 1))
+
+
+@pytest.fixture
+def machine(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:  # noqa: F811
+    """Give an arbiter that may give four of six CPUs, to be used by one run each."""
+    monkeypatch.setattr(Host, "cores", lambda self: CORES)
+    with driven(place, PINNING) as found:
+        yield found
+
+
+def lease(machine: Driven, speaker: Speaker, cpus: int) -> protocol.Granted:
+    """Ask for a lease and return it."""
+    number = speaker.ask(cpus)
+    machine.until(lambda: speaker.grant(number) is not None)
+    found = speaker.grant(number)
+    assert found is not None
+    return found
+
+
+def cpus(granted: protocol.Granted) -> tuple[int, ...]:
+    """Return the CPUs of a lease."""
+    assert isinstance(granted, protocol.PinnedGrant)
+    return cpus_in(granted.cpu_list)
+
+
+@pytest.mark.parametrize("uid", [None, pytest.param(BOB, marks=several_users)])
+def test_no_two_spools_have_a_cpu_also_after_a_restart(machine: Driven, uid: int | None) -> None:
+    """Two spools of one user, or of two; a new arbiter knows from its journal which CPUs are out."""
+    one, two = machine.dispatcher("a"), machine.dispatcher("b", uid)
+    first, second = lease(machine, one, 2), lease(machine, two, 1)
+    assert cpus(first) == (0, 2)
+    assert len(cpus(second)) == 1
+    assert not set(cpus(first)) & set(cpus(second))
+    one.say(protocol.Begin(first.lease))
+    two.say(protocol.Begin(second.lease))
+    machine.until(lambda: all(each.begun for each in machine.arbiter._ledger.leases.values()))
+    machine.restart()
+    back = machine.speaker()
+    back.hello("a", Hold(first.lease))
+    machine.until(lambda: bool(back.all(protocol.Welcome)))
+    third = lease(machine, back, 1)
+    assert not set(cpus(third)) & {*cpus(first), *cpus(second)}
+    back.say(EndLease(first.lease))
+    assert cpus(lease(machine, back, 2)) == (0, 2)
+
+
+def test_the_machine_has_no_more_cpus_than_can_be_given_to_one_run_each(
+    machine: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cpus` above those counts as those."""
+    monkeypatch.setattr(Host, "cores", lambda self: CORES[:1])
+    machine.restart()
+    speaker = machine.dispatcher("a")
+    [welcome] = speaker.all(protocol.Welcome)
+    assert welcome.cpus == 2
+
+
+def test_without_the_key_a_grant_is_as_before(place: Path) -> None:  # noqa: F811
+    """No CPUs are named, so that older dispatchers understand it; a job without CPUs gets none either way."""
+    with driven(place, MACHINE) as machine:
+        assert type(lease(machine, machine.dispatcher("a"), 2)) is protocol.Granted
+
+
+def test_a_lease_without_cpus_names_none(machine: Driven) -> None:
+    """With `cpus = 0` there is nothing to pin to."""
+    assert type(lease(machine, machine.dispatcher("a"), 0)) is protocol.Granted

@@ -1,0 +1,305 @@
+"""A shared machine in `info`, `gpus`, `why` and `plan`: the users with whom it is shared, and what they have."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calling import Command, asked, put_job
+from cli.test_foretold import limited, running
+from extras.machine.sharing import BOB, G, gpu_share, join, mine, shares
+from plugins.fake_nvml import GIB, FakeNvml
+from spool.core.model import ForeignProcess, Gpu, Grant
+from spool.formats.machine_status import UserShare
+from spool.formats.state import GpuView, JobView, MachineView, SharedView, StateView, render_state
+from spool.query.tasks import _expected_end
+from spool.store.locked_spool import LockedSpool
+from spool.store.ownership import this_user
+from spool.store.spool import Spool
+
+HELD = "machine: cpus: needs 2, 0 free (2 leases of bob hold 5)"
+
+
+def told(root: Path, jobs: dict[str, JobView], **more: Any) -> None:
+    """Write the view of a dispatcher on the shared machine of `join`."""
+    directory = str(root.parent / "machine")
+    given = {"directory": directory, "cpus": 8, "memory_bytes": 32 * G, **more}
+    gpus = given.pop("gpus", ())
+    machine = MachineView(
+        cpus=8, cpus_free=8, memory_bytes=32 * G, memory_free_bytes=32 * G, shared=SharedView(**given),
+        gpus=gpus, gpus_at_ns=1 if gpus else None,
+    )  # fmt: skip
+    view = StateView(version=1, at_ns=time.time_ns(), pid=1, machine=machine, jobs=jobs)
+    (root / "state.json").write_bytes(render_state(view))
+
+
+def test_info_shows_a_line_for_each_user(spool: Command, spool_root: Path) -> None:
+    """The totals of the machine, what this spool has of them and what others have, and then each user."""
+    own = mine(leases=1, cpus=1, memory_bytes=2 * G)
+    carol = UserShare(user="carol", leases=1, cpus=2)
+    join(spool_root, shares(carol, BOB, own=own))
+    running(spool_root, "here", limited("1h"), Grant(1, 2 * G), time.time_ns())
+    lines = spool("info").out.splitlines()
+    assert "CPUs        8, 1 granted, 7 granted to others, 0 free" in lines
+    assert any(
+        line.startswith("memory      32 GiB after the reserve, 2 GiB granted, 8 GiB granted to") for line in lines
+    )
+    assert "licence     3, 0 granted, 2 free" in lines
+    at = next(at for at, line in enumerate(lines) if line.startswith("shared machine ("))
+    assert lines[at].endswith("): arbiter pid 4711; granted: 8 of 8 CPUs, 10 GiB of 32 GiB, 1 of 3 licence")
+    table = [line.split() for line in lines[at + 1 : at + 5]]
+    assert table == [
+        ["USER", "LEASES", "CPU", "MEM", "GPU", "RESOURCES", "WAITING"],
+        [this_user(), "(this", "spool)", "1", "1", "2G"],
+        ["bob", "2", "5", "8G", "1", "licence", "1", "4"],
+        ["carol", "1", "2"],
+    ]
+    assert lines[at + 5] == ""
+    assert lines[at + 7].startswith("here")
+
+
+def test_info_as_json_has_the_shares(spool: Command, spool_root: Path) -> None:
+    """`shared` has the file's figures by user; of a machine that is not shared there is no such key."""
+    assert "shared" not in asked(spool, "info")
+    join(spool_root, shares(BOB))
+    found = asked(spool, "info")["shared"]
+    assert (found["directory"], found["problem"]) == (str(spool_root.parent / "machine"), "")
+    use = found["use"]
+    assert (use["arbiter"], use["cpus"], use["cpus_granted"], use["gpus"]) == (4711, 8, 5, 0)
+    assert use["resources"] == {"licence": {"total": 3, "granted": 1, "free": 2}}
+    assert use["own"]["user"] == this_user()
+    assert [(share["user"], share["leases"], share["asks"]) for share in use["others"]] == [("bob", 2, 4)]
+    assert asked(spool, "info")["cpus"] == 8
+
+
+@pytest.mark.parametrize(
+    ("said", "age_s", "words"),
+    [
+        (shares(BOB), 180, "the arbiter has not answered for 3m"),
+        (b'{"version": 1}', 0, "machine.json is damaged"),
+        (None, 0, "the arbiter is not running: there is no "),
+    ],
+    ids=["silent", "damaged", "absent"],
+)
+def test_an_arbiter_that_does_not_answer_is_a_problem(
+    spool: Command, spool_root: Path, said: Any, age_s: float, words: str
+) -> None:
+    """`info` names it with the remedy, and `why` and `plan` promise no start."""
+    path = join(spool_root, said or b"", age_s=age_s)
+    if said is None:
+        path.unlink()
+    put_job(spool_root, "one")
+    (problem,) = re.findall(r"^problem: (.*)$", spool("info").out, re.MULTILINE)
+    assert problem.startswith("shared machine: ")
+    assert words in problem
+    assert problem.endswith(f"start it with `spool machine serve {spool_root.parent / 'machine'}`")
+    why = asked(spool, "why", "one")
+    assert [each["code"] for each in why["reasons"]] == ["machine"]
+    assert words in why["reasons"][0]["text"]
+    assert why["start_at"] is None
+    assert asked(spool, "plan")["starts"] == []
+    assert "could start" not in spool("why", "one").out
+
+
+def test_what_a_silent_arbiter_last_granted_is_still_shown(spool: Command, spool_root: Path) -> None:
+    """Leases outlive their arbiter, so their users are listed with when that was."""
+    join(spool_root, shares(BOB), age_s=180)
+    said = spool("info").out
+    assert re.search(
+        r"^shared machine \(.*\): the arbiter has not answered for 3m.*; granted then: 5 of 8", said, re.MULTILINE
+    )
+    assert re.search(r"^bob +2 +5", said, re.MULTILINE)
+
+
+def test_a_job_that_waits_for_a_lease_says_who_has_what(spool: Command, spool_root: Path) -> None:
+    """The arbiter's reason, as the dispatcher has it, is what `why`, `plan` and `ls` say; no start is promised."""
+    join(spool_root, shares(BOB))
+    put_job(spool_root, "one", limited("1h", "cpus = 2\n"))
+    told(spool_root, {"one": JobView(state="queued", reason=HELD)})
+    lock = LockedSpool(str(spool_root))
+    try:
+        why, plan = asked(spool, "why", "one"), asked(spool, "plan")
+        assert why["reasons"] == [{"code": "machine", "text": HELD}]
+        assert (why["start_at"], why["start_is_earliest"]) == (None, True)
+        lines = spool("why", "one").out.splitlines()
+        assert (lines[0], lines[2].startswith("expected run time: ")) == (f"one: {HELD}", True)
+        assert plan["starts"] == []
+        (waits,) = plan["waits"]
+        assert (waits["code"], waits["reason"], waits["start_at"]) == ("machine", HELD, None)
+        assert re.search(rf"^1 +one .* \? .*{re.escape(HELD)}$", spool("plan").out, re.MULTILINE)
+        assert HELD in spool("ls").out
+    finally:
+        lock.release()
+
+
+def test_a_foretold_start_is_the_earliest(spool: Command, spool_root: Path) -> None:
+    """Behind a run of this spool the time is known, but other users' jobs may go first; `plan` says so once."""
+    join(spool_root, shares(BOB), config="autostart = false\ncpus = 1\n")
+    now_ns = time.time_ns()
+    running(spool_root, "first", limited("1h"), Grant(1), now_ns)
+    put_job(spool_root, "next", limited("1h"))
+    found = asked(spool, "plan")
+    assert found["start_is_earliest"]
+    assert found["waits"][0]["start_at"] is not None
+    assert re.search(
+        r"^could start: in .*, if the time limits hold; at the earliest, as other users' jobs may go first$",
+        spool("why", "next").out,
+        re.MULTILINE,
+    )
+    said = spool("plan").out
+    assert said.count("the machine is shared, and other users' jobs may go first: each START is the earliest") == 1
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 1\n")
+    alone = spool("why", "next").out + spool("plan").out
+    assert "earliest" not in alone
+    assert "start_is_earliest" not in asked(spool, "plan") | asked(spool, "why", "next")
+
+
+def test_the_end_of_an_array_is_not_promised(spool_root: Path, spool: Command) -> None:
+    """`ls` and `wait` expect the end of what runs; when the rest of it starts is not theirs to say."""
+    join(spool_root, shares(BOB), config="autostart = false\ncpus = 1\n")
+    now_ns = time.time_ns()
+    running(spool_root, "first", limited("1h"), Grant(1), now_ns)
+    put_job(spool_root, "next", limited("1h"))
+
+    def ends() -> list[int | None]:
+        return [_expected_end(Spool(str(spool_root)), [name], now_ns) for name in ("first", "next")]
+
+    here, later = ends()
+    assert here is not None
+    assert later is None
+    (spool_root / "config.toml").write_text("autostart = false\ncpus = 1\n")
+    assert None not in ends()
+
+
+def test_a_job_that_nothing_here_blocks_needs_a_lease_still(spool: Command, spool_root: Path) -> None:
+    """`why` does not say that it starts in the next pass, since the arbiter decides."""
+    join(spool_root, shares())
+    put_job(spool_root, "one")
+    assert spool("why", "one").out.startswith(
+        "one: nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease\n"
+    )
+
+
+def test_the_machine_is_the_arbiters_within_the_limits_of_the_spool(spool: Command, spool_root: Path) -> None:
+    """A job that needs more than the arbiter has to give never fits, and the spool's own limit counts beside it."""
+    join(spool_root, shares(cpus=4))
+    put_job(spool_root, "wide", limited("1h", "cpus = 6\n"))
+    assert asked(spool, "why", "wide")["reasons"][0]["code"] == "never_fits"
+    join(spool_root, shares(BOB), config="autostart = false\ncpus = 2\n")
+    assert asked(spool, "info")["cpus"] == 2
+    assert "CPUs        2, 0 granted, 5 granted to others, 2 free" in spool("info").out
+
+
+def test_starts_that_wait_for_leases_are_no_runs(spool: Command, spool_root: Path) -> None:
+    """A job behind them is told that it starts after them, since nothing of them could end."""
+    join(spool_root, shares(), config="autostart = false\ncpus = 1\n")
+    put_job(spool_root, "first", limited("1h"))
+    put_job(spool_root, "second", limited("1h"))
+    first, second = (each["name"] for each in asked(spool, "plan")["starts"] + asked(spool, "plan")["waits"])
+    why = asked(spool, "why", second)
+    assert (why["must_end"], why["starts_after"]) == ([], [first])
+
+
+def test_a_submission_is_judged_by_the_shared_machine(spool: Command, spool_root: Path) -> None:
+    """A job that fits what the arbiter has to give raises no doubt, and one that does not raises one."""
+    join(spool_root, shares(cpus=500))
+    wide = spool("submit", "--hold", "--name", "wide", "--cpus", 400, "--resource", "licence=2", "--", "true")
+    assert (wide.code, wide.err) == (0, "")
+    wider = spool("submit", "--hold", "--name", "wider", "--cpus", 600, "--", "true")
+    assert "job wider never fits: needs 600 CPUs, the machine has 500" in wider.err
+
+
+def test_gpus_names_the_users_that_have_leases(
+    spool: Command, spool_root: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of a user with a lease is that lease's; without one it is foreign, and so is everything else."""
+    cards = (
+        Gpu("GPU-0", 0, "A100", 80 * GIB, 20 * GIB, foreign=(ForeignProcess(47, "python", 60 * GIB, "bob"),)),
+        Gpu("GPU-1", 1, "A100", 80 * GIB, 75 * GIB, foreign=(ForeignProcess(48, "python", 5 * GIB, "eve"),)),
+        Gpu("GPU-2", 2, "A100", 80 * GIB, 80 * GIB),
+        Gpu("GPU-3", 3, "A100", 80 * GIB, 80 * GIB),
+    )
+    on = (gpu_share(0, ("bob", None)), gpu_share(1, ("carol", 20 * G), ("dave", 30 * G)), gpu_share(3, ("bob", None)))
+    join(spool_root, shares(BOB, gpus=(*on, gpu_share(2))))
+    told(spool_root, {}, gpus=tuple(GpuView.of(card, ()) for card in cards))
+    lock = LockedSpool(str(spool_root))
+    try:
+        found = {gpu["index"]: gpu for gpu in asked(spool, "gpus")["gpus"]}
+        assert {index: gpu["state"] for index, gpu in found.items()} == {
+            0: "leased",
+            1: "leased",
+            2: "idle",
+            3: "leased",
+        }
+        assert found[0]["foreign"] == []
+        assert found[0]["leases"] == [{"user": "bob", "granted_bytes": None, "taken_bytes": 60 * GIB}]
+        assert found[0]["why_not"] == "GPU 0 is leased to bob"
+        assert [lease["user"] for lease in found[1]["leases"]] == ["carol", "dave"]
+        assert [process["user"] for process in found[1]["foreign"]] == ["eve"]
+        assert (found[2]["leases"], found[2]["why_not"]) == ([], None)
+        said = spool("gpus").out
+        assert "bob's lease (uses 60G)" in said
+        assert "carol's lease (granted 20G); dave's lease (granted 30G); pid 48 (python, eve, 5G) outside" in said
+        assert "unavailable" not in said
+        assert "GPUs        4: leased 0, 1, 3; idle 2" in spool("info").out
+    finally:
+        lock.release()
+    (spool_root / "config.toml").write_text("autostart = false\n")
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    fake_nvml.gpu("GPU-0", bus=1)
+    (alone,) = asked(spool, "gpus")["gpus"]
+    assert "leases" not in alone
+
+
+def test_a_hostile_name_reaches_no_terminal_unescaped(spool: Command, spool_root: Path) -> None:
+    """What the file calls users and resources is shown with its controls visible, in each command."""
+    evil = "eve\x1b[2J\u202e\n"
+    users = UserShare(user=evil, leases=1, cpus=1, asks=1, resources={evil: 2})
+    join(spool_root, shares(users, gpus=(gpu_share(0, (evil, None)),), gpu_problem=evil, resources={evil: 3}))
+    card = Gpu("GPU-0", 0, "A100", 80 * GIB, 80 * GIB)
+    put_job(spool_root, "one")
+    reason = f"machine: cpus: needs 2, 0 free (1 lease of {evil} holds 1)"
+    told(spool_root, {"one": JobView(state="queued", reason=reason)}, gpus=(GpuView.of(card, ()),))
+    lock = LockedSpool(str(spool_root))
+    try:
+        for words in (("info",), ("gpus",), ("why", "one"), ("plan",), ("ls",)):
+            for more in ((), ("--json",)):
+                said = spool(*words, *more)
+                assert said.code == 0
+                assert not {"\x1b", "\u202e"} & set(said.out + said.err)
+        assert r"eve\u001b[2J\u202e\n's lease" in spool("gpus").out
+    finally:
+        lock.release()
+
+
+def test_another_accounts_file_is_not_believed(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of an account that may not serve the machine is a problem that names it, and nothing more."""
+    path = join(spool_root, shares(BOB))
+    real = os.fstat
+
+    def of_nobody(fd: int) -> os.stat_result:
+        found = real(fd)
+        if found.st_ino != path.stat().st_ino:
+            return found
+        return os.stat_result((*found[:4], 65534, *found[5:]), {"st_mtime_ns": found.st_mtime_ns})
+
+    monkeypatch.setattr(os, "fstat", of_nobody)
+    said = spool("info").out
+    assert "machine.json belongs to nobody, who is not trusted to serve this machine" in said
+    assert "bob" not in said
+
+
+def test_many_users_do_not_fill_the_screen(spool: Command, spool_root: Path) -> None:
+    """The first fifty of the others are listed, and the number of the rest."""
+    join(spool_root, shares(*(UserShare(user=f"u{n}", leases=1, cpus=0) for n in range(60))))
+    said = spool("info").out
+    assert len(re.findall(r"^u\d+ ", said, re.MULTILINE)) == 50
+    assert "\nand 10 more users\n" in said

@@ -1,0 +1,309 @@
+"""The page as a document: what is on it, that it is whole, and that no text of a user becomes markup."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from extras.machine.sharing import BOB, gpu_share, join, mine, shares
+from extras.page.pages import (
+    EVIL,
+    HOUR_NS,
+    G,
+    Page,
+    a_gpu_view,
+    a_running_job,
+    a_view,
+    a_waiting_job,
+    an_end,
+    busy_history,
+    busy_view,
+    lay,
+    page_of,
+)
+from spool.core.model import SECOND_NS, ForeignProcess, State
+from spool.core.recent import RecentUse
+from spool.formats.machine_status import UserShare
+from spool.formats.state import JobView, MachineView, PoolView, SharedView, StateView
+from spool.page.content import ContentReader
+from spool.page.document import render
+from spool.store.ownership import this_user
+
+NOW_NS = time.time_ns()
+
+
+def the_page(root: Path, *, served: bool = True) -> Page:
+    """Return the page of a spool, taken apart."""
+    return Page(page_of(root, NOW_NS, served=served))
+
+
+def test_a_busy_spool_is_told_whole(spool_root: Path) -> None:
+    """Jobs with their reasons, progress, GPUs with who has them, users, outcomes and what ended stand on the page."""
+    lay(spool_root, busy_view(NOW_NS), busy_history(NOW_NS))
+    progress = spool_root / "jobs" / "train" / "1"
+    progress.mkdir(parents=True)
+    (progress / "progress").write_text("37 %\n")
+    text = the_page(spool_root).text
+    for told in (
+        "gpu-box",
+        "needs 4 GPUs, and 1 is free",
+        "37 % · 9h00m of 1d00h GPU 93% busy, 71% on average",
+        "12 of 40 tasks have ended",
+        "79 / 80 GiB",
+        "87% busy",
+        "fell off the bus",
+        "pid 4711",
+        "2 / 3 licence",
+        "held by bob",
+        'cpus: "many" is not a number',
+        "18 finished",
+        "1 failed",
+        "exit code 1",
+        "19 runs have ended",
+    ):
+        assert told in text, told
+
+
+def test_an_empty_spool_says_so(spool_root: Path) -> None:
+    """A spool in which nothing has happened has a page that says just that."""
+    text = the_page(lay(spool_root, a_view(NOW_NS))).text
+    for told in ("Nothing is running.", "Nothing is waiting.", "No run has ended in the last 24 hours.", "0 / 16 CPUs"):
+        assert told in text, told
+
+
+def hostile(root: Path) -> Path:
+    """Lay a spool in which every text would like to be markup, or is very long."""
+    machine = MachineView(
+        cpus=4,
+        cpus_free=1,
+        memory_bytes=G,
+        memory_free_bytes=0,
+        refusal=EVIL,
+        gpu_problem=EVIL,
+        gpus_at_ns=NOW_NS - HOUR_NS,
+        gpus=(a_gpu_view(0, uuid=EVIL, name=EVIL, problem=EVIL, jobs=(EVIL,), taken_bytes={EVIL: 1}),),
+        resources={EVIL: PoolView(total=1)},
+    )
+    words = {"user": EVIL, "project": EVIL, "reason": EVIL, "problem": EVIL}
+    jobs = {
+        EVIL: a_running_job(NOW_NS, gpu_uuids=(EVIL,), **words),
+        f"q{EVIL}": a_waiting_job(NOW_NS, EVIL, user=EVIL, project=EVIL),
+        "n" * 10_000: a_waiting_job(NOW_NS, "r" * 10_000, user="u" * 10_000, project="p" * 10_000),
+    }
+    view = a_view(NOW_NS, host=EVIL, problems=(EVIL,), machine=machine, jobs=jobs)
+    ended = an_end(NOW_NS, EVIL, hours_ago=1, user=EVIL, reason=EVIL, again=EVIL, outcome=State.FAILED)
+    (root / "jobs" / "x").mkdir(parents=True)
+    return lay(root, view, [ended])
+
+
+def test_no_text_of_a_user_becomes_markup(spool_root: Path) -> None:
+    """Names, reasons, problems and whatever else comes from elsewhere add no element and no attribute."""
+    page = the_page(hostile(spool_root))
+    assert len(page.all("script")) == 1
+    assert not page.all("img")
+    for name, attributes in page.elements:
+        assert not {each for each in attributes if each.startswith("on") or each in ("style", "src", "href")}, name
+    assert "onerror=" in page.text  # it is seen
+
+
+def test_controls_and_bidi_controls_are_made_visible(spool_root: Path) -> None:
+    """What hides or reorders text, and what is no character, stands on the page as an escape."""
+    text = page_of(hostile(spool_root), NOW_NS)
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", text)
+    assert r"\u202egnp.exe\u0007\u001b[31m\ud800" in text
+
+
+def test_only_our_own_style_and_script_go_in_as_they_are() -> None:
+    """The template escapes everything but the style sheet and the script of the package."""
+    template = (files("spool.page") / "page.html").read_text()
+    assert re.findall(r"(\w+) *\| *safe\b", template) == ["style", "script"]
+    assert not re.search(r"autoescape|Markup", template)
+
+
+def test_long_texts_are_shortened(spool_root: Path) -> None:
+    """A name of ten thousand characters, and a reason as long, take no more of the page than others."""
+    assert len(page_of(hostile(spool_root), NOW_NS)) < 60_000
+
+
+@pytest.mark.parametrize("view", [a_view(NOW_NS), busy_view(NOW_NS)], ids=["empty", "busy"])
+def test_the_policy_allows_our_style_and_our_script_alone(spool_root: Path, view: StateView) -> None:
+    """The hashes in the policy are those of the one style sheet and the one script, and nothing else may load."""
+    text = page_of(lay(spool_root, view), NOW_NS)
+    policies = [meta["content"] for meta in Page(text).all("meta") if "Policy" in meta.get("http-equiv", "")]
+    assert len(policies) == 1
+    for name in ("style", "script"):
+        inner = re.findall(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
+        assert len(inner) == 1
+        digest = b64encode(sha256(inner[0].encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{digest}';" in policies[0]
+    assert policies[0].startswith("default-src 'none';")
+    assert "://" not in text
+
+
+def test_ids_are_unique(spool_root: Path) -> None:
+    """No two elements have the same id."""
+    page = the_page(lay(spool_root, busy_view(NOW_NS), busy_history(NOW_NS)))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_long_queue_is_cut(spool_root: Path) -> None:
+    """Of 10,000 waiting jobs the page shows the first hundred and how many more there are."""
+    jobs = {f"job-{n}": a_waiting_job(NOW_NS, "busy", since_ns=NOW_NS - n * SECOND_NS) for n in range(10_000)}
+    text = page_of(lay(spool_root, a_view(NOW_NS, jobs=jobs)), NOW_NS)
+    assert len(text) < 100_000
+    assert "and 9,900 more" in Page(text).text
+    assert "job-9999" in text  # has waited longest
+    assert "job-9899<" not in text
+
+
+def test_a_busy_day_has_a_bounded_picture(spool_root: Path) -> None:
+    """Twenty thousand short runs on many GPUs become a timeline of bounded size."""
+    ended = [
+        an_end(
+            NOW_NS, f"job-{n}", hours_ago=23 - n / 1000, started_at_ns=NOW_NS - 23 * HOUR_NS + (n - 9) * HOUR_NS // 1000
+        )
+        for n in range(20_000)
+    ]
+    machine = MachineView(cpus=64, cpus_free=64, memory_bytes=G, memory_free_bytes=G)
+    view = a_view(NOW_NS, machine=machine)
+    text = page_of(lay(spool_root, view, ended), NOW_NS)
+    assert "20,000 runs have ended" in text
+    assert len(text) < 700_000
+
+
+def test_without_a_dispatcher_the_page_says_that_nothing_starts(spool_root: Path) -> None:
+    """A page that was written last by a process that lost its dispatcher says so, and what that means for jobs."""
+    lay(spool_root, busy_view(NOW_NS))
+    assert "No dispatcher is running, so nothing starts. Active jobs: 6." in the_page(spool_root, served=False).text
+    lay(spool_root, a_view(NOW_NS))
+    assert "no jobs are active" in the_page(spool_root, served=False).text
+
+
+def test_the_last_half_hour_is_drawn(spool_root: Path) -> None:
+    """Each GPU has a curve of its use and the queue one of its length, with gaps where nothing is known."""
+    recent = RecentUse(until_ns=NOW_NS + 1, queued=(0, 2, None, 4), gpus={"GPU-0": (50, None, 100)})
+    lay(spool_root, replace(busy_view(NOW_NS), recent=recent))
+    page = the_page(spool_root)
+    assert [each["d"] for each in page.all("path")] == [
+        "M0 20V20.0h1V10.0h1V20ZM3 20V0.0h1V20Z",
+        "M0 20V10.0h1V20ZM2 20V0.0h1V20Z",
+    ]
+    lay(spool_root, busy_view(NOW_NS))
+    assert the_page(spool_root).all("path") == []
+
+
+def test_a_paused_spool_says_so(spool_root: Path) -> None:
+    """While `paused` lies there the page says that nothing starts."""
+    lay(spool_root, a_view(NOW_NS))
+    assert "is paused" not in the_page(spool_root).text
+    (spool_root / "paused").touch()
+    assert "The spool is paused: nothing starts" in the_page(spool_root).text
+
+
+def test_problems_are_told_first(spool_root: Path) -> None:
+    """What is wrong with the configuration or with files stands above the jobs."""
+    lay(spool_root, a_view(NOW_NS, problems=("cannot use the configuration: line 3",)))
+    text = the_page(spool_root).text
+    assert text.index("cannot use the configuration: line 3") < text.index("Running")
+
+
+def test_a_damaged_view_is_told(spool_root: Path) -> None:
+    """A `state.json` that is not JSON leaves a page that says so."""
+    (spool_root / "state.json").write_bytes(b'{"version": 1, "at_')
+    assert "state.json is not readable" in the_page(spool_root).text
+
+
+def test_a_history_that_cannot_be_read_is_told(spool_root: Path) -> None:
+    """A directory in the place of the history is a problem on the page, and the rest of it stays."""
+    lay(spool_root, busy_view(NOW_NS))
+    (spool_root / "history.jsonl").mkdir()
+    text = the_page(spool_root).text
+    assert "the history cannot be read" in text
+    assert "needs 4 GPUs, and 1 is free" in text
+
+
+def test_a_job_that_waits_in_slurm_stands_among_those_that_wait(spool_root: Path) -> None:
+    """With a mark, Slurm's reason and a number of its own above all; it is none of the running jobs."""
+    reason = "Slurm: PENDING (Resources)"
+    jobs = {
+        "far": JobView(state="submitted", reason=reason, run=1, user="me", since_ns=NOW_NS - HOUR_NS),
+        "near": a_waiting_job(NOW_NS, "why"),
+    }
+    lay(spool_root, a_view(NOW_NS, jobs=jobs))
+    text = the_page(spool_root).text
+    assert "1 submitted" in text
+    assert reason in text
+    assert "0 running" in text
+
+
+def test_the_users_of_a_shared_machine_are_on_the_page(spool_root: Path) -> None:
+    """A table has each user's part, a GPU names the lease, and the tiles count what others have."""
+    evil = UserShare(user=EVIL.replace("\ud800", ""), leases=1, cpus=1)
+    path = join(spool_root, shares(BOB, evil, own=mine(leases=1, cpus=2), gpus=(gpu_share(0, ("bob", 20 * G)),)))
+    foreign = (ForeignProcess(4711, "python", 3 * G, "bob"),)
+    machine = MachineView(
+        cpus=16,
+        cpus_free=14,
+        memory_bytes=64 * G,
+        memory_free_bytes=64 * G,
+        gpus_at_ns=NOW_NS,
+        gpus=(a_gpu_view(0, foreign_processes=foreign), a_gpu_view(1)),
+        shared=SharedView(directory=str(path.parent)),
+    )
+    reason = "machine: cpus: needs 2, 0 free (2 leases of bob hold 5)"
+    lay(spool_root, a_view(NOW_NS, machine=machine, jobs={"one": a_waiting_job(NOW_NS, reason)}))
+    os.utime(path, ns=(NOW_NS, NOW_NS))
+    text = the_page(spool_root).text
+    assert reason in text
+    assert "8 / 16 CPUs" in text
+    assert "1 / 2 GPUs" in text
+    assert "bob's lease (granted 20 GiB, uses 3 GiB)" in text
+    assert "pid 4711" not in text
+    rows = text[text.index("Shared machine") :]
+    assert "User Leases CPUs Memory GPUs Waiting Resources" in rows
+    assert f"{this_user()} this spool 1 2" in rows
+    assert "bob 2 5 8 GiB 1 4 licence 1" in rows
+    path.unlink()
+    without = the_page(spool_root).text
+    assert "shared machine: the arbiter is not running" in without
+    assert "Leases" not in without
+
+
+def test_the_page_of_a_machine_that_is_not_shared_has_no_such_table(spool_root: Path) -> None:
+    """Whatever the file says, it is not read unless the dispatcher's view has an arbiter."""
+    join(spool_root, shares(BOB))
+    lay(spool_root, busy_view(NOW_NS))
+    assert "Shared machine" not in the_page(spool_root).text
+
+
+def test_a_failed_run_opens_its_last_lines_on_a_page_of_the_owner_alone(spool_root: Path) -> None:
+    """A click shows ten lines, escaped and cut; a page that others can read has no output."""
+    lay(spool_root, a_view(NOW_NS), [an_end(NOW_NS, "bad", hours_ago=1, outcome=State.FAILED, reason="exit code 1")])
+    metadir = spool_root / "jobs" / "bad" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "log").write_text(
+        "".join(f"line {at}\n" for at in range(20)) + EVIL + "x" * 500 + "\n", errors="replace"
+    )
+    reader = ContentReader(str(spool_root))
+    page = Page(render(reader.read(NOW_NS, served=True, with_output=True), 3, 60).decode())
+    assert "line 11 line 12" in page.text
+    assert "line 10" not in page.text
+    assert "x" * 201 not in page.text
+    assert (len(page.all("details")), len(page.all("img"))) == (1, 0)
+    assert "line 19" not in the_page(spool_root).text
+
+
+def test_a_job_that_never_fits_is_marked(spool_root: Path) -> None:
+    """Its reason has another colour than that of a job which waits for room."""
+    jobs = {"big": a_waiting_job(NOW_NS, "never fits: needs 9 GPUs"), "small": a_waiting_job(NOW_NS, "gpus: 1 in use")}
+    page = the_page(lay(spool_root, a_view(NOW_NS, jobs=jobs)))
+    assert [cell["class"] for cell in page.all("td") if "why" in cell.get("class", "")].count("why never") == 1

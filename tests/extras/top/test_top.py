@@ -1,0 +1,685 @@
+"""The screen of `spool top`, driven without a terminal: what it shows, and what its keys do to real job files."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from rich.cells import cell_len
+
+from calling import Command, put_job, start
+from cli.test_looking import ended, running
+from extras.machine.sharing import BOB, gpu_share, join, shares
+from plugins.fake_nvml import GIB, FakeNvml
+from spool.core.model import State
+from spool.formats.machine_status import UserShare
+from spool.formats.state import GpuView, MachineView, StateView, render_state
+from spool.query.rows import JobRow
+from spool.store.locked_spool import LockedSpool
+from spool.store.spool import Service, Spool
+from support import PATIENCE_S, wait_for
+
+pytest.importorskip("textual", reason="the extra `top` is not installed")
+
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from spool.cli import main
+from spool.cli.tui.app import Top
+from spool.cli.tui.background import LogText
+from spool.cli.tui.header import bar
+from spool.cli.tui.widgets import Help, Prompt, Question, RowList, TextPane
+
+Steps = Callable[["Screen"], Awaitable[None]]
+HOSTILE = ("[red]x[/red]", "\x1b[2Jclear", "\u202eevil", "漢字" * 30, "e\u0301" * 40, "<script>", "a\tb\nc")
+
+
+class Screen:
+    """The screen of a test, and its keys."""
+
+    def __init__(self, app: Top, pilot: Pilot[int]) -> None:
+        self.app, self.pilot = app, pilot
+
+    @property
+    def lines(self) -> list[str]:
+        """What is seen, line by line."""
+        strips = self.app.screen._compositor.render_strips()
+        return ["".join(segment.text for segment in strip) for strip in strips]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.lines)
+
+    @property
+    def told(self) -> str:
+        """What the notifications say that are shown now."""
+        return "\n".join(each.message for each in self.app._notifications)
+
+    @property
+    def current(self) -> str | None:
+        """The name of the job under the cursor."""
+        row = self.app.query_one(f"#{self.app._view}", RowList).current
+        return row.name if isinstance(row, JobRow) else None
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def until(self, condition: Callable[[], object], what: str = "") -> None:
+        """Wait until something is so; the time limit only ends a test that would never end."""
+        left = 30.0
+        while not condition():
+            if left <= 0:
+                raise AssertionError(f"waited in vain for {what}; told: {self.told}\n{self.text}")
+            await self.pilot.pause(0.02)
+            left -= 0.02
+
+    async def sees(self, *words: str) -> None:
+        """Wait until all of *words* are on the screen."""
+        await self.until(lambda: all(word in self.text for word in words), repr(words))
+
+    async def hears(self, *words: str) -> None:
+        """Wait until a notification says all of *words*."""
+        await self.until(lambda: all(word in self.told for word in words), repr(words))
+
+    async def on(self, name: str) -> None:
+        """Move the cursor to a job."""
+        await self.sees(name)
+        await self.press("home")
+        for _ in range(30):
+            if self.current == name:
+                return
+            await self.press("down")
+        raise AssertionError(f"{name} is not in the list\n{self.text}")
+
+
+def drive(root: Path | str, steps: Steps, size: tuple[int, int] = (80, 24), theme: str = "dark") -> int | None:
+    """Open the screen, take the steps, close it; return what it returned."""
+
+    async def go() -> int | None:
+        app = Top(str(root), theme)
+        async with app.run_test(size=size) as pilot:
+            await steps(Screen(app, pilot))
+        return app.return_value
+
+    return asyncio.run(go())
+
+
+def test_the_screen_shows_what_runs_waits_and_has_ended(spool: Command, spool_root: Path) -> None:
+    """At 80 by 24 the queue, the output of the run and the keys are seen, and the history by another key."""
+    running(spool_root, "train")
+    (spool_root / "jobs/train/1/log").write_bytes(b"epoch 1\n 10%|#   |\r 45%|##  |\r")
+    put_job(spool_root, "later", 'command = "true"\npriority = 30\n')
+    put_job(spool_root, "parked", place="held")
+    ended(spool_root, "old", State.FAILED, time.time_ns() - 60_000_000_000, code=3)
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("train", "later", "parked", "45%", "epoch 1", "45%|##  |")
+        assert len(screen.lines) == 24
+        assert all(cell_len(line) == 80 for line in screen.lines)
+        table = [line.split()[:2] for line in screen.lines if line.split()[:1] in (["train"], ["later"], ["parked"])]
+        assert table[:3] == [["train", "running"], ["later", "queued"], ["parked", "held"]]
+        assert "10%|" not in screen.text  # the bar was drawn again over it
+        assert "━" * 11 + "─" in screen.text  # 45 % of the bar beside it
+        assert "1 running · 1 queued · 1 held" in screen.lines[0]
+        assert "no dispatcher is running: `spool dispatch` starts one" in screen.text
+        await screen.sees("Hold", "Release", "Cancel", "Prio", "Again", "Edit", "Attach", "Filter", "Help", "Quit")
+        await screen.press("2")
+        await screen.sees("old", "failed", "exit code 3, 1m", " ago")
+        assert "later" not in screen.text
+        await screen.press("q")
+
+    assert drive(spool_root, steps) is None
+
+
+def test_the_screen_at_80_by_24(spool: Command, spool_root: Path) -> None:
+    """The picture of a quiet spool is this one, to the character."""
+    put_job(spool_root, "first", 'command = "true"\npriority = 30\ncpus = 2\n')
+    put_job(spool_root, "second", 'command = "true"\nmemory = "1G"\n', "held")
+    seen: list[str] = []
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("first", "second")
+        await screen.sees(" first: ", " Quit")
+        seen.extend(line.rstrip() for line in screen.lines)
+
+    drive(spool_root, steps)
+    assert seen[1] == " ! no dispatcher is running: `spool dispatch` starts one"
+    assert seen[2] == " 1 Queue 2  2 History 0  3 GPUs 0"
+    assert seen[3].split() == ["NAME", "STATE", "PRIO", "CPU", "MEM", "USER", "TIME", "REASON"]
+    assert seen[4].split()[:4] == ["first", "queued", "30", "2"]
+    assert seen[5].split()[:5] == ["second", "held", "10", "1", "1G"]
+    assert seen[15].startswith(" first · queued ")
+    assert seen[16].startswith(" first: ")
+    keys = "h Hold r Release c Cancel p Prio R Again e Edit a Attach / Filter ? Help q Quit"
+    assert seen[23].replace(" ", "") == keys.replace(" ", "")  # how far apart, each version of textual sees differently
+
+
+def test_hold_release_and_cancel_move_the_file(spool: Command, spool_root: Path) -> None:
+    """The keys do what the verbs do; cancel asks first, and the cursor stays with the job wherever it goes."""
+    put_job(spool_root, "one")
+    put_job(spool_root, "two")
+    put_job(spool_root, "zzz")
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("two")
+        await screen.press("h")
+        await screen.hears("two held")
+        assert (spool_root / "held/two.toml").exists()
+        await screen.until(lambda: screen.current == "two", "the cursor on the job that was held")
+        await screen.press("r")
+        await screen.hears("two released")
+        assert (spool_root / "queued/two.toml").exists()
+        await screen.press("c")
+        await screen.sees("Cancel two?")
+        await screen.press("n")
+        assert (spool_root / "queued/two.toml").exists()
+        await screen.press("c")
+        await screen.sees("Cancel two?")
+        await screen.press("enter")  # the careful answer has the focus
+        assert (spool_root / "queued/two.toml").exists()
+        await screen.press("c", "y")
+        await screen.hears("two cancelled")
+        assert not (spool_root / "queued/two.toml").exists()
+        await screen.until(lambda: screen.current in ("one", "zzz"), "a neighbour")
+
+    drive(spool_root, steps)
+
+
+def test_priority_is_asked_for_and_a_wrong_one_is_told(spool: Command, spool_root: Path) -> None:
+    """The file gets the new priority, with its comments; what is no number changes nothing and is said to be none."""
+    path = put_job(spool_root, "one", '# mine\ncommand = "true"\npriority = 5\n')
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("one")
+        await screen.press("p")
+        await screen.until(lambda: isinstance(screen.app.screen, Prompt), "the question")
+        assert screen.app.screen.query_one(Input).value == "5"
+        await screen.press("backspace", "4", "2", "enter")
+        await screen.hears("one changed")
+        assert path.read_text() == '# mine\ncommand = "true"\npriority = 42\n'
+        await screen.press("p")
+        await screen.until(lambda: isinstance(screen.app.screen, Prompt), "the question")
+        await screen.press("x", "enter")
+        await screen.hears("is not a whole number")
+        await screen.press("p", "9", "escape")
+        assert "priority = 42" in path.read_text()
+
+    drive(spool_root, steps)
+
+
+def test_what_has_ended_runs_again(spool: Command, spool_root: Path) -> None:
+    """R in the history queues the job again; on a job that waits it says why it cannot."""
+    ended(spool_root, "old", State.FAILED, time.time_ns(), code=3)
+    put_job(spool_root, "new")
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("new")
+        await screen.press("R")
+        await screen.hears("cannot requeue job new", "it is waiting in queued/")
+        await screen.press("2")
+        await screen.on("old")
+        await screen.press("R")
+        await screen.hears("old queued again")
+        assert (spool_root / "queued/old.toml").exists()
+
+    drive(spool_root, steps)
+
+
+def test_a_job_that_has_gone_meanwhile_is_told_of(spool: Command, spool_root: Path) -> None:
+    """Every key on a job whose file somebody took away tells that it is gone; the screen goes on."""
+    put_job(spool_root, "ghost")
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("ghost")
+        row = screen.app._row
+        assert row is not None
+        for key, words in (
+            ("h", "cannot hold job ghost: the spool has no job of that name"),
+            ("r", "cannot release job ghost"),
+            ("R", "cannot requeue job ghost"),
+            ("a", "cannot attach to job ghost"),
+        ):
+            (spool_root / "queued/ghost.toml").unlink(missing_ok=True)
+            while words not in screen.told:  # a refresh may take the row away before the key is seen
+                screen.app.query_one("#queue", RowList).show_rows([row], "")
+                await screen.press(key)
+                await screen.pilot.pause()
+        await screen.sees("no active jobs")
+        for key in ("h", "r", "c", "p", "R", "e", "a", "enter"):
+            await screen.press(key)
+        await screen.hears("no job is selected")
+
+    drive(spool_root, steps)
+
+
+def test_the_list_filters_as_one_types(spool: Command, spool_root: Path) -> None:
+    """Words of the name, the state or a tag, and patterns; Escape shows all again. Typed letters are no commands."""
+    for name in ("sweep_1", "sweep_2", "train"):
+        put_job(spool_root, name, 'command = "true"\ntags = ["night"]\n' if name == "sweep_2" else 'command = "true"\n')
+    put_job(spool_root, "parked", place="held")
+
+    async def steps(screen: Screen) -> None:
+        def listed() -> list[str]:
+            return [row.name for row in screen.app.query_one("#queue", RowList)._rows]
+
+        await screen.sees("sweep_1", "parked")
+        await screen.press("slash", *"sweep")
+        await screen.until(lambda: listed() == ["sweep_1", "sweep_2"], "the filter")
+        await screen.press("enter")
+        assert "filter: sweep" in screen.text
+        await screen.press("h")
+        await screen.hears("sweep_1 held")
+        await screen.press("escape")
+        await screen.until(lambda: len(listed()) == 4, "all jobs")
+        for words, found in (("night", ["sweep_2"]), ("held par", ["parked"]), ("*_[2-9]", ["sweep_2"]), ("qqq", [])):
+            await screen.press("slash")
+            screen.app.query_one("#filter", Input).value = words
+            await screen.until(lambda found=found: listed() == found, words)
+            await screen.press("escape")
+        screen.app.query_one("#filter", Input).value = "qqq"
+        await screen.sees("no job matches the filter")
+
+    drive(spool_root, steps)
+
+
+def test_the_mouse_moves_sorts_opens_and_chooses(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A click moves the cursor, two open the job, one on a head sorts, one on a word shows another list."""
+    monkeypatch.setattr(Top, "CLICK_CHAIN_TIME_THRESHOLD", 60.0)  # two clicks are two, however slow the machine is
+    for name, priority in (("aaa", 10), ("bbb", 90), ("ccc", 50)):
+        put_job(spool_root, name, f'command = "true"\npriority = {priority}\n')
+
+    async def steps(screen: Screen) -> None:
+        def listed() -> list[str]:
+            return [row.name for row in screen.app.query_one("#queue", RowList)._rows]
+
+        await screen.until(lambda: listed() == ["bbb", "ccc", "aaa"], "the order of the queue")
+        await screen.sees("`spool dispatch` starts one", "ccc")  # the list has its place now: a click goes by that
+        await screen.pilot.click("#queue", offset=(3, 0))
+        await screen.until(lambda: listed() == ["aaa", "bbb", "ccc"], "the order of the names")
+        assert "sorted by name" in screen.text
+        await screen.pilot.click("#queue", offset=(3, 0))
+        await screen.until(lambda: listed() == ["bbb", "ccc", "aaa"], "the usual order")
+        await screen.pilot.click("#queue", offset=(3, 2))
+        assert screen.current == "ccc"
+        await screen.pilot.click("#queue", offset=(3, 20))  # below the last one
+        assert screen.current == "ccc"
+        await screen.pilot.click("#queue", offset=(3, 3), times=2)
+        await screen.until(lambda: screen.app.screen.has_class("enlarged"), "the job on the whole screen")
+        await screen.press("escape")
+        await screen.pilot.click("#views", offset=(16, 0))
+        assert screen.app._view == "history"
+        await screen.sees("no job has ended yet")
+
+    drive(spool_root, steps)
+
+
+def test_the_output_follows_a_run_and_is_escaped(spool: Command, spool_root: Path) -> None:
+    """New lines are shown as they come; colours, controls and markup in them do nothing."""
+    running(spool_root, "train")
+    log = spool_root / "jobs/train/1/log"
+    log.write_bytes(
+        b"\x1b[31mred\x1b[0m [bold]no markup[/bold]\n\x1b]0;title\x07after\n\xff\x00bytes\n\xe2\x80\xaeevil\n"
+    )
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("red [bold]no markup[/bold]", "after", "�\\u0000bytes", "\\u202eevil")
+        with log.open("ab") as file:
+            file.write(b"one more\n")
+        await screen.sees("one more")
+        await screen.press("enter")
+        with log.open("ab") as file:
+            file.write(b"".join(b"line %d\n" % number for number in range(3000)))
+        await screen.sees("line 2999")
+        pane = screen.app.query_one(TextPane)
+        assert len(pane._lines) <= 1001
+        assert not screen.app.query_one("#queue", RowList).display
+        await screen.press("escape")
+        assert screen.app.query_one("#queue", RowList).display
+
+    drive(spool_root, steps)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (40, 10), (20, 5), (200, 60), (1, 1)])
+def test_no_size_is_too_small(size: tuple[int, int], spool: Command, spool_root: Path) -> None:
+    """Every list, the help and the questions can be shown in a terminal of any size."""
+    running(spool_root, "train")
+    put_job(spool_root, "x" * 200)
+
+    async def steps(screen: Screen) -> None:
+        await screen.until(lambda: screen.app._seen, "the first look")
+        for key in ("1", "2", "3", "1", "question_mark", "escape", "down", "c", "n", "p", "escape", "enter", "escape"):
+            await screen.press(key)
+            assert all(cell_len(line) == size[0] for line in screen.lines)
+        await screen.press("slash", "t", "enter", "t")
+
+    drive(spool_root, steps, size)
+
+
+def test_hostile_texts_are_escaped_everywhere(spool: Command, spool_root: Path) -> None:
+    """Reasons, users' texts and comments of any kind neither move the cursor nor are taken for markup."""
+    for at, text in enumerate(HOSTILE):
+        put_job(spool_root, f"bad_{at}", f"command = {text!r}\n")
+        (spool_root / f"queued/bad_{at}.toml.error").write_text(f"- {text}\n")
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("bad_0", "[red]x[/red]", "\\u001b[2Jclear", "\\u202eevil", "<script>")
+        for _ in HOSTILE:
+            assert [line for line in screen.lines if not line.isprintable() or cell_len(line) != 80] == []
+            await screen.press("down")
+        await screen.press("c")
+        await screen.sees("Cancel bad_")
+        await screen.press("n", "slash")
+        screen.app.query_one("#filter", Input).value = "[red]"
+        await screen.sees("filter: [red]")
+
+    drive(spool_root, steps)
+
+
+def test_the_help_names_every_key(spool: Command, spool_root: Path) -> None:
+    """What `?` shows has each key of the footer, and any of its keys goes back."""
+
+    async def steps(screen: Screen) -> None:
+        await screen.press("question_mark")
+        assert isinstance(screen.app.screen, Help)
+        await screen.sees(
+            "hold or release a job", "cancel it, after confirmation", "its terminal", "filter", "Ctrl-B D", "quit"
+        )
+        await screen.press("escape")
+        assert not isinstance(screen.app.screen, Help)
+
+    drive(spool_root, steps, (100, 40))
+
+
+def test_a_paused_a_broken_and_a_vanished_spool_are_told_of(spool: Command, spool_root: Path) -> None:
+    """The lines above the lists say what keeps jobs from starting, also when the spool goes while one looks."""
+    put_job(spool_root, "one")
+    (spool_root / "paused").write_text("")
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("the spool is paused: no job starts until `spool resume`", "no dispatcher is running")
+        (spool_root / "paused").unlink()
+        await screen.until(lambda: "is paused" not in screen.text, "the pause to be over")
+        shutil.rmtree(spool_root)
+        await screen.sees(" ! cannot ")
+        await screen.press("h")
+        await screen.hears("cannot ")
+
+    drive(spool_root, steps)
+
+
+def test_the_gpus_have_their_memory_and_use(
+    spool: Command, spool_root: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a dispatcher that watches them: who has which, how much of the memory is taken, how much they compute."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    fake_nvml.gpu("GPU-a", bus=1, total=80 * GIB, free=20 * GIB)
+    fake_nvml.gpu("GPU-b", bus=2)
+    fake_nvml.busy("GPU-a", 87, 40)
+    dispatcher = start("dispatch")
+    try:
+        wait_for(Spool(str(spool_root)).dispatcher_lives)
+        put_job(spool_root, "training", 'command = "sleep 1000"\ngpus = 1\n')
+        wait_for(lambda: (spool_root / "running/training.toml").exists())
+
+        async def steps(screen: Screen) -> None:
+            await screen.sees("GPU 0", "60G/80G", "87%", "training", "dispatching", "GPU", "1/2")
+            await screen.press("3")
+            await screen.sees("MEMORY", "COMPUTES", "H100", "━━━━━━━╾── 60G/80G", "█ 87%")
+            fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+            fake_nvml.hang("nvmlDeviceGetMemoryInfo")
+            await screen.press("1")
+            await screen.on("training")
+            await screen.press("c", "y")
+            await screen.hears("training is being stopped")
+            await screen.sees("no active jobs")
+
+        drive(spool_root, steps, (100, 30))
+        fake_nvml.mend()
+    finally:
+        dispatcher.terminate()
+        dispatcher.communicate(timeout=PATIENCE_S)
+
+
+def test_a_real_run_is_seen_from_its_start_to_its_end(spool: Command, spool_root: Path, dispatcher: Popen[str]) -> None:
+    """A job that is submitted while one looks starts, writes, is stopped by a key and stands in the history."""
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("dispatching", "no active jobs", "CPU ", "MEM ")
+        assert "queue " not in screen.lines[0]
+        put_job(spool_root, "later", 'command = "true"\ncpus = 1000000\n')
+        await screen.sees("█  dispatching")
+        (spool_root / "queued/later.toml").unlink()
+        put_job(spool_root, "live", 'command = "echo begun; sleep 1000"\ntime_limit = "1h"\n')
+        await screen.sees("live", "running", "begun", "LEFT", "≤59m", "s left · run 1")
+        await screen.press("h")
+        await screen.sees("Hold live? It is stopped")
+        await screen.press("y")
+        await screen.hears("live is stopped and held")
+        await screen.until(lambda: (spool_root / "jobs/live/1/result.toml").exists(), "the end of the run")
+        await screen.press("2")
+        await screen.press("1")
+        await screen.on("live")
+        await screen.press("r")
+        await screen.until(lambda: (spool_root / "jobs/live/2/log").exists(), "the second run")
+        await screen.sees("live · running", "run 2")
+        await screen.press("c")
+        await screen.sees("Cancel live, which has run for")
+        await screen.press("y")
+        await screen.sees("no active jobs")
+        await screen.press("2")
+        await screen.sees("live", "cancelled")
+
+    drive(spool_root, steps, (160, 30))
+
+
+def test_edit_leaves_the_terminal_to_the_editor(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`e` runs the editor on the job's file and comes back; where that fails what it said is read first."""
+    path = put_job(spool_root, "one", 'command = "true"\npriority = 5\n')
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nsed -i "s/priority = 5/priority = 77/" "$1"\n')
+    editor.chmod(0o755)
+    asked: list[str] = []
+    monkeypatch.setattr(builtins, "input", lambda text="": asked.append(text) or "")
+    monkeypatch.setenv("EDITOR", str(editor))
+    monkeypatch.setattr(Top, "suspend", lambda self: contextlib.nullcontext())  # no terminal is here to be left
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("one")
+        await screen.press("e")
+        await screen.until(lambda: "priority = 77" in path.read_text(), "the edit")
+        assert asked == []
+        monkeypatch.setenv("EDITOR", "false")
+        await screen.press("e")
+        await screen.until(lambda: asked, "the question")
+        assert path.read_text() == 'command = "true"\npriority = 77\n'
+        await screen.sees("one")
+
+    drive(spool_root, steps)
+
+
+def test_attach_says_why_there_is_no_terminal(spool: Command, spool_root: Path) -> None:
+    """A job that has none, or has not run, is told of without leaving the screen."""
+    put_job(spool_root, "waits")
+    running(spool_root, "runs")
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("runs")
+        await screen.press("a")
+        await screen.hears("cannot attach to job runs")
+        await screen.on("waits")
+        await screen.press("a")
+        await screen.hears("cannot attach to job waits", "it has not run yet")
+
+    drive(spool_root, steps)
+
+
+def test_ten_thousand_jobs_are_drawn_as_fast_as_ten(spool: Command, spool_root: Path) -> None:
+    """Only the lines in view are made, whatever the length of the list; the ends are one key away."""
+    drawn: list[str] = []
+
+    async def steps(screen: Screen) -> None:
+        await screen.until(lambda: screen.app._seen, "the first look")
+        rows = [JobRow(f"job_{at}", State.QUEUED, reason="x") for at in range(10_000)]
+        jobs = screen.app.query_one("#queue", RowList)
+        screen.app._looks.end()
+        jobs.show_rows(rows, "")
+        await screen.press("end")
+        await screen.sees("job_9999")
+        texts = jobs._texts
+        jobs._texts = lambda row: drawn.append(row.name) or texts(row)  # type: ignore[method-assign, func-returns-value]
+        await screen.press("home")
+        await screen.sees("job_0 ")
+        assert set(drawn) <= {f"job_{at}" for at in (*range(24), *range(9970, 10_000))}
+        jobs.show_rows([JobRow("new", State.RUNNING), *rows], "")
+        assert screen.current == "job_0"
+
+    drive(spool_root, steps)
+
+
+def test_without_a_terminal_or_a_usable_one_it_says_so(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pipe, under TERM=dumb and without textual one line says what to do instead."""
+    said = spool("top")
+    assert said.code == 1
+    assert said.err == "spool: cannot show the screen: this is not a terminal; `spool ls` prints the list"
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert main.run(["top"]) == 1
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setitem(sys.modules, "textual", None)
+    monkeypatch.delitem(sys.modules, "spool.cli.tui.app")
+    monkeypatch.delitem(sys.modules, "spool.cli.tui.widgets")
+    assert main.run(["top"]) == 1
+
+
+def test_a_log_is_what_a_terminal_would_show() -> None:
+    """Pieces cut anywhere make the same lines; the last line is shown before it has an end, and old ones go."""
+    text = LogText()
+    data = "a\x1b[1mb\x1b[0m\r\nx\ry\n漢\tz\nlast".encode()
+    for at in range(len(data)):
+        text.feed(data[at : at + 1])
+    assert text.lines() == ["ab", "y", "漢       z", "last"]
+    text.feed(b"\n" + b"".join(b"%d\n" % number for number in range(5000)))
+    assert len(text.lines()) == 1000
+    assert text.lines()[-1] == "4999"
+
+
+@pytest.mark.parametrize(("part", "seen"), [(0, "────"), (0.001, "╾───"), (0.5, "━━──"), (1, "━━━━"), (9, "━━━━")])
+def test_a_bar_shows_whatever_is_not_nothing(part: float, seen: str) -> None:
+    """A bar has its width whatever the part, and a little is not nothing."""
+    assert bar(part, 4) == seen
+
+
+def test_questions_are_answered_by_click_too(spool: Command, spool_root: Path) -> None:
+    """The buttons of a question do what its keys do."""
+    put_job(spool_root, "one")
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("one")
+        await screen.press("c")
+        await screen.until(lambda: isinstance(screen.app.screen, Question), "the question")
+        await screen.pilot.click("#no")
+        assert (spool_root / "queued/one.toml").exists()
+        await screen.press("c")
+        await screen.until(lambda: isinstance(screen.app.screen, Question), "the question")
+        await screen.pilot.click("#yes")
+        await screen.hears("one cancelled")
+        assert os.listdir(spool_root / "queued") == []
+
+    drive(spool_root, steps)
+
+
+def test_the_other_users_of_a_shared_machine_have_a_line_each(spool: Command, spool_root: Path) -> None:
+    """The bars count what they hold, a GPU names them, and the last of four lines counts the rest."""
+    others = (
+        BOB,
+        *(UserShare(user=f"u{n}", leases=1, cpus=1, asks=n) for n in range(4)),
+        UserShare(user=HOSTILE[1], leases=1, cpus=2),
+    )
+    join(spool_root, shares(*others, gpus=(gpu_share(0, ("bob", None)), gpu_share(1))))
+    cards = tuple(GpuView(uuid=f"GPU-{n}", index=n, memory_total_bytes=80 * GIB) for n in range(2))
+    machine = MachineView(
+        cpus=16, cpus_free=14, memory_bytes=32 * GIB, memory_free_bytes=32 * GIB, gpus=cards, gpus_at_ns=1
+    )
+    (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=1, pid=1, machine=machine)))
+    lock = LockedSpool(str(spool_root))
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("2+9/16", "0B+8G/32G", "0+1/2", "bob's lease")
+        users = [line.rstrip() for line in screen.lines if " lease" in line and "GPU 0" not in line]
+        assert users[:2] == [
+            " bob 2 leases: 5 CPUs, 8 GiB, 1 GPU, licence 1; 4 waiting",
+            r" \u001b[2Jclear 1 lease: 2 CPUs",
+        ]
+        assert len(users) == 3
+        assert " 3 more users: see `spool info`" in screen.text
+        assert "\x1b" not in screen.text
+
+    try:
+        drive(spool_root, steps, size=(100, 40))
+    finally:
+        lock.release()
+
+
+def with_gpus(root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Have the view of a dispatcher that watches so many GPUs."""
+    gpus = tuple(
+        GpuView(
+            uuid=f"GPU-{at}", index=at, name="H100", utilisation_percent=87,
+            memory_total_bytes=80 * GIB, memory_free_bytes=20 * GIB,
+        )
+        for at in range(number)
+    )  # fmt: skip
+    now = time.time_ns()
+    machine = MachineView(
+        cpus=8, cpus_free=8, memory_bytes=64 * GIB, memory_free_bytes=64 * GIB, gpus=gpus, gpus_at_ns=now
+    )
+    (root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=now, pid=1, machine=machine)))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+
+
+@pytest.mark.parametrize("number", [4, 8])
+def test_gpus_come_before_empty_lines(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """At 80 by 24 four GPUs are seen, and eight if the list would leave lines empty."""
+    put_job(spool_root, "later")
+    with_gpus(spool_root, monkeypatch, number)
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees(*(f"GPU {at} " for at in range(number)), "later", "Quit")
+        assert "more GPU" not in screen.text
+
+    drive(spool_root, steps)
+
+
+def test_nothing_is_cut_at_forty_columns(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts have their own line, sentences take several, GPUs have no bars, and the keys are the main ones."""
+    put_job(spool_root, "later", 'command = "true"\ncpus = 100000\n')
+    put_job(spool_root, "parked", place="held")
+    with_gpus(spool_root, monkeypatch, 2)
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("dispatching", "1 queued · 1 held", "GPU 1 60G/80G", " 87%", "? help", "q quit", "later")
+        await screen.on("later")
+        await screen.until(lambda: "never fits: needs 100000 CPUs" in " ".join(screen.text.split()), "the answer")
+        head = [line for line in screen.lines if "/pytest-" not in line]
+        assert not any("…" in line for line in head), screen.text
+
+    drive(spool_root, steps, (40, 24))

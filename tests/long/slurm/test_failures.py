@@ -1,0 +1,462 @@
+"""What a cluster, its commands and the dispatcher do at the wrong moment: every run begins once, and none is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from long.slurm.cluster import Cluster, path_with
+from long.slurm.conftest import spool_on_slurm
+from served import Served, alive, pids_in
+from spool.query.rows import in_words
+from support import ROOT, wait_for
+
+JOBS = int(os.environ.get("SLURM_JOBS", "120"))
+KILLS = int(os.environ.get("SLURM_KILLS", "8"))
+AWAY_S = float(os.environ.get("SLURM_AWAY_S", "12"))
+SEED = int(os.environ.get("SLURM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+
+# Each line is one write, so that their order is that of what happened.
+LEDGER = 'echo "B $SPOOL_JOB $SPOOL_RUN" >> ledger; {command}; echo "E $SPOOL_JOB $SPOOL_RUN" >> ledger'
+
+
+def _job(command: str) -> str:
+    return LEDGER.format(command=command)
+
+
+def _ledger(served: Served) -> list[list[str]]:
+    path = served.root.parent / "ledger"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _check_once(served: Served, names: list[str]) -> None:
+    """Assert that each job has begun once, in one run, and finished."""
+    begun = Counter((name, run) for event, name, run in _ledger(served) if event == "B")
+    assert [key for key, times in begun.items() if times > 1] == []
+    assert sorted(name for name, _ in begun) == sorted(names)
+    lines = [line for line in served.history() if line["job"] in set(names)]
+    assert sorted((line["job"], line["outcome"]) for line in lines) == sorted((name, "finished") for name in names)
+
+
+def _instead_of(served: Served, program: str, text: str) -> None:
+    """Put a script before one of Slurm's programs, for dispatchers that start from now on; `$real` is the program."""
+    served.environment["PATH"] = path_with(served.root.parent / "before", program, text)
+
+
+def _states(slurm: Cluster) -> Counter[str]:
+    return Counter(job["state"] for job in slurm.jobs())
+
+
+# The dispatcher.
+
+
+def test_a_new_dispatcher_takes_over_what_waits_what_runs_and_what_has_ended(unserved: Served, slurm: Cluster) -> None:
+    """Jobs outlive the dispatcher: it is killed, and the next one knows them all and starts none again."""
+    unserved.start()
+    slurm.command("scontrol", "update", "nodename=n4", "state=drain", "reason=a test of spool")
+    unserved.drop("waits", _job("true"), executor_options=["--nodelist=n4"])
+    unserved.drop("runs", _job("until [ -e go ]; do sleep 0.1; done"))
+    unserved.drop("ends", _job("until [ -e end ]; do sleep 0.1; done"))
+    unserved.until(lambda: _states(slurm)["RUNNING"] == 2 and _states(slurm)["PENDING"] == 1, "all to be in Slurm")
+    unserved.kill()
+    (unserved.root.parent / "end").touch()
+    wait_for(lambda: ["E", "ends", "1"] in _ledger(unserved), 60)
+    unserved.start()
+    unserved.wait_done("ends")
+    assert unserved.places("runs") == unserved.places("waits") == ["running"]
+    (unserved.root.parent / "go").touch()
+    slurm.command("scontrol", "update", "nodename=n4", "state=resume")
+    unserved.wait_done("runs", "waits")
+    _check_once(unserved, ["waits", "runs", "ends"])
+
+
+def test_a_submission_whose_answer_is_lost_is_found_again(unserved: Served, slurm: Cluster) -> None:
+    """The job is in Slurm but sbatch hangs, the dispatcher is killed: the next one finds the job by its comment."""
+    # It ends with the test and no sooner: the end of a dispatcher must not be its end.
+    _instead_of(unserved, "sbatch", '"$real" "$@"; until [ -e "$SPOOL_TEST_OVER" ]; do sleep 0.1; done')
+    over = unserved.root.parent / "over"
+    unserved.environment["SPOOL_TEST_OVER"] = str(over)
+    slurm.command("scontrol", "update", "nodename=n4", "state=drain", "reason=a test of spool")
+    try:
+        unserved.start()
+        unserved.drop("once", _job("true"), executor_options=["--nodelist=n4"])
+        unserved.until(lambda: _states(slurm)["PENDING"] == 1, "it to wait in Slurm")
+        unserved.kill()
+        (unserved.root / "jobs" / "once" / "1" / "engine").unlink(missing_ok=True)  # a look may have found it by then
+        unserved.start()
+        unserved.until(lambda: unserved.record("once", "engine"), "it to be found")
+        slurm.command("scontrol", "update", "nodename=n4", "state=resume")
+        unserved.wait_done("once")
+    finally:
+        over.touch()
+    _check_once(unserved, ["once"])
+    assert len([job for job in slurm.jobs() if job["name"] == "once"]) == 1
+
+
+def test_a_submission_that_arrives_twice_runs_once_and_is_cancelled_where_it_runs(
+    unserved: Served, slurm: Cluster
+) -> None:
+    """Sbatch submits again what was not answered: the second job leaves at once, and the first one is the run's."""
+    first = '"$real" "$@" > /dev/null; until "${real%sbatch}squeue" -h -o %T | grep -q RUNNING; do sleep 0.1; done'
+    _instead_of(unserved, "sbatch", f'{first}; exec "$real" "$@"')
+    unserved.start()
+    unserved.drop("twice", _job("trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done"))
+    unserved.says("twice", "up")
+    ended = ("twice", "FAILED")
+    unserved.until(lambda: ended in [(job["name"], job["state"]) for job in slurm.jobs()], "the second to leave")
+    unserved.until(lambda: (unserved.record("twice", "engine") or "").split()[2:], "the id")
+    unserved.looked()
+    assert unserved.places("twice") == ["running"]
+    assert unserved.spool("cancel", "twice").returncode == 0
+    unserved.wait_done("twice")
+    assert (unserved.outcome("twice"), unserved.log("twice")) == ("cancelled", "up\ntold\n")
+    assert _states(slurm)["RUNNING"] == 0
+    assert [event for event, *_ in _ledger(unserved)] == ["B"]
+
+
+def test_what_was_never_submitted_waits_again(unserved: Served, slurm: Cluster) -> None:
+    """The dispatcher is killed before sbatch has reached Slurm: the run is void, and the next one is not a retry."""
+    _instead_of(unserved, "sbatch", "kill -KILL $$")
+    unserved.start()
+    unserved.drop("late", _job("true"))
+    wait_for(lambda: unserved.runs("late"), 60)
+    unserved.kill()
+    (unserved.root.parent / "before" / "sbatch").unlink()
+    unserved.start()
+    result = unserved.wait_done("late")
+    assert result is not None
+    assert (result["outcome"], result["attempt"]) == ("finished", 1)
+    first = unserved.runs("late")[0]
+    assert (unserved.record("late", "jid", first) or "void\n") == "void\n"
+    assert len([event for event, *_ in _ledger(unserved) if event == "B"]) == 1
+
+
+# Late, or failed before or after Slurm has the job; an answer of squeue may fail or break off.
+_ROUGH_SBATCH = """
+n=$(od -An -N1 -tu1 /dev/urandom) && sleep 0.$((n % 4))
+lost="sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+case $((n % 16)) in
+0) echo "$lost" >&2; exit 1 ;;
+1) "$real" "$@" > /dev/null; echo "$lost" >&2; exit 1 ;;
+2) kill -s KILL $$ ;;
+esac
+"$real" "$@"; code=$?; sleep 0.$((n % 3)); exit $code
+"""
+_ROUGH_SQUEUE = """
+case $(($(od -An -N1 -tu1 /dev/urandom) % 12)) in
+0) echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1 ;;
+1) "$real" "$@" | head -c 700 ;;
+*) exec "$real" "$@" ;;
+esac
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("width", [1, 20])
+def test_jobs_survive_the_deaths_of_dispatchers_on_a_rough_day(unserved: Served, slurm: Cluster, width: int) -> None:
+    """Dispatchers die while Slurm's commands are late, fail and lie: each job, or task of an array, runs once."""
+    print(f"SLURM_SEED={SEED}")
+    chance = random.Random(SEED)
+    _instead_of(unserved, "sbatch", _ROUGH_SBATCH)
+    _instead_of(unserved, "squeue", _ROUGH_SQUEUE)
+    names = [f"job{number:03d}" for number in range(5 * KILLS * (1 if width == 1 else 2) // width)]
+    for number, name in enumerate(names):
+        array = {"array": f"0-{width - 1}{'%7' if number % 3 == 0 else ''}"} if width > 1 else {}
+        unserved.drop(name, _job(f"sleep 0.{number % 5}"), **array)
+    for _ in range(KILLS):
+        unserved.start()
+        time.sleep(0.2 + chance.random())
+        unserved.kill()
+    unserved.start()
+    unserved.patience = 300
+    unserved.wait_done(*names)
+    tasks = [f"{name}_{index}" for name in names for index in range(width)] if width > 1 else names
+    begun = Counter((name, run) for event, name, run in _ledger(unserved) if event == "B")
+    assert [key for key, times in begun.items() if times > 1] == [], f"SLURM_SEED={SEED}"
+    _check_once(unserved, tasks)
+
+
+@pytest.mark.timeout(900)
+def test_arrays_survive_the_deaths_of_dispatchers_controllers_and_nodes(unserved: Served, slurm: Cluster) -> None:
+    """Each task ends well once; one that began twice had lost its first run, and never lived beside it."""
+    print(f"SLURM_SEED={SEED}")
+    chance = random.Random(SEED)
+    names = [f"sweep{number}" for number in range(3)]
+    for number, name in enumerate(names):
+        percent = "%9" if number == 1 else ""
+        unserved.drop(name, _job(f"sleep {number}.$((SPOOL_ARRAY_INDEX % 7))"), array=f"0-39{percent}")
+    unserved.start()
+    for _ in range(KILLS):
+        time.sleep(0.3 + 2 * chance.random())
+        victim = chance.choice(["dispatcher", "controller", "node", "both"])
+        if victim in ("dispatcher", "both"):
+            unserved.kill()
+        if victim in ("controller", "both"):
+            slurm.kill_controller()
+            time.sleep(2 * chance.random())
+            slurm.start_controller()
+        if victim == "node":
+            node = chance.choice(["n1", "n2"])
+            slurm.kill_node(node)
+            time.sleep(2 * chance.random())
+            slurm.start_node(node)
+        if victim in ("dispatcher", "both"):
+            unserved.start()
+    unserved.patience = 600
+    unserved.wait_done(*names)
+    ledger = _ledger(unserved)
+    begun = Counter((name, run) for event, name, run in ledger if event == "B")
+    assert [key for key, times in begun.items() if times > 1] == [], f"SLURM_SEED={SEED}"
+    ended = Counter(name for event, name, _ in ledger if event == "E")
+    assert ended == {f"{name}_{index}": 1 for name in names for index in range(40)}, f"SLURM_SEED={SEED}"
+    last = {(line["job"], line["run"]): line["outcome"] for line in unserved.history()}
+    for task in ended:
+        runs = [run for name, run in begun if name == task]
+        assert [last[task, int(run)] for run in runs] == ["lost"] * (len(runs) - 1) + ["finished"], f"SLURM_SEED={SEED}"
+
+
+def test_a_second_dispatcher_is_turned_away(served: Served) -> None:
+    """Another dispatcher of the same spool leaves at once, and disturbs no job."""
+    served.drop("job", _job("sleep 2"))
+    served.pid("job")
+    assert served.run("--until-idle") != 0
+    served.wait_done("job")
+    _check_once(served, ["job"])
+
+
+# The controller and its memory.
+
+
+@pytest.mark.timeout(300)
+def test_jobs_finish_while_the_controller_is_away(served: Served, slurm: Cluster) -> None:
+    """The controller is killed: jobs that run go on to their ends, nothing is concluded, nothing is submitted twice."""
+    names = [f"job{number}" for number in range(6)]
+    for name in names:
+        served.drop(name, _job("until [ -e go ]; do sleep 0.1; done"))
+    served.until(lambda: _states(slurm)["RUNNING"] == 6, "all to run")
+    slurm.kill_controller()
+    try:
+        (served.root.parent / "go").touch()
+        served.drop("new", _job("true"))
+        served.until(lambda: any("Slurm has not answered" in each for each in _problems(served)), "it to be told")
+        served.drop("late", _job("true"))
+        served.until(lambda: "late" in served.state()["jobs"], "it to be seen")
+        told = served.state()["jobs"]["late"]["reason"]
+        assert "Slurm has not answered since" in told
+        said = json.loads(served.spool("why", "late", "--json").stdout)["reasons"]
+        assert [each["text"] for each in said] == [in_words(told, time.time_ns())]
+        time.sleep(AWAY_S)
+        assert {event["outcome"] for event in served.history()} <= {"finished"}
+        assert served.outcome("new") is None
+    finally:
+        slurm.start_controller()
+    served.wait_done(*names, "new", "late")
+    _check_once(served, [*names, "new", "late"])
+
+
+def _problems(served: Served) -> list[str]:
+    state = served.state()
+    reasons = [str(job.get("reason", "")) for job in state["jobs"].values()]
+    return [*map(str, state["problems"]), *reasons]
+
+
+@pytest.mark.timeout(300)
+def test_ends_are_told_apart_when_slurm_has_forgotten_them(unserved: Served, slurm: Cluster) -> None:
+    """When no dispatcher lived until Slurm had forgotten the jobs, what each left says how it ended."""
+    slurm.forget_after(2)
+    unserved.start()
+    until_killed = "echo up; until [ -e go ]; do sleep 0.1; done"
+    unserved.drop("well", until_killed)
+    unserved.drop("badly", f"{until_killed}; exit 5")
+    unserved.drop("theirs", "echo up; while :; do sleep 0.1; done")
+    for name in ("well", "badly", "theirs"):
+        unserved.says(name, "up")
+    unserved.kill()
+    (unserved.root.parent / "go").touch()
+    slurm.command("scancel", "--name=theirs")
+    wait_for(lambda: not slurm.jobs(), 120, "Slurm to forget all")
+    unserved.start()
+    unserved.wait_done("well", "badly", "theirs")
+    outcomes = {name: unserved.outcome(name) for name in ("well", "badly", "theirs")}
+    assert outcomes == {"well": "finished", "badly": "failed", "theirs": "cancelled"}
+    assert [unserved.runs(name) for name in outcomes] == [[1], [1], [1]]
+
+
+# Nodes.
+
+
+@pytest.mark.timeout(300)
+def test_a_job_of_a_node_that_went_away_runs_again_when_the_node_is_back(served: Served, slurm: Cluster) -> None:
+    """A node loses its slurmd and is set down, but the command lives on: no second run begins before it is gone."""
+    command = 'echo $$; [ "$SPOOL_RUN" = 1 ] || exit 0; while :; do sleep 0.1; done'
+    served.drop("moved", command, executor_options=["--nodelist=n2"])
+    pid = pids_in(served.says("moved", "\n"))[0]
+    slurm.kill_node("n2")
+    slurm.command("scontrol", "update", "nodename=n2", "state=down", "reason=a test of spool")
+    served.until(lambda: [j for j in slurm.jobs() if j["name"] == "moved" and j["state"] == "NODE_FAIL"], "NODE_FAIL")
+    time.sleep(4)
+    assert alive(pid)
+    assert served.runs("moved") == [1]
+    assert served.outcome("moved") is None
+    slurm.start_node("n2")
+    served.until(lambda: served.runs("moved") == [1, 2], "the second run")
+    assert not alive(pid)
+    slurm.command("scontrol", "update", "nodename=n2", "state=resume", check=False)
+    served.wait_done("moved")
+    assert [served.outcome("moved", run) for run in (1, 2)] == ["lost", "finished"]
+
+
+# Many.
+
+
+@pytest.mark.timeout(600)
+def test_many_jobs_run_once_each(served: Served) -> None:
+    """Many short jobs, more than may be in flight, all finish, each begun once."""
+    (served.root / "config.toml").write_text(
+        'autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "1s"\nmax_in_flight = 60\nsubmit_per_second = 100\n'
+    )
+    names = [f"job{number:03d}" for number in range(JOBS)]
+    for name in names:
+        served.drop(name, _job("true"))
+    served.patience = 300
+    served.wait_done(*names)
+    _check_once(served, names)
+
+
+def test_two_spools_share_a_user_and_their_jobs_names(served: Served, slurm: Cluster, tmp_path: Path) -> None:
+    """Two spools have jobs of the same name and run in Slurm; each sees its own, and cancels its own."""
+    (tmp_path / "other").mkdir()
+    with spool_on_slurm(tmp_path / "other" / "spool") as other:
+        other.start()
+        for spool in (served, other):
+            spool.drop("same", "echo up; until [ -e go ]; do sleep 0.1; done", workdir=str(spool.root))
+        for spool in (served, other):
+            spool.says("same", "up")
+        assert served.record("same", "engine") != other.record("same", "engine")
+        assert served.spool("cancel", "same").returncode == 0
+        served.wait_done("same")
+        assert other.places("same") == ["running"]
+        (other.root / "go").touch()
+        other.wait_done("same")
+        assert (served.outcome("same"), other.outcome("same")) == ("cancelled", "finished")
+
+
+# Spools.
+
+
+def _another_user() -> list[str]:
+    """Return what runs a command as a user who is not root; skip the test where that one cannot run Python."""
+    user = pwd.getpwnam("games")
+    become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    tried = subprocess.run(
+        [
+            *become,
+            sys.executable,
+            "-c",
+            "import spool, subprocess, sys; sys.exit(subprocess.call([sys.executable, '-V']))",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        check=False,
+    )
+    if tried.returncode != 0:
+        pytest.skip("another user cannot run this Python")
+    return become
+
+
+def test_two_users_have_a_spool_each(served: Served, slurm: Cluster) -> None:
+    """Jobs of the same name, at the same time: each runs as its user, and a cancel ends one of them."""
+    become = _another_user()
+    home = Path(tempfile.mkdtemp(prefix="spool-theirs-", dir="/tmp"))
+    try:
+        with spool_on_slurm(home / "spool") as theirs:
+            for path in [home, *home.rglob("*")]:
+                shutil.chown(path, "games", "games")
+            theirs.start(prefix=become)
+            command = "id -un; until [ -e go ]; do sleep 0.1; done"
+            served.drop("same", command)
+            shutil.chown(theirs.drop("same", command), "games", "games")
+            assert [spool.says("same", "\n") for spool in (served, theirs)] == ["root\n", "games\n"]
+            assert served.spool("cancel", "same").returncode == 0
+            served.wait_done("same")
+            assert theirs.places("same") == ["running"]
+            (home / "go").touch()
+            theirs.wait_done("same")
+            assert (served.outcome("same"), theirs.outcome("same")) == ("cancelled", "finished")
+    finally:
+        shutil.rmtree(home)
+
+
+def test_a_job_that_waits_in_slurm_while_its_spool_is_moved_runs_once(unserved: Served, slurm: Cluster) -> None:
+    """What Slurm has of it knows the old place and fails there; it is handed over again from the new one."""
+    slurm.command("scontrol", "update", "nodename=n4", "state=drain", "reason=a test of spool")
+    unserved.start()
+    unserved.drop("moved", _job("true"), executor_options=["--nodelist=n4"])
+    unserved.wait_reason("moved", "PENDING")
+    unserved.stop()
+    unserved.root = unserved.root.rename(unserved.root.with_name("elsewhere"))
+    unserved.environment["SPOOL_DIR"] = str(unserved.root)
+    unserved.start()
+    slurm.command("scontrol", "update", "nodename=n4", "state=resume")
+    unserved.wait_done("moved")
+    assert unserved.outcome("moved", unserved.runs("moved")[-1]) == "finished"
+    assert [event for event, *_ in _ledger(unserved)] == ["B", "E"]
+
+
+def test_a_configuration_that_changes_applies_to_what_is_handed_over_next(served: Served, slurm: Cluster) -> None:
+    """`max_in_flight` grows and shrinks, and `[slurm]` goes away: what is in Slurm stays there, and is still ended."""
+    config = served.root / "config.toml"
+    plain = config.read_text()
+    names = [f"job{number}" for number in range(5)]
+
+    def in_slurm() -> int:
+        return sum(job["state"] in ("PENDING", "RUNNING") for job in slurm.jobs())
+
+    config.write_text(f"{plain}max_in_flight = 2\n")
+    for name in names:
+        served.drop(name, _job("until [ -e go ]; do sleep 0.1; done"))
+    served.until(lambda: in_slurm() == 2, "two in Slurm")
+    served.wait_reason("job4", "max_in_flight: 2 of 2")
+    config.write_text(f"{plain}max_in_flight = 4\n")
+    served.until(lambda: in_slurm() == 4, "four in Slurm")
+    config.write_text(f"{plain}max_in_flight = 1\n")
+    served.wait_reason("job4", "of 1")
+    assert in_slurm() == 4
+    config.write_text(plain.partition("[slurm]")[0])
+    served.until(lambda: in_slurm() == 5, "all in Slurm")
+    assert served.spool("cancel", "job0").returncode == 0
+    served.wait_done("job0")
+    (served.root.parent / "go").touch()
+    served.wait_done(*names)
+    assert [served.outcome(name) for name in names] == ["cancelled", *["finished"] * 4]
+
+
+def test_a_spool_that_is_moved_while_its_jobs_run_runs_none_again(unserved: Served, slurm: Cluster) -> None:
+    """The exit code is in the directory wherever it was moved to: each job has ended as it did, in its one run."""
+    unserved.start()
+    for name, code in (("good", 0), ("bad", 3)):
+        unserved.drop(name, LEDGER.format(command=f"until [ -e go ]; do sleep 0.1; done; exit {code}"))
+    unserved.until(lambda: len(_ledger(unserved)) == 2, "both to run")
+    unserved.kill()
+    old, unserved.root = unserved.root, unserved.root.parent / "elsewhere"
+    old.rename(unserved.root)
+    unserved.environment["SPOOL_DIR"] = str(unserved.root)
+    (unserved.root.parent / "go").touch()
+    unserved.start()
+    unserved.wait_done("good", "bad")
+    results = [unserved.result(name) for name in ("good", "bad")]
+    assert [(each["outcome"], each["exit_code"]) for each in results if each] == [("finished", 0), ("failed", 3)]
+    assert [unserved.runs("good"), unserved.runs("bad")] == [[1], [1]]
+    assert sorted(_ledger(unserved)) == [["B", "bad", "1"], ["B", "good", "1"]]
+    assert not old.exists()
