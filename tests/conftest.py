@@ -39,6 +39,10 @@ hypothesis.settings.register_profile("new", max_examples=40, derandomize=False, 
 hypothesis.settings.register_profile("thorough", max_examples=2000, derandomize=False, **_PROFILE)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "new"))
 
+# Without compiled files each worker and each command that a test starts would compile all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # What would let a test reach the user's own spool, tmux server, service manager or GPUs, or change what jobs find.
 _UNWANTED = (
     "TMUX",
