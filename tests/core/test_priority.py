@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from core.planning import GIB, NOW, S, gpus, grant_of, job, machine, plan, run, started, used
 from spool.core.fairness import LEAST, Served, Shares, in_units, weigh
+from spool.core.forecast import forecast
 from spool.core.model import ForeignProcess, Grant, Policy, Request, Result, State, Waiting
 from spool.core.priority import Past, show_score
 
@@ -167,6 +168,20 @@ def test_what_came_before_a_job_is_no_service_of_its_own():
     past.begin("alice", None, Grant(cpus=1), NOW - 100 * S)
     found = plan(job("a", waited=400), job("b", user="bob"), past=past, running=[run("r", cpus=4)])
     assert standing(found, "a").own_ns == (100 + 100 // 4) * S
+
+
+def test_a_clock_that_was_set_back_takes_no_service_away():
+    """A run that ends before its start, by the clock, was served nothing: nobody's size falls to nothing."""
+    past, asked = Past(Policy()), {"cpus": 2, "time_limit_ns": MINUTE}
+    runs = [
+        run("early", ran=-3600, stopping=True, kill_grace_ns=0),
+        run("other", user="bob", ran=0, time_limit_ns=2 * MINUTE),
+    ]
+    for each in runs:
+        past.begin(each.user, None, each.grant, each.started_at_ns)
+    jobs = (job("a", waited=100, **asked), job("b", user="bob", waited=90, **asked))
+    found = forecast(plan(*jobs, on=machine(2), running=runs, past=past))
+    assert [found[name].at_ns for name in "ab"] == [NOW + 2 * MINUTE, NOW + 3 * MINUTE]
 
 
 def test_own_service_is_counted_by_project_where_so_configured():
