@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -26,7 +26,6 @@ from spool.core.scheduler import Plan, decide
 from spool.core.simulation import Outcome, Pass, Simulation
 
 HOUR = 3600 * S
-MANY = settings(max_examples=100, deadline=None)
 
 
 def starts(found: Plan) -> dict[str, int | None]:
@@ -305,7 +304,6 @@ def exact(draw: st.DrawFn) -> list[Any]:
     ]  # fmt: skip
 
 
-@MANY
 @given(exact(), POLICIES)
 def test_the_plan_is_what_then_happens(jobs, policy):
     """With exact limits, from the moment when the last job has come every start is the one that was foretold."""
@@ -323,7 +321,6 @@ def test_the_plan_is_what_then_happens(jobs, policy):
     assert all(came.keys() - each.keys() <= came.keys() - foretold[-1].keys() for each in foretold)
 
 
-@MANY
 @given(st.lists(waiting(), max_size=8, unique_by=lambda each: each.name), POLICIES, st.integers(0, 3))
 def test_nothing_is_over_committed_in_the_plan(jobs, policy, cpus):
     """Whenever a job starts, the runs of that moment hold no more than there is; asked alone, it gets the same."""
@@ -345,7 +342,6 @@ def test_nothing_is_over_committed_in_the_plan(jobs, policy, cpus):
         assert told(found, name) == told_of_all
 
 
-@MANY
 @given(st.lists(waiting(), min_size=1, max_size=8, unique_by=lambda each: each.name), POLICIES)
 def test_a_forecast_leaves_the_plan_as_it_was(jobs, policy):
     """Whoever asks, the reasons, the order and the starts are the same afterwards, and so is the next forecast."""

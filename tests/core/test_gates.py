@@ -92,6 +92,16 @@ def test_a_timeout_ends_strictly_after_its_time():
     assert names_ended(plan(job("j", waited=5, scheduling_timeout_ns=5 * S - 1))) == {"j": "unschedulable"}
 
 
+def test_what_kept_a_job_waiting_is_said_when_its_timeout_ends_it():
+    """It ends also where it would fit, and then no reason beside the timeout is there; 0 is no timeout."""
+    late = job("late", waited=2, cpus=2, scheduling_timeout_ns=S)
+    for runs, said in (([run("r", cpus=3)], True), ([], False)):
+        found = plan(late, running=runs)
+        assert (started(found), names_ended(found)) == ([], {"late": "unschedulable"})
+        assert ("cpus: needs 2" in found.endings[0].reason) is said
+    assert started(plan(job("old", waited=10**6, scheduling_timeout_ns=0))) == ["old"]
+
+
 def test_time_held_or_paused_does_not_count():
     """The waiting clock stands while a job is held and while the spool is paused."""
     old = {"waited": 100, "scheduling_timeout_ns": 10 * S}

@@ -20,6 +20,12 @@ def test_what_the_kernel_could_not_give_is_refused():
     )
 
 
+def test_memory_is_counted_by_request():
+    """Beside 12 of 16 GiB granted, 8 GiB wait, whatever of it is in use."""
+    found = plan(job("j", memory_bytes=8 * GIB), on=machine(memory=16 * GIB), running=[run("r", memory_bytes=12 * GIB)])
+    assert (started(found), found.reason("j").code) == ([], "memory")
+
+
 def test_two_jobs_of_one_pass_do_not_count_on_the_same_memory():
     """What a job of this pass was granted is no longer available to the next."""
     found = plan(*(job(f"j{n}", memory_bytes=8 * GIB) for n in range(3)), on=machine(memory_available_bytes=20 * GIB))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -201,7 +201,6 @@ COMES = st.fixed_dictionaries({"licence": st.sampled_from([0, 0, 1, 2]), "tpu": 
 STEPS = st.one_of(COMES, COMES, st.integers(0, 19), POOLS)  # a job comes, a run ends, the configuration changes
 
 
-@settings(max_examples=150, deadline=None)
 @given(POOLS, st.lists(STEPS, min_size=10, max_size=40))
 def test_no_index_is_ever_granted_twice(pools, steps):
     """Over random lives and configurations no two runs hold one index, and no start takes a sum beyond the total."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -255,7 +255,6 @@ WHAT = st.one_of(st.integers(1, 4), st.sets(st.integers(0, 3), min_size=1))
 SPANS = st.tuples(st.integers(0, 6), st.integers(1, 4), WHAT)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(SPANS, max_size=5))
 def test_what_does_not_conflict_is_possible_at_every_moment(drawn):
     """Reservations accepted one after the other never ask for more than there is, nor for the same GPU twice."""
@@ -289,7 +288,6 @@ ASKED = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(KEPT, ASKED)
 def test_a_reservation_finds_its_gpus_free(kept, asked):
     """At the beginning of every reservation, limits being kept, its GPUs are free of others' jobs started before."""

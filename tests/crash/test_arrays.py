@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
-import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from crash.cuts import noting, where
+from crash.cuts import cuts, each_alike
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
@@ -23,8 +21,6 @@ from spool.store.disk import Disk
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk
 
-# Every how many-th cut the suite tries, beginning at a random one; CUT_STRIDE=1 tries them all.
-STRIDE = int(os.environ.get("CUT_STRIDE", "5"))
 TASKS = [f"sweep_{index}" for index in range(5)]
 
 
@@ -160,27 +156,23 @@ def test_tasks_that_a_power_cut_emptied_are_written_again(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)
 def test_a_cut_before_any_change_alters_nothing_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play, check: Check
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, play: Play, check: Check
 ) -> None:
     """Wherever the dispatcher is killed, the array comes to the same end."""
 
-    def played(number: int | None) -> FaultyDisk:
-        with world_at(tmp_path / f"{number}", monkeypatch) as world:
-            disk = FaultyDisk(world.staging, cut_at=number)
-            session = Session(world, iter([disk]))
-            try:
-                play(session)
-            finally:
-                session.end()
-            check(world)
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, cut_at=number)
+        session = Session(world, iter([disk]))
+        try:
+            play(session)
+        finally:
+            session.end()
+        check(world)
         return disk
 
-    whole = played(None)
-    failures: list[str] = []
-    for number in itertools.chain([1], range(random.randint(2, STRIDE + 1), whole.count + 1, STRIDE)):
-        with noting(failures, where(whole, number)):
-            played(number)
-    assert not failures, "\n".join(failures)
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        whole = played(world, None)
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
 
 
 def _played_while_full(
@@ -208,22 +200,22 @@ def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nobody_waits")
 @pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)
 def test_a_full_disk_at_any_change_is_made_up_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play, check: Check
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, play: Play, check: Check
 ) -> None:
     """The same dispatcher brings the array to the same end once there is room, and tells of each end once."""
     with world_at(tmp_path / "whole", monkeypatch) as world:
         whole, _ = _played_while_full(world, play)
         check(world)
-    failures: list[str] = []
-    for number in itertools.chain([1], range(random.randint(2, STRIDE + 1), whole.count + 1, STRIDE)):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            _, session = _played_while_full(world, play, fail_at=number)
-            check(world)
-            ended = [event for event in events(world) if event.result is not None]
-            assert {event.job for event in ended} >= {"sweep", *TASKS}
-            if session.dispatchers == 1:
-                assert not repeated(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        _, session = _played_while_full(world, play, fail_at=number)
+        check(world)
+        ended = [event for event in events(world) if event.result is not None]
+        assert {event.job for event in ended} >= {"sweep", *TASKS}
+        if session.dispatchers == 1:
+            assert not repeated(world)
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
 
 
 class _NowhereToFile(Disk):

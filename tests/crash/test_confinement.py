@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.cuts import noting
+from crash.cuts import chosen, noting
 from crash.events import nobody_reads
 from crash.world import Session, World, check, ends_of, world_at
 from spool.client.requests import ChangeKind, Requests
@@ -47,8 +47,6 @@ ERRORS = (
     errno.ENOENT,
     errno.EEXIST,
 )
-# Every how many-th cell of the matrix the suite tries, beginning at a random one; MATRIX_STRIDE=1 tries them all.
-STRIDE = int(os.environ.get("MATRIX_STRIDE", "23"))
 SEED = int(os.environ.get("MATRIX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 # That nothing is there is no error but what was asked: of a file, and of the runs of a job, which `gc` removes.
 _ANSWERS = {("lstat", ""), ("listdir", f"{layout.JOBS}/")}
@@ -213,21 +211,20 @@ def _later_runs(session: Session, about: str) -> None:
     assert ends_of(session.world).outcomes.get("later") == ("finished 1.0",), f"{about}: the next job waits"
 
 
-@pytest.mark.timeout(1800)  # with MATRIX_STRIDE=1
+@pytest.mark.timeout(1800)  # with every cell
 @pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
 @pytest.mark.parametrize("way", ["once", "lasting", "anew"])
 def test_an_error_costs_the_thing_that_it_belongs_to_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Scene, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Scene, thin: int, way: str
 ) -> None:
     """The dispatcher lives, the next job ends in its time, and without the error the first ends as it would have."""
     cells, expected = _cells(tmp_path, monkeypatch, scene)
     matrix = [(name, path, error) for name, path in cells for error in ERRORS if not _answers(name, path, error)]
     matrix = [cell for cell in matrix if ONLY in f"{cell[0]} {cell[1]} {errno.errorcode[cell[2]]}"]
-    chosen = random.Random(SEED)
+    thin *= 0 if ONLY else 1 if way == "once" else 2 if way == "lasting" else 3
+    matrix = chosen(matrix, lambda cell: cell[:2], thin, random.Random(SEED))
     failures: list[str] = []
-    stride = STRIDE if way == "once" else 2 * STRIDE if way == "lasting" else 3 * STRIDE
-    for number in range(0 if ONLY else chosen.randrange(min(stride, len(matrix))), len(matrix), stride):
-        name, path, error = matrix[number]
+    for number, (name, path, error) in enumerate(matrix):
         about = f"{name} {path} {errno.errorcode[error]}"
         with noting(failures, about), _stage(tmp_path / f"{way}.{number}", monkeypatch) as (session, faults):
             times = 1 if way == "once" else _LASTING

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crash.cuts import can_be_torn, noting, where
+from crash.cuts import cuts, each_alike, noting, where
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
@@ -31,7 +29,6 @@ from spool.listeners.discovery import HookFiles
 from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
 
-STRIDE = int(os.environ.get("CUT_STRIDE", "27"))
 # How often each file of the script is submitted to queued/, held, and released, whatever is cut off.
 QUEUED = dict.fromkeys(("after", "gone", "huge", "killed", "never", "stopped", "tired", "tried", "twice", "wrong"), 1)
 QUEUED |= {"plain": 2, "long": 2, "denied": 1, "refused": 1}
@@ -75,7 +72,9 @@ def _check(world: World) -> None:
     assert left >= began - 1, "a dispatcher that was killed was not missed"
 
 
-def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    """Give the disk of a script that nothing cut off."""
     with world_at(tmp_path / "whole", monkeypatch) as world:
         disk = FaultyDisk(world.staging)
         _played(world, iter([disk]))
@@ -85,28 +84,23 @@ def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
 
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_cut_before_any_change_leaves_nothing_untold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, torn: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, torn: bool
 ) -> None:
-    """Killed before each change of the disk in turn, the next dispatcher tells what is not on record."""
-    whole = _length(tmp_path, monkeypatch)
-    failures: list[str] = []
-    for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
-        if torn and not can_be_torn(whole, number):
-            continue
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
-            assert _played(world, iter([disk])).cuts == 1
-            _check(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+    """Killed before any change of the disk, the next dispatcher tells what is not on record."""
+
+    def played(world: World, number: int) -> None:
+        assert _played(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
+        _check(world)
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin, torn=torn), played)
 
 
 def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
 ) -> None:
     """A dispatcher that is killed while it tells what another could not leaves it to the third."""
-    whole = _length(tmp_path, monkeypatch)
     failures: list[str] = []
-    for pair in range(max(1, 270 // STRIDE)):
+    for pair in range(18 // thin if thin else 270):
         first = random.randint(1, whole.count)
         then = [random.randint(1, 14) for _ in range(random.randint(1, 3))]
         torn = random.random() < 0.5
@@ -119,34 +113,36 @@ def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
 
 
 @pytest.mark.parametrize("survives", [False, True], ids=["another", "the_same"])
-def test_a_full_disk_leaves_nothing_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
+def test_a_full_disk_leaves_nothing_untold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, survives: bool
+) -> None:
     """What could not be written for want of room is told when there is room, by the same dispatcher or the next."""
-    whole = _length(tmp_path, monkeypatch)
-    failures: list[str] = []
-    opening = range(1, 9)  # the listeners get their places
-    for number in itertools.chain(opening, range(random.randint(9, 8 + 2 * STRIDE), whole.count + 1, 2 * STRIDE)):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
-            session = _played(world, iter([disk]), survives=survives)
-            _check(world)
-            if session.dispatchers == 1:
-                assert not repeated(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
+        session = _played(world, iter([disk]), survives=survives)
+        _check(world)
+        if session.dispatchers == 1:
+            assert not repeated(world)
+
+    opening = set(range(1, 9))  # the listeners get their places
+    each_alike(tmp_path, monkeypatch, whole, sorted(opening | set(cuts(whole, thin))), played)
 
 
-def test_what_cannot_be_written_down_for_a_while_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_down_for_a_while_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
+) -> None:
     """However often the dispatcher tries to do the paperwork of an end, the listeners hear of it once."""
-    whole = _length(tmp_path, monkeypatch)
+
+    def played(world: World, number: int) -> None:
+        session = _played(world, iter([FaultyDisk(world.staging, fail_at=number, fail_for=20)]), survives=True)
+        _check(world)
+        if session.dispatchers == 1:
+            assert not repeated(world)
+
     told = [at for at, done in enumerate(whole.recorded, 1) if done.paths[0].endswith(f"/{layout.EVENTS}")]
-    failures: list[str] = []
-    for number in told[random.randint(0, STRIDE // 3) :: STRIDE // 3 + 1]:
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(world.staging, fail_at=number, fail_for=20)
-            session = _played(world, iter([disk]), survives=True)
-            _check(world)
-            if session.dispatchers == 1:
-                assert not repeated(world)
-    assert not failures, "\n".join(failures)
+    some = random.sample(told, 15 // thin) if thin else told
+    each_alike(tmp_path, monkeypatch, whole, some, played)
 
 
 def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
