@@ -56,11 +56,6 @@ def test_a_score_has_the_digits_that_tell_it_from_another():
     assert [show_score(1.0, 1.0), show_score(12.34, 1.0), show_score(1.03, 1.04)] == ["1.0", "12.3", "1.03"]
 
 
-def test_less_than_a_minute_counts_as_a_minute():
-    """Who states a second is not put before who states a minute."""
-    assert first(job("minute", waited=9, time_limit_ns=MINUTE), job("second", waited=8, time_limit_ns=S)) == "minute"
-
-
 def test_without_a_limit_the_expected_run_time_is_learnt():
     """Who states nothing stands where its like have run so long: here 90s and 120s."""
     past = Past(Policy())
@@ -154,14 +149,6 @@ def test_own_service_counts_as_size():
         assert standing(plan(*jobs, past=past, running=[run("r", cpus=4)], policy=policy), "alice").own_ns == 0
 
 
-def test_what_came_before_a_job_is_no_service_of_its_own():
-    """Only the time since the arrival counts, and what runs on counts until now."""
-    past = served(Past(Policy()), "alice", 4, began=10**6, lasted=10**6 - 300)
-    past.begin("alice", None, Grant(cpus=1), NOW - 100 * S)
-    found = plan(job("a", waited=400), job("b", user="bob"), past=past, running=[run("r", cpus=4)])
-    assert standing(found, "a").own_ns == (100 + 100 // 4) * S
-
-
 def test_a_clock_that_was_set_back_takes_no_service_away():
     """A run that ends before its start, by the clock, was served nothing: nobody's size falls to nothing."""
     past, asked = Past(Policy()), {"cpus": 2, "time_limit_ns": MINUTE}
@@ -198,12 +185,6 @@ def test_of_equal_jobs_the_first_to_arrive_goes_first():
         "score 31.0, since a job like this one arrived before it"
     )
     assert started(plan(*jobs, between, past=past)) == ["b", "a1", "a2"]
-
-
-def test_first_queued_first_then_the_name():
-    """The last two keys are the arrival and the name."""
-    assert first(job("b", waited=2), job("a", waited=1)) == "b"
-    assert first(job("b", waited=2), job("a", waited=2)) == "a"
 
 
 def test_the_order_of_arrival_and_the_shortest_first():
@@ -257,11 +238,6 @@ def test_who_has_waited_long_is_passed_by_more():
     long = job("long", waited=100 * 3600, time_limit_ns=100_000 * HOUR)
     for seconds, who in ((15 * 3600, "keen"), (15 * 3600 + 1, "long")):
         assert first(long, KEEN, past=passing("w", long, seconds)) == who
-
-
-def test_earlier_arrivals_pass_nobody():
-    """The work of those that came earlier is nobody's passing, however much it was."""
-    assert first(LONG, KEEN, past=passing("w", LONG, 9 * 3600, earlier=True)) == "keen"
 
 
 def test_the_pool_that_is_lacking_counts():

@@ -131,27 +131,22 @@ PLAYS: list[tuple[Play, Check]] = [
 NAMES = ["run", "twice", "cancel", "hold"]
 
 
-def test_tasks_that_a_power_cut_emptied_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_that_a_power_cut_emptied_are_written_again(session: Session) -> None:
     """After a reboot a task of no content, issued or not, is made again of the array's file."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        try:
-            session.users.submit("sweep_4", "ok # foreign", place=HELD)
-            rows = [f'{{ does = "{word}" }}' for word in ("hang until 2", "hang until 2", "ok", "ok", "ok")]
-            session.users.submit("sweep", "{does} # {index}", f"rows = [{', '.join(rows)}]")
-            session.turns(3)
-            tasks = world.root / "jobs" / "sweep" / "1" / layout.TASKS
-            assert [path.name for path in tasks.iterdir()] == ["sweep_4.toml"]
-            session.end()
-            world.reboot()
-            for path in (tasks / "sweep_4.toml", session.users.path(QUEUED, "sweep_3")):
-                path.write_bytes(b"")
-            session.users.move("sweep_4", HELD, DONE)
-            session.settle()
-        finally:
-            session.end()
-        assert ("sweep_3", "ok # 3") in world.texts
-        assert ("sweep_4", "ok # 4") in world.texts
+    session.users.submit("sweep_4", "ok # foreign", place=HELD)
+    rows = [f'{{ does = "{word}" }}' for word in ("hang until 2", "hang until 2", "ok", "ok", "ok")]
+    session.users.submit("sweep", "{does} # {index}", f"rows = [{', '.join(rows)}]")
+    session.turns(3)
+    tasks = session.world.root / "jobs" / "sweep" / "1" / layout.TASKS
+    assert [path.name for path in tasks.iterdir()] == ["sweep_4.toml"]
+    session.end()
+    session.world.reboot()
+    for path in (tasks / "sweep_4.toml", session.users.path(QUEUED, "sweep_3")):
+        path.write_bytes(b"")
+    session.users.move("sweep_4", HELD, DONE)
+    session.settle()
+    assert ("sweep_3", "ok # 3") in session.world.texts
+    assert ("sweep_4", "ok # 4") in session.world.texts
 
 
 @pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)

@@ -407,62 +407,56 @@ def test_a_dispatcher_that_begins_on_a_full_disk_waits_for_room(
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_what_cannot_be_locked_anew_is_told_once_and_tried_after_growing_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
 ) -> None:
     """With a directory or a FIFO in the place of `.lock` jobs go on, the trouble is told, and mended when it can be."""
     monkeypatch.setattr(lock, "_BEING_DELETED_S", 0.0)
     monkeypatch.setattr(loop, "_LOCK_EVERY_NS", 0)
     now_ns = [SECOND_NS]
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        session.survives_errors = True
-        session.settle()
-        assert session.now is not None
-        monkeypatch.setattr(session.now.confinement, "_clock", lambda: now_ns[0])
-        monkeypatch.setattr(confinement, "FIRST_PAUSE_NS", SECOND_NS // 20)
-        monkeypatch.setattr(confinement, "LONGEST_PAUSE_NS", 5 * SECOND_NS)
-        path = world.root / layout.LOCK
-        path.unlink()
-        make(path)
-        session.users.submit("x", "ok")
-        tries: list[str] = []
-        real = lock._locked_file
-        monkeypatch.setattr(lock, "_locked_file", lambda path, deadline: tries.append(path) or real(path, deadline))
-        session.turns(20)
-        text = "cannot lock the spool again: .lock: it is not a regular file; move what is in the way somewhere else"
-        assert [text in problem for problem in session.now.confinement.problems()] == [True]
-        assert [text in message for message in caplog.messages].count(True) == 1
-        assert len(tries) == 1
-        path.rmdir() if path.is_dir() else path.unlink()
-        now_ns[0] += SECOND_NS
-        session.settle()
-        assert not session.now.confinement.problems()
-        assert path.is_file()
-        assert ends_of(world).outcomes == {"x": ("finished 1.0",)}
-        session.end()
+    session.survives_errors = True
+    session.settle()
+    assert session.now is not None
+    monkeypatch.setattr(session.now.confinement, "_clock", lambda: now_ns[0])
+    monkeypatch.setattr(confinement, "FIRST_PAUSE_NS", SECOND_NS // 20)
+    monkeypatch.setattr(confinement, "LONGEST_PAUSE_NS", 5 * SECOND_NS)
+    path = session.world.root / layout.LOCK
+    path.unlink()
+    make(path)
+    session.users.submit("x", "ok")
+    tries: list[str] = []
+    real = lock._locked_file
+    monkeypatch.setattr(lock, "_locked_file", lambda path, deadline: tries.append(path) or real(path, deadline))
+    session.turns(20)
+    text = "cannot lock the spool again: .lock: it is not a regular file; move what is in the way somewhere else"
+    assert [text in problem for problem in session.now.confinement.problems()] == [True]
+    assert [text in message for message in caplog.messages].count(True) == 1
+    assert len(tries) == 1
+    path.rmdir() if path.is_dir() else path.unlink()
+    now_ns[0] += SECOND_NS
+    session.settle()
+    assert not session.now.confinement.problems()
+    assert path.is_file()
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
 
 
 def test_listeners_that_cannot_be_started_are_told_of_once_for_as_long_as_that_lasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reason is among the problems and once in the log, and jobs go on."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        session.survives_errors = True
-        session.settle()
-        assert session.now is not None
-        trouble = PermissionError(errno.EACCES, "Permission denied", "/usr/bin/python")
-        monkeypatch.setattr(session.now.events.client, "trouble", trouble)
-        session.users.submit("x", "ok")
-        session.turns(6)
-        text = "cannot start the process of the listeners: /usr/bin/python: Permission denied"
-        assert [text in problem for problem in session.now.confinement.problems()] == [True]
-        assert [text in message for message in caplog.messages].count(True) == 1
-        assert ends_of(world).outcomes == {"x": ("finished 1.0",)}
-        session.now.events.client.trouble = None
-        session.turns(1)
-        assert not session.now.confinement.problems()
-        session.end()
+    session.survives_errors = True
+    session.settle()
+    assert session.now is not None
+    trouble = PermissionError(errno.EACCES, "Permission denied", "/usr/bin/python")
+    monkeypatch.setattr(session.now.events.client, "trouble", trouble)
+    session.users.submit("x", "ok")
+    session.turns(6)
+    text = "cannot start the process of the listeners: /usr/bin/python: Permission denied"
+    assert [text in problem for problem in session.now.confinement.problems()] == [True]
+    assert [text in message for message in caplog.messages].count(True) == 1
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
+    session.now.events.client.trouble = None
+    session.turns(1)
+    assert not session.now.confinement.problems()
 
 
 def test_a_cancel_on_a_full_disk_is_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,58 +146,48 @@ def test_what_cannot_be_written_down_for_a_while_is_told_once(
 
 
 def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a hook for it each run is told of when the minute is over, once; without one nothing is written."""
     hooks = HookFiles()
     monkeypatch.setattr(discovery, "find_hooks", lambda _: hooks)
-    with world_at(tmp_path / "world", monkeypatch) as world:
-        monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
-        session = Session(world)
-        try:
-            session.users.submit("long", "hang")
-            session.turns(4)
-            assert session.now is not None
-            assert not (world.root / layout.EVENTS).exists()
-            hooks = HookFiles({"polling": ("/hook",)})
-            session.turns(4)
-            assert events(world) == []
-            for _ in range(2):
-                session.now.monitor._poll_at_ns = 0
-                session.turns(4)
-            assert [(event.name, event.job, event.run) for event in events(world)] == [("polling", "long", 1)] * 2
-        finally:
-            session.end()
+    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
+    session.users.submit("long", "hang")
+    session.turns(4)
+    assert session.now is not None
+    assert not (session.world.root / layout.EVENTS).exists()
+    hooks = HookFiles({"polling": ("/hook",)})
+    session.turns(4)
+    assert events(session.world) == []
+    for _ in range(2):
+        session.now.monitor._poll_at_ns = 0
+        session.turns(4)
+    assert [(event.name, event.job, event.run) for event in events(session.world)] == [("polling", "long", 1)] * 2
 
 
-def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_may_be_called_like_anything_that_is_told_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs named `dispatcher`, `reservation`, `gpu`: a kill makes no reservation end, and one dispatcher be missed."""
     heard = (EventName.STARTED, EventName.DISPATCHER_STOPPED, EventName.RESERVATION_STARTED, EventName.GPU_FREE)
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
-    with world_at(tmp_path / "world", monkeypatch) as world:
-        world.cpus = 3
-        session = Session(world)
-        try:
-            for name in ("dispatcher", "reservation", "gpu"):
-                session.users.submit(name, "hang")
-            session.turns(6)
-            session.end()
-            session.turns(6)
-            told = [(event.name, event.job) for event in events(world)]
-            assert Counter(told) == {
-                (EventName.STARTED, "dispatcher"): 1,
-                (EventName.STARTED, "reservation"): 1,
-                (EventName.STARTED, "gpu"): 1,
-                (EventName.DISPATCHER_STOPPED, None): 1,
-            }
-            assert session.now is not None
-            session.now.monitor.leaves()
-            session.now.journal.commit()
-            assert [event.job for event in events(world)][len(told) :] == [None]
-            assert len({event.id for event in events(world)}) == len(told) + 1
-        finally:
-            session.end()
+    session.world.cpus = 3
+    for name in ("dispatcher", "reservation", "gpu"):
+        session.users.submit(name, "hang")
+    session.turns(6)
+    session.end()
+    session.turns(6)
+    told = [(event.name, event.job) for event in events(session.world)]
+    assert Counter(told) == {
+        (EventName.STARTED, "dispatcher"): 1,
+        (EventName.STARTED, "reservation"): 1,
+        (EventName.STARTED, "gpu"): 1,
+        (EventName.DISPATCHER_STOPPED, None): 1,
+    }
+    assert session.now is not None
+    session.now.monitor.leaves()
+    session.now.journal.commit()
+    assert [event.job for event in events(session.world)][len(told) :] == [None]
+    assert len({event.id for event in events(session.world)}) == len(told) + 1
 
 
 @given(
@@ -217,32 +207,27 @@ def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
     assert not any("/" in each.id for each in written)
 
 
-def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
     monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
-    with world_at(tmp_path / "world", monkeypatch) as world:
-        session = Session(world)
-        try:
-            session.users.submit("long", "hang")
-            session.turns(4)
-            session.users.path(RUNNING, "long").unlink()
-            session.turns(4)
-            now = session.now
-            assert now is not None
-            assert now.asking
-            assert now.filemoves._timer.at_ns is None
-            assert len(now.events.client._reviews._all) == 1
-            assert world.pids("long")
-            now.events._answered(Reply(1, Answer(no="not yet")))
-            session.turns(4)
-            assert not now.asking
-            assert now.filemoves._timer.at_ns is None
-            assert session.users.path(RUNNING, "long").exists()
-            assert world.pids("long")
-        finally:
-            session.end()
+    session.users.submit("long", "hang")
+    session.turns(4)
+    session.users.path(RUNNING, "long").unlink()
+    session.turns(4)
+    now = session.now
+    assert now is not None
+    assert now.asking
+    assert now.filemoves._timer.at_ns is None
+    assert len(now.events.client._reviews._all) == 1
+    assert session.world.pids("long")
+    now.events._answered(Reply(1, Answer(no="not yet")))
+    session.turns(4)
+    assert not now.asking
+    assert now.filemoves._timer.at_ns is None
+    assert session.users.path(RUNNING, "long").exists()
+    assert session.world.pids("long")
 
 
 @pytest.mark.parametrize("name", ["submitting", "cancelling"])

@@ -106,34 +106,30 @@ def test_a_full_disk_at_any_change_loses_nothing(
 
 
 def test_an_end_that_was_found_is_filed_although_the_disk_was_full_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two runs that end at once, the second one's evidence cannot be settled at first: neither is forgotten."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        session.survives_errors = True
-        try:
-            for name in ("one", "two"):
-                session.users.submit(name, "ok")
-            session.turns(1)
-            assert session.now is not None
-            concluder, over = session.now.supervisor.concluder, list[str]()
-            conclude = concluder.conclude
+    session.survives_errors = True
+    for name in ("one", "two"):
+        session.users.submit(name, "ok")
+    session.turns(1)
+    assert session.now is not None
+    concluder, over = session.now.supervisor.concluder, list[str]()
+    conclude = concluder.conclude
 
-            def full(live: ActiveRun, left: Exit | None = None) -> bool:
-                if len(over) == 1 and not session.errors:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if found := conclude(live, left):
-                    over.append(live.name)
-                return found
+    def full(live: ActiveRun, left: Exit | None = None) -> bool:
+        if len(over) == 1 and not session.errors:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if found := conclude(live, left):
+            over.append(live.name)
+        return found
 
-            monkeypatch.setattr(concluder, "conclude", full)
-            session.settle()
-        finally:
-            session.sweep()
-        assert len(session.errors) == 1
-        check(world)
-        assert ends_of(world).places == {"one": ("done",), "two": ("done",)}
+    monkeypatch.setattr(concluder, "conclude", full)
+    session.settle()
+    session.sweep()
+    assert len(session.errors) == 1
+    check(session.world)
+    assert ends_of(session.world).places == {"one": ("done",), "two": ("done",)}
 
 
 def test_a_start_that_is_taken_back_is_ended_although_the_disk_was_full(

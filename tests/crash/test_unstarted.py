@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from spool.client.waiting import Awaited
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.dispatcher import filemoves
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.journal import Journal
 from spool.formats.history import render_history
@@ -26,22 +24,6 @@ from spool.store.spool import Service, Spool
 from spool.testing.faults import FaultyDisk, PowerCut
 
 ASKED = ("cpus = 2", 'memory = "2M"', 'project = "P"', 'tags = ["T", "U"]', 'group = "G"')
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Give a world with an empty spool, in which a missing file is taken for deleted at once."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def session(world: World) -> Iterator[Session]:
-    """Give dispatchers of that world."""
-    made = Session(world)
-    yield made
-    made.end()
 
 
 def _lines(session: Session, name: str = "job") -> list[Result]:
@@ -112,7 +94,7 @@ def test_an_array_that_is_cancelled_before_it_is_expanded_keeps_what_it_asked_fo
 
 @pytest.mark.parametrize("place", [QUEUED, HELD])
 def test_a_cancel_is_recorded_once_wherever_the_dispatcher_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World, thin: int, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, place: str
 ) -> None:
     """Before any change of the disk: one line, one record, with all that was asked for."""
 
@@ -131,7 +113,8 @@ def test_a_cancel_is_recorded_once_wherever_the_dispatcher_is_killed(
         session.end()
         return disk
 
-    whole = cancelled(world, None)
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        whole = cancelled(world, None)
     each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), cancelled)
 
 
