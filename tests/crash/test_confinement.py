@@ -315,58 +315,48 @@ _NEEDS_ROOM = frozenset({"create", "fill", "append", "mkdir"})  # names in a dir
 # A full disk: what concerns the spool as a whole.
 
 
-@contextmanager
-def _full(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Session, FaultyDisk]]:
-    """Give a session whose first dispatcher meets a full disk from the moment at which `fail_at` says so."""
+@pytest.fixture
+def disk(world: World, session: Session, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    """Give the first dispatcher of the session a disk that is full from the moment at which `fail_at` says so."""
     nobody_reads(monkeypatch)
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(root, monkeypatch) as world:
-        disk = FaultyDisk(world.staging, error=errno.ENOSPC, only=_NEEDS_ROOM)
-        disk.fail_for = _LASTING
-        session = Session(world, iter([disk]))
-        session.survives_errors = True
-        try:
-            yield session, disk
-        finally:
-            session.end()
+    made = FaultyDisk(world.staging, error=errno.ENOSPC, only=_NEEDS_ROOM, fail_for=_LASTING)
+    session._disks = iter([made])
+    session.survives_errors = True
+    return made
 
 
 def _fill(disk: FaultyDisk) -> None:
     disk.fail_at = disk.count + 1
 
 
-def test_a_limit_on_a_full_disk_is_told_as_one_although_the_dispatcher_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_on_a_full_disk_is_told_as_one_although_the_dispatcher_dies(session: Session, disk: FaultyDisk) -> None:
     """The record of a stop takes room that was kept for it, so the next dispatcher knows why the run has ended."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
-        session.users.submit("x", "hang", 'time_limit = "1h"')
-        session.settle()
-        _fill(disk)
-        _time_is_over(session)
-        session.turns(3)
-        assert not session.world.pids("x")
-        session.end()
-        session.settle()
-        assert ends_of(session.world).outcomes == {"x": ("timeout 1.0",)}
+    session.users.submit("x", "hang", 'time_limit = "1h"')
+    session.settle()
+    _fill(disk)
+    _time_is_over(session)
+    session.turns(3)
+    assert not session.world.pids("x")
+    session.end()
+    session.settle()
+    assert ends_of(session.world).outcomes == {"x": ("timeout 1.0",)}
 
 
-def test_a_full_disk_is_told_once_however_many_jobs_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_once_however_many_jobs_wait(session: Session, disk: FaultyDisk) -> None:
     """Where no start can be prepared none is tried after the first, and no job has a reason of its own."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
-        session.turns(1)
-        disk.only = frozenset({"create", "mkdir"})  # the inodes are used up
-        _fill(disk)
-        for number in range(20):
-            session.users.submit(f"job{number}", "ok")
-        session.turns(3)
-        assert session.now is not None
-        assert not session.now.state.told_blocked
-        assert len([error for error in session.errors if "run." in str(error.filename)]) <= 3
-        disk.fail_at = None
-        session.end()
-        session.settle()
-        assert len(ends_of(session.world).outcomes) == 20
+    session.turns(1)
+    disk.only = frozenset({"create", "mkdir"})  # the inodes are used up
+    _fill(disk)
+    for number in range(20):
+        session.users.submit(f"job{number}", "ok")
+    session.turns(3)
+    assert session.now is not None
+    assert not session.now.state.told_blocked
+    assert len([error for error in session.errors if "run." in str(error.filename)]) <= 3
+    disk.fail_at = None
+    session.end()
+    session.settle()
+    assert len(ends_of(session.world).outcomes) == 20
 
 
 def test_a_stop_that_cannot_be_recorded_is_remembered_by_the_journal(
@@ -387,22 +377,19 @@ def test_a_stop_that_cannot_be_recorded_is_remembered_by_the_journal(
         assert ends_of(session.world).outcomes == {"x": ("timeout 1.0",)}
 
 
-def test_a_dispatcher_that_begins_on_a_full_disk_waits_for_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dispatcher_that_begins_on_a_full_disk_waits_for_room(session: Session, disk: FaultyDisk) -> None:
     """It lives, says so, starts nothing, and goes on by itself once there is room."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
-        disk.fail_at = 1
-        session.users.submit("x", "ok")
-        session.turns(6)
-        assert session.now is not None
-        assert "No space left on device" in session.now.confinement.held_up()
-        assert session.users.path(QUEUED, "x").exists()
-        disk.fail_at = None
-        session.settle()
-        assert session.dispatchers == 1
-        assert not session.now.confinement.problems()
-        assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
+    disk.fail_at = 1
+    session.users.submit("x", "ok")
+    session.turns(6)
+    assert session.now is not None
+    assert "No space left on device" in session.now.confinement.held_up()
+    assert session.users.path(QUEUED, "x").exists()
+    disk.fail_at = None
+    session.settle()
+    assert session.dispatchers == 1
+    assert not session.now.confinement.problems()
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
@@ -459,64 +446,65 @@ def test_listeners_that_cannot_be_started_are_told_of_once_for_as_long_as_that_l
     assert not session.now.confinement.problems()
 
 
-def test_a_cancel_on_a_full_disk_is_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("disk")
+def test_a_cancel_on_a_full_disk_is_a_deletion(session: Session) -> None:
     """`spool cancel` does what `rm running/x.toml` does, though it cannot record who did it."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, _):
-        session.users.submit("x", "hang")
-        session.settle()
-        full = FaultyDisk(session.world.staging, fail_at=1, error=errno.ENOSPC)
-        full.fail_for = 1  # the record; to delete takes no room
-        changes = Requests(Spool(str(session.world.root)), "somebody", full).cancel("x")
-        assert [change.kind for change in changes] == [ChangeKind.STOPPING]
-        session.settle()
-        assert ends_of(session.world).outcomes == {"x": ("cancelled 1.0",)}
+    session.users.submit("x", "hang")
+    session.settle()
+    full = FaultyDisk(session.world.staging, fail_at=1, error=errno.ENOSPC)
+    full.fail_for = 1  # the record; to delete takes no room
+    changes = Requests(Spool(str(session.world.root)), "somebody", full).cancel("x")
+    assert [change.kind for change in changes] == [ChangeKind.STOPPING]
+    session.settle()
+    assert ends_of(session.world).outcomes == {"x": ("cancelled 1.0",)}
 
 
-def test_nothing_starts_while_the_journal_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("disk")
+def test_nothing_starts_while_the_journal_cannot_be_synced(session: Session) -> None:
     """A background sync that fails is told as a trouble of the journal, and is over with the next that succeeds."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, _):
-        session.settle()
-        assert session.now is not None
-        session.now.logs.problem = SpoolTrouble(errno.EIO, os.strerror(errno.EIO), f"{session.world.root}/.journal")
-        session.turns(1)
-        assert session.now.confinement.held_up().startswith(
-            "cannot write the journal: .journal: Input/output error; check the disk"
-        )
-        session.users.submit("x", "ok")
-        session.turns(2)
-        assert session.users.path(QUEUED, "x").exists()
-        session.now.logs.sync()
-        session.settle()
-        assert not session.now.confinement.problems()
-        assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
+    session.settle()
+    assert session.now is not None
+    session.now.logs.problem = SpoolTrouble(errno.EIO, os.strerror(errno.EIO), f"{session.world.root}/.journal")
+    session.turns(1)
+    assert session.now.confinement.held_up().startswith(
+        "cannot write the journal: .journal: Input/output error; check the disk"
+    )
+    session.users.submit("x", "ok")
+    session.turns(2)
+    assert session.users.path(QUEUED, "x").exists()
+    session.now.logs.sync()
+    session.settle()
+    assert not session.now.confinement.problems()
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
 
 
-def test_nothing_starts_while_the_history_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_starts_while_the_history_cannot_be_written(
+    session: Session, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What has ended waits for the history, what waits says so, and both go on once it can be written."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
-        session.users.submit("x", "hang")
-        session.settle()
-        original = disk.append
+    session.users.submit("x", "hang")
+    session.settle()
+    original = disk.append
 
-        def append(fd: int, data: bytes) -> None:
-            if os.readlink(f"/proc/self/fd/{fd}").endswith("history.jsonl"):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            original(fd, data)
+    def append(fd: int, data: bytes) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("history.jsonl"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(fd, data)
 
-        monkeypatch.setattr(disk, "append", append)
-        session.world.exit(session.world.pids("x")[0], 0)
-        session.turns(3)
-        session.users.submit("later", "ok")
-        session.turns(4)
-        assert session.now is not None
-        assert "history.jsonl: Input/output error" in session.now.confinement.held_up()
-        assert session.users.path(QUEUED, "later").exists()
-        view = session.now.status._view(session.now.planner.plan, session.now.planner.machine, paused=False)
-        assert "history.jsonl: Input/output error" in view.jobs["later"].reason
-        assert view.machine is not None
-        assert "history.jsonl: Input/output error" in view.machine.refusal, "and so the commands say"
-        monkeypatch.setattr(disk, "append", original)
-        session.settle()
-        session.sweep()
-        check(session.world)
-        assert ends_of(session.world).outcomes == {"x": ("finished 1.0",), "later": ("finished 1.0",)}
+    monkeypatch.setattr(disk, "append", append)
+    session.world.exit(session.world.pids("x")[0], 0)
+    session.turns(3)
+    session.users.submit("later", "ok")
+    session.turns(4)
+    assert session.now is not None
+    assert "history.jsonl: Input/output error" in session.now.confinement.held_up()
+    assert session.users.path(QUEUED, "later").exists()
+    view = session.now.status._view(session.now.planner.plan, session.now.planner.machine, paused=False)
+    assert "history.jsonl: Input/output error" in view.jobs["later"].reason
+    assert view.machine is not None
+    assert "history.jsonl: Input/output error" in view.machine.refusal, "and so the commands say"
+    monkeypatch.setattr(disk, "append", original)
+    session.settle()
+    session.sweep()
+    check(session.world)
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",), "later": ("finished 1.0",)}
