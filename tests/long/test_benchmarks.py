@@ -14,7 +14,7 @@ import pytest
 
 from spool.core.model import SECOND_NS, Machine, Policy, Request, Spec
 from spool.core.simulation import SimulatedJob, figures, simulate
-from support import ROOT
+from support import PATIENCE_S, ROOT
 
 SCRIPT = ROOT / "benchmarks" / "policies"
 LINE = "{} {} -1 100 {} -1 -1 {} 120 -1 1 {} 1 1 1 -1 -1 -1\n"
@@ -29,7 +29,7 @@ def run(*words: object, script: Path = SCRIPT) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        timeout=100,
+        timeout=PATIENCE_S,
     )
 
 
@@ -152,10 +152,10 @@ def test_the_floor_leaves_what_spool_leaves(tmp_path: Path, column: str) -> None
         file = scratch.fresh("stamps")
         assert engine.run(engine.bulk(5, [scratch.stamp, file]))[0] == 0
         assert engine.run(engine.submit([scratch.stamp, file]))[0] == 0
-        assert await_stamps(file, 6, 60)
+        assert await_stamps(file, 6, PATIENCE_S)
         (root,) = [path for path in scratch.path.iterdir() if path.name.startswith("floor-")]
-        until(lambda: len(os.listdir(root / "done")) == 6, 30, "the last move")
-        until(lambda: (root / ".journal").read_text().count("over") == 6, 30, "the last line")
+        until(lambda: len(os.listdir(root / "done")) == 6, PATIENCE_S, "the last move")
+        until(lambda: (root / ".journal").read_text().count("over") == 6, PATIENCE_S, "the last line")
     finally:
         engine.stop()
     assert os.listdir(root / "queued") == os.listdir(root / "running") == []
