@@ -147,6 +147,12 @@ def why(found: Plan, name: str) -> str:
     return in_words(str(found.reason(name)), found.now_ns, UTC)
 
 
+def code(found: Plan, name: str) -> str | None:
+    """Return what kind of reason comes first for which *name* waits."""
+    reason = found.reason(name)
+    return None if reason is None else reason.code
+
+
 def later(one: Waiting, seconds: int) -> Waiting:
     """Return the job as if it had arrived that much later."""
     return replace(one, arrived_at_ns=one.arrived_at_ns + seconds * S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -26,7 +26,6 @@ def carry_out(seen: View, jobs: list[Waiting], plan: Plan, at_ns: int) -> list[R
     return started
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     before=st.lists(waiting([f"old{number}" for number in range(4)]), max_size=4, unique_by=lambda job: job.name),
     jobs=st.lists(waiting(NAMES), max_size=8, unique_by=lambda job: job.name),

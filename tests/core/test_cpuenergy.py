@@ -35,11 +35,6 @@ def test_energy_is_what_all_packages_consumed_between_samples() -> None:
     assert known(two) == (3201 * J, 40)
 
 
-def test_a_counter_that_wrapped_around_goes_on() -> None:
-    """One wrap between two samples loses nothing."""
-    assert known(metered((0, (RANGE_UJ - 10 * J,)), (30, (20 * J,)))) == (30 * J, 30)
-
-
 def test_a_time_that_may_hide_a_second_wrap_is_unknown() -> None:
     """No run was there for long, or the dispatcher was stopped: the next interval counts again."""
     assert known(metered((0, (0,)), (263, (50 * J,)), (273, (60 * J,)))) == (10 * J, 10)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -26,7 +26,6 @@ from spool.core.scheduler import Plan, decide
 from spool.core.simulation import Outcome, Pass, Simulation
 
 HOUR = 3600 * S
-MANY = settings(max_examples=100, deadline=None)
 
 
 def starts(found: Plan) -> dict[str, int | None]:
@@ -109,31 +108,6 @@ def test_what_depends_on_a_failure_or_on_a_held_job_is_promised_nothing():
     assert told(found, "h").unknown == "dependency: parked is held (0 of 1 done)"
 
 
-def test_an_instant_a_retry_a_group_and_a_quota_are_waited_for():
-    """Each rule that lets time or an end pass is kept in the plan."""
-    policy = Policy(user_limits={"bob": Limits(max_running_jobs=1)})
-    jobs = [
-        limited("at", 5, start_after_ns=NOW + 77 * S),
-        limited("again", 5, not_before_ns=NOW + 33 * S),
-        limited("g2", 5, group="g", group_limit=1),
-        limited("b2", 5, user="bob"),
-        limited("b3", 5, user="bob", arrived=NOW + 1),
-    ]
-    running = [
-        run("g1", ran=0, time_limit_ns=20 * S, group="g", group_limit=1),
-        run("b1", user="bob", ran=0, time_limit_ns=10 * S),
-    ]
-    found = starts(plan(*jobs, running=running, policy=policy))
-    assert found == {"at": 77, "again": 33, "g2": 20, "b2": 10, "b3": 15}
-
-
-def test_a_reservation_is_waited_for_until_it_ends():
-    """Two that want the reserved GPU follow each other once it is free."""
-    kept = Reservation("demo", "carol", None, NOW - S, NOW + 600 * S, gpu_indices=(0,))
-    jobs = [limited(name, 60, gpus=1, waited=waited) for name, waited in (("a", 9), ("b", 8))]
-    assert starts(plan(*jobs, on=machine(gpus=1), reservations=(kept,))) == {"a": 600, "b": 660}
-
-
 def test_what_a_run_has_taken_of_a_gpu_is_free_once_it_has_ended():
     """GPU memory that was measured beside a run that ends is there for those after it, once each."""
     (card,) = gpus(1, memory_free_bytes=10 * GIB)
@@ -143,12 +117,6 @@ def test_what_a_run_has_taken_of_a_gpu_is_free_once_it_has_ended():
     jobs = [limited("one", 50, waited=9, **shares), limited("two", 50, waited=8, **shares)]
     jobs.append(limited("alone", 50, waited=7, gpus=1))
     assert starts(plan(*jobs, on=machine(gpus=(card,)), running=running)) == {"one": 100, "two": 150, "alone": 200}
-
-
-def test_a_second_job_of_a_name_starts_when_the_first_has_ended():
-    """A name runs once at a time, in the plan too."""
-    found = plan(limited("j", 60), running=[run("j", ran=0, time_limit_ns=100 * S)])
-    assert (starts(found), told(found, "j").must_end) == ({"j": 100}, ("j",))
 
 
 def test_a_job_that_waits_too_long_is_not_promised_a_start():
@@ -305,7 +273,6 @@ def exact(draw: st.DrawFn) -> list[Any]:
     ]  # fmt: skip
 
 
-@MANY
 @given(exact(), POLICIES)
 def test_the_plan_is_what_then_happens(jobs, policy):
     """With exact limits, from the moment when the last job has come every start is the one that was foretold."""
@@ -323,7 +290,6 @@ def test_the_plan_is_what_then_happens(jobs, policy):
     assert all(came.keys() - each.keys() <= came.keys() - foretold[-1].keys() for each in foretold)
 
 
-@MANY
 @given(st.lists(waiting(), max_size=8, unique_by=lambda each: each.name), POLICIES, st.integers(0, 3))
 def test_nothing_is_over_committed_in_the_plan(jobs, policy, cpus):
     """Whenever a job starts, the runs of that moment hold no more than there is; asked alone, it gets the same."""
@@ -345,7 +311,6 @@ def test_nothing_is_over_committed_in_the_plan(jobs, policy, cpus):
         assert told(found, name) == told_of_all
 
 
-@MANY
 @given(st.lists(waiting(), min_size=1, max_size=8, unique_by=lambda each: each.name), POLICIES)
 def test_a_forecast_leaves_the_plan_as_it_was(jobs, policy):
     """Whoever asks, the reasons, the order and the starts are the same afterwards, and so is the next forecast."""

@@ -61,14 +61,6 @@ def test_all_instants_must_have_come():
     assert why(plan(later_begin, now=at("14:59")), "j") == "begins at 15:00"
 
 
-def test_a_clock_that_was_set_back_closes_a_gate_again():
-    """A job whose instant had come waits again when the clock says that it has not come."""
-    seen = view(job("j", start_after_ns=NOW))
-    assert started(decide(seen, NOW, Policy())) == ["j"]
-    assert started(decide(seen, NOW - 1, Policy())) == []
-    assert started(decide(seen, NOW + 1, Policy())) == ["j"]
-
-
 def test_the_plan_says_when_to_look_again():
     """The next instant is the first of begins, retries, timeouts and used-up budgets that is still to come."""
     assert plan().next_at_ns is None
@@ -90,6 +82,16 @@ def test_a_timeout_ends_strictly_after_its_time():
     """Waited exactly as long as allowed is allowed."""
     assert names_ended(plan(job("j", waited=5, scheduling_timeout_ns=5 * S))) == {}
     assert names_ended(plan(job("j", waited=5, scheduling_timeout_ns=5 * S - 1))) == {"j": "unschedulable"}
+
+
+def test_what_kept_a_job_waiting_is_said_when_its_timeout_ends_it():
+    """It ends also where it would fit, and then no reason beside the timeout is there; 0 is no timeout."""
+    late = job("late", waited=2, cpus=2, scheduling_timeout_ns=S)
+    for runs, said in (([run("r", cpus=3)], True), ([], False)):
+        found = plan(late, running=runs)
+        assert (started(found), names_ended(found)) == ([], {"late": "unschedulable"})
+        assert ("cpus: needs 2" in found.endings[0].reason) is said
+    assert started(plan(job("old", waited=10**6, scheduling_timeout_ns=0))) == ["old"]
 
 
 def test_time_held_or_paused_does_not_count():
@@ -207,21 +209,6 @@ def test_an_unschedulable_job_takes_its_dependents_with_it():
     )
     assert names_ended(found) == {"a": "unschedulable", "b": "cancelled", "h": "cancelled"}
     assert started(found) == ["after"]
-
-
-def test_a_timeout_in_a_later_pass_takes_its_dependents_with_it():
-    """Jobs that depend on one whose time is over are judged again in the pass that ends it."""
-    seen = view(job("a", cpus=9, scheduling_timeout_ns=S), job("b", depends_on="a"), held=[job("h", depends_on="a")])
-    assert names_ended(decide(seen, NOW, Policy())) == {}
-    later_on = decide(seen, NOW + 2 * S, Policy())
-    assert names_ended(later_on) == {"a": "unschedulable", "b": "cancelled", "h": "cancelled"}
-
-
-def test_nothing_is_forgotten_until_it_is_done():
-    """A plan that nobody performed is made again."""
-    seen = view(job("b", depends_on="a"), job("c", depends_on="b"), ended={"a": X})
-    one, other = decide(seen, NOW, Policy()), decide(seen, NOW, Policy())
-    assert one.endings == other.endings != ()
 
 
 def test_who_was_not_judged_because_he_ended_anyway_is_judged_when_that_was_not_done():

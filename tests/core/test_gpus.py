@@ -7,7 +7,7 @@ from hypothesis import given as given_by
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.planning import GIB, NOW, S, foretold, gpus, job, machine, plan, run, spec, started, why
+from core.planning import GIB, NOW, S, code, foretold, gpus, job, machine, plan, run, spec, started, why
 from spool.core.gpus import is_of_type, unknown_gpus
 from spool.core.model import ForeignProcess, Gpu, Policy
 from spool.core.simulation import SimulatedJob, simulate
@@ -36,11 +36,7 @@ def test_a_job_alone_gets_idle_gpus_only():
     runs = [run("own", on=(0,)), run("sharing", on=(1,), gpu_memory_bytes=GIB)]
     found = plan(job("j", gpus=2), job("k", gpus=1, waited=-1), on=box, running=runs)
     assert given(found) == {"j": (2, 3)}
-    assert why(found, "k") == (
-        "gpus: needs 1 unshared GPU; none is idle; "
-        "GPU 0 is in exclusive use by own; GPU 1 is shared by sharing; GPU 2 is in exclusive use by j; "
-        "GPU 3 is in exclusive use by j"
-    )
+    assert code(found, "k") == "gpus"
 
 
 def test_the_words_for_gpus_in_use():
@@ -69,7 +65,7 @@ def test_shares_add_up_to_no_more_than_the_card():
     box = machine(cpus=64, gpus=1)
     found = plan(*(share(f"j{n}", 30) for n in range(3)), on=box)
     assert started(found) == ["j0", "j1"]
-    assert why(found, "j2") == "gpus: needs 1 GPU with 30 GiB free; none has that much; GPU 0 has 20 GiB left"
+    assert code(found, "j2") == "gpus"
     assert started(plan(share("k", 80), on=box)) == ["k"]
 
 
@@ -103,7 +99,7 @@ def test_what_others_hold_is_not_expected_back():
 def test_a_gpu_that_somebody_has_alone_is_not_shared():
     """No share of a GPU that a run has to itself."""
     found = plan(share("s", 1), on=machine(gpus=1), running=[run("own", on=(0,))])
-    assert why(found, "s") == "gpus: needs 1 GPU with 1 GiB free; none has that much; GPU 0 is in exclusive use by own"
+    assert code(found, "s") == "gpus"
 
 
 def test_only_what_is_really_free_is_shared():
@@ -160,7 +156,7 @@ def test_without_nvml_gpu_jobs_wait_and_others_start():
     box = machine(gpu_problem="NVML does not answer")
     found = plan(job("g", gpus=1, waited=9), job("c"), on=box)
     assert started(found) == ["c"]
-    assert why(found, "g") == "gpus: needs 1, and what is free is unknown: NVML does not answer"
+    assert code(found, "g") == "gpus"
     assert started(plan(job("g", gpus=1), share("s", 1), on=machine(gpus=2, gpu_problem="NVML hangs"))) == []
 
 
@@ -199,11 +195,6 @@ def test_a_job_with_several_gpus_gets_no_mig_instance():
         ((*gpus(1), *mig(1)), {}, "needs 2 GPUs, the machine has 1; 1 MIG instance does"),
         (
             (*gpus(2), *mig(4)),
-            {"gpu_type": "MIG"},
-            "needs 2 GPUs of type MIG, the machine has 0 (H100 MIG 1g.10gb, NVIDIA A100-SXM4-80GB); 4 MIG instances do",
-        ),
-        (
-            (*gpus(2), *mig(4)),
             {"gpu_memory_bytes": 81 * GIB},
             "needs 2 GPUs with 81 GiB, the machine has 0 as large as that; 4 MIG instances do",
         ),
@@ -226,22 +217,17 @@ def test_idle_instances_beside_busy_gpus_are_explained():
     )
 
 
-def test_somebody_who_cannot_be_seen_is_named_by_what_is_in_use():
-    """Pid 0 is nobody's pid: the reason tells the memory instead."""
-    box = with_gpu(0, of=1, foreign=(ForeignProcess(0, "unknown", 12 * GIB),))
-    assert why(plan(job("j", gpus=1), on=box), "j") == (
-        "gpus: needs 1 unshared GPU; none is idle; "
-        "GPU 0 is used by a process that cannot be seen (12 GiB) outside spool"
-    )
-
-
-def test_a_job_that_uses_a_gpu_which_it_was_not_given_is_named():
-    """Its process keeps the GPU from being given alone, as a stranger's does, and the reason says whose it is."""
-    box = with_gpu(0, of=1, foreign=(ForeignProcess(4711, "python", GIB, "bob", "greedy"),))
-    assert why(plan(job("j", gpus=1), on=box), "j") == (
-        "gpus: needs 1 unshared GPU; none is idle; "
-        "GPU 0 is used by pid 4711 (python, bob, 1 GiB) of greedy, which was not given it"
-    )
+@pytest.mark.parametrize(
+    ("process", "said"),
+    [
+        (ForeignProcess(0, "unknown", 12 * GIB), "a process that cannot be seen (12 GiB)"),
+        (ForeignProcess(4711, "python", GIB, "bob", "greedy"), "pid 4711 (python, bob, 1 GiB) of greedy"),
+    ],
+)
+def test_who_uses_a_gpu_that_was_not_given_is_named(process, said):
+    """Pid 0 is nobody's pid: the memory is told instead; of a job that was given another GPU, whose it is."""
+    found = plan(job("j", gpus=1), on=with_gpu(0, of=1, foreign=(process,)))
+    assert f"GPU 0 is used by {said}" in why(found, "j")
 
 
 def test_a_machine_without_gpus():
@@ -250,26 +236,18 @@ def test_a_machine_without_gpus():
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted", "matches"),
+    ("name", "fits", "does_not"),
     [
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", True),
-        ("NVIDIA A100-SXM4-80GB", "A100", True),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm", True),
-        ("NVIDIA A100-SXM4-80GB", "H100", False),
-        ("NVIDIA A100-SXM4-80GB", "A10", False),
-        ("NVIDIA A100-SXM4-80GB", "0GB", False),
-        ("NVIDIA A100-SXM4-80GB", "auto", True),
-        ("NVIDIA A100-SXM4-80GB", None, True),
-        ("NVIDIA GeForce RTX 4090", "4090", True),
-        ("NVIDIA GeForce RTX 4090", "RTX 40", False),
-        ("NVIDIA T400", "T4", False),
-        ("Tesla T4", "t4", True),
-        ("A+100", "A+", True),
+        ("NVIDIA A100-SXM4-80GB", ("NVIDIA A100-SXM4-80GB", "A100", "a100-sxm", "auto", None), ("H100", "A10", "0GB")),
+        ("NVIDIA GeForce RTX 4090", ("4090",), ("RTX 40",)),
+        ("NVIDIA T400", ("T400",), ("T4",)),
+        ("Tesla T4", ("t4",), ()),
+        ("A+100", ("A+",), ()),
     ],
 )
-def test_the_type_is_part_of_the_name(name, wanted, matches):
+def test_the_type_is_part_of_the_name(name, fits, does_not):
     """A type matches a part of the name in either case, numbers whole; `auto` is any."""
-    assert is_of_type(name, wanted) is matches
+    assert [wanted for wanted in (*fits, *does_not) if is_of_type(name, wanted)] == list(fits)
 
 
 def test_a_job_gets_gpus_of_its_type_only():
@@ -285,15 +263,9 @@ def test_a_list_of_types_takes_any_of_them():
     types = ("H100", "A100")
     found = plan(*(job(f"j{n}", gpus=1, gpu_type=types, waited=9 - n) for n in range(3)), on=box)
     assert given(found) == {"j0": (2,), "j1": (1,)}
-    assert why(found, "j2") == (
-        "gpus: needs 1 unshared GPU of type H100 or A100; none is idle; "
-        "GPU 1 is in exclusive use by j1; GPU 2 is in exclusive use by j0"
-    )
+    assert code(found, "j2") == "gpus"
     found = plan(job("j", gpus=3, gpu_type=types), on=box)
-    assert why(found, "j") == (
-        "never fits: needs 3 GPUs of type H100 or A100, the machine has 2 "
-        "(NVIDIA A100-40GB, NVIDIA H100, NVIDIA RTX 4090)"
-    )
+    assert code(found, "j") == "never_fits"
 
 
 def test_a_least_memory_takes_a_whole_gpu_as_large_as_that():
@@ -303,31 +275,15 @@ def test_a_least_memory_takes_a_whole_gpu_as_large_as_that():
     found = plan(job("a", waited=9, **asked), job("b", **asked), job("c", waited=-1, **asked), on=box)
     assert given(found) == {"a": (2,), "b": (0,)}
     assert all(start.grant.gpu_memory_bytes is None for start in found.starts)
-    assert why(found, "c") == (
-        "gpus: needs 1 unshared GPU of at least 40 GiB; none is idle; "
-        "GPU 0 is in exclusive use by b; GPU 2 is in exclusive use by a"
-    )
+    assert code(found, "c") == "gpus"
     found = plan(job("j", gpus=1, gpu_min_memory_bytes=100 * GIB), on=box)
-    assert why(found, "j") == (
-        "never fits: needs 1 GPU with 100 GiB, the machine has 0 as large as that (the largest has 80 GiB)"
-    )
+    assert code(found, "j") == "never_fits"
     found = plan(job("j", gpus=2, gpu_type=("A100", "4090"), gpu_min_memory_bytes=30 * GIB), on=box)
-    assert why(found, "j") == (
-        "never fits: needs 2 GPUs of type A100 or 4090 with 30 GiB, the machine has 1 as large as that "
-        "(the largest has 40 GiB)"
-    )
+    assert code(found, "j") == "never_fits"
 
 
 @pytest.mark.parametrize(
-    ("asked_gib", "has_mib", "fits"),
-    [
-        (80, 81559, True),
-        (24, 24564, True),
-        (48, 46068, True),
-        (24, 23028, True),
-        (12, 11264, False),
-        (40, 24564, False),
-    ],
+    ("asked_gib", "has_mib", "fits"), [(80, 81559, True), (48, 46068, True), (24, 23028, True), (12, 11264, False)]
 )
 def test_a_gpu_is_as_large_as_its_name_says(asked_gib, has_mib, fits):
     """An "80 GB" card reports less than 80 GiB: what the driver and error correction keep does not count."""
@@ -348,9 +304,7 @@ def test_unknown_memory_is_not_enough_and_not_never():
     """A GPU that does not say how large it is waits to be known."""
     box = machine(gpus=(replace(gpus(1)[0], memory_total_bytes=None, memory_free_bytes=None),))
     found = plan(job("j", gpus=1, gpu_min_memory_bytes=GIB), on=box)
-    assert why(found, "j") == (
-        "gpus: needs 1 unshared GPU of at least 1 GiB; none is idle; GPU 0: how much memory it has is unknown"
-    )
+    assert code(found, "j") == "gpus"
     assert started(plan(job("j", gpus=1), on=box)) == ["j"]
 
 
@@ -374,9 +328,7 @@ def test_gpus_of_two_vendors_are_never_mixed_up():
     any_two, amd = job("any", gpus=2, waited=9), job("amd", gpus=3, gpu_type="amd")
     assert given(plan(any_two, amd, on=box)) == {"any": (0, 1), "amd": (2, 3, 4)}
     assert given(plan(job("either", gpus=2, gpu_type=("MI210", "A100")), on=box)) == {"either": (2, 3)}
-    assert why(plan(job("j", gpus=3), on=box), "j") == (
-        'never fits: needs 3 GPUs, the machine has 2; 3 GPUs of AMD not counted: gpu_type = "AMD" asks for them'
-    )
+    assert code(plan(job("j", gpus=3), on=box), "j") == "never_fits"
     assert given(plan(any_two, on=machine(gpus=of_amd(0, 1)))) == {"any": (0, 1)}
 
 
@@ -390,7 +342,7 @@ def test_only_the_chosen_gpus_are_given():
     box = machine(gpus=4)
     assert given(plan(job("j", gpus=2), on=box, policy=Policy(gpu_use=("3", "GPU-1")))) == {"j": (1, 3)}
     found = plan(job("j", gpus=1), on=box, policy=Policy(gpu_use=("9",)))
-    assert why(found, "j") == "never fits: needs 1 GPU, the machine has none that may be used (4 in all)"
+    assert code(found, "j") == "never_fits"
     assert unknown_gpus(("3", "GPU-1", "9", "GPU-x"), box) == ("9", "GPU-x")
     assert unknown_gpus(None, box) == unknown_gpus(("9",), machine(gpu_problem="?")) == ()
 

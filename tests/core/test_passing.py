@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.planning import NOW, S
@@ -32,7 +32,6 @@ def few_are_kept() -> Iterator[None]:
     fairness._RECENT, fairness._MOST, fairness._FOLD = before
 
 
-@settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_the_kept_sums_are_those_made_anew(steps):
     """Whatever ends in whatever order: the later work, and whether it is too much, are those of a plain sum."""
@@ -68,7 +67,6 @@ def test_work_of_long_ago_is_added_up_and_never_forgotten():
     assert kept.later(NOW - 1) == Work(5000, 10_000, 15_000)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 400)), max_size=200),
     st.lists(st.integers(0, 60), max_size=8),

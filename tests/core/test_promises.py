@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.planning import GIB, NOW, S, gpus, machine, spec
@@ -152,27 +152,20 @@ def watched(jobs: list[SimulatedJob], policy: Policy) -> Iterator[tuple[Pass, li
         yield step, passed
 
 
-MANY = settings(max_examples=80, deadline=None)
-
-
-@pytest.mark.parametrize("stated", [1, 0.5, 0])
-@MANY
-@given(data=st.data(), policy=st.builds(Policy, fair_share=st.booleans()))
-def test_who_was_passed_by_too_much_goes_first(stated, data, policy):
+@given(st.sampled_from([1, 0.5, 0]).flatmap(lambda stated: streams(REQUESTS, stated)), st.booleans())
+def test_who_was_passed_by_too_much_goes_first(jobs, fair):
     """At every moment at which somebody was passed by too much, the first to arrive of those stands before all others.
 
     So at most the work of 8 hours, or 15 % of the wait, of the whole machine passes a job, and what runs by then;
     afterwards only those pass it that came earlier, and what does not delay it.
     """
-    jobs = data.draw(streams(REQUESTS, stated))
-    for step, passed in watched(jobs, policy):
+    for step, passed in watched(jobs, Policy(fair_share=fair)):
         if passed:
             first, standing = step.plan.in_order()[0]
             assert standing.was_passed
             assert first.arrived_at_ns <= min(step.view.queue[name].arrived_at_ns for name in passed)
 
 
-@MANY
 @given(streams(REQUESTS, 1), st.builds(Policy, fair_share=st.booleans()))
 def test_who_was_passed_starts_soon(jobs, policy):
     """Limits being stated, a job that was passed by too much starts within one longest run, and one for each before it.
@@ -190,15 +183,13 @@ def test_who_was_passed_starts_soon(jobs, policy):
             assert step.now_ns <= until.setdefault(name, step.now_ns + earlier * longest)
 
 
-@pytest.mark.parametrize("stated", [0.5, 0])
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_guesses_hold_back_a_tenth_of_a_wait_at_most(stated, data):
+@given(st.data())
+def test_guesses_hold_back_a_tenth_of_a_wait_at_most(data):
     """What lies idle for a job because of guesses, and others could use, is a tenth of the machine in its wait at most.
 
     In seconds of the whole machine; two more are allowed for, which are what the clock of a plan may be late.
     """
-    jobs = data.draw(streams(PROCESSORS, stated))
+    jobs = data.draw(streams(PROCESSORS, data.draw(st.sampled_from([0.5, 0]))))
     comes = NOW + data.draw(st.sampled_from([1, 5, 20])) * HOUR
     many = Spec("true", time_limit_ns=data.draw(st.sampled_from([None, LONGEST])))
     jobs += [SimulatedJob(f"many{n}", many, comes + n, HOUR, "many") for n in range(data.draw(st.integers(0, 20)))]

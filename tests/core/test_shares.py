@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.planning import NOW, S
@@ -33,7 +33,6 @@ def used(spans: list[tuple[str, float, int, int]], at: int) -> dict[str, float]:
     return amounts
 
 
-@settings(max_examples=200, deadline=None)
 @given(SPANS, st.lists(st.integers(0, 30_000), max_size=4), st.sets(st.sampled_from(KEYS), min_size=1))
 def test_the_kept_sums_are_the_integral(spans, asked, waiting):
     """Whenever it is asked for, a factor is that of the decayed integral of what ran, also long after a reference."""
@@ -80,7 +79,6 @@ def test_what_is_kept_does_not_grow_with_the_number_of_runs():
     assert len(shares._heap) == 1
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 500), st.integers(0, 300)), max_size=10),
     st.lists(st.integers(0, 900), min_size=1, max_size=9),

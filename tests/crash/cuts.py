@@ -1,24 +1,65 @@
-"""One cut after the other: which change each is at, and all that goes wrong told together."""
+"""Where a script is cut: which changes of the disk are tried, and all that goes wrong told together.
+
+`thin` is a fixture: here a third of the kinds of changes have their turn, one change of each, by chance. In
+`tests/long/cuts` each kind has one, and with EVERY_CUT=1 in the environment every change.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import random
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
+import pytest
+
+from crash.power import LossyDisk
+from crash.world import World, world_at
 from spool.testing.faults import FaultyDisk
 
+_NAMES = re.compile(r"^((?:jobs|queued|held|running|done)/)[^/.]+|^(\.tmp/).*|\d+")  # what differs within a kind
+T = TypeVar("T")
+Recorder = FaultyDisk | LossyDisk
 
-def where(whole: FaultyDisk, number: int) -> str:
+
+def chosen(things: Iterable[T], kind: Callable[[T], Hashable], thin: int, chance: random.Random) -> list[T]:
+    """Return one thing of every *thin*-th kind, by chance; 0: all things."""
+    kinds: dict[Hashable, list[T]] = {}
+    for thing in things:
+        kinds.setdefault(kind(thing), []).append(thing)
+    if not thin:
+        return [thing for alike in kinds.values() for thing in alike]
+    some = chance.sample(list(kinds), -(-len(kinds) // thin))
+    return [chance.choice(kinds[each]) for each in some]
+
+
+def cuts(whole: Recorder, thin: int, *, torn: bool = False, chance: random.Random | None = None) -> list[int]:
+    """Return the numbers of changes of *whole* to cut at; if *torn*, of those that can leave half of what they write.
+
+    Changes are of one kind that do the same with files of the same place, whatever job or run they belong to.
+    """
+    root = os.path.dirname(whole.staging)
+
+    def kind(number: int) -> Hashable:
+        done = whole.recorded[number - 1]
+        paths = (os.path.relpath(path, root) for path in done.paths)
+        return done.name, *(_NAMES.sub(r"\1", path) for path in paths)
+
+    numbers = range(1, len(whole.recorded) + 1)
+    if torn:
+        thin = min(thin, 1)  # there are few, and each kind has its own reader
+        numbers = [number for number in numbers if whole.recorded[number - 1].name in ("create", "fill", "append")]
+    return sorted(chosen(numbers, kind, thin, chance or random.Random()))
+
+
+def where(whole: Recorder, number: int) -> str:
     """Return which change of the disk *whole*, which nothing cut off, has that number: for people."""
     operation = whole.recorded[number - 1]
     paths = " ".join(os.path.relpath(path, whole.staging) for path in operation.paths)
     return f"at change {number}: {operation.name} {paths}"
-
-
-def can_be_torn(whole: FaultyDisk, number: int) -> bool:
-    """Whether that change writes data, so that a cut can leave half of it."""
-    return whole.recorded[number - 1].name in ("create", "fill", "append")
 
 
 @contextmanager
@@ -28,3 +69,18 @@ def noting(failures: list[str], about: str) -> Iterator[None]:
         yield
     except Exception as error:
         failures.append(f"{about}: {type(error).__name__} {error}")
+
+
+def each_alike(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: Recorder,
+    numbers: Sequence[int],
+    played: Callable[[World, int], object],
+) -> None:
+    """Play a script in a world of its own for each of these changes of *whole*; whatever goes wrong is told at once."""
+    failures: list[str] = []
+    for number in numbers:
+        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
+            played(world, number)
+    assert not failures, f"{len(failures)} of {len(numbers)}:\n" + "\n".join(failures)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.faults import PowerCut, path_at
+from spool.testing.faults import Operation, PowerCut, path_at
 
 
 @dataclass
@@ -131,24 +131,24 @@ class LossyDisk(Disk):
         super().__init__(staging)
         self.unsynced = unsynced
         self.cut_at = cut_at
-        self.count = 0
+        self.recorded: list[Operation] = []
 
-    def _count(self) -> None:
-        self.count += 1
-        if self.cut_at is not None and self.count >= self.cut_at:
-            raise PowerCut(f"before change {self.count}")
+    def _record(self, name: str, *paths: str) -> None:
+        self.recorded.append(Operation(name, paths))
+        if self.cut_at is not None and len(self.recorded) >= self.cut_at:
+            raise PowerCut(f"before change {len(self.recorded)}")
 
     def create(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        self._count()
+        self._record("create", path)
         super().create(path, data, mode)
         self.unsynced.written(path)
 
     def fill(self, path: str, data: bytes) -> None:
-        self._count()
+        self._record("fill", path)
         super().fill(path, data)  # nothing of the file was synced
 
     def append(self, fd: int, data: bytes) -> None:
-        self._count()
+        self._record("append", os.readlink(f"/proc/self/fd/{fd}"))
         status = os.fstat(fd)
         if status.st_ino not in self.unsynced.logs:
             kept = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
@@ -156,7 +156,7 @@ class LossyDisk(Disk):
         super().append(fd, data)
 
     def rename(self, old: str, new: str, old_at: int | None = None, new_at: int | None = None) -> None:
-        self._count()
+        self._record("rename", path_at(old, old_at), path_at(new, new_at))
         old, new = path_at(old, old_at), path_at(new, new_at)
         replaced = self.unsynced.put_aside(new) if os.path.isfile(new) else None
         super().rename(old, new)
@@ -169,47 +169,47 @@ class LossyDisk(Disk):
         self.unsynced.note(new, undo)
 
     def rename_new(self, old: str, new: str) -> bool:
-        self._count()
+        self._record("rename_new", old, new)
         done = super().rename_new(old, new)
         if done:
             self.unsynced.note(new, lambda: os.rename(new, old))
         return done
 
     def link(self, old: str, new: str) -> None:
-        self._count()
+        self._record("link", old, new)
         super().link(old, new)
         self.unsynced.note(new, lambda: os.unlink(new))
 
     def unlink(self, path: str, at: int | None = None) -> None:
-        self._count()
+        self._record("unlink", path_at(path, at))
         path = path_at(path, at)
         kept = self.unsynced.put_aside(path)
         super().unlink(path)
         self.unsynced.note(kept, lambda: os.rename(kept, path))
 
     def mkdir(self, path: str, mode: int = 0o700) -> None:
-        self._count()
+        self._record("mkdir", path)
         super().mkdir(path, mode)
         self.unsynced.note(path, lambda: shutil.rmtree(path))
 
     def rmdir(self, path: str, at: int | None = None) -> None:
-        self._count()
+        self._record("rmdir", path_at(path, at))
         path = path_at(path, at)
         super().rmdir(path)
         self.unsynced.note(os.path.dirname(path), lambda: os.mkdir(path))
 
     def sync_file(self, path: str) -> None:
-        self._count()
+        self._record("sync_file", path)
         fd = self.unsynced.contents.pop(_inode(path), None)
         if fd is not None:
             os.close(fd)
 
     def sync_directory(self, path: str) -> None:
-        self._count()
+        self._record("sync_directory", path)
         self.unsynced.settle()
 
     def sync_log(self, fd: int) -> None:
-        self._count()
+        self._record("sync_log", os.readlink(f"/proc/self/fd/{fd}"))
         status = os.fstat(fd)
         if status.st_ino in self.unsynced.logs:
             kept, _ = self.unsynced.logs[status.st_ino]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
-import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from crash.cuts import noting, where
+from crash.cuts import cuts, each_alike
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
@@ -23,8 +22,6 @@ from spool.store.disk import Disk
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk
 
-# Every how many-th cut the suite tries, beginning at a random one; CUT_STRIDE=1 tries them all.
-STRIDE = int(os.environ.get("CUT_STRIDE", "5"))
 TASKS = [f"sweep_{index}" for index in range(5)]
 
 
@@ -97,16 +94,10 @@ def _check(world: World) -> Result:
     return result
 
 
-def _check_run(world: World) -> None:
+def _check_run(world: World, times: int = 1) -> None:
     result = _check(world)
     assert (result.outcome, result.reason) == ("finished", "5 of 5 finished")
-    assert sorted(world.texts) == [(task, f"ok # {index}") for index, task in enumerate(TASKS)]
-
-
-def _check_twice(world: World) -> None:
-    result = _check(world)
-    assert (result.outcome, result.reason) == ("finished", "5 of 5 finished")
-    assert sorted(world.texts) == [(task, f"ok # {index}") for index, task in enumerate(TASKS) for _ in range(2)]
+    assert sorted(world.texts) == [(task, f"ok # {index}") for index, task in enumerate(TASKS) for _ in range(times)]
 
 
 def _check_cancel(world: World) -> None:
@@ -118,69 +109,54 @@ def _check_cancel(world: World) -> None:
     assert {task: outcomes[task] for task in TASKS} == dict.fromkeys(TASKS, ("cancelled 1.0",))
 
 
-def _check_hold(world: World) -> None:
-    result = _check(world)
-    assert (result.outcome, result.reason) == ("finished", "5 of 5 finished")
-    assert sorted(world.texts) == [(task, f"ok # {index}") for index, task in enumerate(TASKS)]
-
-
 Play = Callable[[Session], None]
 Check = Callable[[World], object]
 PLAYS: list[tuple[Play, Check]] = [
     (_run, _check_run),
-    (_twice, _check_twice),
+    (_twice, partial(_check_run, times=2)),
     (_cancel, _check_cancel),
-    (_hold, _check_hold),
+    (_hold, _check_run),
 ]
 NAMES = ["run", "twice", "cancel", "hold"]
 
 
-def test_tasks_that_a_power_cut_emptied_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_that_a_power_cut_emptied_are_written_again(session: Session) -> None:
     """After a reboot a task of no content, issued or not, is made again of the array's file."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        try:
-            session.users.submit("sweep_4", "ok # foreign", place=HELD)
-            rows = [f'{{ does = "{word}" }}' for word in ("hang until 2", "hang until 2", "ok", "ok", "ok")]
-            session.users.submit("sweep", "{does} # {index}", f"rows = [{', '.join(rows)}]")
-            session.turns(3)
-            tasks = world.root / "jobs" / "sweep" / "1" / layout.TASKS
-            assert [path.name for path in tasks.iterdir()] == ["sweep_4.toml"]
-            session.end()
-            world.reboot()
-            for path in (tasks / "sweep_4.toml", session.users.path(QUEUED, "sweep_3")):
-                path.write_bytes(b"")
-            session.users.move("sweep_4", HELD, DONE)
-            session.settle()
-        finally:
-            session.end()
-        assert ("sweep_3", "ok # 3") in world.texts
-        assert ("sweep_4", "ok # 4") in world.texts
+    session.users.submit("sweep_4", "ok # foreign", place=HELD)
+    rows = [f'{{ does = "{word}" }}' for word in ("hang until 2", "hang until 2", "ok", "ok", "ok")]
+    session.users.submit("sweep", "{does} # {index}", f"rows = [{', '.join(rows)}]")
+    session.turns(3)
+    tasks = session.world.root / "jobs" / "sweep" / "1" / layout.TASKS
+    assert [path.name for path in tasks.iterdir()] == ["sweep_4.toml"]
+    session.end()
+    session.world.reboot()
+    for path in (tasks / "sweep_4.toml", session.users.path(QUEUED, "sweep_3")):
+        path.write_bytes(b"")
+    session.users.move("sweep_4", HELD, DONE)
+    session.settle()
+    assert ("sweep_3", "ok # 3") in session.world.texts
+    assert ("sweep_4", "ok # 4") in session.world.texts
 
 
 @pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)
 def test_a_cut_before_any_change_alters_nothing_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play, check: Check
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, play: Play, check: Check
 ) -> None:
     """Wherever the dispatcher is killed, the array comes to the same end."""
 
-    def played(number: int | None) -> FaultyDisk:
-        with world_at(tmp_path / f"{number}", monkeypatch) as world:
-            disk = FaultyDisk(world.staging, cut_at=number)
-            session = Session(world, iter([disk]))
-            try:
-                play(session)
-            finally:
-                session.end()
-            check(world)
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, cut_at=number)
+        session = Session(world, iter([disk]))
+        try:
+            play(session)
+        finally:
+            session.end()
+        check(world)
         return disk
 
-    whole = played(None)
-    failures: list[str] = []
-    for number in itertools.chain([1], range(random.randint(2, STRIDE + 1), whole.count + 1, STRIDE)):
-        with noting(failures, where(whole, number)):
-            played(number)
-    assert not failures, "\n".join(failures)
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        whole = played(world, None)
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
 
 
 def _played_while_full(
@@ -208,22 +184,22 @@ def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nobody_waits")
 @pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)
 def test_a_full_disk_at_any_change_is_made_up_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play, check: Check
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, play: Play, check: Check
 ) -> None:
     """The same dispatcher brings the array to the same end once there is room, and tells of each end once."""
     with world_at(tmp_path / "whole", monkeypatch) as world:
         whole, _ = _played_while_full(world, play)
         check(world)
-    failures: list[str] = []
-    for number in itertools.chain([1], range(random.randint(2, STRIDE + 1), whole.count + 1, STRIDE)):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            _, session = _played_while_full(world, play, fail_at=number)
-            check(world)
-            ended = [event for event in events(world) if event.result is not None]
-            assert {event.job for event in ended} >= {"sweep", *TASKS}
-            if session.dispatchers == 1:
-                assert not repeated(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        _, session = _played_while_full(world, play, fail_at=number)
+        check(world)
+        ended = [event for event in events(world) if event.result is not None]
+        assert {event.job for event in ended} >= {"sweep", *TASKS}
+        if session.dispatchers == 1:
+            assert not repeated(world)
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
 
 
 class _NowhereToFile(Disk):

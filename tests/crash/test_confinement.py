@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.cuts import noting
+from crash.cuts import chosen, noting
 from crash.events import nobody_reads
 from crash.world import Session, World, check, ends_of, world_at
 from spool.client.requests import ChangeKind, Requests
@@ -47,8 +47,6 @@ ERRORS = (
     errno.ENOENT,
     errno.EEXIST,
 )
-# Every how many-th cell of the matrix the suite tries, beginning at a random one; MATRIX_STRIDE=1 tries them all.
-STRIDE = int(os.environ.get("MATRIX_STRIDE", "23"))
 SEED = int(os.environ.get("MATRIX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 # That nothing is there is no error but what was asked: of a file, and of the runs of a job, which `gc` removes.
 _ANSWERS = {("lstat", ""), ("listdir", f"{layout.JOBS}/")}
@@ -213,21 +211,20 @@ def _later_runs(session: Session, about: str) -> None:
     assert ends_of(session.world).outcomes.get("later") == ("finished 1.0",), f"{about}: the next job waits"
 
 
-@pytest.mark.timeout(1800)  # with MATRIX_STRIDE=1
+@pytest.mark.timeout(1800)  # with every cell
 @pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
 @pytest.mark.parametrize("way", ["once", "lasting", "anew"])
 def test_an_error_costs_the_thing_that_it_belongs_to_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Scene, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Scene, thin: int, way: str
 ) -> None:
     """The dispatcher lives, the next job ends in its time, and without the error the first ends as it would have."""
     cells, expected = _cells(tmp_path, monkeypatch, scene)
     matrix = [(name, path, error) for name, path in cells for error in ERRORS if not _answers(name, path, error)]
     matrix = [cell for cell in matrix if ONLY in f"{cell[0]} {cell[1]} {errno.errorcode[cell[2]]}"]
-    chosen = random.Random(SEED)
+    thin *= 0 if ONLY else 1 if way == "once" else 2 if way == "lasting" else 3
+    matrix = chosen(matrix, lambda cell: cell[:2], thin, random.Random(SEED))
     failures: list[str] = []
-    stride = STRIDE if way == "once" else 2 * STRIDE if way == "lasting" else 3 * STRIDE
-    for number in range(0 if ONLY else chosen.randrange(min(stride, len(matrix))), len(matrix), stride):
-        name, path, error = matrix[number]
+    for number, (name, path, error) in enumerate(matrix):
         about = f"{name} {path} {errno.errorcode[error]}"
         with noting(failures, about), _stage(tmp_path / f"{way}.{number}", monkeypatch) as (session, faults):
             times = 1 if way == "once" else _LASTING
@@ -318,58 +315,48 @@ _NEEDS_ROOM = frozenset({"create", "fill", "append", "mkdir"})  # names in a dir
 # A full disk: what concerns the spool as a whole.
 
 
-@contextmanager
-def _full(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Session, FaultyDisk]]:
-    """Give a session whose first dispatcher meets a full disk from the moment at which `fail_at` says so."""
+@pytest.fixture
+def disk(world: World, session: Session, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    """Give the first dispatcher of the session a disk that is full from the moment at which `fail_at` says so."""
     nobody_reads(monkeypatch)
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(root, monkeypatch) as world:
-        disk = FaultyDisk(world.staging, error=errno.ENOSPC, only=_NEEDS_ROOM)
-        disk.fail_for = _LASTING
-        session = Session(world, iter([disk]))
-        session.survives_errors = True
-        try:
-            yield session, disk
-        finally:
-            session.end()
+    made = FaultyDisk(world.staging, error=errno.ENOSPC, only=_NEEDS_ROOM, fail_for=_LASTING)
+    session._disks = iter([made])
+    session.survives_errors = True
+    return made
 
 
 def _fill(disk: FaultyDisk) -> None:
     disk.fail_at = disk.count + 1
 
 
-def test_a_limit_on_a_full_disk_is_told_as_one_although_the_dispatcher_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_on_a_full_disk_is_told_as_one_although_the_dispatcher_dies(session: Session, disk: FaultyDisk) -> None:
     """The record of a stop takes room that was kept for it, so the next dispatcher knows why the run has ended."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
-        session.users.submit("x", "hang", 'time_limit = "1h"')
-        session.settle()
-        _fill(disk)
-        _time_is_over(session)
-        session.turns(3)
-        assert not session.world.pids("x")
-        session.end()
-        session.settle()
-        assert ends_of(session.world).outcomes == {"x": ("timeout 1.0",)}
+    session.users.submit("x", "hang", 'time_limit = "1h"')
+    session.settle()
+    _fill(disk)
+    _time_is_over(session)
+    session.turns(3)
+    assert not session.world.pids("x")
+    session.end()
+    session.settle()
+    assert ends_of(session.world).outcomes == {"x": ("timeout 1.0",)}
 
 
-def test_a_full_disk_is_told_once_however_many_jobs_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_once_however_many_jobs_wait(session: Session, disk: FaultyDisk) -> None:
     """Where no start can be prepared none is tried after the first, and no job has a reason of its own."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
-        session.turns(1)
-        disk.only = frozenset({"create", "mkdir"})  # the inodes are used up
-        _fill(disk)
-        for number in range(20):
-            session.users.submit(f"job{number}", "ok")
-        session.turns(3)
-        assert session.now is not None
-        assert not session.now.state.told_blocked
-        assert len([error for error in session.errors if "run." in str(error.filename)]) <= 3
-        disk.fail_at = None
-        session.end()
-        session.settle()
-        assert len(ends_of(session.world).outcomes) == 20
+    session.turns(1)
+    disk.only = frozenset({"create", "mkdir"})  # the inodes are used up
+    _fill(disk)
+    for number in range(20):
+        session.users.submit(f"job{number}", "ok")
+    session.turns(3)
+    assert session.now is not None
+    assert not session.now.state.told_blocked
+    assert len([error for error in session.errors if "run." in str(error.filename)]) <= 3
+    disk.fail_at = None
+    session.end()
+    session.settle()
+    assert len(ends_of(session.world).outcomes) == 20
 
 
 def test_a_stop_that_cannot_be_recorded_is_remembered_by_the_journal(
@@ -390,142 +377,134 @@ def test_a_stop_that_cannot_be_recorded_is_remembered_by_the_journal(
         assert ends_of(session.world).outcomes == {"x": ("timeout 1.0",)}
 
 
-def test_a_dispatcher_that_begins_on_a_full_disk_waits_for_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dispatcher_that_begins_on_a_full_disk_waits_for_room(session: Session, disk: FaultyDisk) -> None:
     """It lives, says so, starts nothing, and goes on by itself once there is room."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
-        disk.fail_at = 1
-        session.users.submit("x", "ok")
-        session.turns(6)
-        assert session.now is not None
-        assert "No space left on device" in session.now.confinement.held_up()
-        assert session.users.path(QUEUED, "x").exists()
-        disk.fail_at = None
-        session.settle()
-        assert session.dispatchers == 1
-        assert not session.now.confinement.problems()
-        assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
+    disk.fail_at = 1
+    session.users.submit("x", "ok")
+    session.turns(6)
+    assert session.now is not None
+    assert "No space left on device" in session.now.confinement.held_up()
+    assert session.users.path(QUEUED, "x").exists()
+    disk.fail_at = None
+    session.settle()
+    assert session.dispatchers == 1
+    assert not session.now.confinement.problems()
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_what_cannot_be_locked_anew_is_told_once_and_tried_after_growing_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
 ) -> None:
     """With a directory or a FIFO in the place of `.lock` jobs go on, the trouble is told, and mended when it can be."""
     monkeypatch.setattr(lock, "_BEING_DELETED_S", 0.0)
     monkeypatch.setattr(loop, "_LOCK_EVERY_NS", 0)
     now_ns = [SECOND_NS]
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        session.survives_errors = True
-        session.settle()
-        assert session.now is not None
-        monkeypatch.setattr(session.now.confinement, "_clock", lambda: now_ns[0])
-        monkeypatch.setattr(confinement, "FIRST_PAUSE_NS", SECOND_NS // 20)
-        monkeypatch.setattr(confinement, "LONGEST_PAUSE_NS", 5 * SECOND_NS)
-        path = world.root / layout.LOCK
-        path.unlink()
-        make(path)
-        session.users.submit("x", "ok")
-        tries: list[str] = []
-        real = lock._locked_file
-        monkeypatch.setattr(lock, "_locked_file", lambda path, deadline: tries.append(path) or real(path, deadline))
-        session.turns(20)
-        text = "cannot lock the spool again: .lock: it is not a regular file; move what is in the way somewhere else"
-        assert [text in problem for problem in session.now.confinement.problems()] == [True]
-        assert [text in message for message in caplog.messages].count(True) == 1
-        assert len(tries) == 1
-        path.rmdir() if path.is_dir() else path.unlink()
-        now_ns[0] += SECOND_NS
-        session.settle()
-        assert not session.now.confinement.problems()
-        assert path.is_file()
-        assert ends_of(world).outcomes == {"x": ("finished 1.0",)}
-        session.end()
+    session.survives_errors = True
+    session.settle()
+    assert session.now is not None
+    monkeypatch.setattr(session.now.confinement, "_clock", lambda: now_ns[0])
+    monkeypatch.setattr(confinement, "FIRST_PAUSE_NS", SECOND_NS // 20)
+    monkeypatch.setattr(confinement, "LONGEST_PAUSE_NS", 5 * SECOND_NS)
+    path = session.world.root / layout.LOCK
+    path.unlink()
+    make(path)
+    session.users.submit("x", "ok")
+    tries: list[str] = []
+    real = lock._locked_file
+    monkeypatch.setattr(lock, "_locked_file", lambda path, deadline: tries.append(path) or real(path, deadline))
+    session.turns(20)
+    text = "cannot lock the spool again: .lock: it is not a regular file; move what is in the way somewhere else"
+    assert [text in problem for problem in session.now.confinement.problems()] == [True]
+    assert [text in message for message in caplog.messages].count(True) == 1
+    assert len(tries) == 1
+    path.rmdir() if path.is_dir() else path.unlink()
+    now_ns[0] += SECOND_NS
+    session.settle()
+    assert not session.now.confinement.problems()
+    assert path.is_file()
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
 
 
 def test_listeners_that_cannot_be_started_are_told_of_once_for_as_long_as_that_lasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reason is among the problems and once in the log, and jobs go on."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        session.survives_errors = True
-        session.settle()
-        assert session.now is not None
-        trouble = PermissionError(errno.EACCES, "Permission denied", "/usr/bin/python")
-        monkeypatch.setattr(session.now.events.client, "trouble", trouble)
-        session.users.submit("x", "ok")
-        session.turns(6)
-        text = "cannot start the process of the listeners: /usr/bin/python: Permission denied"
-        assert [text in problem for problem in session.now.confinement.problems()] == [True]
-        assert [text in message for message in caplog.messages].count(True) == 1
-        assert ends_of(world).outcomes == {"x": ("finished 1.0",)}
-        session.now.events.client.trouble = None
-        session.turns(1)
-        assert not session.now.confinement.problems()
-        session.end()
+    session.survives_errors = True
+    session.settle()
+    assert session.now is not None
+    trouble = PermissionError(errno.EACCES, "Permission denied", "/usr/bin/python")
+    monkeypatch.setattr(session.now.events.client, "trouble", trouble)
+    session.users.submit("x", "ok")
+    session.turns(6)
+    text = "cannot start the process of the listeners: /usr/bin/python: Permission denied"
+    assert [text in problem for problem in session.now.confinement.problems()] == [True]
+    assert [text in message for message in caplog.messages].count(True) == 1
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
+    session.now.events.client.trouble = None
+    session.turns(1)
+    assert not session.now.confinement.problems()
 
 
-def test_a_cancel_on_a_full_disk_is_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("disk")
+def test_a_cancel_on_a_full_disk_is_a_deletion(session: Session) -> None:
     """`spool cancel` does what `rm running/x.toml` does, though it cannot record who did it."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, _):
-        session.users.submit("x", "hang")
-        session.settle()
-        full = FaultyDisk(session.world.staging, fail_at=1, error=errno.ENOSPC)
-        full.fail_for = 1  # the record; to delete takes no room
-        changes = Requests(Spool(str(session.world.root)), "somebody", full).cancel("x")
-        assert [change.kind for change in changes] == [ChangeKind.STOPPING]
-        session.settle()
-        assert ends_of(session.world).outcomes == {"x": ("cancelled 1.0",)}
+    session.users.submit("x", "hang")
+    session.settle()
+    full = FaultyDisk(session.world.staging, fail_at=1, error=errno.ENOSPC)
+    full.fail_for = 1  # the record; to delete takes no room
+    changes = Requests(Spool(str(session.world.root)), "somebody", full).cancel("x")
+    assert [change.kind for change in changes] == [ChangeKind.STOPPING]
+    session.settle()
+    assert ends_of(session.world).outcomes == {"x": ("cancelled 1.0",)}
 
 
-def test_nothing_starts_while_the_journal_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("disk")
+def test_nothing_starts_while_the_journal_cannot_be_synced(session: Session) -> None:
     """A background sync that fails is told as a trouble of the journal, and is over with the next that succeeds."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, _):
-        session.settle()
-        assert session.now is not None
-        session.now.logs.problem = SpoolTrouble(errno.EIO, os.strerror(errno.EIO), f"{session.world.root}/.journal")
-        session.turns(1)
-        assert session.now.confinement.held_up().startswith(
-            "cannot write the journal: .journal: Input/output error; check the disk"
-        )
-        session.users.submit("x", "ok")
-        session.turns(2)
-        assert session.users.path(QUEUED, "x").exists()
-        session.now.logs.sync()
-        session.settle()
-        assert not session.now.confinement.problems()
-        assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
+    session.settle()
+    assert session.now is not None
+    session.now.logs.problem = SpoolTrouble(errno.EIO, os.strerror(errno.EIO), f"{session.world.root}/.journal")
+    session.turns(1)
+    assert session.now.confinement.held_up().startswith(
+        "cannot write the journal: .journal: Input/output error; check the disk"
+    )
+    session.users.submit("x", "ok")
+    session.turns(2)
+    assert session.users.path(QUEUED, "x").exists()
+    session.now.logs.sync()
+    session.settle()
+    assert not session.now.confinement.problems()
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",)}
 
 
-def test_nothing_starts_while_the_history_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_starts_while_the_history_cannot_be_written(
+    session: Session, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What has ended waits for the history, what waits says so, and both go on once it can be written."""
-    with _full(tmp_path / "spool", monkeypatch) as (session, disk):
-        session.users.submit("x", "hang")
-        session.settle()
-        original = disk.append
+    session.users.submit("x", "hang")
+    session.settle()
+    original = disk.append
 
-        def append(fd: int, data: bytes) -> None:
-            if os.readlink(f"/proc/self/fd/{fd}").endswith("history.jsonl"):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            original(fd, data)
+    def append(fd: int, data: bytes) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("history.jsonl"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(fd, data)
 
-        monkeypatch.setattr(disk, "append", append)
-        session.world.exit(session.world.pids("x")[0], 0)
-        session.turns(3)
-        session.users.submit("later", "ok")
-        session.turns(4)
-        assert session.now is not None
-        assert "history.jsonl: Input/output error" in session.now.confinement.held_up()
-        assert session.users.path(QUEUED, "later").exists()
-        view = session.now.status._view(session.now.planner.plan, session.now.planner.machine, paused=False)
-        assert "history.jsonl: Input/output error" in view.jobs["later"].reason
-        assert view.machine is not None
-        assert "history.jsonl: Input/output error" in view.machine.refusal, "and so the commands say"
-        monkeypatch.setattr(disk, "append", original)
-        session.settle()
-        session.sweep()
-        check(session.world)
-        assert ends_of(session.world).outcomes == {"x": ("finished 1.0",), "later": ("finished 1.0",)}
+    monkeypatch.setattr(disk, "append", append)
+    session.world.exit(session.world.pids("x")[0], 0)
+    session.turns(3)
+    session.users.submit("later", "ok")
+    session.turns(4)
+    assert session.now is not None
+    assert "history.jsonl: Input/output error" in session.now.confinement.held_up()
+    assert session.users.path(QUEUED, "later").exists()
+    view = session.now.status._view(session.now.planner.plan, session.now.planner.machine, paused=False)
+    assert "history.jsonl: Input/output error" in view.jobs["later"].reason
+    assert view.machine is not None
+    assert "history.jsonl: Input/output error" in view.machine.refusal, "and so the commands say"
+    monkeypatch.setattr(disk, "append", original)
+    session.settle()
+    session.sweep()
+    check(session.world)
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",), "later": ("finished 1.0",)}

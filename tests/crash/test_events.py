@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crash.cuts import can_be_torn, noting, where
+from crash.cuts import cuts, each_alike, noting, where
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
@@ -31,7 +29,6 @@ from spool.listeners.discovery import HookFiles
 from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
 
-STRIDE = int(os.environ.get("CUT_STRIDE", "27"))
 # How often each file of the script is submitted to queued/, held, and released, whatever is cut off.
 QUEUED = dict.fromkeys(("after", "gone", "huge", "killed", "never", "stopped", "tired", "tried", "twice", "wrong"), 1)
 QUEUED |= {"plain": 2, "long": 2, "denied": 1, "refused": 1}
@@ -75,7 +72,9 @@ def _check(world: World) -> None:
     assert left >= began - 1, "a dispatcher that was killed was not missed"
 
 
-def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    """Give the disk of a script that nothing cut off."""
     with world_at(tmp_path / "whole", monkeypatch) as world:
         disk = FaultyDisk(world.staging)
         _played(world, iter([disk]))
@@ -85,28 +84,23 @@ def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
 
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_cut_before_any_change_leaves_nothing_untold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, torn: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, torn: bool
 ) -> None:
-    """Killed before each change of the disk in turn, the next dispatcher tells what is not on record."""
-    whole = _length(tmp_path, monkeypatch)
-    failures: list[str] = []
-    for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
-        if torn and not can_be_torn(whole, number):
-            continue
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
-            assert _played(world, iter([disk])).cuts == 1
-            _check(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+    """Killed before any change of the disk, the next dispatcher tells what is not on record."""
+
+    def played(world: World, number: int) -> None:
+        assert _played(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
+        _check(world)
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin, torn=torn), played)
 
 
 def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
 ) -> None:
     """A dispatcher that is killed while it tells what another could not leaves it to the third."""
-    whole = _length(tmp_path, monkeypatch)
     failures: list[str] = []
-    for pair in range(max(1, 270 // STRIDE)):
+    for pair in range(18 // thin if thin else 270):
         first = random.randint(1, whole.count)
         then = [random.randint(1, 14) for _ in range(random.randint(1, 3))]
         torn = random.random() < 0.5
@@ -119,89 +113,81 @@ def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
 
 
 @pytest.mark.parametrize("survives", [False, True], ids=["another", "the_same"])
-def test_a_full_disk_leaves_nothing_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
+def test_a_full_disk_leaves_nothing_untold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, survives: bool
+) -> None:
     """What could not be written for want of room is told when there is room, by the same dispatcher or the next."""
-    whole = _length(tmp_path, monkeypatch)
-    failures: list[str] = []
-    opening = range(1, 9)  # the listeners get their places
-    for number in itertools.chain(opening, range(random.randint(9, 8 + 2 * STRIDE), whole.count + 1, 2 * STRIDE)):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
-            session = _played(world, iter([disk]), survives=survives)
-            _check(world)
-            if session.dispatchers == 1:
-                assert not repeated(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
+        session = _played(world, iter([disk]), survives=survives)
+        _check(world)
+        if session.dispatchers == 1:
+            assert not repeated(world)
+
+    opening = set(range(1, 9))  # the listeners get their places
+    each_alike(tmp_path, monkeypatch, whole, sorted(opening | set(cuts(whole, thin))), played)
 
 
-def test_what_cannot_be_written_down_for_a_while_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_down_for_a_while_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
+) -> None:
     """However often the dispatcher tries to do the paperwork of an end, the listeners hear of it once."""
-    whole = _length(tmp_path, monkeypatch)
+
+    def played(world: World, number: int) -> None:
+        session = _played(world, iter([FaultyDisk(world.staging, fail_at=number, fail_for=20)]), survives=True)
+        _check(world)
+        if session.dispatchers == 1:
+            assert not repeated(world)
+
     told = [at for at, done in enumerate(whole.recorded, 1) if done.paths[0].endswith(f"/{layout.EVENTS}")]
-    failures: list[str] = []
-    for number in told[random.randint(0, STRIDE // 3) :: STRIDE // 3 + 1]:
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(world.staging, fail_at=number, fail_for=20)
-            session = _played(world, iter([disk]), survives=True)
-            _check(world)
-            if session.dispatchers == 1:
-                assert not repeated(world)
-    assert not failures, "\n".join(failures)
+    some = random.sample(told, 15 // thin) if thin else told
+    each_alike(tmp_path, monkeypatch, whole, some, played)
 
 
 def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a hook for it each run is told of when the minute is over, once; without one nothing is written."""
     hooks = HookFiles()
     monkeypatch.setattr(discovery, "find_hooks", lambda _: hooks)
-    with world_at(tmp_path / "world", monkeypatch) as world:
-        monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
-        session = Session(world)
-        try:
-            session.users.submit("long", "hang")
-            session.turns(4)
-            assert session.now is not None
-            assert not (world.root / layout.EVENTS).exists()
-            hooks = HookFiles({"polling": ("/hook",)})
-            session.turns(4)
-            assert events(world) == []
-            for _ in range(2):
-                session.now.monitor._poll_at_ns = 0
-                session.turns(4)
-            assert [(event.name, event.job, event.run) for event in events(world)] == [("polling", "long", 1)] * 2
-        finally:
-            session.end()
+    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
+    session.users.submit("long", "hang")
+    session.turns(4)
+    assert session.now is not None
+    assert not (session.world.root / layout.EVENTS).exists()
+    hooks = HookFiles({"polling": ("/hook",)})
+    session.turns(4)
+    assert events(session.world) == []
+    for _ in range(2):
+        session.now.monitor._poll_at_ns = 0
+        session.turns(4)
+    assert [(event.name, event.job, event.run) for event in events(session.world)] == [("polling", "long", 1)] * 2
 
 
-def test_a_job_may_be_called_like_anything_that_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_may_be_called_like_anything_that_is_told_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs named `dispatcher`, `reservation`, `gpu`: a kill makes no reservation end, and one dispatcher be missed."""
     heard = (EventName.STARTED, EventName.DISPATCHER_STOPPED, EventName.RESERVATION_STARTED, EventName.GPU_FREE)
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
-    with world_at(tmp_path / "world", monkeypatch) as world:
-        world.cpus = 3
-        session = Session(world)
-        try:
-            for name in ("dispatcher", "reservation", "gpu"):
-                session.users.submit(name, "hang")
-            session.turns(6)
-            session.end()
-            session.turns(6)
-            told = [(event.name, event.job) for event in events(world)]
-            assert Counter(told) == {
-                (EventName.STARTED, "dispatcher"): 1,
-                (EventName.STARTED, "reservation"): 1,
-                (EventName.STARTED, "gpu"): 1,
-                (EventName.DISPATCHER_STOPPED, None): 1,
-            }
-            assert session.now is not None
-            session.now.monitor.leaves()
-            session.now.journal.commit()
-            assert [event.job for event in events(world)][len(told) :] == [None]
-            assert len({event.id for event in events(world)}) == len(told) + 1
-        finally:
-            session.end()
+    session.world.cpus = 3
+    for name in ("dispatcher", "reservation", "gpu"):
+        session.users.submit(name, "hang")
+    session.turns(6)
+    session.end()
+    session.turns(6)
+    told = [(event.name, event.job) for event in events(session.world)]
+    assert Counter(told) == {
+        (EventName.STARTED, "dispatcher"): 1,
+        (EventName.STARTED, "reservation"): 1,
+        (EventName.STARTED, "gpu"): 1,
+        (EventName.DISPATCHER_STOPPED, None): 1,
+    }
+    assert session.now is not None
+    session.now.monitor.leaves()
+    session.now.journal.commit()
+    assert [event.job for event in events(session.world)][len(told) :] == [None]
+    assert len({event.id for event in events(session.world)}) == len(told) + 1
 
 
 @given(
@@ -221,32 +207,27 @@ def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
     assert not any("/" in each.id for each in written)
 
 
-def test_who_waits_for_an_answer_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
     monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
     monkeypatch.setattr(filemoves, "MISSING_NS", 0)
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
-    with world_at(tmp_path / "world", monkeypatch) as world:
-        session = Session(world)
-        try:
-            session.users.submit("long", "hang")
-            session.turns(4)
-            session.users.path(RUNNING, "long").unlink()
-            session.turns(4)
-            now = session.now
-            assert now is not None
-            assert now.asking
-            assert now.filemoves._timer.at_ns is None
-            assert len(now.events.client._reviews._all) == 1
-            assert world.pids("long")
-            now.events._answered(Reply(1, Answer(no="not yet")))
-            session.turns(4)
-            assert not now.asking
-            assert now.filemoves._timer.at_ns is None
-            assert session.users.path(RUNNING, "long").exists()
-            assert world.pids("long")
-        finally:
-            session.end()
+    session.users.submit("long", "hang")
+    session.turns(4)
+    session.users.path(RUNNING, "long").unlink()
+    session.turns(4)
+    now = session.now
+    assert now is not None
+    assert now.asking
+    assert now.filemoves._timer.at_ns is None
+    assert len(now.events.client._reviews._all) == 1
+    assert session.world.pids("long")
+    now.events._answered(Reply(1, Answer(no="not yet")))
+    session.turns(4)
+    assert not now.asking
+    assert now.filemoves._timer.at_ns is None
+    assert session.users.path(RUNNING, "long").exists()
+    assert session.world.pids("long")
 
 
 @pytest.mark.parametrize("name", ["submitting", "cancelling"])

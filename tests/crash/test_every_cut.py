@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.cuts import can_be_torn, noting, where
+from crash.cuts import cuts, each_alike, noting, where
 from crash.scripts import JOBS, STARTS, play
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core.layout import DONE, QUEUED, RUNNING
@@ -40,8 +40,6 @@ EXPECTED = Ends(
         "wrong": ("finished 1.0",),
     },
 )
-# Every how many-th cut the suite tries, beginning at a random one; CUT_STRIDE=1 tries them all.
-STRIDE = int(os.environ.get("CUT_STRIDE", "9"))
 
 
 def _check(world: World) -> None:
@@ -49,8 +47,9 @@ def _check(world: World) -> None:
     assert ends_of(world) == EXPECTED
 
 
-def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
-    """Return the disk of a script that nothing cut off."""
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    """Give the disk of a script that nothing cut off."""
     # A wrapper that was prepared and never launched, for want of room, is not waited for.
     monkeypatch.setattr(launcher, "SILENT_NS", 0)
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
@@ -63,28 +62,23 @@ def _length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
 
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_cut_before_any_change_alters_nothing_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, torn: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, torn: bool
 ) -> None:
     """Wherever the dispatcher is killed, the next one brings every job to the same end, each start made once."""
-    whole = _length(tmp_path, monkeypatch)
-    failures: list[str] = []
-    for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
-        if torn and not can_be_torn(whole, number):
-            continue
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
-            assert play(world, iter([disk])).cuts == 1
-            _check(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        assert play(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
+        _check(world)
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin, torn=torn), played)
 
 
 def test_a_second_cut_during_the_recovery_alters_nothing_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
 ) -> None:
     """A dispatcher that is killed while it finishes what another left behind leaves nothing worse to the third."""
-    whole = _length(tmp_path, monkeypatch)
     failures: list[str] = []
-    for pair in range(max(1, 160 // STRIDE)):
+    for pair in range(18 // thin if thin else 160):
         first = random.randint(1, whole.count)
         then = [random.randint(1, 12) for _ in range(random.randint(1, 3))]
         torn = random.random() < 0.5
@@ -98,50 +92,44 @@ def test_a_second_cut_during_the_recovery_alters_nothing_either(
 
 @pytest.mark.parametrize("survives", [False, True], ids=["another", "the_same"])
 def test_a_full_disk_at_any_change_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, survives: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, survives: bool
 ) -> None:
     """A change for which there is no room is made up for once there is, by the same dispatcher or by the next one."""
-    whole = _length(tmp_path, monkeypatch)
-    failures: list[str] = []
-    for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
-            session = play(world, iter([disk]), survives=survives)
-            assert disk.fail_at is not None
-            assert disk.count >= disk.fail_at or session.errors
-            _check(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
+        session = play(world, iter([disk]), survives=survives)
+        assert disk.count >= number or session.errors
+        _check(world)
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
 
 
 def test_an_end_that_was_found_is_filed_although_the_disk_was_full_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two runs that end at once, the second one's evidence cannot be settled at first: neither is forgotten."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        session.survives_errors = True
-        try:
-            for name in ("one", "two"):
-                session.users.submit(name, "ok")
-            session.turns(1)
-            assert session.now is not None
-            concluder, over = session.now.supervisor.concluder, list[str]()
-            conclude = concluder.conclude
+    session.survives_errors = True
+    for name in ("one", "two"):
+        session.users.submit(name, "ok")
+    session.turns(1)
+    assert session.now is not None
+    concluder, over = session.now.supervisor.concluder, list[str]()
+    conclude = concluder.conclude
 
-            def full(live: ActiveRun, left: Exit | None = None) -> bool:
-                if len(over) == 1 and not session.errors:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if found := conclude(live, left):
-                    over.append(live.name)
-                return found
+    def full(live: ActiveRun, left: Exit | None = None) -> bool:
+        if len(over) == 1 and not session.errors:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if found := conclude(live, left):
+            over.append(live.name)
+        return found
 
-            monkeypatch.setattr(concluder, "conclude", full)
-            session.settle()
-        finally:
-            session.sweep()
-        assert len(session.errors) == 1
-        check(world)
-        assert ends_of(world).places == {"one": ("done",), "two": ("done",)}
+    monkeypatch.setattr(concluder, "conclude", full)
+    session.settle()
+    session.sweep()
+    assert len(session.errors) == 1
+    check(session.world)
+    assert ends_of(session.world).places == {"one": ("done",), "two": ("done",)}
 
 
 def test_a_start_that_is_taken_back_is_ended_although_the_disk_was_full(

@@ -37,7 +37,7 @@ from spool.store import locked_spool
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
-LIVES = int(os.environ.get("LIVES", "2"))
+LIVES = int(os.environ.get("LIVES", "1"))
 RUNS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
 WAITS = frozenset({State.QUEUED, State.HELD, State.INVALID})
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.cuts import cuts
 from crash.power import LossyDisk, Unsynced
 from crash.scripts import JOBS, STARTS, STEPS
 from crash.world import Session, World, ends_of, history, world_at
@@ -20,7 +21,6 @@ from spool.formats.journal import recall
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
-STRIDE = int(os.environ.get("CUT_STRIDE", "9"))
 SEED = int(os.environ.get("POWER_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
 
@@ -111,16 +111,16 @@ def _blackout(root: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int | None, s
         return blackout
 
 
-def test_a_power_cut_repeats_at_most_what_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_cut_repeats_at_most_what_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int) -> None:
     """At any change: a job that must not be requeued is not begun twice, the others once more at most, none is lost."""
     print(f"POWER_SEED={SEED}")
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
-    whole = _blackout(tmp_path / "whole", monkeypatch, None, SEED)
-    count = whole.disks[0].count
+    (whole,) = _blackout(tmp_path / "whole", monkeypatch, None, SEED).disks
     failures = []
-    for number in range(random.Random(SEED).randint(1, STRIDE), count + 1, STRIDE):
+    numbers = cuts(whole, thin, chance=random.Random(SEED))
+    for number in numbers:
         try:
             _blackout(tmp_path / f"{number}", monkeypatch, number, SEED)
         except AssertionError as error:
             failures.append(str(error))
-    assert not failures, f"{len(failures)} of {count}:\n" + "\n".join(failures)
+    assert not failures, f"{len(failures)} of {len(numbers)}:\n" + "\n".join(failures)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.cuts import can_be_torn, noting, where
+from crash.cuts import cuts, each_alike
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core import layout
 from spool.core.layout import DONE, QUEUED, RUNNING
@@ -81,28 +81,28 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
 
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_cut_before_any_change_of_a_preemption_alters_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, *, torn: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, torn: bool
 ) -> None:
     """Killed before the order, its record, the result, the history or the move, it comes to the same end."""
-    failures: list[str] = []
-    for number in range(1, whole.count + 1):
-        if torn and not can_be_torn(whole, number):
-            continue
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            assert play(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
-            judge(world)
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        assert play(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
+        judge(world)
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin, torn=torn), played)
 
 
-def test_a_full_disk_alters_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk) -> None:
+def test_a_full_disk_alters_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
+) -> None:
     """Whichever change there is no room for, the run is stopped once and its job goes on, if not at its place."""
-    failures: list[str] = []
-    for number in range(1, whole.count + 1):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            play(world, iter([FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)]))
-            check(world)
-            assert ends_of(world) == EXPECTED
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        play(world, iter([FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)]))
+        check(world)
+        assert ends_of(world) == EXPECTED
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
 
 
 @pytest.fixture

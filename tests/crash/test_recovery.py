@@ -6,38 +6,21 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crash.world import HOST, NAMESPACE, Session, World, check, ends_of, history, world_at
+from crash.world import HOST, NAMESPACE, Session, check, ends_of, history
 from spool.client.requests import Requests
 from spool.core import layout
 from spool.core.errors import SpoolUnusable
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Jid, State, StopKind
-from spool.dispatcher import filemoves, recovery, scanner
+from spool.dispatcher import recovery, scanner
 from spool.formats import run_records
 from spool.machine import identity
 from spool.store import locked_spool
 from spool.store.spool import Spool
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Give a world with an empty spool, in which a missing file is taken for deleted at once."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def session(world: World) -> Iterator[Session]:
-    """Give dispatchers of that world."""
-    made = Session(world)
-    yield made
-    made.end()
 
 
 def _running(session: Session, name: str, *lines: str, command: str = "hang until 2") -> None:

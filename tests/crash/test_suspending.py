@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.cuts import noting, where
+from crash.cuts import cuts, each_alike
 from crash.world import Session, World, history, world_at
 from spool.core.model import State
 from spool.store.spool import Spool
@@ -53,7 +53,7 @@ def _play(world: World, disk: FaultyDisk) -> Session:
 
 
 def test_a_cut_before_any_change_suspends_no_other_run_and_none_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int
 ) -> None:
     """Wherever the dispatcher is killed, the file alone says whether the run stands still; the next run moves."""
     with world_at(tmp_path / "whole", monkeypatch) as world:
@@ -63,9 +63,9 @@ def test_a_cut_before_any_change_suspends_no_other_run_and_none_for_ever(
         assert (first.outcome, last.outcome) == (State.LOST, State.FINISHED)
         assert first.suspended_ns > 0
         assert last.suspended_ns == 0
-    failures: list[str] = []
-    for number in range(1, whole.count + 1):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            assert _play(world, FaultyDisk(world.staging, cut_at=number)).cuts == 1
-            assert [one.outcome for one in history(world.root)] == [State.LOST, State.FINISHED]
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        assert _play(world, FaultyDisk(world.staging, cut_at=number)).cuts == 1
+        assert [one.outcome for one in history(world.root)] == [State.LOST, State.FINISHED]
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from crash.cuts import noting, where
+from crash.cuts import cuts, each_alike
 from crash.world import Session, World, check, history, world_at
 from spool.client import gc
 from spool.client.requests import Requests
@@ -23,8 +21,6 @@ from spool.testing.faults import FaultyDisk
 
 JOB = "taken"
 KEYS = ('project = "vision"', 'tags = ["paper"]', 'group = "night"', "cpus = 2", 'memory = "64M"', "requeue = false")
-# Every how many-th cut the suite tries, beginning at a random one; CUT_STRIDE=1 tries them all.
-STRIDE = int(os.environ.get("CUT_STRIDE", "9"))
 
 Deed = Callable[[World, Session], bool]
 """Takes the job away, wherever its file is; returns whether there was one."""
@@ -178,7 +174,7 @@ def _play(world: World, life: str, deed: str, disk: FaultyDisk) -> None:
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.parametrize("life", LIVES)
 def test_a_job_that_is_taken_away_after_any_cut_ends_once_and_as_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, life: str, deed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, life: str, deed: str
 ) -> None:
     """Whatever a kill has left half done when a job is cancelled, deleted or held, it has one end, with its request."""
     monkeypatch.setattr(launcher, "SILENT_NS", 0)
@@ -186,8 +182,8 @@ def test_a_job_that_is_taken_away_after_any_cut_ends_once_and_as_itself(
     with world_at(tmp_path / "whole", monkeypatch) as world:
         whole = FaultyDisk(world.staging)
         _play(world, life, deed, whole)
-    failures: list[str] = []
-    for number in range(random.randint(1, STRIDE), whole.count + 1, STRIDE):
-        with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
-            _play(world, life, deed, FaultyDisk(world.staging, cut_at=number))
-    assert not failures, f"{len(failures)} of {whole.count}:\n" + "\n".join(failures)
+
+    def played(world: World, number: int) -> None:
+        _play(world, life, deed, FaultyDisk(world.staging, cut_at=number))
+
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crash.cuts import noting, where
+from crash.cuts import cuts, each_alike
 from crash.world import Session, World, check, history, world_at
 from spool.client.gc import RetentionPolicy, plan_removal, remove
 from spool.client.waiting import Awaited
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.dispatcher import filemoves
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.journal import Journal
 from spool.formats.history import render_history
@@ -26,22 +24,6 @@ from spool.store.spool import Service, Spool
 from spool.testing.faults import FaultyDisk, PowerCut
 
 ASKED = ("cpus = 2", 'memory = "2M"', 'project = "P"', 'tags = ["T", "U"]', 'group = "G"')
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Give a world with an empty spool, in which a missing file is taken for deleted at once."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def session(world: World) -> Iterator[Session]:
-    """Give dispatchers of that world."""
-    made = Session(world)
-    yield made
-    made.end()
 
 
 def _lines(session: Session, name: str = "job") -> list[Result]:
@@ -112,32 +94,28 @@ def test_an_array_that_is_cancelled_before_it_is_expanded_keeps_what_it_asked_fo
 
 @pytest.mark.parametrize("place", [QUEUED, HELD])
 def test_a_cancel_is_recorded_once_wherever_the_dispatcher_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, place: str
 ) -> None:
-    """Before each change of the disk in turn: one line, one record, with all that was asked for."""
+    """Before any change of the disk: one line, one record, with all that was asked for."""
 
-    def cancelled(at: Path, cut_at: int | None) -> FaultyDisk:
-        with world_at(at, monkeypatch) as world:
-            session = Session(world)
-            session.users.submit("job", "ok", 'depends_on = "never"', *ASKED, place=place)
-            session.settle()
-            session.end()
-            disk = FaultyDisk(world.staging, cut_at=cut_at)
-            session._disks = iter([disk])
-            session.users.move("job", place, DONE)
-            session.settle()
-            session.end()
-            session.settle()
-            _assert_one_end(session)
-            session.end()
-            return disk
+    def cancelled(world: World, cut_at: int | None) -> FaultyDisk:
+        session = Session(world)
+        session.users.submit("job", "ok", 'depends_on = "never"', *ASKED, place=place)
+        session.settle()
+        session.end()
+        disk = FaultyDisk(world.staging, cut_at=cut_at)
+        session._disks = iter([disk])
+        session.users.move("job", place, DONE)
+        session.settle()
+        session.end()
+        session.settle()
+        _assert_one_end(session)
+        session.end()
+        return disk
 
-    whole, failures = cancelled(tmp_path / "whole", None), list[str]()
-    assert whole.count
-    for number in range(1, whole.count + 1):
-        with noting(failures, where(whole, number)):
-            cancelled(tmp_path / f"{number}", number)
-    assert not failures, "\n".join(failures)
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        whole = cancelled(world, None)
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), cancelled)
 
 
 # What has only left.

@@ -28,7 +28,7 @@ from spool.store import locked_spool
 from spool.store.spool import Spool
 
 MOVES = ((RUNNING, QUEUED), (RUNNING, HELD), (DONE, QUEUED), (QUEUED, HELD), (HELD, QUEUED), (QUEUED, DONE))
-LIVES = int(os.environ.get("LIVES", "12"))
+LIVES = int(os.environ.get("LIVES", "4"))
 # Lives in which they once saw different things: where a submission was cancelled beside another that went on, where a
 # run without a limit was being stopped, where a job ended without a start beside a held file of its name, and where one
 # ended without a start whose name had been that of an array.

@@ -24,7 +24,7 @@ from spool.core.errors import InvalidRecord, StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, Machine, Result, Stop, StopKind
-from spool.dispatcher import confinement, loop
+from spool.dispatcher import arrays, confinement, loop, observer
 from spool.dispatcher.loop import Dispatcher
 from spool.executors.base import Launch
 from spool.executors.local import LocalProcesses, LocalRun
@@ -495,6 +495,9 @@ def world_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(identity, "boot_id", lambda **_: world.boot)
     # Meant for a process that has one dispatcher in its life: here it would keep every one that there ever was.
     monkeypatch.setattr(gc, "freeze", lambda: None)
+    # On a busy machine a look, or an array, would give way: the same script makes the same changes at any pace.
+    monkeypatch.setattr(arrays, "BUDGET_NS", 1 << 60)
+    monkeypatch.setattr(observer, "BUDGET_NS", 1 << 60)
     # What a sync is worth, no test of one process can see; what it costs, every one can.
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(os, "fdatasync", lambda _: None)

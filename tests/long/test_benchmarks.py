@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -14,38 +14,35 @@ import pytest
 
 from spool.core.model import SECOND_NS, Machine, Policy, Request, Spec
 from spool.core.simulation import SimulatedJob, figures, simulate
-from support import ROOT
+from support import PATIENCE_S, ROOT
 
 SCRIPT = ROOT / "benchmarks" / "policies"
 LINE = "{} {} -1 100 {} -1 -1 {} 120 -1 1 {} 1 1 1 -1 -1 -1\n"
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run the script on this source."""
+def run(*words: object, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+    """Run a script on this source."""
     if not SCRIPT.exists():
         pytest.skip("this copy of the project is without its benchmarks/")
     return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, words)],
+        [sys.executable, script, *map(str, words)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        timeout=100,
+        timeout=PATIENCE_S,
     )
+
+
+def table(lines: Iterable[str]) -> list[list[str]]:
+    """Return the cells of a table in Markdown, its head too."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_learnt_sizes_kill_fewer_runs_and_waste_less_than_one_number() -> None:
     """The replay prints a row for each way to request memory, with the shares of killed runs and of wasted memory."""
-    if not SCRIPT.exists():
-        pytest.skip("this copy of the project is without its benchmarks/")
-    said = subprocess.run(
-        [sys.executable, SCRIPT.with_name("memory"), "--jobs", "150"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        timeout=100,
-    )
+    said = run("--jobs", 150, script=SCRIPT.with_name("memory"))
     assert said.returncode == 0, said.stderr
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.stdout.splitlines()[2:]]
+    rows = table(said.stdout.splitlines())[2:]
     figures = {row[0]: [float(cell.split()[0]) for cell in row[1:]] for row in rows}
     auto, small, large = figures['`memory = "auto"`'], figures["4G for each job"], figures["16G for each job"]
     assert auto[0] < small[0]
@@ -67,7 +64,7 @@ def test_every_policy_is_compared_with_easy_on_every_trace(traces: Path) -> None
     """A row for each trace, load, share of limits and policy, and their geometric means, as a Markdown table."""
     said = run(traces, "gpus=2,2", "--jobs", 2, "--loads", "own", "85")
     assert said.returncode == 0, said.stderr
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.stdout.splitlines()]
+    rows = table(said.stdout.splitlines())
     assert rows[0] == ["trace", "load", "limits", "policy", "slowdown", "mean wait", "99% wait", "longest wait"]
     assert {len(row) for row in rows} == {8}
     assert len(rows) == 2 + 2 * 12 + 12
@@ -84,7 +81,7 @@ def test_a_trace_without_limits_stands_apart(traces: Path) -> None:
     """Nobody can be drawn to state a limit there, and as EASY has none either, it is in no mean with the others."""
     (traces / "gpus.csv").write_text("submit,run_time,gpus\n0,100,1\n10,100,2\n")
     said = run(traces, "gpus=2,2", "--loads", "own")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.stdout.splitlines()][2:]
+    rows = table(said.stdout.splitlines())[2:]
     assert [row[2:4] for row in rows if row[0].startswith("gpus")] == [["none", "easy"], ["none", "spool"]]
     assert [row[0] for row in rows[-8:]] == ["geometric mean of 1"] * 6 + ["geometric mean of 1 without limits"] * 2
     assert rows[-2][4:] == ["**1.00**"] * 4
@@ -125,7 +122,7 @@ def test_a_box_is_compared_as_it_is_with_a_flood_and_with_a_liar(monkeypatch: py
 
     for name, value in {"DAYS": 3, "FLOOD": 30, "FLOOD_AT_S": 86_400, "LASTS_S": 86_400}.items():
         monkeypatch.setattr(box, name, value)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in box.markdown(1)]
+    rows = table(box.markdown(1))
     assert {len(row) for row in rows} == {9}
     assert [row[:3] for row in rows[2:]] == [
         [case, limits, policy]
@@ -155,10 +152,10 @@ def test_the_floor_leaves_what_spool_leaves(tmp_path: Path, column: str) -> None
         file = scratch.fresh("stamps")
         assert engine.run(engine.bulk(5, [scratch.stamp, file]))[0] == 0
         assert engine.run(engine.submit([scratch.stamp, file]))[0] == 0
-        assert await_stamps(file, 6, 60)
+        assert await_stamps(file, 6, PATIENCE_S)
         (root,) = [path for path in scratch.path.iterdir() if path.name.startswith("floor-")]
-        until(lambda: len(os.listdir(root / "done")) == 6, 30, "the last move")
-        until(lambda: (root / ".journal").read_text().count("over") == 6, 30, "the last line")
+        until(lambda: len(os.listdir(root / "done")) == 6, PATIENCE_S, "the last move")
+        until(lambda: (root / ".journal").read_text().count("over") == 6, PATIENCE_S, "the last line")
     finally:
         engine.stop()
     assert os.listdir(root / "queued") == os.listdir(root / "running") == []

@@ -19,7 +19,7 @@ from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.store.spool import Spool
-from support import ROOT, make_spool
+from support import PATIENCE_S, ROOT, make_spool
 
 ROUNDS = int(os.environ.get("STORM_ROUNDS", "14"))
 SEED = int(os.environ.get("STORM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -90,7 +90,7 @@ class Storm:
             for name in NAMES:
                 if self.path(HELD, name).exists() and not self.path(QUEUED, name).exists():
                     self.requests.release(name)
-            assert self.dispatcher("until idle").wait(100) == 0, self.log_tail()
+            assert self.dispatcher("until idle").wait(PATIENCE_S) == 0, self.log_tail()
 
     def log_tail(self) -> str:
         """Return what the dispatchers said last."""

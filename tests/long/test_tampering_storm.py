@@ -32,7 +32,7 @@ def _submit(spool: Served, ledger: Path, chosen: random.Random) -> dict[str, str
     return tampering
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_storm_with_jobs_that_tamper_harms_no_ordinary_one(tmp_path: Path) -> None:
     """Every ordinary job runs once and finishes; every tampering one is told of, and ends as it should once mended."""
     if PLAIN_USER and shutil.which("setpriv") is None:

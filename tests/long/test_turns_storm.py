@@ -77,7 +77,7 @@ class Storm:
             self.machine.serve()
 
 
-@pytest.mark.timeout(120 + JOBS)
+@pytest.mark.timeout(400 + JOBS)
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
 def test_no_storm_overcommits_loses_or_repeats(seed: int) -> None:
     """Each job runs once, the CPUs and the device are never given twice, and no lease and no process is left."""
@@ -91,7 +91,7 @@ def test_no_storm_overcommits_loses_or_repeats(seed: int) -> None:
         while not all(user.is_done for user in machine.users):
             time.sleep(storm.dice.uniform(0.3, 2.5))
             storm.rage()
-            assert time.monotonic() < begun + 60 + JOBS, f"it does not come to an end\n{logs(machine)}"
+            assert time.monotonic() < begun + 300 + JOBS, f"it does not come to an end\n{logs(machine)}"
         storm.settle()
         try:
             machine.check()

@@ -314,7 +314,7 @@ class Order:
         sharing = self._sharing.get((project or "") if self._by_project else user)
         factor, served, until_now = sharing or self._share(user, project)
         if served is not None and waited_ns:
-            expected_ns += (until_now - served.until(arrived_at_ns)) // self._whole_units
+            expected_ns += max(until_now - served.until(arrived_at_ns), 0) // self._whole_units  # the clock may go back
         return ahead, 1, -((waited_ns + expected_ns) / expected_ns * factor), arrived_at_ns, name
 
     def _lacking(self, request: Request) -> Scarce:
