@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -33,7 +34,11 @@ if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
 
 # No deadline, for that would be a timed assertion. New examples each time, whose blob finds them again anywhere; but in
 # CI the same ones for the same test, so that a change is judged by what it changes.
-_PROFILE = {"deadline": None, "print_blob": True}
+_PROFILE: dict[str, Any] = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],  # it leans on the pace of the machine
+}
 hypothesis.settings.register_profile("ci", max_examples=40, derandomize=True, database=None, **_PROFILE)
 hypothesis.settings.register_profile("new", max_examples=40, derandomize=False, **_PROFILE)
 hypothesis.settings.register_profile("thorough", max_examples=2000, derandomize=False, **_PROFILE)
