@@ -59,7 +59,6 @@ def test_what_has_not_changed_is_rarely_written_again(session: Session) -> None:
     session.users.submit("long", "hang")
     session.settle()
     now = session.now
-    assert now is not None
     path = session.world.root / layout.STATE
     now.status.write = partial(StatusWriter.write, now.status)  # type: ignore[method-assign]
 
@@ -83,7 +82,6 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     session.users.submit("long", "hang")
     session.turns(1)
     now = session.now
-    assert now is not None
     (live,) = now.state.live.values()
     jid = session.world.root / "jobs" / "long" / "1" / layout.JID
     text = jid.read_bytes()
@@ -108,7 +106,6 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
 def state_of(session: Session) -> str:
     """Return what `state.json` says of the one job."""
     found = parse_state((session.world.root / layout.STATE).read_bytes())
-    assert found is not None
     return str(found.jobs["long"].state)
 
 
@@ -116,7 +113,6 @@ def test_what_submissions_read_of_the_machine_is_written_when_it_changes(session
     """The line has the GPUs as NVML said last, also while it is not asked, and is written again for nothing else."""
     session.turns(1)
     now = session.now
-    assert now is not None
     root = session.world.root
     cards = tuple(Gpu(f"GPU-{index}", index, "A100", 80 << 30, 80 << 30) for index in range(2))
     written = set[int]()
@@ -135,7 +131,6 @@ def test_what_submissions_read_of_the_machine_is_written_when_it_changes(session
     for cpus in (5, 5):
         StatusWriter.write(now.status, None, Machine(cpus, 8 << 30), paused=False, force=True)
     view = parse_state((root / layout.STATE).read_bytes())
-    assert view is not None
     assert layout.MACHINE in str(view.problems)
     (root / layout.MACHINE).rmdir()
     StatusWriter.write(now.status, None, Machine(5, 8 << 30), paused=False, force=True)
@@ -148,7 +143,6 @@ def test_a_missing_file_is_missed_once(session: Session) -> None:
         session.users.submit(name, "hang")
     session.turns(2)
     now = session.now
-    assert now is not None
     session.users.path(RUNNING, "gone").unlink()
     session.turns(1)
     assert [live.name for live in now.filemoves._missing.values()] == ["gone"]
@@ -162,7 +156,6 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     """Looks take a thousandth of a processor, what they find of each run included."""
     session.settle()
     now, used_ns = session.now, [0]
-    assert now is not None
     clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
     monkeypatch.setattr(timers, "time", clocks)
     monkeypatch.setattr(now.filemoves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
@@ -252,13 +245,11 @@ def test_state_json_says_of_a_run_what_it_says_at_first(session: Session, monkey
 
     def told() -> dict[str, JobView]:
         found = parse_state(render_state(now.status._view(None, None, paused=False)))
-        assert found is not None
         return found.jobs
 
     first, live = told(), now.state.job("job1").live
     assert told() == first
     assert first["job1"].state == "running"
-    assert live is not None
     live.edited(replace(live.spec, time_limit_ns=7))
     assert told() == first | {"job1": structs.replace(first["job1"], time_limit_ns=7)}
     live.stop_ordered(Stop(StopKind.CANCEL, "alice", 0))
@@ -301,7 +292,6 @@ def test_a_change_in_the_same_moment_as_the_one_before_is_seen(
     session.users.path(RUNNING, "job4").unlink()
     os.utime(directory, ns=(before, before))
     session.turns(1)
-    assert live is not None
     assert live.stop is not None
 
 
@@ -387,7 +377,6 @@ def test_children_are_reaped_again_when_that_is_due(session: Session, monkeypatc
     """Also where no child has told of its end, and no pass has another reason: a zombie may be left."""
     session.settle()
     now = session.now
-    assert now is not None
     reaped, due_ns = list[int](), time.monotonic_ns() + 3_000_000_000
     monkeypatch.setattr(LocalProcesses, "due_ns", lambda _: due_ns)
     monkeypatch.setattr(LocalProcesses, "reap", lambda _: iter(reaped.append(1) or ()))

@@ -39,7 +39,6 @@ def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, m
     session.users.submit("waits", "ok")
     session.settle()
     now = session.now
-    assert now is not None
     lstat, path = os.lstat, str(session.users.path(QUEUED, "waits"))
 
     def stale(of: Any, *arguments: Any, **keys: Any) -> os.stat_result:
@@ -59,7 +58,6 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     session.users.submit("x", "ok", place=HELD)
     session.settle()
     now = session.now
-    assert now is not None
     held, queued = session.users.path(HELD, "x"), session.users.path(QUEUED, "x")
     os.link(held, queued)
     now.scanner.hint(Hint(QUEUED, "x.toml"))
@@ -147,7 +145,6 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     session.looks_at_everything = False
     session.settle()
     session.users.submit("short", "ok")
-    assert session.now is not None
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # blocked, another thread of the tests would take it
     try:
         session.now.scanner.hint(Hint(QUEUED, "short.toml"))
@@ -170,7 +167,6 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     session.looks_at_everything = False
     session.settle()
     now = session.now
-    assert now is not None
     text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
     session.users.path(RESERVATIONS, "talk").write_text(text)
     now.watcher.hints.append(Hint(RESERVATIONS, "talk.toml"))
@@ -196,7 +192,6 @@ def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
             session.users.submit(name, "ok", "cpus = 1")
         session.settle()
         now = session.now
-        assert now is not None
         assert now.state.live == {}
         reasons = {name: now.state.queue[name].executor_problem for name in now.state.queue}
         assert reasons == dict.fromkeys(("first", "second"), "it does not answer")
@@ -214,7 +209,6 @@ def test_the_deadline_of_an_array_that_is_over_wakes_nobody_again(
     session.users.submit("sweep", "ok", 'array = "0"')
     session.turns(2)
     now = session.now
-    assert now is not None
     session.users.path(RUNNING, "sweep").unlink()
     wait_for(lambda: (session.turns(1), not now.state.arrays)[1])
     wait_for(lambda: (session.turns(1), now.due_in_ns() != 0)[1])

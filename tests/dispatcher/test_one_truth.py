@@ -152,7 +152,6 @@ def test_a_run_that_is_being_held_keeps_its_place_in_a_short_journal(session: Se
     session.turns(2)
     arrived = session.now.state.jobs["long"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     now = session.now
-    assert now is not None
     now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("long", RUNNING, HELD)
     session.turns(20, until_quiet=True)
@@ -165,7 +164,6 @@ def test_a_retry_keeps_its_place_beside_a_file_of_its_name_that_is_held(session:
     session.users.submit("twice", "fail until 2", "retry = { max = 1, delay = '1h' }")
     session.turns(1)
     now = session.now
-    assert now is not None
     arrived = now.state.jobs["twice"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     session.users.submit("twice", "ok", place=HELD)
     session.turns(3)
@@ -178,7 +176,6 @@ def test_a_retry_is_told_by_its_instant_which_each_look_counts_down_to(session: 
     session.users.submit("twice", "fail until 2", "retry = { max = 1, delay = '1h' }")
     session.settle()
     now = session.now
-    assert now is not None
     type(now.status).write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
     kept = json.loads((session.world.root / layout.STATE).read_text())["jobs"]["twice"]["reason"]
     assert re.fullmatch(r"retry due \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", kept)
@@ -196,7 +193,6 @@ def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
     session.turns(2)
     session.end()
     session.turns(1)
-    assert session.now is not None
     assert [live.spec.kill_grace_ns for live in session.now.state.live.values()] == [3_000_000_000]
 
 
@@ -244,7 +240,6 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
     session.users.submit("r", "leave")
     session.turns(2)
     now = session.now
-    assert now is not None
     now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("r", RUNNING, DONE)
     session.turns(1)
@@ -253,7 +248,6 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
     del now.terminator.tick
     session.settle()
     end = awaited.poll()
-    assert end is not None
     assert (end.outcome, end.exit_code) == ("finished", 0)
 
 
@@ -263,7 +257,6 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     session.users.submit("r", "leave" if how == "left" else "hang")
     session.turns(2)
     now = session.now
-    assert now is not None
     now.terminator.tick = list  # type: ignore[method-assign]
     if how == "cancelled":
         session.users.cancel("r")
@@ -306,7 +299,6 @@ def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callab
         os.utime(path, ns=(number, number))
     session.turns(1)
     now = session.now
-    assert now is not None
     now.world.gpu_indices = frozenset({0, 2})
     now.state.changed()
     session.turns(1)
@@ -340,7 +332,6 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
     """Where there are reservations the GPUs are looked at once, so that `.error` says what `reserve list` says."""
     session.turns(1)
     now = session.now
-    assert now is not None
     assert not now.reservations.ask_for_gpus
     session.users.path(RESERVATIONS, "talk").write_text('user = "alice"\ngpus = [7]\nduration = "1h"\n')
     now.observer._timer.set(0)  # the next look is at everything

@@ -28,7 +28,6 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
         made = Session(world)
         made.looks_at_everything = False
         made.settle()
-        assert made.now is not None
         watcher, users = made.now.watcher, made.users
         places = {place: users.layout.at(place) for place in (QUEUED, HELD, RUNNING)}
         DirectoryWatcher.start(watcher, places, modes_of=(QUEUED, HELD))
@@ -40,7 +39,6 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 def hear(session: Session) -> None:
     """Have the dispatcher read what events there are."""
-    assert session.now is not None
     while select.select([session.now.watcher.fileno()], [], [], 0)[0]:
         session.now.watcher.read()
 
@@ -52,7 +50,6 @@ def running(session: Session, name: str, *lines: str) -> ActiveRun:
     hear(session)
     session.turns(1)
     session.after_turn = lambda: hear(session)
-    assert session.now is not None
     return session.now.state.live[name, 1]
 
 
@@ -139,7 +136,6 @@ def test_a_job_starts_when_what_is_in_its_way_goes(session: Session, heard: bool
 
     What events tell of is looked at before a number is given away; anything else the claim finds, once.
     """
-    assert session.now is not None
     way, runs = session.users.path(RUNNING, "x"), session.world.root / "jobs/x"
     if heard:
         way.mkdir()
@@ -168,7 +164,6 @@ def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> N
     for name, line in zip("abcd", lines, strict=True):
         session.users.submit(name, "ok", line)
     wait_for(lambda: session.turns(1) or (session.now is not None and set("abcd") <= set(session.now.state.jobs)))
-    assert session.now is not None
     assert [file.text is None for name in "abcd" if (file := session.now.state.jobs[name].queued)] == [
         True,
         False,
@@ -224,7 +219,6 @@ def test_who_depends_on_a_run_starts_with_its_end(session: Session) -> None:
 
 def test_another_file_that_is_held_is_known_when_the_waiting_one_ends(session: Session) -> None:
     """No event tells of it a second time."""
-    assert session.now is not None
     session.users.submit("x", "ok", place=HELD)
     session.users.submit("x", "ok", 'depends_on = ["y"]')
     session.users.submit("y", "fail")

@@ -52,7 +52,6 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def look(session: Session) -> None:
     """Have the next pass begin to look at everything."""
-    assert session.now is not None
     session.now.watcher.lost = True
 
 
@@ -66,7 +65,6 @@ def put(session: Session, name: str, text: str, place: str = QUEUED) -> Path:
 @pytest.mark.parametrize("events", [True, False], ids=["events", "no events"])
 def test_a_good_job_waits_for_no_file_full_of_mistakes(session: Session, parsed: list[str], events: bool) -> None:
     """Beside forty of them it starts after one at most; then each of them is told what is wrong."""
-    assert session.now is not None
     for name in FORTY:
         put(session, name, MISTAKES)
     session.users.submit("good", "ok")
@@ -93,7 +91,6 @@ def test_a_good_job_waits_for_no_file_full_of_mistakes(session: Session, parsed:
 
 def test_the_first_look_of_a_dispatcher_leaves_large_files_for_later(session: Session, parsed: list[str]) -> None:
     """It sees every other file in one go; what can start does, and a large file that waits keeps its place."""
-    assert session.now is not None
     put(session, "large", 'command = "ok"\ncpus = 99\n' + "# padding\n" * 10_000)
     look(session)
     session.settle()
@@ -104,20 +101,16 @@ def test_the_first_look_of_a_dispatcher_leaves_large_files_for_later(session: Se
     session.users.submit("good", "ok")
     parsed.clear()
     session.turns(2)
-    assert session.now is not None
     assert "good" in dict(session.world.begun)
     assert len(parsed) < 1 + 3 + 1
     session.settle()
     assert {*FORTY[:3], "large"} <= set(parsed)
-    assert place is not None
     again = session.now.state.jobs["large"].wait
-    assert again is not None
     assert again.arrived_at_ns == place.arrived_at_ns
 
 
 def test_what_happens_while_a_look_has_given_way_is_seen(session: Session, parsed: list[str]) -> None:
     """A file that is mended, removed or moved before its turn has come is taken as it is then."""
-    assert session.now is not None
     mended, removed, held = (put(session, name, MISTAKES) for name in ("mended", "removed", "held"))
     put(session, "small", MISTAKES[:100])
     look(session)
@@ -143,7 +136,6 @@ def test_a_file_is_not_taken_for_gone_before_a_look_has_seen_the_whole_directory
         session.users.submit(f"h{at}", "ok", place=HELD)
     look(session)
     session.settle()
-    assert session.now is not None
     before = {name: job.wait for name, job in session.now.state.jobs.items()}
     for name in FORTY[:5]:
         put(session, name, MISTAKES)

@@ -47,7 +47,6 @@ def _begin(session: Session, first: str) -> None:
 
 def _view(session: Session) -> StateView:
     """Write state.json as of now, and return it as it is read."""
-    assert session.now is not None
     machine = Machine(cpus=2, memory_bytes=1 << 30)
     text = render_state(session.now.status._view(session.now.planner.plan, machine, paused=False))
     (session.world.root / layout.STATE).write_bytes(text)

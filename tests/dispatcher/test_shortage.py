@@ -94,14 +94,11 @@ def test_a_machine_that_refuses_is_not_asked_by_sixty_jobs(session: Session, mon
     for number in range(60):
         session.users.submit(f"job-{number}", "ok", "requeue = false")
     session.settle()
-    assert session.now is not None
     assert len(tried) == 2
     assert ends_of(session.world).outcomes == {}
     plan = session.now.planner.plan
-    assert plan is not None
     for number in range(60):
         reason = plan.reason(f"job-{number}")
-        assert reason is not None
         assert reason.code == "refused"
         assert reason.text.startswith(
             "refused: /bin/sh was not started: Resource temporarily unavailable; tried again at"
@@ -132,8 +129,6 @@ def test_a_job_that_is_refused_alone_keeps_nobody_waiting(session: Session, how:
     session.settle()
     outcomes = ends_of(session.world).outcomes
     assert outcomes == {f"job-{number}": ("finished 1.0",) for number in range(5)}
-    assert session.now is not None
-    assert session.now.planner.plan is not None
     assert str(session.now.planner.plan.reason("a-first")).startswith("refused: ")
 
 
@@ -240,7 +235,6 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     session.settle()
     root = session.world.root
     now = session.now
-    assert now is not None
     report = type(now.status)
     report.write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
     state = json.loads((root / layout.STATE).read_text())
@@ -271,7 +265,6 @@ def _without_jid(session: Session, status: int, leftovers: list[str]) -> ActiveR
             record.unlink()
     for name in leftovers:
         (metadir / name).touch()
-    assert session.now is not None
     live = session.now.state.live["x", 1]
     handle = session.world.engine.child("x", 1, 1)
     if live.jid is not None:
@@ -293,7 +286,6 @@ _LAUNCHED = [layout.SPEC_COPY, layout.GRANT, layout.WRAPPER]
 def test_a_job_that_removes_its_own_jid_has_begun(session: Session, status: int, leftovers: list[str]) -> None:
     """Whatever a run leaves but its jid proves that it began, and nothing says later that it never did."""
     live = _without_jid(session, status, leftovers)
-    assert live.ended is not None
     assert live.ended.outcome in (State.LOST, State.FAILED)
     assert Spool(str(session.world.root)).record("x", 1, layout.JID) != run_records.VOID_JID
 

@@ -89,7 +89,6 @@ def test_an_adopted_run_and_many_children_are_told_apart(wakes: Wakeup, monkeypa
     try:
         assert list(local.reap()) == []
         with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
-            assert parent.stdout is not None
             wrapper = int(parent.stdout.readline())
             live.launched(local.no_child("a", 1, identity.of_process(wrapper)))
             wakes.watch_run(live)

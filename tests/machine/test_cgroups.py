@@ -151,7 +151,6 @@ def test_every_reason_against_it_is_a_sentence(proc: Path, kernel: Kernel) -> No
 def test_a_limit_is_in_force_for_all_of_a_run_together(proc: Path, kernel: Kernel) -> None:
     """The run's group has the limit, rounded down to pages, no swap, and falls as a whole."""
     group = found(proc, kernel).create("train", 2, 10 * PAGE + 5)
-    assert group is not None
     assert group.path == kernel.root / "train.2"
     assert group.procs == group.path / "cgroup.procs"
     values = {name: (group.path / name).read_text() for name in ("memory.max", "memory.swap.max", "memory.oom.group")}
@@ -161,7 +160,6 @@ def test_a_limit_is_in_force_for_all_of_a_run_together(proc: Path, kernel: Kerne
 def test_a_run_without_a_limit_has_a_group_too(proc: Path, kernel: Kernel) -> None:
     """What has no limit can be counted and ended all the same."""
     group = found(proc, kernel).create("train", 1, None)
-    assert group is not None
     assert (group.path / "memory.max").read_text() == "max\n"
 
 
@@ -185,7 +183,6 @@ def test_what_a_group_tells_is_read(proc: Path, kernel: Kernel) -> None:
     """Memory, peak, CPU time, kills for memory and the processes are what the files say."""
     groups = found(proc, kernel)
     group = groups.create("train", 1, None)
-    assert group is not None
     assert (group.memory_bytes(), group.peak_memory_bytes(), group.cpu_time_ns()) == (4096, 8192, 1_500_000)
     assert (group.oom_kills(), group.populated(), group.pids()) == (0, False, frozenset())
     (group.path / "memory.events").write_text("oom 2\noom_kill 7\noom_group_kill 1\n")
@@ -207,7 +204,6 @@ def test_a_group_that_is_not_there_tells_nothing(proc: Path, kernel: Kernel) -> 
 def test_a_group_is_killed_and_removed(proc: Path, kernel: Kernel) -> None:
     """All of a group is killed by one word; it can be removed once nobody is left."""
     group = found(proc, kernel).create("train", 1, None)
-    assert group is not None
     group.procs.write_text("12\n")
     assert not group.remove()
     assert group.kill()
@@ -239,7 +235,6 @@ def test_without_the_cpuset_controller_a_group_binds_no_cpus(proc: Path, kernel:
     assert isinstance(groups, RunGroups)
     assert not groups.binds_cpus()
     group = groups.create("a", 1, 1 << 30, "0")
-    assert group is not None
     assert not (group.path / "cpuset.cpus").exists()
 
 

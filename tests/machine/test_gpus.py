@@ -689,7 +689,6 @@ def test_the_helper_leaves_when_its_asker_is_killed(fake_nvml: FakeNvml) -> None
         stdout=subprocess.PIPE,
     )
     with asker:
-        assert asker.stdout is not None
         helper = psutil.Process(int(asker.stdout.readline()))
         asker.kill()
     with suppress(psutil.NoSuchProcess):

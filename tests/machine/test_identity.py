@@ -32,7 +32,6 @@ def liveness(jid: Jid, proc: FakeProc) -> Liveness:
 def test_this_process_is_alive() -> None:
     """The identity of a process that runs is alive, and says where it runs."""
     jid = identity.of_process(os.getpid())
-    assert jid is not None
     assert (jid.pid, jid.host) == (os.getpid(), identity.host())
     assert identity.liveness(jid) is Liveness.ALIVE
 
@@ -44,7 +43,6 @@ def test_a_process_that_has_ended_is_gone_even_while_nobody_has_waited_for_it() 
     assert jid is not None
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     stat = identity.read_stat(pid)
-    assert stat is not None
     assert stat.state == "Z"
     assert identity.liveness(jid) is Liveness.GONE
     os.waitpid(pid, 0)
@@ -90,7 +88,6 @@ def test_a_programs_name_may_hold_anything(proc: FakeProc, name: str) -> None:
     """Spaces and parentheses in a program's name do not move the fields after it."""
     proc.process(60, start=77, parent=3, session=4, name=name)
     stat = identity.read_stat(60, proc=str(proc))
-    assert stat is not None
     assert (stat.state, stat.parent, stat.session, stat.start_ticks) == ("S", 3, 4, 77)
 
 

@@ -484,7 +484,6 @@ def test_a_real_process_is_measured() -> None:
     held = 30_000_000
     program = f"import time; x = b'x' * {held}\nwhile time.process_time() < .1: pass\nprint(1, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
         child.stdout.readline()
         jid = identity.of_process(child.pid)
         assert jid is not None

@@ -234,7 +234,6 @@ def test_the_use_of_runs_is_read_off_their_processes(
     script = "data = bytearray(50_000_000)\nprint(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", script], env=marks, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             process.stdout.readline()
             jid = identity.of_process(process.pid)
             assert jid is not None

@@ -75,7 +75,6 @@ def told(tmp_path: Path) -> Iterator[Told]:
 def text_of(mail: EmailMessage) -> str:
     """Return the plain text of a mail."""
     body = mail.get_body(("plain",))
-    assert body is not None
     return str(body.get_content()).replace("\r\n", "\n")
 
 
