@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from crash.world import Session, world_at
+from crash.world import Session
 from spool.core import layout
 from spool.core.model import SECOND_NS, GpuWork, Machine, Notify, StopKind
 from spool.dispatcher.limits import GpuUseRecorder
@@ -67,12 +67,9 @@ class Looks:
 
 
 @pytest.fixture
-def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Looks]]:
+def looks(session: Session) -> Callable[[str], Looks]:
     """Give a dispatcher with one run."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        yield lambda action="warn": Looks(session, action)
-        session.end()
+    return lambda action: Looks(session, action)
 
 
 def test_one_that_is_cut_off_before_the_record_tells_it_again_by_the_same_name(

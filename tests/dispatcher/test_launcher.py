@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crash.world import Session, World, world_at
+from crash.world import Session, World
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
-from spool.dispatcher import filemoves
 from spool.executors import slurm
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(session: Session) -> Session:
     """Give a dispatcher in a world with one processor, on which `first` runs and `next` waits."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        world.cpus = 1
-        (world.root / layout.CONFIG).write_text("cpus = 1\n")
-        made = Session(world)
-        made.users.submit("first", "hang until 2")
-        made.settle()
-        made.users.submit("next", "hang # as submitted")
-        made.settle()
-        assert world.pids("first")
-        yield made
-        made.end()
+    session.world.cpus = 1
+    (session.world.root / layout.CONFIG).write_text("cpus = 1\n")
+    for name, command in (("first", "hang until 2"), ("next", "hang # as submitted")):
+        session.users.submit(name, command)
+        session.settle()
+    assert session.world.pids("first")
+    return session
 
 
 def _ready(world: World) -> list[Path]:

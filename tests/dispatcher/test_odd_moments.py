@@ -5,32 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
+from crash.world import HOST, NAMESPACE, Session, World, ends_of
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS, Jid
-from spool.dispatcher import arrays, filemoves, reservations, scanner
+from spool.dispatcher import arrays, reservations, scanner
 from spool.dispatcher.inotify import Hint
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
 from spool.store.disk import Disk
 from spool.store.stable_read import FileText, ReadFailure, read_stable
 from support import wait_for
-
-
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Give a dispatcher in a world with an empty spool."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        made = Session(world)
-        yield made
-        made.end()
 
 
 def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

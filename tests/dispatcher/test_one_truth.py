@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.world import Session, ends_of, history, world_at
+from crash.world import Session, ends_of, history
 from spool.client import waiting
 from spool.client.waiting import Awaited
 from spool.core import layout
@@ -20,7 +20,7 @@ from spool.core.backfill import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.scheduler import Plan
-from spool.dispatcher import filemoves, inotify, limits
+from spool.dispatcher import inotify, limits
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.journal import all_lines
 from spool.dispatcher.loop import Dispatcher
@@ -40,14 +40,10 @@ HOUR_S = 3600
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Give a world with an empty spool, and no dispatcher yet."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        monkeypatch.setattr(snapshot, "MachineProber", lambda _: world)
-        made = Session(world)
-        yield made
-        made.end()
+def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Have commands, too, see the processes of that world."""
+    monkeypatch.setattr(snapshot, "MachineProber", lambda _: session.world)
+    return session
 
 
 @pytest.fixture

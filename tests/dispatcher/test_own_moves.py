@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from crash.world import Session, ends_of, world_at
+from crash.world import Session, ends_of
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import StopKind
 from spool.core.scheduler import Plan
-from spool.dispatcher import filemoves, loop, planner
+from spool.dispatcher import loop, planner
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.state.run import ActiveRun
 from support import wait_for
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(session: Session) -> Session:
     """Give a dispatcher that looks where events tell it to, and nowhere else."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        made = Session(world)
-        made.looks_at_everything = False
-        made.settle()
-        watcher, users = made.now.watcher, made.users
-        places = {place: users.layout.at(place) for place in (QUEUED, HELD, RUNNING)}
-        DirectoryWatcher.start(watcher, places, modes_of=(QUEUED, HELD))
-        assert watcher.problem is None
-        made.after_turn = lambda: hear(made)
-        yield made
-        made.end()
+    session.looks_at_everything = False
+    session.settle()
+    places = {place: session.users.layout.at(place) for place in (QUEUED, HELD, RUNNING)}
+    DirectoryWatcher.start(session.now.watcher, places, modes_of=(QUEUED, HELD))
+    assert session.now.watcher.problem is None
+    session.after_turn = lambda: hear(session)
+    return session
 
 
 def hear(session: Session) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crash.world import Session, ends_of, world_at
+from crash.world import Session, ends_of
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import Spec
-from spool.dispatcher import filemoves, observer
+from spool.dispatcher import observer
 from spool.dispatcher.inotify import Hint
 from spool.dispatcher.scanner import JobFileReader
 from spool.formats import jobfile
@@ -24,16 +23,12 @@ FORTY = [f"bad{at:02}" for at in range(40)]
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Give a dispatcher in a world with an empty spool, whose looks give way after each step."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Give a dispatcher whose looks give way after each step."""
     monkeypatch.setattr(observer, "BUDGET_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        made = Session(world)
-        made.looks_at_everything = False
-        made.settle()
-        yield made
-        made.end()
+    session.looks_at_everything = False
+    session.settle()
+    return session
 
 
 @pytest.fixture

@@ -66,34 +66,6 @@ def stat_of(process: Process, state: str) -> Stat:
     return Stat(process.pid, state, WRAPPER.pid, WRAPPER.pid, 0, 0, 0, 0, 1, process.start_ticks, 1)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
-    """A shell waits for its command before it runs its trap; but what began after TERM tidies up, and is let."""
-    with subprocess.Popen(["sleep", "60"]) as shell, subprocess.Popen(["sleep", "60"]) as command:
-        known, unseen = (Process(each.pid, identity.start_ticks(each.pid) or 0) for each in (shell, command))
-        looks = iter([{known}, {known, unseen}])
-        told: list[tuple[set[Process], int]] = []
-        live: Any = _Live(monkeypatch, lambda: Seen(next(looks)))
-
-        def send(processes: Iterable[Process], number: int) -> Sent:
-            if meant := set(processes):
-                told.append((meant, number))
-            return Sent()
-
-        monkeypatch.setattr(local, "send", send)
-        at_ticks = unseen.start_ticks + before
-        monkeypatch.setattr(identity, "ticks_now", lambda: at_ticks)
-        timer = Timer()
-        stopper = terminator.Terminator(timer)
-        stopper.add(live)
-        for _ in range(2):
-            time.sleep(max(0, (timer.at_ns or 0) - time.monotonic_ns()) / 1e9)
-            stopper.tick()
-        assert told == [({known}, signal.SIGTERM)] + [({unseen}, signal.SIGTERM)] * before
-        for each in (shell, command):
-            each.kill()
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Give the time that a stop sees, to be set."""
@@ -200,6 +172,15 @@ class Freezing:
     def tick(self, *, kill: bool = True) -> bool:
         """Go on ending it; return whether it is gone."""
         return list(self.engine.terminate({self.run: kill})) == [self.run]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    """A shell waits for its command before it runs its trap; but what began after TERM tidies up, and is let."""
+    now = Freezing(monkeypatch, Seen({ONE}), Seen({ONE, TWO}))
+    monkeypatch.setattr(identity, "ticks_now", lambda: TWO.start_ticks + before)
+    assert [now.tick(kill=False) for _ in range(2)] == [False, False]
+    assert now.sent == [(signal.SIGTERM, {ONE.pid})] + [(signal.SIGTERM, {TWO.pid})] * before
 
 
 def test_all_stands_still_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
