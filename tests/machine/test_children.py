@@ -110,7 +110,7 @@ def test_few_are_looked_at_together_and_have_no_descriptor(family: Family) -> No
     assert descriptors() == before
 
 
-@pytest.mark.parametrize("beside", [MANY, 60])
+@pytest.mark.parametrize("beside", [MANY, 3 * MANY])
 def test_the_end_of_one_asks_for_no_other_however_many_there_are(family: Family, beside: int) -> None:
     """It is new, and never has a descriptor."""
     for _ in range(beside):
@@ -323,6 +323,5 @@ def test_reaping_gives_way_where_children_end_without_end(monkeypatch: pytest.Mo
     reaper = Children(clock=lambda: next(now))
     first = [pid for pid, _, _ in reaper.reap()]
     assert first
-    assert reaper.due_ns is not None
     assert reaper.due_ns < next(now)
     assert next(iter(reaper.reap()))[0] == first[-1] + 1

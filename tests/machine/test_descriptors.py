@@ -89,6 +89,7 @@ def test_a_signal_needs_no_pidfd(monkeypatch: pytest.MonkeyPatch, child: subproc
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     meant = Process(child.pid, identity.start_ticks(child.pid) or 0)
+    assert not processes.send([meant._replace(start_ticks=1)], signal.SIGKILL).signalled
     assert processes.send([meant], signal.SIGKILL).signalled == {meant}
     assert child.wait() == -signal.SIGKILL
 

@@ -40,7 +40,6 @@ def test_a_process_that_has_ended_is_gone_even_while_nobody_has_waited_for_it() 
     """A zombie is gone: only its exit code is left."""
     pid = os.posix_spawn("/bin/cat", ["cat"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)])
     jid = identity.of_process(pid)
-    assert jid is not None
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     stat = identity.read_stat(pid)
     assert stat.state == "Z"
@@ -50,14 +49,9 @@ def test_a_process_that_has_ended_is_gone_even_while_nobody_has_waited_for_it() 
     assert identity.of_process(pid) is None
 
 
-def test_a_leader_that_ended_before_its_threads_is_alive(proc: FakeProc) -> None:
-    """A process whose first thread has ended still runs as long as another thread does."""
-    proc.process(50, start=1000, state="Z", threads=2)
-    assert liveness(JID, proc) is Liveness.ALIVE
-
-
 def test_another_process_with_the_same_pid_is_not_it(proc: FakeProc) -> None:
-    """A pid that came back with another start time proves that the first process is gone."""
+    """Its start time proves that the first is gone; one whose first thread has ended runs as long as another does."""
+    proc.process(50, start=1000, state="Z", threads=2)
     assert liveness(JID, proc) is Liveness.ALIVE
     proc.process(50, start=1001)
     assert liveness(JID, proc) is Liveness.GONE
