@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any

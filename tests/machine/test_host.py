@@ -86,14 +86,14 @@ CACHE = f"active_file {2 * GIB}\ninactive_file {GIB}\nslab_reclaimable {512 * MI
 CACHE_V1 = f"inactive_file 4096\ntotal_inactive_file {GIB}\ntotal_active_file {2 * GIB}"
 # Of each: the version and where the group is, what the files say, the total, and what can be had if they tell it.
 LIMITED: dict[str, tuple[str, dict[str, str], dict[str, object], int, int | None]] = {
-    "a parent": ("v2", {"group": "/a/b"}, {f"{V2}/a/b/memory.max": "max", f"{V2}/a/memory.max": 8 * GIB}, 8 * GIB, None),
+    "parent": ("v2", {"group": "/a/b"}, {f"{V2}/a/b/memory.max": "max", f"{V2}/a/memory.max": 8 * GIB}, 8 * GIB, None),
     "high": ("v2", {"group": "/a"}, {f"{V2}/a/memory.max": 8 * GIB, f"{V2}/a/memory.high": 6 * GIB}, 6 * GIB, None),
     "beyond": ("v2", {"group": "/a"}, {f"{V2}/a/memory.high": GIB, f"{V2}/a/memory.current": 2 * GIB}, GIB, 0),
     "2**63": ("v1", {"group": "/a/b"}, {f"{V1}/a/b/{LIMIT_V1}": NO_LIMIT_V1}, 64 * GIB, 40 * GIB),
     "a parent of 2**63": (
         "v1", {"group": "/a/b"}, {f"{V1}/a/b/{LIMIT_V1}": NO_LIMIT_V1, f"{V1}/a/{LIMIT_V1}": 4 * GIB}, 4 * GIB, None
     ),
-    "more than all": ("v2", {"group": "/"}, {f"{V2}/memory.max": 999 * GIB, f"{V2}/memory.current": 0}, 64 * GIB, 40 * GIB),
+    "more than all": ("v2", {"group": "/"}, {f"{V2}/memory.max": 99 * GIB}, 64 * GIB, 40 * GIB),
     "a container": ("v1", {"group": "/a/b", "root": "/a/b"}, {f"{V1}/{LIMIT_V1}": 2 * GIB}, 2 * GIB, None),
     "out of sight": ("v2", {"group": "/../other"}, {f"{V2}/memory.max": 2 * GIB}, 2 * GIB, None),
     "a blank": ("v2", {"group": "/", "point": "/my\\040groups"}, {"my groups/memory.max": 2 * GIB}, 2 * GIB, None),
