@@ -94,9 +94,7 @@ def test_one_that_is_cut_off_before_the_record_tells_it_again_by_the_same_name(
     assert len(run.told()) == 2
 
 
-def test_a_full_disk_keeps_no_idle_run_from_being_stopped(
-    looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_no_idle_run_alive(looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be told stays noted, and is written down once there is room; the stop does not wait for that."""
     run = looks("stop")
 

@@ -185,7 +185,7 @@ def test_a_guess_that_fails_is_no_matter(session: Session) -> None:
     assert "jobs/loop: Too many levels of symbolic links" in session.now.state.told_blocked["loop"]
 
 
-def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(
+def test_another_default_executor_that_is_not_there_is_awaited(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for it, with the reason, and do not fail; with the old one back they start."""

@@ -200,9 +200,7 @@ def test_a_look_does_not_look_at_every_run(session: Session, monkeypatch: pytest
     assert sum(calls.values()) < 100
 
 
-def test_state_json_says_again_what_it_said_of_those_that_merely_run(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_json_says_again_what_it_said_of_mere_runs(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of thirty runs of which nothing is new only one that is being stopped is looked at closely."""
     now = running(session, 30, monkeypatch)
     now.status._view(None, None, paused=False)
@@ -244,9 +242,7 @@ def test_state_json_says_of_a_run_what_it_says_at_first(session: Session, monkey
     assert "odd" in told()["job2"].problem
 
 
-def test_what_happens_to_the_file_of_a_run_is_seen_without_events(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_becomes_of_a_runs_file_is_seen_without_events(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is replaced or gone at the next look; what is written into it once its turn has come."""
     now = running(session, 10, monkeypatch)
     lives = {live.name: live for live in now.state.live.values()}
@@ -265,9 +261,7 @@ def test_what_happens_to_the_file_of_a_run_is_seen_without_events(
     assert lives["job4"].stop is not None
 
 
-def test_a_change_in_the_same_moment_as_the_one_before_is_seen(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_in_the_moment_of_the_one_before_is_seen(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of a directory may be the same after it: only after a while is it believed."""
     now = running(session, 10, monkeypatch)
     monkeypatch.setattr(scanner, "_COARSE_NS", 1 << 62)
@@ -375,9 +369,7 @@ def test_children_are_reaped_again_when_that_is_due(session: Session, monkeypatc
     assert reaped == [1]
 
 
-def test_the_history_is_read_once_for_adopted_runs_that_end_together(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_history_is_read_once_for_adopted_runs_that_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not at all for those that this dispatcher has met alive: nobody else can have written down their end."""
     session.world.cpus = 20
     for number in range(12):

@@ -145,9 +145,7 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     assert ends_of(session.world).outcomes["short"] == ("failed 1.0",)
 
 
-def test_a_reservation_that_is_being_written_is_looked_at_again(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reservation_that_is_being_written_is_read_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file system has no leases nothing else tells that the file is whole: no event follows the last one."""
     wholeness: list[ReadFailure] = [ReadFailure.WRITING]
     monkeypatch.setattr(reservations, "read_stable", lambda path: next(iter(wholeness), None) or read_stable(path))
@@ -167,9 +165,7 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     assert now.reservations._timer.at_ns is None
 
 
-def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_was_not_started_waits_for_its_executor(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is back in the queue at once, with the reason, and starts when there is something to start it with."""
     with monkeypatch.context() as patch:
         problems = iter([None])  # nothing was wrong before the start
@@ -189,9 +185,7 @@ def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
     assert ends_of(session.world).outcomes == {"first": ("finished 1.0",), "second": ("finished 1.0",)}
 
 
-def test_the_deadline_of_an_array_that_is_over_wakes_nobody_again(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_deadline_of_an_array_that_is_over_wakes_nobody(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """An array may end while its file is missing: when that would have counted as deleted matters no more."""
     monkeypatch.setattr(arrays, "MISSING_NS", SECOND_NS // 5)
     session.users.submit("sweep", "ok", 'array = "0"')

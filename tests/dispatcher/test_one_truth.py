@@ -94,9 +94,7 @@ def test_a_file_that_waited_without_a_dispatcher_has_waited(session: Session, la
     assert ends_of(session.world).outcomes["late"] == ("unschedulable 1.0",)
 
 
-def test_a_job_released_while_no_dispatcher_ran_waits_since_then(
-    session: Session, later: Callable[[float], None]
-) -> None:
+def test_a_job_released_without_a_dispatcher_waits_since_then(session: Session, later: Callable[[float], None]) -> None:
     """The time in held/ does not count, that in queued/ does, whoever looked at either."""
     session.users.submit("kept", "ok", 'scheduling_timeout = "1h"', "cpus = 99", place=HELD)
     session.turns(1)
@@ -228,9 +226,7 @@ def test_a_run_whose_job_file_is_lost_keeps_its_room_in_every_view(session: Sess
     assert [(run.name, run.grant.cpus) for run in seen.view.running.values()] == [("lost", 2)]
 
 
-def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_a_job_waits_for_what_its_command_left(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is moved to done/ while leftovers are being ended cancels nothing, and is not the end."""
     monkeypatch.setattr(waiting, "GRACE_NS", -1)
     session.users.submit("r", "leave")
@@ -346,9 +342,7 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
 @pytest.mark.parametrize(
     "kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "gluster", "glusterfs", "fuse.sshfs", "ext4"]
 )
-def test_whoever_asks_hears_the_same_of_a_file_system(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_asks_is_told_the_same_of_a_disk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
     for module in (inotify, checks):
         monkeypatch.setattr(module, "file_system_of", lambda _: kind)

@@ -173,9 +173,7 @@ def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> N
 
 
 @pytest.mark.parametrize("another", [True, False], ids=["a job waits", "no job waits"])
-def test_a_start_and_an_end_take_one_plan_each(
-    session: Session, monkeypatch: pytest.MonkeyPatch, *, another: bool
-) -> None:
+def test_a_start_and_an_end_take_a_plan(session: Session, monkeypatch: pytest.MonkeyPatch, *, another: bool) -> None:
     """Own moves and paperwork make no other plan, and an end that no job waits for makes none."""
     plans: list[int] = []
     really = planner.decide

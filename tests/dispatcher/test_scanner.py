@@ -140,9 +140,7 @@ def test_a_file_is_not_taken_for_gone_before_a_look_has_seen_the_whole_directory
         assert {name: session.now.state.jobs[name].wait for name in before} == before
 
 
-def test_a_plan_believes_what_a_dispatcher_has_said_of_a_large_file(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_believes_what_was_said_of_a_large_file(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """`plan` and `why` do not find the same mistakes again; a file that has changed since is read."""
     path = put(session, "bad", MISTAKES)
     look(session)

@@ -295,9 +295,7 @@ def test_a_wrapper_without_a_trace_is_refused_only_if_it_says_so(session: Sessio
     assert isinstance(live.phase, phase)
 
 
-def test_a_silent_run_that_has_left_a_trace_is_not_taken_back(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_run_that_left_a_trace_is_not_taken_back(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher that finds a run without a jid but with its log does not start the job again, uncounted."""
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
     session.users.submit("x", "hang", "requeue = false")

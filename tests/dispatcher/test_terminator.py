@@ -73,9 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return now
 
 
-def test_a_wrapper_that_always_has_another_child_is_killed_too(
-    monkeypatch: pytest.MonkeyPatch, clock: list[int]
-) -> None:
+def test_a_wrapper_that_always_has_a_child_is_killed_too(monkeypatch: pytest.MonkeyPatch, clock: list[int]) -> None:
     """It is spared after the grace for as long as an epilog may take, and not for ever."""
     children = iter(range(100, 10_000))
     live: Any = _Live(monkeypatch, lambda: Seen({Process(next(children), 2)}))
@@ -204,9 +202,7 @@ def test_all_stands_still_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_what_a_killed_wrapper_has_left_is_not_gone_before_a_search_that_is_certain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_killed_wrapper_left_is_not_gone_before_a_search_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing while processes come and go is followed by another, and people are told why."""
     killed, unsure = Seen(set(), wrapper=""), Seen(set(), wrapper="", certain=False)
     now = Freezing(monkeypatch, unsure, Seen({TWO}, wrapper=""), unsure, killed)

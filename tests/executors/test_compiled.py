@@ -85,9 +85,7 @@ def test_a_program_that_is_not_wanted_or_not_there_is_no_trouble(tmp_path: Path)
         assert found.why
 
 
-def test_a_program_that_cannot_be_used_is_said_to_be_broken(
-    tmp_path: Path, right: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_cannot_be_used_is_broken(tmp_path: Path, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another processor, not executable, failing, silent, or of another source: `sh` it is, with the reason."""
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(11) + b"\x16\x00" + bytes(44))  # a big machine of IBM's

@@ -51,9 +51,7 @@ def test_what_the_dispatcher_ignores_or_blocks_is_not_inherited(either: Shop) ->
     assert len(masks) == 2
 
 
-def test_a_wrapper_shows_its_script_and_the_marks_of_its_run_alone(
-    either: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrapper_shows_its_script_and_its_own_marks_alone(either: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its first moment it can be found by them, and nothing of an outer run is in it, or in its command."""
     for name, value in {"SPOOL_JOB": "outer", "SPOOL_ARRAY_INDEX": "1", "BASH_VERSION": "5"}.items():
         monkeypatch.setenv(name, value)

@@ -130,9 +130,7 @@ def test_a_child_that_dies_young_is_started_after_growing_pauses(
     assert pauses == [pauses[0] << at for at in (0, 1, 2, 0, 1, 2)]
 
 
-def test_a_child_finds_the_standard_library_first_and_nothing_relative(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_child_finds_the_standard_library_first_and_no_dots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever path this process has: at a prompt the current directory is the first of it."""
     monkeypatch.chdir(tmp_path)  # the one where the tests were begun may be on the path
     library = os.path.dirname(os.__file__)

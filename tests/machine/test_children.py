@@ -159,9 +159,7 @@ def test_many_that_have_all_ended_before_anybody_looked_are_told(family: Family)
         assert family.reap() == {}
 
 
-def test_one_that_ends_between_the_question_and_its_descriptor_is_told(
-    many: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_ends_just_before_it_has_a_descriptor_is_told(many: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other SIGCHLD comes for it, so the same call has to tell."""
     pid, pidfd_open = many.start(), os.pidfd_open
 
@@ -175,9 +173,7 @@ def test_one_that_ends_between_the_question_and_its_descriptor_is_told(
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS])
-def test_without_descriptors_all_are_looked_at_together(
-    many: Family, monkeypatch: pytest.MonkeyPatch, error: int
-) -> None:
+def test_without_descriptors_all_are_looked_at(many: Family, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     """None is kept from others who need them; all ends are told, and after a while it is tried again."""
     pidfd_open, refused = os.pidfd_open, list[int]()
 

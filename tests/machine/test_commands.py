@@ -134,9 +134,7 @@ def test_a_helper_that_hangs_is_given_up(runner: CommandRunner, monkeypatch: pyt
     assert [end.status for end in wait(runner, number)] == [None]
 
 
-def test_a_helper_that_cannot_be_started_is_told_to_who_asks(
-    runner: CommandRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_helper_that_cannot_be_started_is_told_of(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """An urgent question is answered with the reason; what is to be done waits, and is done once there is a helper."""
     with monkeypatch.context() as without:
         without.setattr("spool.machine.child_process.sys.executable", "/nonexistent/python")

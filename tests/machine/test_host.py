@@ -133,9 +133,7 @@ def test_disk_space_of_a_directory_that_is_gone_is_unknown(tmp_path: Path) -> No
     assert (disk_free_bytes(tmp_path) or 0) > 0
 
 
-def test_the_file_system_of_a_path_is_that_of_the_innermost_mount(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_system_of_a_path_is_its_innermost_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the mounts that a path is below the longest counts, the last one at a place, and none of a similar name."""
     here = str(tmp_path)
     mounts = [("/", "ext4"), (f"{here}/grün er", "nfs4"), (f"{here}/a", "xfs"), (f"{here}/a", "tmpfs")]

@@ -55,9 +55,7 @@ def test_a_machine_without_usable_packages_is_refused(powercap: FakePowercap) ->
         PackageCounters(str(powercap.root))
 
 
-def test_one_failed_open_says_that_the_counters_cannot_be_read(
-    powercap: FakePowercap, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_failed_open_tells_that_none_can_be_read(powercap: FakePowercap, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is all that a dispatcher does where there are none, or where only root may read them."""
     monkeypatch.setattr(host, "POWERCAP", str(powercap.root))
     opened = list[str]()

@@ -175,9 +175,7 @@ def test_what_a_receiver_will_never_take_is_not_tried_again(
     assert SECRET not in caplog.text
 
 
-def test_a_letter_that_the_receiver_chokes_on_delays_the_others_only_so_long(
-    told: Told, web: WebServer, hook: str
-) -> None:
+def test_a_letter_that_a_receiver_chokes_on_delays_others_only_so_long(told: Told, web: WebServer, hook: str) -> None:
     """After three tries those behind it go first; it is tried on, and arrives in the end."""
     web.chokes_on = "poison"
     told.of(replace(FAILED, id="poison"), hook)
@@ -324,9 +322,7 @@ def test_without_apprise_web_hooks_work_and_the_rest_says_what_to_install(
     assert "pip install 'spool-scheduler[notify]'" in caplog.text
 
 
-def test_close_sends_what_was_never_tried_and_leaves(
-    tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_sends_what_was_never_tried_and_ends(tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the dispatcher has stopped is told, although there is nobody to tell it after that."""
     monkeypatch.setattr(notifications, "_CLOSE_S", PATIENCE_S)
     with Told(tmp_path, Config()) as told:
