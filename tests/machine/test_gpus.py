@@ -394,18 +394,6 @@ def test_our_processes_are_ours_and_their_memory_is_told_by_job(nvml: Nvml) -> N
     assert gpu.taken_bytes == (("ending", GIB), ("train", 59 * GIB))
 
 
-def test_a_process_that_has_ended_is_foreign_only_when_its_memory_stays(nvml: Nvml) -> None:
-    """NVML lists a process a moment longer than it lives; as long as its memory is in use, somebody holds it."""
-    nvml.gpu("GPU-a", free=79 * GIB)
-    nvml.process("GPU-a", 99, GIB)
-    watch, another = nvml.watch(), nvml.watch()
-    assert [process.pid for process in only(watch()).foreign] == [99]
-    assert [process.pid for process in only(watch()).foreign] == [99]
-    assert only(another()) == only(watch())
-    nvml.gpu("GPU-a")
-    assert only(watch()).foreign == only(another()).foreign == ()
-
-
 def test_memory_in_use_that_nobody_accounts_for_is_somebodys(nvml: Nvml) -> None:
     """NVML lists no process and 12 GiB are in use: not idle. What a display server has, or the driver, is no such."""
     nvml.gpu("GPU-a", free=68 * GIB)
