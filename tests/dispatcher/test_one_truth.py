@@ -339,9 +339,7 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
 # --- the place and the disk ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "gluster", "glusterfs", "fuse.sshfs", "ext4"]
-)
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs", "ext4"])
 def test_whoever_asks_is_told_the_same_of_a_disk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
     for module in (inotify, checks):

@@ -202,11 +202,7 @@ def test_who_depends_on_a_run_starts_with_its_end(session: Session) -> None:
     session.users.submit("z", "ok", 'depends_on = { failed = ["x"] }', 'on_dependency_failure = "cancel"')
     hear(session)
     session.settle()
-    assert ends_of(session.world).outcomes == {
-        "x": ("finished 1.0",),
-        "y": ("finished 1.0",),
-        "z": ("cancelled 1.0",),
-    }
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",), "y": ("finished 1.0",), "z": ("cancelled 1.0",)}
 
 
 def test_another_file_that_is_held_is_known_when_the_waiting_one_ends(session: Session) -> None:

@@ -344,10 +344,7 @@ def test_an_error_of_one_gpu_is_that_gpus_problem_alone(nvml: Nvml) -> None:
     watch = nvml.watch()
     look = watch()
     assert look.problem is None
-    assert problems(look) == {
-        "GPU-a": None,
-        "GPU-b": "nvmlDeviceGetComputeRunningProcesses_v3: Unknown Error",
-    }
+    assert problems(look) == {"GPU-a": None, "GPU-b": "nvmlDeviceGetComputeRunningProcesses_v3: Unknown Error"}
     nvml.mend()
     assert problems(watch()) == {"GPU-a": None, "GPU-b": None}
 

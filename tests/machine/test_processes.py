@@ -59,25 +59,29 @@ def found(proc: FakeProc, *, known: frozenset[Process] = frozenset(), jid: Jid |
 
 
 def test_a_family_is_what_descends_from_the_wrapper(proc: FakeProc) -> None:
-    """Whatever session a process has made for itself, whatever its environment, and whoever is beside it."""
+    """Whatever session a process has made for itself, whatever its environment, and whoever is beside it.
+
+    One of which only the exit code is left holds nothing; a leader that other threads outlive is no such.
+    """
+    proc.process(54, parent=50, session=50, start=505, state="Z")
+    proc.process(55, parent=50, session=50, start=506, state="Z", threads=2)
     proc.process(53, parent=51, session=53, start=503)
     proc.process(52, parent=53, session=53, start=504)
     proc.process(60, parent=1, session=50, start=600, environment=MARK)
-    assert family(proc) == [51, 53, 52]
+    assert family(proc) == [51, 55, 53, 52]
 
 
 @pytest.mark.parametrize("strange", [SERVES, MARK | {"SPOOL_RUN": "4"}, MARK | {"SPOOL_HOOK": "45.7"}])
 def test_what_belongs_elsewhere_is_not_of_the_family(proc: FakeProc, strange: dict[str, str]) -> None:
-    """A dispatcher that a job's submission has started, a run of its own spool, a hook; nor what these have started."""
+    """A dispatcher that a job's submission has started, a run of its own spool, a hook; nor what these have started.
+
+    But a job may run a dispatcher of its own in the foreground: what that runs ends with it.
+    """
     proc.process(60, parent=51, start=600, environment=strange)
     proc.process(61, parent=60, start=601, environment=MARK)
     assert family(proc) == [51]
-
-
-def test_a_spool_of_its_own_is_a_part_of_a_job(proc: FakeProc) -> None:
-    """A job may run a dispatcher of its own in the foreground: what that runs ends with it."""
-    proc.process(60, parent=51, start=600, environment=MARK | {"SPOOL_DIR": "/other", "SPOOL_JOB": "b"})
-    assert family(proc) == [51, 60]
+    proc.process(70, parent=51, start=600, environment=MARK | {"SPOOL_DIR": "/other", "SPOOL_JOB": "b"})
+    assert family(proc) == [51, 70]
 
 
 def test_this_process_is_of_no_family(proc: FakeProc) -> None:
@@ -85,13 +89,6 @@ def test_this_process_is_of_no_family(proc: FakeProc) -> None:
     proc.process(ME, parent=51, start=400, environment=MARK)
     proc.process(60, parent=ME, start=600)
     assert family(proc) == [51]
-
-
-def test_zombies_are_of_no_family(proc: FakeProc) -> None:
-    """A process of which only the exit code is left holds nothing; a leader that other threads outlive is no such."""
-    proc.process(51, parent=50, session=50, start=501, state="Z")
-    proc.process(52, parent=50, session=50, start=502, state="Z", threads=2)
-    assert family(proc) == [52]
 
 
 # In a process of its own: the children of a thread that goes on, of an orphan that came back, and the order.

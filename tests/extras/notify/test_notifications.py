@@ -31,19 +31,9 @@ RESULT = Result(
     "train", 3, 1, State.FAILED, "exit code 3", submitted_at_ns=0, started_at_ns=0, ended_at_ns=0, exit_code=3
 )
 FAILED = Event(
-    id="train/3/failed",
-    name=EventName.FAILED,
-    at_ns=1_700_000_000_000_000_000,
-    host="box",
-    version=__version__,
-    spool_dir="/s",
-    reason="exit code 3",
-    job="train",
-    run=3,
-    user="bob",
-    project="vision",
-    result=RESULT,
-)
+    id="train/3/failed", name=EventName.FAILED, at_ns=1_700_000_000_000_000_000, host="box", version=__version__,
+    spool_dir="/s", reason="exit code 3", job="train", run=3, user="bob", project="vision", result=RESULT,
+)  # fmt: skip
 
 
 class Told:
