@@ -106,7 +106,7 @@ def test_a_dispatcher_imports_nothing_in_all_its_life(tmp_path: Path) -> None:
         served.pid("cancelled")
         served.path("running", "cancelled").unlink()
         served.drop("after", "true", depends_on=["plain"])
-        (served.root / "reservations" / "good.toml").write_text("gpus = 1\nstart = 2030-01-01T10:00:00Z\n")
+        (served.root / "reservations" / "good.toml").write_text("gpus = 1\nstart = 2100-01-01T10:00:00Z\n")
         (served.root / "reservations" / "bad.toml").write_text("gpus = \n")
         served.drop("elsewhere", "true", executor="slurm")
         served.drop("shown", "true", executor="tmux")

@@ -156,7 +156,10 @@ def test_the_environment_of_a_login_is_what_the_system_says(tmp_path: Path, monk
     for name in ("USER", "LOGNAME", "SHELL", "LANG", "PATH"):
         monkeypatch.setenv(name, "of-the-starter")
     monkeypatch.setenv("HOME", str(tmp_path))
-    account = pwd.getpwuid(os.getuid())
+    try:
+        account = pwd.getpwuid(os.getuid())
+    except KeyError:
+        pytest.skip("this user has no account, as in some containers")
     bare = host.login_environment(str(tmp_path / "nothing"))
     assert bare == {
         "HOME": str(tmp_path),
