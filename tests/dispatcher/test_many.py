@@ -40,9 +40,6 @@ def run_of(name: str, memory_bytes: int) -> ActiveRun:
     return ActiveRun(name, 1, Spec(command="true"), grant, "alice", QueueTime(0), FIRST_ATTEMPT, 0, 0, 0, "process")
 
 
-# state.json.
-
-
 def test_what_has_not_changed_is_rarely_written_again(session: Session) -> None:
     """A look that finds nothing new leaves `state.json` as it is, until that is old for what it costs."""
     session.users.submit("long", "hang")
@@ -156,9 +153,6 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     now.observer.listen()
     now.observer.look()
     assert (now.observer._timer.at_ns or 0) == due_ns  # another pass is no look
-
-
-# The files of runs, where no event tells of them.
 
 
 def running(session: Session, number: int, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
@@ -275,9 +269,6 @@ def test_a_change_in_the_moment_of_the_one_before_is_seen(session: Session, monk
     assert live.stop is not None
 
 
-# Memory.
-
-
 class Memory:
     """A run with a limit of 100 bytes, and what the machine says of it."""
 
@@ -348,9 +339,6 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
         watched.check(50)
         waits.append(round((watched.timers.due_in_ns() or 0) / 1e9))
     assert waits == [1, 5]
-
-
-# When to reap.
 
 
 def test_children_are_reaped_again_when_that_is_due(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,6 @@ def planned(session: Session) -> Plan:
     return snapshot.snapshot(Spool(str(session.world.root))).plan
 
 
-# --- the clock of scheduling_timeout ------------------------------------------------------------------------------
-
-
 def test_a_file_that_waited_without_a_dispatcher_has_waited(session: Session, later: Callable[[float], None]) -> None:
     """The time in queued/ counts from the arrival of the file, for the first dispatcher that sees it and for `plan`."""
     session.users.submit("late", "ok", 'scheduling_timeout = "1h"', "cpus = 99")
@@ -137,9 +134,6 @@ def test_a_job_that_came_during_a_pause_waits_since_its_end(session: Session, la
     assert ends_of(session.world).outcomes["new"] == ("unschedulable 1.0",)
 
 
-# --- places in the queue ------------------------------------------------------------------------------------------
-
-
 def test_a_run_that_is_being_held_keeps_its_place_in_a_short_journal(session: Session) -> None:
     """A job that waits and runs at once, because its run is being stopped, has both in the journal written anew."""
     session.users.submit("long", "hang")
@@ -188,9 +182,6 @@ def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
     session.end()
     session.turns(1)
     assert [live.spec.kill_grace_ns for live in session.now.state.live.values()] == [3_000_000_000]
-
-
-# --- runs ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_whose_records_cannot_be_read_is_told_and_the_others_are_shown(session: Session) -> None:
@@ -279,9 +270,6 @@ def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkey
     assert "peak" not in (session.world.root / "jobs/short/1/result.toml").read_text()
 
 
-# --- reservations -------------------------------------------------------------------------------------------------
-
-
 def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callable[[str], None]) -> None:
     """By the indices that there are, with gaps too, in words with the clock times of this place."""
     zone("Asia/Kolkata")
@@ -334,9 +322,6 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
     session.turns(1)
     assert not now.world.gpus_matter()
     assert "there is no GPU 7" in (session.world.root / RESERVATIONS / "talk.toml.error").read_text()
-
-
-# --- the place and the disk ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs", "ext4"])

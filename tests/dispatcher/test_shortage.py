@@ -64,9 +64,6 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[Launch], bool])
     return tried
 
 
-# --- the pauses -----------------------------------------------------------------------------------------------
-
-
 def test_pauses_grow_from_a_second_to_a_minute() -> None:
     """Each refusal in succession doubles the pause, up to a minute."""
     refusal, pauses = NO_BACKOFF, []
@@ -188,9 +185,6 @@ def _live(name: str, at_ns: int) -> Any:
     )
 
 
-# --- what is left of it ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["denied", "refused"])
 def test_the_number_of_a_refused_run_is_not_used_again(session: Session, how: str) -> None:
     """Its metadir says that it never began, and the job's history has one run only."""
@@ -245,9 +239,6 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     report.write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
     session.users.submit("new", "ok")
     assert why(Spool(str(root)), "new").reasons[0].code == "refused"
-
-
-# --- what is none -----------------------------------------------------------------------------------------------
 
 
 def _without_jid(session: Session, status: int, leftovers: list[str]) -> ActiveRun:

@@ -97,9 +97,6 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# How much is asked.
-
-
 def test_few_are_looked_at_together_and_have_no_descriptor(family: Family) -> None:
     """The kernel is asked for any child until there is none that has ended."""
     before = descriptors()
@@ -145,9 +142,6 @@ def test_all_that_end_together_are_told_each_once(many: Family) -> None:
     many.end(*(pids & many.alive))
     assert many.reap().keys() == pids
     assert many.reap() == {}
-
-
-# The odd moments.
 
 
 def test_many_that_have_all_ended_before_anybody_looked_are_told(family: Family) -> None:
@@ -284,9 +278,6 @@ def test_a_child_of_which_nobody_spoke_is_taken_away_within_a_second(many: Famil
     many.now_ns += SECOND_NS
     assert many.reap() == {stranger: signal.SIGKILL}
     assert many.children.due_ns is None
-
-
-# The runs.
 
 
 def test_the_runs_of_many_are_told_with_their_exit_status(family: Family) -> None:

@@ -185,9 +185,6 @@ def test_the_namespace_of_the_machine_is_told_from_another(tmp_path: Path) -> No
     assert in_pid_namespace(proc=str(tmp_path / "absent"))
 
 
-# What each run does there.
-
-
 def reading(pids_of: dict[int, str], **granted: int | None) -> Ours:
     """Make jobs that are on GPU-a, and whose pids are known."""
     return Ours(pids_of.get, {"GPU-a": granted})

@@ -92,9 +92,6 @@ def only(look: GpuLook) -> Gpu:
     return gpu
 
 
-# What is there
-
-
 def test_each_gpu_tells_uuid_index_name_and_memory(nvml: Nvml) -> None:
     """All that a look says of a GPU comes from NVML, sizes in bytes beyond 32 bits."""
     nvml.gpu("GPU-a", total=141 * GIB, free=140 * GIB, name="NVIDIA H200")
@@ -154,9 +151,6 @@ def test_an_old_driver_without_the_newer_calls_is_asked_with_the_older(nvml: Nvm
     assert [(process.pid, process.memory_bytes) for process in gpu.foreign] == [(4711, 3 * GIB)]
 
 
-# MIG
-
-
 def test_mig_instances_are_devices_and_their_parent_is_not_given(nvml: Nvml) -> None:
     """Each instance has its own UUID, memory and processes; its index is (parent + 1) * 100 + place."""
     nvml.gpu("GPU-a", bus=1)
@@ -188,9 +182,6 @@ def test_splitting_a_gpu_and_taking_it_apart_is_no_failure(nvml: Nvml) -> None:
     assert problems(watch()) == {"MIG-x": None, "MIG-y": None}
     nvml.remove("MIG-x")
     assert problems(watch()) == {"MIG-y": None}
-
-
-# NVML failing, hanging, and mending
 
 
 @pytest.mark.parametrize(("code", "said"), [(MISMATCH, "version mismatch"), (77, "error number 77")])
@@ -312,9 +303,6 @@ def test_a_helper_that_left_because_nobody_asked_is_started_again(nvml: Nvml) ->
         assert watch().problem is None
 
 
-# A GPU that falls off
-
-
 def test_a_gpu_that_falls_off_stays_with_a_problem_and_comes_back(nvml: Nvml) -> None:
     """The lost GPU keeps its place, UUID and index; its neighbours are as before, also in a newly started NVML."""
     for number, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
@@ -360,9 +348,6 @@ def test_a_gpu_that_never_told_its_uuid_is_a_note_at_most(nvml: Nvml, code: int,
     assert (look.notes, look.problem) == (notes, None)
 
 
-# Whose processes
-
-
 def test_compute_processes_count_and_graphics_processes_do_not(nvml: Nvml) -> None:
     """The display server holds no card; a client of the MPS server does.
 
@@ -401,9 +386,6 @@ def test_memory_in_use_that_nobody_accounts_for_is_somebodys(nvml: Nvml) -> None
     nvml.leave()
     nvml.add(f"reserved GPU-a {12 * GIB}")
     assert only(watch()).foreign == ()
-
-
-# What they do
 
 
 def test_what_nvml_does_not_tell_is_unknown_and_no_problem(nvml: Nvml) -> None:
@@ -474,9 +456,6 @@ def test_the_real_process_table_names_a_process_and_its_user(nvml: Nvml) -> None
     assert (process.name, process.user) == (me.name(), me.username())
 
 
-# When it is asked
-
-
 def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(nvml: Nvml) -> None:
     """No look, no call; a look soon after another uses its answer, but none from the future: the clock was set back."""
     nvml.gpu("GPU-a")
@@ -512,9 +491,6 @@ def test_what_is_doubted_is_unknown_until_the_answer(nvml: Nvml) -> None:
     assert (look.problem, problems(look)) == (NO_ANSWER, {"GPU-a": NO_ANSWER})
     nvml.mend()
     assert watch.until(lambda look: look.problem is None).gpus == before.gpus
-
-
-# The process that asks
 
 
 def test_closing_leaves_no_process(nvml: Nvml) -> None:
@@ -571,9 +547,6 @@ def test_the_module_prints_what_it_sees_as_json(nvml: Nvml) -> None:
     seen = json.loads(done.stdout)
     assert [(gpu["uuid"], gpu["index"], gpu["name"]) for gpu in seen["gpus"]] == [("GPU-a", 0, "NVIDIA H200")]
     assert seen["problem"] is None
-
-
-# Where they are
 
 
 PLACES = {"GetMemoryAffinity", "GetNvLinkState", "GetNvLinkRemotePciInfo_v2", "GetP2PStatus", "GetHandleByUUID"}

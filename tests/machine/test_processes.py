@@ -55,9 +55,6 @@ def found(proc: FakeProc, *, known: frozenset[Process] = frozenset(), jid: Jid |
     return sorted(pid for pid, _ in members["a", 3])
 
 
-# The family of a wrapper.
-
-
 def test_a_family_is_what_descends_from_the_wrapper(proc: FakeProc) -> None:
     """Whatever session a process has made for itself, whatever its environment, and whoever is beside it.
 
@@ -131,9 +128,6 @@ def test_what_is_halted_when_found_forks_no_more(tmp_path: Path) -> None:
             assert state_of(shell.pid) != "T"
         finally:
             os.killpg(shell.pid, signal.SIGKILL)
-
-
-# The search after a wrapper was killed.
 
 
 def test_a_search_knows_the_session_of_the_wrapper(proc: FakeProc) -> None:
