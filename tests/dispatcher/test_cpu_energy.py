@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crash.world import Session, world_at
+from crash.world import Session
 from spool.core import layout
 from spool.core.cpuenergy import EnergySample
 from spool.core.model import SECOND_NS, CpuEnergy, Suspension
@@ -49,7 +48,6 @@ class Watched:
         session.users.submit("train", "run 1000")
         session.turns(5)
         live = session.now.state.jobs["train"].live
-        assert live is not None
         self.live: ActiveRun = live
         self.clock, self.context = clock, session.now.context
         self.recorder = self.new_recorder()
@@ -72,18 +70,13 @@ class Watched:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+def run(session: Session, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Give a dispatcher with one run, on a machine with four CPUs."""
-    clock = Clock()
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        watched = Watched(session, clock)
-        with monkeypatch.context() as patched:
-            patched.setattr(cpuenergy, "time", clock)
-            patched.setattr(limits, "time", clock)
-            patched.setattr(cpuenergy, "cpus_of_machine", lambda: 4)
-            yield watched
-        session.end()
+    watched = Watched(session, Clock())
+    for module in (cpuenergy, limits):
+        monkeypatch.setattr(module, "time", watched.clock)
+    monkeypatch.setattr(cpuenergy, "cpus_of_machine", lambda: 4)
+    return watched
 
 
 def test_a_run_is_counted_from_its_start_to_its_end(run: Watched) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from crash.world import Session, world_at
+from crash.world import Session
 from spool.core import layout
 from spool.core.model import SECOND_NS, GpuWork, Machine, Notify, StopKind
 from spool.dispatcher.limits import GpuUseRecorder
@@ -32,7 +32,6 @@ class Looks:
         session.turns(5)
         self.dispatcher = session.now
         live = self.dispatcher.state.jobs["train"].live
-        assert live is not None
         self.live: ActiveRun = live
         live.grant = replace(live.grant, gpu_uuids=("GPU-0",))
         live.spec = replace(live.spec, notify=Notify(("me",)))  # only now, so that no process of the listeners starts
@@ -68,12 +67,9 @@ class Looks:
 
 
 @pytest.fixture
-def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Looks]]:
+def looks(session: Session) -> Callable[[str], Looks]:
     """Give a dispatcher with one run."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        session = Session(world)
-        yield lambda action="warn": Looks(session, action)
-        session.end()
+    return lambda action: Looks(session, action)
 
 
 def test_one_that_is_cut_off_before_the_record_tells_it_again_by_the_same_name(
@@ -89,7 +85,6 @@ def test_one_that_is_cut_off_before_the_record_tells_it_again_by_the_same_name(
     assert run.told() == ["train:1:gpu_idle:1"]
     run.recorder = run.new_recorder()
     watch = run.dispatcher.context.spool.gpu_watch("train", 1)
-    assert watch is not None
     assert not watch.is_told
     run.live.gpus_watched(watch)
     run.idle_for(3)
@@ -99,9 +94,7 @@ def test_one_that_is_cut_off_before_the_record_tells_it_again_by_the_same_name(
     assert len(run.told()) == 2
 
 
-def test_a_full_disk_keeps_no_idle_run_from_being_stopped(
-    looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_no_idle_run_alive(looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be told stays noted, and is written down once there is room; the stop does not wait for that."""
     run = looks("stop")
 
@@ -111,7 +104,6 @@ def test_a_full_disk_keeps_no_idle_run_from_being_stopped(
     with monkeypatch.context() as disk:
         disk.setattr(run.dispatcher.logs, "tell", full)
         run.idle_for(30)
-    assert run.live.stop is not None
     assert (run.live.stop.kind, run.live.stop.by) == (StopKind.CANCEL, "spool")
     assert "told = 0" in run.record()
     run.dispatcher.events.flush()
@@ -133,5 +125,4 @@ def test_a_disk_that_refuses_the_record_costs_nothing_but_the_record(
         assert "cannot write the GPU use of" in run.dispatcher.confinement.why("train")
     run.look(80)
     run.recorder.leave()
-    assert run.live.gpu_watch is not None
     assert run.live.gpu_watch.gpus[0].watched_ns == 10 * SECOND_NS

@@ -42,9 +42,7 @@ def test_a_mode_is_news_where_somebody_wants_to_know_and_a_link_is_none(tmp_path
     assert watch.take_hints() == [Hint("here", "file")]
 
 
-def test_what_the_kernel_drops_is_counted_and_everything_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_kernel_drops_is_counted_and_all_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where events were lost, the watch says so once, and it goes on."""
     watch = DirectoryWatcher()
     watch.start({"here": str(tmp_path)})

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crash.world import Session, World, world_at
+from crash.world import Session, World
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
-from spool.dispatcher import filemoves
 from spool.executors import slurm
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(session: Session) -> Session:
     """Give a dispatcher in a world with one processor, on which `first` runs and `next` waits."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        world.cpus = 1
-        (world.root / layout.CONFIG).write_text("cpus = 1\n")
-        made = Session(world)
-        made.users.submit("first", "hang until 2")
-        made.settle()
-        made.users.submit("next", "hang # as submitted")
-        made.settle()
-        assert world.pids("first")
-        yield made
-        made.end()
+    session.world.cpus = 1
+    (session.world.root / layout.CONFIG).write_text("cpus = 1\n")
+    for name, command in (("first", "hang until 2"), ("next", "hang # as submitted")):
+        session.users.submit(name, command)
+        session.settle()
+    assert session.world.pids("first")
+    return session
 
 
 def _ready(world: World) -> list[Path]:
@@ -111,7 +104,6 @@ def test_nothing_stays_of_a_job_that_will_not_start(session: Session, how: str) 
 def test_another_configuration_is_another_start(session: Session) -> None:
     """A prolog that was configured meanwhile is in the script."""
     (session.world.root / layout.CONFIG).write_text('cpus = 1\nprolog = "echo hello"\n')
-    assert session.now is not None
     session.now.wakeup.reload = True
     session.settle()
     _end_of_first(session)
@@ -120,7 +112,6 @@ def test_another_configuration_is_another_start(session: Session) -> None:
 
 def test_a_dispatcher_that_leaves_takes_it_along(session: Session) -> None:
     """Nothing is left in the staging directory for the next."""
-    assert session.now is not None
     assert _ready(session.world)
     session.now.launcher.close()
     assert not _ready(session.world)
@@ -166,7 +157,6 @@ def test_a_directory_that_was_made_meanwhile_keeps_what_it_has(session: Session,
 def test_a_file_that_was_exchanged_for_a_while_leaves_nothing(session: Session) -> None:
     """The records say what runs, also if another file lay there while they would have been made."""
     now, queued, aside = session.now, session.users.path(QUEUED, "next"), session.world.root / "aside"
-    assert now is not None
     session.looks_at_everything = False
     os.rename(queued, aside)
     queued.write_text('command = "other"\n')
@@ -192,11 +182,10 @@ def test_a_guess_that_fails_is_no_matter(session: Session) -> None:
     session.world.exit(session.world.pids("first")[0], 0)
     session.survives_errors = True
     session.turns(5)  # it is tried again and again
-    assert session.now is not None
     assert "jobs/loop: Too many levels of symbolic links" in session.now.state.told_blocked["loop"]
 
 
-def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(
+def test_another_default_executor_that_is_not_there_is_awaited(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for it, with the reason, and do not fail; with the old one back they start."""
@@ -204,12 +193,10 @@ def test_another_default_executor_that_is_not_there_keeps_jobs_waiting(
     config = session.world.root / layout.CONFIG
     before = config.read_text()
     config.write_text('cpus = 1\nexecutor = "slurm"\n')
-    assert session.now is not None
     session.now.wakeup.reload = True
     _end_of_first(session)
     assert not session.errors
     assert not session.world.pids("next")
-    assert session.now.planner.plan is not None
     assert "sbatch-that-is-not-there" in str(session.now.planner.plan.reason("next"))
     config.write_text(before)
     session.now.wakeup.reload = True

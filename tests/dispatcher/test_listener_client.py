@@ -27,10 +27,10 @@ from spool.formats.events import render_event
 from spool.formats.listener_protocol import AT_ONCE, Ready, Reply
 from spool.store.disk import Disk
 from spool.store.eventlog import EventWriter
-from support import PATIENCE_S
+from support import PATIENCE_S, ROOT, wait_for
 
 HOUR_NS = 3600 * SECOND_NS
-STEPS = [f"step-{at}" for at in range(6)]
+STEPS = [f"step-{at}" for at in range(3)]
 QUESTION = Event(
     id="x", name=EventName.SUBMITTING, at_ns=1, host="h", version="1", spool_dir="/s", job="x", reason="may it?"
 )
@@ -44,21 +44,32 @@ class Ends:
         self.replies: list[Reply] = []
         self.greetings = 0
         self.ahead_ns = 0
-        self.client = ListenerClient(
-            str(root), self.replies.append, self._ready, lambda: time.monotonic_ns() + self.ahead_ns
-        )
+        self.stands_at_ns: int | None = None
+        self.client = ListenerClient(str(root), self.replies.append, self._ready, self.now_ns)
 
     def _ready(self, _: Ready) -> None:
         self.greetings += 1
 
+    def now_ns(self) -> int:
+        """Return the time, which the test may set on, or have stand."""
+        return time.monotonic_ns() + self.ahead_ns if self.stands_at_ns is None else self.stands_at_ns
+
     def serve_until(self, condition: Callable[[], object]) -> None:
         """Do what the dispatcher's loop does."""
-        until = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < until
+
+        def served() -> object:
             self.client.tick()
-            if select.select([self.client], [], [], 0.02)[0]:
+            if select.select([self.client], [], [], 0)[0]:
                 self.client.read()
+            return condition()
+
+        wait_for(served, what="what the loop is to see")
+
+    def serve_without(self, hanging: int, after_ns: int = HOUR_NS) -> None:
+        """Serve that much later, until the question is answered by another process than that, which is gone."""
+        self.ahead_ns += after_ns
+        self.serve_until(lambda: self.replies and not Path(f"/proc/{hanging}").exists())
+        assert self.replies == [Reply(1)]
 
     def begun(self) -> list[str]:
         """Return the steps that hooks and plugins have begun, in that order."""
@@ -73,19 +84,22 @@ class Ends:
         self.client.tick()
         assert self.client.pid == pid
         for step in steps:
-            (self.root / f"go-{step}").touch()
+            (self.root / f"go-{step}").write_text("\n")
 
     def stop_process(self) -> int:
         """Have the process do nothing any more."""
         pid = self.client.pid
-        assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         return pid
 
 
 @pytest.fixture
-def ends(spool_root: Path) -> Iterator[Ends]:
-    """Give both ends, where hooks and plugins have an hour."""
+def ends(spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    """Give both ends, where hooks and plugins have an hour, and one look is enough for what a hook has left behind."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("from spool.listeners import hooks\nhooks._WALKS = 1\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT / "src")]))
     (spool_root / "hooks").mkdir()
     (spool_root / "config.toml").write_text('hook_time_limit = "1h"\n')
     (spool_root / layout.CURSORS).mkdir()  # a dispatcher makes it before anybody is to listen
@@ -103,70 +117,61 @@ def _hook(root: Path, name: str, script: str) -> None:
 
 
 def _wait_in_hook(step: str) -> str:
-    return f'echo "{step}" >> begun; while [ ! -e "go-{step}" ]; do sleep 0.02; done'
+    return f'mkfifo "go-{step}"; echo "{step}" >> begun; read -r x < "go-{step}"'
 
 
 def _wait_in_plugin(root: Path, step: str) -> str:
     return (
-        MARKER + "import os, time\n"
+        MARKER + "import os\n"
         "def wait():\n"
+        f"    os.mkfifo('{root}/go-{step}')\n"
         f"    with open('{root}/begun', 'a') as file:\n"
         f"        file.write('{step}\\n')\n"
-        f"    while not os.path.exists('{root}/go-{step}'):\n"
-        "        time.sleep(0.02)\n"
+        f"    with open('{root}/go-{step}') as gate:\n"
+        "        gate.read()\n"
     )
 
 
-def test_a_process_that_hangs_is_ended_and_another_one_is_asked(ends: Ends) -> None:
-    """The question is asked again, and its answer comes."""
+@pytest.mark.parametrize("greeted", [True, False])
+def test_a_process_that_hangs_is_ended_and_another_one_is_asked(ends: Ends, greeted: bool) -> None:
+    """The question is asked again, and its answer comes; also where the process never said who it is."""
     ends.client.listen(["hooks"])
-    ends.serve_until(lambda: ends.greetings)
+    if greeted:
+        ends.serve_until(lambda: ends.greetings)
+    else:
+        ends.client.tick()
     hanging = ends.stop_process()
-    number = ends.client.ask(QUESTION)
-    ends.ahead_ns += HOUR_NS
-    ends.serve_until(lambda: ends.replies)
-    assert ends.replies == [Reply(number)]
-    assert ends.client.pid != hanging
-    assert not Path(f"/proc/{hanging}").exists()
+    ends.client.ask(QUESTION)
+    ends.serve_without(hanging)
 
 
-@pytest.mark.parametrize("lived_ns", [0, HOUR_NS])
+@pytest.mark.parametrize("lived", [False, True])
 def test_a_process_that_cannot_be_started_is_tried_again_after_growing_pauses(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch, lived_ns: int
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, lived: bool
 ) -> None:
     """However long the one before it lived, and says why until one is started."""
     client = ends.client
-    now_ns = [10 * HOUR_NS]
-    for part in (client, client._child):
-        monkeypatch.setattr(part, "_clock", lambda: now_ns[0])
-    monkeypatch.setattr(client._child, "_born_ns", now_ns[0] - lived_ns)
+    client.listen(["hooks"])
+    if lived:
+        ends.serve_until(lambda: ends.greetings)
+        ends.ahead_ns += HOUR_NS
+        os.kill(client.pid, signal.SIGKILL)
+    ends.stands_at_ns = ends.now_ns()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/dev/null")
-        client.listen(["hooks"])
+        if lived:
+            wait_for(lambda: client.read() or client.pid is None, what="the end of the first one")
+            ends.stands_at_ns = client.next_due_ns()
         pauses = []
         for _ in range(4):
             client.tick()
             assert isinstance(client.trouble, PermissionError)
-            due_ns = client.next_due_ns()
-            assert due_ns is not None
-            pauses.append(due_ns - now_ns[0])
-            now_ns[0] = due_ns
+            pauses.append(client.next_due_ns() - ends.now_ns())
+            ends.stands_at_ns = client.next_due_ns()
         assert pauses == [pauses[0] << at for at in range(4)]
     client.tick()
     assert client.pid is not None
     assert client.trouble is None
-
-
-def test_a_process_that_never_says_who_it_is_is_ended_too(ends: Ends) -> None:
-    """One that hangs before it can be asked would otherwise keep every question for ever."""
-    ends.client.listen(["hooks"])
-    ends.client.tick()
-    hanging = ends.stop_process()
-    number = ends.client.ask(QUESTION)
-    ends.ahead_ns += HOUR_NS
-    ends.serve_until(lambda: ends.replies)
-    assert ends.replies == [Reply(number)]
-    assert not Path(f"/proc/{hanging}").exists()
 
 
 def test_a_process_that_has_read_nothing_for_long_hears_of_the_last_event_all_the_same(ends: Ends) -> None:
@@ -177,7 +182,7 @@ def test_a_process_that_has_read_nothing_for_long_hears_of_the_last_event_all_th
     ends.client.listen(["hooks"])
     ends.serve_until(lambda: ends.greetings)
     stopped = ends.stop_process()
-    for position in range(1, 50_000):
+    for position in range(1, 20_000):
         ends.client.more(position)
     writer.append(render_event(replace(QUESTION, name=EventName.QUEUED)))
     ends.client.more(writer.end)
@@ -191,50 +196,32 @@ def test_a_process_that_hangs_in_a_question_is_ended(ends: Ends) -> None:
     """The time of a hook that it has begun is waited for, and no more than a minute beyond that."""
     _hook(ends.root, "submitting", f"[ -e hung ] || {{ touch hung; {_wait_in_hook('step')}; }}")
     ends.client.listen(["hooks"])
-    number = ends.client.ask(QUESTION)
+    ends.client.ask(QUESTION)
     ends.serve_until(ends.begun)
     ends.take_an_hour()
-    hanging = ends.stop_process()
-    ends.ahead_ns += 60 * SECOND_NS
-    ends.serve_until(lambda: ends.replies)
-    assert ends.replies == [Reply(number)]
-    assert not Path(f"/proc/{hanging}").exists()
+    ends.serve_without(ends.stop_process(), 60 * SECOND_NS)
 
 
-@pytest.mark.parametrize("kind", ["hooks", "plugins"])
-def test_a_process_that_works_is_not_ended_however_many_it_asks(
-    ends: Ends, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six hooks or plugins that are asked one question have each the whole of their time."""
+@pytest.mark.parametrize("kind", ["hooks", "plugins", "imports"])
+def test_a_process_that_works_is_not_ended_however_many_it_asks(ends: Ends, kind: str) -> None:
+    """Three hooks or plugins that are asked one question have each the whole of their time.
+
+    So have three plugins that are imported, before the process says who it is.
+    """
     site = ends.root.parent / "site"
+    waits = "wait()\n" if kind == "imports" else "@hookimpl\ndef spool_submitting(event):\n    wait()\n"
     for step in STEPS:
         if kind == "hooks":
             _hook(ends.root, f"submitting.d/{step}", _wait_in_hook(step))
         else:
-            name = step.replace("-", "_")
-            asked = "@hookimpl\ndef spool_submitting(event):\n    wait()\n"
-            install(site, name, _wait_in_plugin(ends.root, step) + asked)
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    ends.client.listen([kind])
-    number = ends.client.ask(QUESTION)
+            install(site, step.replace("-", "_"), _wait_in_plugin(ends.root, step) + waits)
+    ends.client.listen(["hooks" if kind == "hooks" else "plugins"])
+    number = ends.client.ask(QUESTION) if kind != "imports" else None
     for at in range(len(STEPS)):
         ends.serve_until(lambda at=at: len(ends.begun()) > at)  # type: ignore[misc]
         ends.take_an_hour(ends.begun()[at])
-    ends.serve_until(lambda: ends.replies)
-    assert ends.replies == [Reply(number)]
-
-
-def test_a_process_that_loads_slow_plugins_is_not_ended(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of six plugins has the whole of its time to be imported, before the process says who it is."""
-    site = ends.root.parent / "site"
-    for step in STEPS:
-        install(site, step.replace("-", "_"), _wait_in_plugin(ends.root, step) + "wait()\n")
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    ends.client.listen(["plugins"])
-    for at in range(len(STEPS)):
-        ends.serve_until(lambda at=at: len(ends.begun()) > at)  # type: ignore[misc]
-        ends.take_an_hour(ends.begun()[at])
-    ends.serve_until(lambda: ends.greetings)
+    ends.serve_until(lambda: ends.greetings if number is None else ends.replies)
+    assert ends.replies == ([] if number is None else [Reply(number)])
 
 
 def test_a_process_with_many_questions_is_not_ended(ends: Ends) -> None:
@@ -242,11 +229,11 @@ def test_a_process_with_many_questions_is_not_ended(ends: Ends) -> None:
     _hook(ends.root, "submitting", _wait_in_hook("$SPOOL_JOB"))
     ends.client.listen(["hooks"])
     ends.serve_until(lambda: ends.greetings)
-    first, *others = [ends.client.ask(replace(QUESTION, job=f"job-{at}")) for at in range(AT_ONCE * 6 + 1)]
+    first, *others = [ends.client.ask(replace(QUESTION, job=f"job-{at}")) for at in range(AT_ONCE * 2 + 1)]
     ends.serve_until(lambda: len(ends.begun()) == AT_ONCE)
     ends.client.forget(first)
     over: list[str] = []
-    for at in range(6):
+    for at in range(2):
         ends.serve_until(lambda at=at: len(ends.begun()) == (at + 1) * AT_ONCE)  # type: ignore[misc]
         batch = ends.begun()[len(over) :]
         ends.take_an_hour(*batch)

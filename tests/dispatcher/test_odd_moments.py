@@ -5,16 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crash.world import HOST, NAMESPACE, Session, World, ends_of, world_at
+from crash.world import HOST, NAMESPACE, Session, World, ends_of
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS, Jid
-from spool.dispatcher import arrays, filemoves, reservations, scanner
+from spool.dispatcher import arrays, reservations, scanner
 from spool.dispatcher.inotify import Hint
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
@@ -23,23 +21,12 @@ from spool.store.stable_read import FileText, ReadFailure, read_stable
 from support import wait_for
 
 
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Give a dispatcher in a world with an empty spool."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        made = Session(world)
-        yield made
-        made.end()
-
-
 def test_a_file_that_nobody_can_see_for_a_moment_is_not_gone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stale handle of NFS, or a directory that nobody may enter: the job keeps its place."""
     session.users.submit("first", "hang until 2", "cpus = 2")
     session.users.submit("waits", "ok")
     session.settle()
     now = session.now
-    assert now is not None
     lstat, path = os.lstat, str(session.users.path(QUEUED, "waits"))
 
     def stale(of: Any, *arguments: Any, **keys: Any) -> os.stat_result:
@@ -59,7 +46,6 @@ def test_a_job_whose_second_name_goes_starts_at_once(session: Session) -> None:
     session.users.submit("x", "ok", place=HELD)
     session.settle()
     now = session.now
-    assert now is not None
     held, queued = session.users.path(HELD, "x"), session.users.path(QUEUED, "x")
     os.link(held, queued)
     now.scanner.hint(Hint(QUEUED, "x.toml"))
@@ -147,7 +133,6 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     session.looks_at_everything = False
     session.settle()
     session.users.submit("short", "ok")
-    assert session.now is not None
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # blocked, another thread of the tests would take it
     try:
         session.now.scanner.hint(Hint(QUEUED, "short.toml"))
@@ -160,9 +145,7 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
     assert ends_of(session.world).outcomes["short"] == ("failed 1.0",)
 
 
-def test_a_reservation_that_is_being_written_is_looked_at_again(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reservation_that_is_being_written_is_read_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file system has no leases nothing else tells that the file is whole: no event follows the last one."""
     wholeness: list[ReadFailure] = [ReadFailure.WRITING]
     monkeypatch.setattr(reservations, "read_stable", lambda path: next(iter(wholeness), None) or read_stable(path))
@@ -170,7 +153,6 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     session.looks_at_everything = False
     session.settle()
     now = session.now
-    assert now is not None
     text = 'user = "alice"\ngpus = [0]\nstart = 2100-01-01T00:00:00Z\nend = 2100-01-02T00:00:00Z\n'
     session.users.path(RESERVATIONS, "talk").write_text(text)
     now.watcher.hints.append(Hint(RESERVATIONS, "talk.toml"))
@@ -183,9 +165,7 @@ def test_a_reservation_that_is_being_written_is_looked_at_again(
     assert now.reservations._timer.at_ns is None
 
 
-def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_was_not_started_waits_for_its_executor(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is back in the queue at once, with the reason, and starts when there is something to start it with."""
     with monkeypatch.context() as patch:
         problems = iter([None])  # nothing was wrong before the start
@@ -196,7 +176,6 @@ def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
             session.users.submit(name, "ok", "cpus = 1")
         session.settle()
         now = session.now
-        assert now is not None
         assert now.state.live == {}
         reasons = {name: now.state.queue[name].executor_problem for name in now.state.queue}
         assert reasons == dict.fromkeys(("first", "second"), "it does not answer")
@@ -206,15 +185,12 @@ def test_a_job_of_which_nothing_was_started_waits_for_its_executor(
     assert ends_of(session.world).outcomes == {"first": ("finished 1.0",), "second": ("finished 1.0",)}
 
 
-def test_the_deadline_of_an_array_that_is_over_wakes_nobody_again(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_deadline_of_an_array_that_is_over_wakes_nobody(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """An array may end while its file is missing: when that would have counted as deleted matters no more."""
     monkeypatch.setattr(arrays, "MISSING_NS", SECOND_NS // 5)
     session.users.submit("sweep", "ok", 'array = "0"')
     session.turns(2)
     now = session.now
-    assert now is not None
     session.users.path(RUNNING, "sweep").unlink()
     wait_for(lambda: (session.turns(1), not now.state.arrays)[1])
     wait_for(lambda: (session.turns(1), now.due_in_ns() != 0)[1])

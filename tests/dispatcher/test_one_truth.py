@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.world import Session, ends_of, history, world_at
+from crash.world import Session, ends_of, history
 from spool.client import waiting
 from spool.client.waiting import Awaited
 from spool.core import layout
@@ -20,7 +20,7 @@ from spool.core.backfill import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.scheduler import Plan
-from spool.dispatcher import filemoves, inotify, limits
+from spool.dispatcher import inotify, limits
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.journal import all_lines
 from spool.dispatcher.loop import Dispatcher
@@ -40,14 +40,10 @@ HOUR_S = 3600
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Give a world with an empty spool, and no dispatcher yet."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        monkeypatch.setattr(snapshot, "MachineProber", lambda _: world)
-        made = Session(world)
-        yield made
-        made.end()
+def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Have commands, too, see the processes of that world."""
+    monkeypatch.setattr(snapshot, "MachineProber", lambda _: session.world)
+    return session
 
 
 @pytest.fixture
@@ -86,9 +82,6 @@ def planned(session: Session) -> Plan:
     return snapshot.snapshot(Spool(str(session.world.root))).plan
 
 
-# --- the clock of scheduling_timeout ------------------------------------------------------------------------------
-
-
 def test_a_file_that_waited_without_a_dispatcher_has_waited(session: Session, later: Callable[[float], None]) -> None:
     """The time in queued/ counts from the arrival of the file, for the first dispatcher that sees it and for `plan`."""
     session.users.submit("late", "ok", 'scheduling_timeout = "1h"', "cpus = 99")
@@ -98,9 +91,7 @@ def test_a_file_that_waited_without_a_dispatcher_has_waited(session: Session, la
     assert ends_of(session.world).outcomes["late"] == ("unschedulable 1.0",)
 
 
-def test_a_job_released_while_no_dispatcher_ran_waits_since_then(
-    session: Session, later: Callable[[float], None]
-) -> None:
+def test_a_job_released_without_a_dispatcher_waits_since_then(session: Session, later: Callable[[float], None]) -> None:
     """The time in held/ does not count, that in queued/ does, whoever looked at either."""
     session.users.submit("kept", "ok", 'scheduling_timeout = "1h"', "cpus = 99", place=HELD)
     session.turns(1)
@@ -143,16 +134,12 @@ def test_a_job_that_came_during_a_pause_waits_since_its_end(session: Session, la
     assert ends_of(session.world).outcomes["new"] == ("unschedulable 1.0",)
 
 
-# --- places in the queue ------------------------------------------------------------------------------------------
-
-
 def test_a_run_that_is_being_held_keeps_its_place_in_a_short_journal(session: Session) -> None:
     """A job that waits and runs at once, because its run is being stopped, has both in the journal written anew."""
     session.users.submit("long", "hang")
     session.turns(2)
     arrived = session.now.state.jobs["long"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     now = session.now
-    assert now is not None
     now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("long", RUNNING, HELD)
     session.turns(20, until_quiet=True)
@@ -165,7 +152,6 @@ def test_a_retry_keeps_its_place_beside_a_file_of_its_name_that_is_held(session:
     session.users.submit("twice", "fail until 2", "retry = { max = 1, delay = '1h' }")
     session.turns(1)
     now = session.now
-    assert now is not None
     arrived = now.state.jobs["twice"].live.wait.arrived_at_ns  # type: ignore[union-attr]
     session.users.submit("twice", "ok", place=HELD)
     session.turns(3)
@@ -178,7 +164,6 @@ def test_a_retry_is_told_by_its_instant_which_each_look_counts_down_to(session: 
     session.users.submit("twice", "fail until 2", "retry = { max = 1, delay = '1h' }")
     session.settle()
     now = session.now
-    assert now is not None
     type(now.status).write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
     kept = json.loads((session.world.root / layout.STATE).read_text())["jobs"]["twice"]["reason"]
     assert re.fullmatch(r"retry due \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", kept)
@@ -196,11 +181,7 @@ def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
     session.turns(2)
     session.end()
     session.turns(1)
-    assert session.now is not None
     assert [live.spec.kill_grace_ns for live in session.now.state.live.values()] == [3_000_000_000]
-
-
-# --- runs ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_whose_records_cannot_be_read_is_told_and_the_others_are_shown(session: Session) -> None:
@@ -236,15 +217,12 @@ def test_a_run_whose_job_file_is_lost_keeps_its_room_in_every_view(session: Sess
     assert [(run.name, run.grant.cpus) for run in seen.view.running.values()] == [("lost", 2)]
 
 
-def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_a_job_waits_for_what_its_command_left(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is moved to done/ while leftovers are being ended cancels nothing, and is not the end."""
     monkeypatch.setattr(waiting, "GRACE_NS", -1)
     session.users.submit("r", "leave")
     session.turns(2)
     now = session.now
-    assert now is not None
     now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("r", RUNNING, DONE)
     session.turns(1)
@@ -253,7 +231,6 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left_behind(
     del now.terminator.tick
     session.settle()
     end = awaited.poll()
-    assert end is not None
     assert (end.outcome, end.exit_code) == ("finished", 0)
 
 
@@ -263,7 +240,6 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     session.users.submit("r", "leave" if how == "left" else "hang")
     session.turns(2)
     now = session.now
-    assert now is not None
     now.terminator.tick = list  # type: ignore[method-assign]
     if how == "cancelled":
         session.users.cancel("r")
@@ -294,9 +270,6 @@ def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkey
     assert "peak" not in (session.world.root / "jobs/short/1/result.toml").read_text()
 
 
-# --- reservations -------------------------------------------------------------------------------------------------
-
-
 def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callable[[str], None]) -> None:
     """By the indices that there are, with gaps too, in words with the clock times of this place."""
     zone("Asia/Kolkata")
@@ -306,7 +279,6 @@ def test_reservations_are_judged_alike_everywhere(session: Session, zone: Callab
         os.utime(path, ns=(number, number))
     session.turns(1)
     now = session.now
-    assert now is not None
     now.world.gpu_indices = frozenset({0, 2})
     now.state.changed()
     session.turns(1)
@@ -340,7 +312,6 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
     """Where there are reservations the GPUs are looked at once, so that `.error` says what `reserve list` says."""
     session.turns(1)
     now = session.now
-    assert now is not None
     assert not now.reservations.ask_for_gpus
     session.users.path(RESERVATIONS, "talk").write_text('user = "alice"\ngpus = [7]\nduration = "1h"\n')
     now.observer._timer.set(0)  # the next look is at everything
@@ -353,15 +324,8 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
     assert "there is no GPU 7" in (session.world.root / RESERVATIONS / "talk.toml.error").read_text()
 
 
-# --- the place and the disk ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "gluster", "glusterfs", "fuse.sshfs", "ext4"]
-)
-def test_whoever_asks_hears_the_same_of_a_file_system(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs", "ext4"])
+def test_whoever_asks_is_told_the_same_of_a_disk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
     for module in (inotify, checks):
         monkeypatch.setattr(module, "file_system_of", lambda _: kind)

@@ -4,43 +4,35 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from crash.world import Session, ends_of, world_at
+from crash.world import Session, ends_of
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import StopKind
 from spool.core.scheduler import Plan
-from spool.dispatcher import filemoves, loop, planner
+from spool.dispatcher import loop, planner
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.state.run import ActiveRun
 from support import wait_for
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(session: Session) -> Session:
     """Give a dispatcher that looks where events tell it to, and nowhere else."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        made = Session(world)
-        made.looks_at_everything = False
-        made.settle()
-        assert made.now is not None
-        watcher, users = made.now.watcher, made.users
-        places = {place: users.layout.at(place) for place in (QUEUED, HELD, RUNNING)}
-        DirectoryWatcher.start(watcher, places, modes_of=(QUEUED, HELD))
-        assert watcher.problem is None
-        made.after_turn = lambda: hear(made)
-        yield made
-        made.end()
+    session.looks_at_everything = False
+    session.settle()
+    places = {place: session.users.layout.at(place) for place in (QUEUED, HELD, RUNNING)}
+    DirectoryWatcher.start(session.now.watcher, places, modes_of=(QUEUED, HELD))
+    assert session.now.watcher.problem is None
+    session.after_turn = lambda: hear(session)
+    return session
 
 
 def hear(session: Session) -> None:
     """Have the dispatcher read what events there are."""
-    assert session.now is not None
     while select.select([session.now.watcher.fileno()], [], [], 0)[0]:
         session.now.watcher.read()
 
@@ -52,7 +44,6 @@ def running(session: Session, name: str, *lines: str) -> ActiveRun:
     hear(session)
     session.turns(1)
     session.after_turn = lambda: hear(session)
-    assert session.now is not None
     return session.now.state.live[name, 1]
 
 
@@ -139,7 +130,6 @@ def test_a_job_starts_when_what_is_in_its_way_goes(session: Session, heard: bool
 
     What events tell of is looked at before a number is given away; anything else the claim finds, once.
     """
-    assert session.now is not None
     way, runs = session.users.path(RUNNING, "x"), session.world.root / "jobs/x"
     if heard:
         way.mkdir()
@@ -168,7 +158,6 @@ def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> N
     for name, line in zip("abcd", lines, strict=True):
         session.users.submit(name, "ok", line)
     wait_for(lambda: session.turns(1) or (session.now is not None and set("abcd") <= set(session.now.state.jobs)))
-    assert session.now is not None
     assert [file.text is None for name in "abcd" if (file := session.now.state.jobs[name].queued)] == [
         True,
         False,
@@ -184,9 +173,7 @@ def test_the_record_of_a_run_has_the_text_that_was_parsed(session: Session) -> N
 
 
 @pytest.mark.parametrize("another", [True, False], ids=["a job waits", "no job waits"])
-def test_a_start_and_an_end_take_one_plan_each(
-    session: Session, monkeypatch: pytest.MonkeyPatch, *, another: bool
-) -> None:
+def test_a_start_and_an_end_take_a_plan(session: Session, monkeypatch: pytest.MonkeyPatch, *, another: bool) -> None:
     """Own moves and paperwork make no other plan, and an end that no job waits for makes none."""
     plans: list[int] = []
     really = planner.decide
@@ -215,16 +202,11 @@ def test_who_depends_on_a_run_starts_with_its_end(session: Session) -> None:
     session.users.submit("z", "ok", 'depends_on = { failed = ["x"] }', 'on_dependency_failure = "cancel"')
     hear(session)
     session.settle()
-    assert ends_of(session.world).outcomes == {
-        "x": ("finished 1.0",),
-        "y": ("finished 1.0",),
-        "z": ("cancelled 1.0",),
-    }
+    assert ends_of(session.world).outcomes == {"x": ("finished 1.0",), "y": ("finished 1.0",), "z": ("cancelled 1.0",)}
 
 
 def test_another_file_that_is_held_is_known_when_the_waiting_one_ends(session: Session) -> None:
     """No event tells of it a second time."""
-    assert session.now is not None
     session.users.submit("x", "ok", place=HELD)
     session.users.submit("x", "ok", 'depends_on = ["y"]')
     session.users.submit("y", "fail")

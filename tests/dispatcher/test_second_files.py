@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from crash.world import Session, _Processes, world_at
+from crash.world import Session, _Processes
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Machine, State
-from spool.dispatcher import filemoves
 from spool.formats.state import StateView, parse_state, render_state
 from spool.machine import marks
 from spool.page.content import ContentReader
@@ -21,15 +17,11 @@ from spool.store.spool import Spool
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Give a world with an empty spool, and no dispatcher yet."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        monkeypatch.setattr(marks, "MachineProber", lambda *_: world)
-        monkeypatch.setattr(_Processes, "terminate", lambda *_: [])
-        made = Session(world)
-        yield made
-        made.end()
+def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Give a dispatcher that ends no run, and commands that see its world."""
+    monkeypatch.setattr(marks, "MachineProber", lambda *_: session.world)
+    monkeypatch.setattr(_Processes, "terminate", lambda *_: [])
+    return session
 
 
 def _begin(session: Session, first: str) -> None:
@@ -47,13 +39,10 @@ def _begin(session: Session, first: str) -> None:
 
 def _view(session: Session) -> StateView:
     """Write state.json as of now, and return it as it is read."""
-    assert session.now is not None
     machine = Machine(cpus=2, memory_bytes=1 << 30)
     text = render_state(session.now.status._view(session.now.planner.plan, machine, paused=False))
     (session.world.root / layout.STATE).write_bytes(text)
-    view = parse_state(text)
-    assert view is not None
-    return view
+    return parse_state(text)
 
 
 def _rows(session: Session) -> list[JobRow]:

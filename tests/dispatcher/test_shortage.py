@@ -7,14 +7,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from crash.world import Session, World, check, ends_of, world_at
+from crash.world import Session, World, check, ends_of
 from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import RunEnd
@@ -37,13 +37,10 @@ from spool.store.spool import Spool
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Give a dispatcher in a world with an empty spool, on a machine with sixty processors."""
-    with world_at(tmp_path / "spool", monkeypatch) as world:
-        world.cpus = 60
-        made = Session(world)
-        yield made
-        made.end()
+def session(session: Session) -> Session:
+    """Give a dispatcher in a world on a machine with sixty processors."""
+    session.world.cpus = 60
+    return session
 
 
 @pytest.fixture
@@ -65,9 +62,6 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[Launch], bool])
 
     monkeypatch.setattr(World, "start", tries)
     return tried
-
-
-# --- the pauses -----------------------------------------------------------------------------------------------
 
 
 def test_pauses_grow_from_a_second_to_a_minute() -> None:
@@ -94,14 +88,11 @@ def test_a_machine_that_refuses_is_not_asked_by_sixty_jobs(session: Session, mon
     for number in range(60):
         session.users.submit(f"job-{number}", "ok", "requeue = false")
     session.settle()
-    assert session.now is not None
     assert len(tried) == 2
     assert ends_of(session.world).outcomes == {}
     plan = session.now.planner.plan
-    assert plan is not None
     for number in range(60):
         reason = plan.reason(f"job-{number}")
-        assert reason is not None
         assert reason.code == "refused"
         assert reason.text.startswith(
             "refused: /bin/sh was not started: Resource temporarily unavailable; tried again at"
@@ -132,8 +123,6 @@ def test_a_job_that_is_refused_alone_keeps_nobody_waiting(session: Session, how:
     session.settle()
     outcomes = ends_of(session.world).outcomes
     assert outcomes == {f"job-{number}": ("finished 1.0",) for number in range(5)}
-    assert session.now is not None
-    assert session.now.planner.plan is not None
     assert str(session.now.planner.plan.reason("a-first")).startswith("refused: ")
 
 
@@ -149,7 +138,6 @@ def test_the_end_of_a_shortage_is_its_first_run_that_begins(tmp_path: Path) -> N
     assert (shortage.most(), shortage.words(12)) == (1, "")
     shortage.tries(two)
     assert (shortage.most(), shortage.words(21)) == (0, "no process; job two is tried first")
-    assert timer.at_ns is not None
     assert timer.at_ns > 21
     shortage.refused(two, "no process", 22)
     assert shortage.words(23).startswith("no process; tried again at ")
@@ -197,9 +185,6 @@ def _live(name: str, at_ns: int) -> Any:
     )
 
 
-# --- what is left of it ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["denied", "refused"])
 def test_the_number_of_a_refused_run_is_not_used_again(session: Session, how: str) -> None:
     """Its metadir says that it never began, and the job's history has one run only."""
@@ -240,7 +225,6 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     session.settle()
     root = session.world.root
     now = session.now
-    assert now is not None
     report = type(now.status)
     report.write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
     state = json.loads((root / layout.STATE).read_text())
@@ -257,9 +241,6 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     assert why(Spool(str(root)), "new").reasons[0].code == "refused"
 
 
-# --- what is none -----------------------------------------------------------------------------------------------
-
-
 def _without_jid(session: Session, status: int, leftovers: list[str]) -> ActiveRun:
     """Have a wrapper end without an exit code and its jid removed; *leftovers* are the records that are left."""
     session.users.submit("x", "hang", "requeue = false")
@@ -271,7 +252,6 @@ def _without_jid(session: Session, status: int, leftovers: list[str]) -> ActiveR
             record.unlink()
     for name in leftovers:
         (metadir / name).touch()
-    assert session.now is not None
     live = session.now.state.live["x", 1]
     handle = session.world.engine.child("x", 1, 1)
     if live.jid is not None:
@@ -293,7 +273,6 @@ _LAUNCHED = [layout.SPEC_COPY, layout.GRANT, layout.WRAPPER]
 def test_a_job_that_removes_its_own_jid_has_begun(session: Session, status: int, leftovers: list[str]) -> None:
     """Whatever a run leaves but its jid proves that it began, and nothing says later that it never did."""
     live = _without_jid(session, status, leftovers)
-    assert live.ended is not None
     assert live.ended.outcome in (State.LOST, State.FAILED)
     assert Spool(str(session.world.root)).record("x", 1, layout.JID) != run_records.VOID_JID
 
@@ -307,9 +286,7 @@ def test_a_wrapper_without_a_trace_is_refused_only_if_it_says_so(session: Sessio
     assert isinstance(live.phase, phase)
 
 
-def test_a_silent_run_that_has_left_a_trace_is_not_taken_back(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_run_that_left_a_trace_is_not_taken_back(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher that finds a run without a jid but with its log does not start the job again, uncounted."""
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
     session.users.submit("x", "hang", "requeue = false")

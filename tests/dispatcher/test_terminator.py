@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -66,34 +64,6 @@ def stat_of(process: Process, state: str) -> Stat:
     return Stat(process.pid, state, WRAPPER.pid, WRAPPER.pid, 0, 0, 0, 0, 1, process.start_ticks, 1)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
-    """A shell waits for its command before it runs its trap; but what began after TERM tidies up, and is let."""
-    with subprocess.Popen(["sleep", "60"]) as shell, subprocess.Popen(["sleep", "60"]) as command:
-        known, unseen = (Process(each.pid, identity.start_ticks(each.pid) or 0) for each in (shell, command))
-        looks = iter([{known}, {known, unseen}])
-        told: list[tuple[set[Process], int]] = []
-        live: Any = _Live(monkeypatch, lambda: Seen(next(looks)))
-
-        def send(processes: Iterable[Process], number: int) -> Sent:
-            if meant := set(processes):
-                told.append((meant, number))
-            return Sent()
-
-        monkeypatch.setattr(local, "send", send)
-        at_ticks = unseen.start_ticks + before
-        monkeypatch.setattr(identity, "ticks_now", lambda: at_ticks)
-        timer = Timer()
-        stopper = terminator.Terminator(timer)
-        stopper.add(live)
-        for _ in range(2):
-            time.sleep(max(0, (timer.at_ns or 0) - time.monotonic_ns()) / 1e9)
-            stopper.tick()
-        assert told == [({known}, signal.SIGTERM)] + [({unseen}, signal.SIGTERM)] * before
-        for each in (shell, command):
-            each.kill()
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Give the time that a stop sees, to be set."""
@@ -103,9 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return now
 
 
-def test_a_wrapper_that_always_has_another_child_is_killed_too(
-    monkeypatch: pytest.MonkeyPatch, clock: list[int]
-) -> None:
+def test_a_wrapper_that_always_has_a_child_is_killed_too(monkeypatch: pytest.MonkeyPatch, clock: list[int]) -> None:
     """It is spared after the grace for as long as an epilog may take, and not for ever."""
     children = iter(range(100, 10_000))
     live: Any = _Live(monkeypatch, lambda: Seen({Process(next(children), 2)}))
@@ -202,6 +170,15 @@ class Freezing:
         return list(self.engine.terminate({self.run: kill})) == [self.run]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_what_a_shell_began_before_it_was_told_is_told_too(monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    """A shell waits for its command before it runs its trap; but what began after TERM tidies up, and is let."""
+    now = Freezing(monkeypatch, Seen({ONE}), Seen({ONE, TWO}))
+    monkeypatch.setattr(identity, "ticks_now", lambda: TWO.start_ticks + before)
+    assert [now.tick(kill=False) for _ in range(2)] == [False, False]
+    assert now.sent == [(signal.SIGTERM, {ONE.pid})] + [(signal.SIGTERM, {TWO.pid})] * before
+
+
 def test_all_stands_still_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has forked before it stood still is found and stopped too, and KILL comes when nothing can fork.
 
@@ -225,9 +202,7 @@ def test_all_stands_still_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_what_a_killed_wrapper_has_left_is_not_gone_before_a_search_that_is_certain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_killed_wrapper_left_is_not_gone_before_a_search_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing while processes come and go is followed by another, and people are told why."""
     killed, unsure = Seen(set(), wrapper=""), Seen(set(), wrapper="", certain=False)
     now = Freezing(monkeypatch, unsure, Seen({TWO}, wrapper=""), unsure, killed)

@@ -70,7 +70,6 @@ def test_signals_that_our_starter_blocked_arrive() -> None:
             wakes.children_ended()
             assert list(local.reap()) == []
             run = local.child("a", 1, os.posix_spawn("/bin/true", ["true"], {}))
-            assert run.pid is not None
             os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)
             assert wakes.children_ended()
             assert list(local.reap()) == [run]
@@ -89,7 +88,6 @@ def test_an_adopted_run_and_many_children_are_told_apart(wakes: Wakeup, monkeypa
     try:
         assert list(local.reap()) == []
         with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
-            assert parent.stdout is not None
             wrapper = int(parent.stdout.readline())
             live.launched(local.no_child("a", 1, identity.of_process(wrapper)))
             wakes.watch_run(live)

@@ -30,43 +30,33 @@ def right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @needs_compiler
-def test_a_built_program_is_found(tmp_path: Path) -> None:
-    """It names its source, may be executed, and nothing else is left where it was built."""
-    built = compiled.build(str(tmp_path))
-    assert os.listdir(tmp_path) == [compiled.NAME]
-    assert compiled.find("auto", built.path) == compiled.FoundWrapper(built.path)
+def test_a_built_program_is_found_and_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:
+    """It names its source, takes the place of a broken one, and nothing else is left where it was built.
 
-
-@needs_compiler
-def test_a_program_that_is_built_again_is_tried_again(tmp_path: Path) -> None:
-    """The answer of before was about another one."""
-    program = _script(tmp_path / compiled.NAME, "exit 1")
-    assert compiled.find("auto", program).broken
-    assert compiled.find("auto", compiled.build(str(tmp_path)).path).path == program
-
-
-@needs_compiler
-def test_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:
-    """The folder, the time and the flags of the caller's environment leave no trace in the program."""
+    The folder, the time and the flags of the caller's environment leave no trace in it.
+    """
     found = []
     for name in ("one", "another-with-a-longer-name"):
         (tmp_path / name).mkdir()
+        program = _script(tmp_path / name / compiled.NAME, "exit 1")
+        assert compiled.find("auto", program).broken
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CFLAGS", f"-g -DNAME={name}")
-            found.append(Path(compiled.build(str(tmp_path / name)).path).read_bytes())
+            built = compiled.build(str(tmp_path / name))
+        assert os.listdir(tmp_path / name) == [compiled.NAME]
+        assert compiled.find("auto", built.path) == compiled.FoundWrapper(program)
+        found.append(Path(program).read_bytes())
     assert found[0] == found[1]
+    if os.uname().machine in ("x86_64", "aarch64"):
+        assert built.platforms == f"manylinux_2_17_{os.uname().machine}.musllinux_1_1_{os.uname().machine}"
+        assert b"ld-" not in found[0], "it asks for a loader"
 
 
 @needs_compiler
-@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="needs the C library here")
-def test_it_goes_without_the_c_library_and_with_it(tmp_path: Path) -> None:
-    """A wheel with the first is for every Linux of its processor, one with the second for machines like this one."""
-    processor = os.uname().machine
-    alone = compiled.build(str(tmp_path))
-    assert alone.platforms == f"manylinux_2_17_{processor}.musllinux_1_1_{processor}"
-    assert b"ld-" not in Path(alone.path).read_bytes(), "it asks for a loader"
+def test_it_goes_with_the_c_library_too(tmp_path: Path) -> None:
+    """A wheel with that is for machines like this one; without, for every Linux of its processor."""
     with_library = compiled.build(str(tmp_path), alone=False)
-    assert with_library.platforms == f"linux_{processor}"
+    assert with_library.platforms == f"linux_{os.uname().machine}"
     assert compiled.find("auto", with_library.path).path == with_library.path
 
 
@@ -87,34 +77,25 @@ def test_without_a_compiler_the_reason_names_it(tmp_path: Path, monkeypatch: pyt
     assert sorted(os.listdir(tmp_path)) == ["broken", "right", "source.c", compiled.NAME]
 
 
-def test_sh_in_the_configuration_is_obeyed(right: str) -> None:
-    """The program is not even tried."""
-    found = compiled.find("sh", right)
-    assert found == compiled.FoundWrapper(None, 'wrapper = "sh" in config.toml')
+def test_a_program_that_is_not_wanted_or_not_there_is_no_trouble(tmp_path: Path) -> None:
+    """With `sh` in the configuration it is not even tried; without a compiler at the installation there is none."""
+    silent = _script(tmp_path / "silent", "exec sleep 1000")
+    for found in (compiled.find("sh", silent), compiled.find("auto", str(tmp_path / "none"))):
+        assert (found.path, found.broken) == (None, False)
+        assert found.why
 
 
-def test_a_program_that_is_not_there_is_no_trouble(tmp_path: Path) -> None:
-    """An installation without a compiler works, and says what a compiler would be good for."""
-    found = compiled.find("auto", str(tmp_path / "none"))
-    assert (found.path, found.broken) == (None, False)
-    assert found.why == "spool was installed without the compiled wrapper"
-
-
-def test_a_program_that_cannot_be_used_is_said_to_be_broken(
-    tmp_path: Path, right: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_cannot_be_used_is_broken(tmp_path: Path, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another processor, not executable, failing, silent, or of another source: `sh` it is, with the reason."""
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(11) + b"\x16\x00" + bytes(44))  # a big machine of IBM's
     foreign.chmod(0o755)
-    monkeypatch.setattr(compiled, "_TRY_S", 0.2)
     cases = {
         str(foreign): "is not for this machine: Exec format error",
         _script(tmp_path / "plain", "exit 0", 0o644): "may not be executed",
         _script(tmp_path / "failing", "exit 3"): "does not work here: exit code 3",
         _script(tmp_path / "dying", "kill -ILL $$"): "does not work here: exit code -4",
         _script(tmp_path / "other", f"echo {compiled.NAME} 0123"): "was built from another version of its source",
-        _script(tmp_path / "silent", "exec sleep 10"): "does not answer",
     }
     (tmp_path / "dangling").symlink_to(tmp_path / "none")
     cases[str(tmp_path / "dangling")] = "is not for this machine: No such file or directory"
@@ -122,6 +103,9 @@ def test_a_program_that_cannot_be_used_is_said_to_be_broken(
         found = compiled.find("auto", path)
         assert (found.path, found.why, found.broken) == (None, f"{path} {why}", True)
         assert found.remedy
+    with monkeypatch.context() as hurried:
+        hurried.setattr(compiled, "_TRY_S", 0.1)
+        assert compiled.find("auto", _script(tmp_path / "silent", "exec sleep 1000")).broken
     assert compiled.find("auto", right).path == right
 
 

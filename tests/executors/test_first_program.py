@@ -16,7 +16,10 @@ from spool.formats import wrapper
 
 
 def test_an_output_is_read_from_where_it_ended(tmp_path: Path) -> None:
-    """What a file had before is not shown; what comes is, once, also after the file was cut short."""
+    """What a file had before is not shown; what comes is, once, also after the file was cut short.
+
+    A file that is not there yet has nothing to show, and all of it is new when it is.
+    """
     path = tmp_path / "log"
     path.write_bytes(b"old\n")
     output = Output(str(path))
@@ -27,13 +30,9 @@ def test_an_output_is_read_from_where_it_ended(tmp_path: Path) -> None:
     assert output.read() == b""
     path.write_bytes(b"cut\n")
     assert output.read() == b"cut\n"
-
-
-def test_an_output_may_come_later(tmp_path: Path) -> None:
-    """A file that is not there yet has nothing to show, and all of it is new when it is."""
-    output = Output(str(tmp_path / "log"))
+    output = Output(str(tmp_path / "later"))
     assert output.read() == b""
-    (tmp_path / "log").write_bytes(b"all\n")
+    (tmp_path / "later").write_bytes(b"all\n")
     assert output.read() == b"all\n"
 
 

@@ -69,9 +69,12 @@ class Stand:
         delivery.start()
         return delivery
 
-    @property
-    def unread(self) -> bool:
-        return self.outbox.unread()
+    def all_read(self) -> None:
+        wait_for(lambda: not self.outbox.unread(), what="all to be read")
+
+    def end(self, delivery: Delivery, within_s: float = PATIENCE_S) -> None:
+        delivery.leave(within_s)
+        assert delivery.join(PATIENCE_S)
 
 
 def _event(number: str, name: EventName) -> Event:
@@ -84,8 +87,7 @@ def stand(spool_root: Path) -> Iterator[Stand]:
     made = Stand(spool_root)
     yield made
     for delivery in made.deliveries:
-        delivery.leave(0)
-        assert delivery.join(PATIENCE_S)
+        made.end(delivery, 0)
     made.outbox.close()
 
 
@@ -95,13 +97,12 @@ def test_all_is_told_in_order_and_then_remembered(stand: Stand) -> None:
     stand.tell("p", name=EventName.POLLING)
     first = Recorder()
     delivery = stand.delivery(first)
-    wait_for(lambda: not stand.unread, what="all to be read")
+    stand.all_read()
     assert first.heard == ["a", "b"]
     stand.tell("c")
     delivery.more(math.inf)
     wait_for(lambda: first.heard == ["a", "b", "c"], what="c")
-    delivery.leave(10)
-    assert delivery.join(PATIENCE_S)
+    stand.end(delivery)
     assert first.closed.is_set()
     second = Recorder()
     stand.tell("d")
@@ -117,10 +118,9 @@ def test_nothing_is_told_before_it_may_be(stand: Stand) -> None:
     listener = Recorder()
     delivery = stand.delivery(listener, limit=end)
     wait_for(lambda: stand.outbox.cursor("recorder") == end, what="a to be read")
-    delivery.leave(10)
-    assert delivery.join(PATIENCE_S)
+    stand.end(delivery)
     assert listener.heard == ["a"]
-    assert stand.unread
+    assert stand.outbox.unread()
 
 
 def test_what_is_not_done_is_told_again(stand: Stand) -> None:
@@ -132,11 +132,10 @@ def test_what_is_not_done_is_told_again(stand: Stand) -> None:
     wait_for(lambda: len(listener.open) == 3, what="three to be taken in")
     listener.open[0]()
     listener.open[2]()
-    delivery.leave(0)
-    assert delivery.join(PATIENCE_S)
+    stand.end(delivery, 0)
     again = Recorder()
     stand.delivery(again)
-    wait_for(lambda: not stand.unread, what="the rest")
+    stand.all_read()
     assert again.heard == ["b", "c"]
 
 
@@ -147,11 +146,11 @@ def test_a_feed_that_is_to_leave_waits_for_what_is_not_done(stand: Stand) -> Non
     listener.at_once = False
     delivery = stand.delivery(listener)
     wait_for(lambda: listener.open, what="a to be taken in")
-    delivery.leave(60)
+    delivery.leave(PATIENCE_S)
     assert not delivery.join(0.05)
     listener.open[0]()
     assert delivery.join(PATIENCE_S)
-    assert not stand.unread
+    assert not stand.outbox.unread()
 
 
 def test_only_so_much_is_open_at_once(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +181,7 @@ def test_a_listener_that_raises_has_heard(stand: Stand, caplog: pytest.LogCaptur
     stand.tell("a", "b")
     listener = Recorder(behave)
     stand.delivery(listener)
-    wait_for(lambda: not stand.unread, what="all to be read")
+    stand.all_read()
     assert listener.heard == ["a", "b"]
 
 
@@ -209,5 +208,5 @@ def test_what_ends_the_process_again_and_again_is_passed_over(stand: Stand) -> N
     assert told == ["a"] * MOST_TRIES
     last = Recorder()
     stand.delivery(last, careful=True)
-    wait_for(lambda: not stand.unread, what="the rest")
+    stand.all_read()
     assert last.heard == ["b"]

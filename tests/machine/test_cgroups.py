@@ -107,17 +107,15 @@ def found(proc: Path, kernel: Kernel) -> RunGroups:
 
 
 def test_a_delegated_group_is_prepared(proc: Path, kernel: Kernel) -> None:
-    """Our process moves into a leaf, and the group passes the memory controller on."""
+    """Our process moves into a leaf, and the group passes the memory controller on.
+
+    Whoever looks again, or is started in the leaf, finds the same and makes no leaf within the leaf.
+    """
     groups = found(proc, kernel)
     assert groups.path == kernel.root
     assert (kernel.root / "cgroup.procs").read_text() == ""
     assert (kernel.root / "dispatcher/cgroup.procs").read_text() == f"{os.getpid()}\n"
     assert (kernel.root / "cgroup.subtree_control").read_text() == "memory\n"
-
-
-def test_a_dispatcher_that_is_in_its_leaf_already_finds_the_same(proc: Path, kernel: Kernel) -> None:
-    """Whoever looks again, or is started in the leaf, makes no leaf within the leaf."""
-    found(proc, kernel)
     (proc / "self/cgroup").write_text("0::/us/dispatcher\n")
     assert found(proc, kernel).path == kernel.root
     assert not (kernel.root / "dispatcher/dispatcher").exists()
@@ -125,67 +123,58 @@ def test_a_dispatcher_that_is_in_its_leaf_already_finds_the_same(proc: Path, ker
 
 def test_every_reason_against_it_is_a_sentence(proc: Path, kernel: Kernel) -> None:
     """Where no groups can be made, the answer says why, and nothing has changed."""
+
+    def why() -> str:
+        answer = cgroups.find_run_groups(proc=str(proc), files=kernel)
+        assert isinstance(answer, str)
+        return answer
+
     kernel.is_delegated = False
-    assert cgroups.find_run_groups(proc=str(proc), files=kernel) == f"{kernel.root} is not delegated to this user"
+    assert "not delegated to this user" in why()
     kernel.is_delegated = True
     (kernel.root / "cgroup.controllers").write_text("cpu pids\n")
-    assert (
-        cgroups.find_run_groups(proc=str(proc), files=kernel)
-        == f"the memory controller is not delegated to {kernel.root}"
-    )
+    assert "memory controller" in why()
     (kernel.root / "cgroup.controllers").write_text("cpu memory\n")
     (kernel.root / "cgroup.procs").write_text(f"{os.getpid()}\n4711\n")
-    assert (
-        cgroups.find_run_groups(proc=str(proc), files=kernel)
-        == f"{kernel.root} cannot be used: Device or resource busy"
-    )
+    assert "busy" in why()
     assert not (kernel.root / "dispatcher").exists()
     assert sorted((kernel.root / "cgroup.procs").read_text().split()) == sorted([str(os.getpid()), "4711"])
     for text in ("4:memory:/legacy\n", "0::/gone/us\n"):
         (proc / "self/cgroup").write_text(text)
-        assert isinstance(cgroups.find_run_groups(proc=str(proc), files=kernel), str)
+        assert why()
     (proc / "self/cgroup").unlink()
-    assert cgroups.find_run_groups(proc=str(proc), files=kernel) == "there is no cgroup version 2 hierarchy"
+    assert "no cgroup version 2" in why()
 
 
 def test_a_limit_is_in_force_for_all_of_a_run_together(proc: Path, kernel: Kernel) -> None:
     """The run's group has the limit, rounded down to pages, no swap, and falls as a whole."""
     group = found(proc, kernel).create("train", 2, 10 * PAGE + 5)
-    assert group is not None
     assert group.path == kernel.root / "train.2"
     assert group.procs == group.path / "cgroup.procs"
     values = {name: (group.path / name).read_text() for name in ("memory.max", "memory.swap.max", "memory.oom.group")}
     assert values == {"memory.max": f"{10 * PAGE}\n", "memory.swap.max": "0\n", "memory.oom.group": "1\n"}
 
 
-def test_a_run_without_a_limit_has_a_group_too(proc: Path, kernel: Kernel) -> None:
-    """What has no limit can be counted and ended all the same."""
-    group = found(proc, kernel).create("train", 1, None)
-    assert group is not None
-    assert (group.path / "memory.max").read_text() == "max\n"
-
-
 def test_a_limit_that_is_not_in_force_is_no_limit(proc: Path, kernel: Kernel) -> None:
-    """When the kernel does not take the limit over, there is no group, and none is left behind."""
+    """When the kernel does not take the limit over, there is no group, and none is left behind.
+
+    Where it does not count swap the limit holds.
+    """
     groups = found(proc, kernel)
     kernel.deaf = {"memory.max"}
     assert groups.create("train", 1, 10 * PAGE) is None
     kernel.deaf, kernel.missing = set(), {"memory.max"}
     assert groups.create("train", 1, 10 * PAGE) is None
     assert not (kernel.root / "train.1").exists()
-
-
-def test_a_kernel_that_does_not_count_swap_limits_memory(proc: Path, kernel: Kernel) -> None:
-    """Without memory.swap.max the limit holds."""
     kernel.missing = {"memory.swap.max"}
-    assert found(proc, kernel).create("train", 1, 10 * PAGE) is not None
+    assert groups.create("train", 1, 10 * PAGE) is not None
 
 
 def test_what_a_group_tells_is_read(proc: Path, kernel: Kernel) -> None:
     """Memory, peak, CPU time, kills for memory and the processes are what the files say."""
     groups = found(proc, kernel)
     group = groups.create("train", 1, None)
-    assert group is not None
+    assert (group.path / "memory.max").read_text() == "max\n"  # what has no limit can be counted and ended all the same
     assert (group.memory_bytes(), group.peak_memory_bytes(), group.cpu_time_ns()) == (4096, 8192, 1_500_000)
     assert (group.oom_kills(), group.populated(), group.pids()) == (0, False, frozenset())
     (group.path / "memory.events").write_text("oom 2\noom_kill 7\noom_group_kill 1\n")
@@ -207,7 +196,6 @@ def test_a_group_that_is_not_there_tells_nothing(proc: Path, kernel: Kernel) -> 
 def test_a_group_is_killed_and_removed(proc: Path, kernel: Kernel) -> None:
     """All of a group is killed by one word; it can be removed once nobody is left."""
     group = found(proc, kernel).create("train", 1, None)
-    assert group is not None
     group.procs.write_text("12\n")
     assert not group.remove()
     assert group.kill()
@@ -220,8 +208,7 @@ def test_a_group_is_killed_and_removed(proc: Path, kernel: Kernel) -> None:
 def test_a_pinned_run_is_bound_to_its_cpus(proc: Path, kernel: Kernel) -> None:
     """If the cpuset controller is delegated too, it is switched on for the groups of the runs, and holds the CPUs."""
     (kernel.root / "cgroup.controllers").write_text("cpu cpuset memory pids\n")
-    groups = cgroups.find_run_groups(proc=str(proc), files=kernel)
-    assert isinstance(groups, RunGroups)
+    groups = found(proc, kernel)
     (groups.path / "cgroup.controllers").write_text("cpu cpuset memory pids\n")
     switched = []
     kernel.write = lambda path, text, write=kernel.write: (  # type: ignore[method-assign]
@@ -235,11 +222,9 @@ def test_a_pinned_run_is_bound_to_its_cpus(proc: Path, kernel: Kernel) -> None:
 
 def test_without_the_cpuset_controller_a_group_binds_no_cpus(proc: Path, kernel: Kernel) -> None:
     """The wrapper's affinity has to do then, and the limit on memory is in force all the same."""
-    groups = cgroups.find_run_groups(proc=str(proc), files=kernel)
-    assert isinstance(groups, RunGroups)
+    groups = found(proc, kernel)
     assert not groups.binds_cpus()
     group = groups.create("a", 1, 1 << 30, "0")
-    assert group is not None
     assert not (group.path / "cpuset.cpus").exists()
 
 

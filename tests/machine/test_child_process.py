@@ -43,7 +43,7 @@ def child_of(tmp_path: Path) -> Iterator[Callable[..., ChildProcess]]:
     yield make
     for child in made:
         child.give_up(kill=True)
-        assert not child.lingers(30)
+        assert not child.lingers(PATIENCE_S)
         child.close()
 
 
@@ -78,7 +78,7 @@ def test_a_child_that_reads_nothing_keeps_nobody_waiting(child_of: Callable[...,
     assert child.is_alive
     child.give_up(kill=True)
     assert child.pid is None
-    assert not child.lingers(30)
+    assert not child.lingers(PATIENCE_S)
 
 
 def test_the_end_of_a_child_shows_though_others_hold_its_socket(child_of: Callable[..., ChildProcess]) -> None:
@@ -101,7 +101,6 @@ def test_a_child_that_is_not_watched_wakes_nobody_by_its_end(child_of: Callable[
     child = child_of("")
     child.watch(False)
     child.start()
-    assert child.pid is not None
     end = os.pidfd_open(child.pid)
     select.select([end], [], [], PATIENCE_S)
     os.close(end)
@@ -131,8 +130,9 @@ def test_a_child_that_dies_young_is_started_after_growing_pauses(
     assert pauses == [pauses[0] << at for at in (0, 1, 2, 0, 1, 2)]
 
 
-def test_a_child_finds_the_standard_library_first_and_nothing_relative(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_finds_the_standard_library_first_and_no_dots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever path this process has: at a prompt the current directory is the first of it."""
+    monkeypatch.chdir(tmp_path)  # the one where the tests were begun may be on the path
     library = os.path.dirname(os.__file__)
     monkeypatch.setattr(sys, "path", ["", ".", "/own", *sys.path])
     found = import_path().split(os.pathsep)

@@ -12,7 +12,7 @@ import pytest
 
 from served import alive
 from spool.machine.commands import AT_ONCE, Command, CommandEnd, CommandRunner
-from support import wait_for
+from support import PATIENCE_S, wait_for
 
 
 @pytest.fixture
@@ -36,9 +36,14 @@ def wait(runner: CommandRunner, *numbers: int) -> list[CommandEnd]:
     return [ended[number] for number in numbers]
 
 
-def sh(text: str, within_s: float = 30, *, urgent: bool = False, **environment: str) -> Command:
+def sh(text: str, within_s: float = PATIENCE_S, *, urgent: bool = False, **environment: str) -> Command:
     """Make a command of a shell's text."""
     return Command(("/bin/sh", "-c", text), environment or None, within_s, urgent=urgent)
+
+
+def until(go: Path, before: str = ":", after: str = ":") -> Command:
+    """Make a command that does not end before there is that file."""
+    return sh(f"{before}; until [ -e {go} ]; do sleep 0.02; done; {after}")
 
 
 def test_a_command_answers_with_all_that_it_said(runner: CommandRunner) -> None:
@@ -80,7 +85,7 @@ def test_a_command_that_says_the_words_is_ended_with_its_children(runner: Comman
 def test_what_is_urgent_waits_for_nothing_slow(runner: CommandRunner, tmp_path: Path) -> None:
     """As many slow commands as run at once keep no urgent one waiting."""
     go = tmp_path / "go"
-    slow = [runner.order(sh(f"until [ -e {go} ]; do sleep 0.02; done")) for _ in range(2 * AT_ONCE)]
+    slow = [runner.order(until(go)) for _ in range(2 * AT_ONCE)]
     ended: dict[int, CommandEnd] = {}
     urgent = runner.order(sh("echo now", urgent=True))
     wait_for(lambda: urgent in collect(runner, ended), what="the urgent one")
@@ -90,7 +95,6 @@ def test_what_is_urgent_waits_for_nothing_slow(runner: CommandRunner, tmp_path: 
 
 
 def _killed(runner: CommandRunner) -> None:
-    assert runner.pid is not None
     os.kill(runner.pid, signal.SIGKILL)
 
 
@@ -99,20 +103,24 @@ def test_a_command_outlives_the_helper_and_the_dispatcher(
     runner: CommandRunner, tmp_path: Path, end: Callable[[CommandRunner], None]
 ) -> None:
     """What it is in the middle of it finishes: a submission is never cut off."""
-    begun, done = tmp_path / "begun", tmp_path / "done"
-    runner.order(sh(f"touch {begun}; sleep 0.5; touch {done}"))
+    begun, go, done = (tmp_path / name for name in ("begun", "go", "done"))
+    runner.order(until(go, f"touch {begun}", f"touch {done}"))
     wait_for(begun.exists, what="its begin")
     end(runner)
+    go.touch()
     wait_for(done.exists, what="its end")
 
 
-def test_after_the_death_of_the_helper_every_order_is_answered_and_new_ones_are_done(runner: CommandRunner) -> None:
+def test_after_the_death_of_the_helper_every_order_is_answered_and_new_ones_are_done(
+    runner: CommandRunner, tmp_path: Path
+) -> None:
     """Nobody knows what became of those that it had; the next helper does what comes after."""
-    numbers = [runner.order(sh("sleep 5")) for _ in range(3)]
-    wait_for(lambda: runner.pid is not None, what="the helper")
-    time.sleep(0.2)
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    numbers = [runner.order(until(go, f"touch {begun}")) for _ in range(AT_ONCE + 1)]
+    wait_for(begun.exists, what="the first of them")
     _killed(runner)
-    assert [end.status for end in wait(runner, *numbers)] == [None] * 3
+    go.touch()
+    assert [end.status for end in wait(runner, *numbers)] == [None] * len(numbers)
     (end,) = wait(runner, runner.order(sh("echo again")))
     assert end.out == "again\n"
 
@@ -121,22 +129,17 @@ def test_a_helper_that_hangs_is_given_up(runner: CommandRunner, monkeypatch: pyt
     """A stopped helper answers nothing: its orders count as unanswered when their time is over."""
     monkeypatch.setattr("spool.machine.commands._PATIENCE_NS", 0)
     wait(runner, runner.order(sh("true")))
-    assert runner.pid is not None
     os.kill(runner.pid, signal.SIGSTOP)
     number = runner.order(sh("true", 0.2))
     assert [end.status for end in wait(runner, number)] == [None]
 
 
-def test_a_helper_that_cannot_be_started_is_told_to_who_asks(
-    runner: CommandRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_helper_that_cannot_be_started_is_told_of(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """An urgent question is answered with the reason; what is to be done waits, and is done once there is a helper."""
     with monkeypatch.context() as without:
         without.setattr("spool.machine.child_process.sys.executable", "/nonexistent/python")
         waits, asks = runner.order(sh("echo done")), runner.order(sh("echo done", urgent=True))
-        due_ns = runner.due_ns()
-        assert due_ns is not None
-        assert due_ns <= time.monotonic_ns()
+        assert runner.due_ns() <= time.monotonic_ns()
         ended = dict(runner.work())
         assert set(ended) == {asks}
         assert ended[asks].status is None

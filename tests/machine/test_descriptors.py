@@ -59,7 +59,6 @@ def none_left() -> Iterator[None]:
 def test_a_run_is_found_and_ended_without_a_descriptor_left(child: subprocess.Popen[bytes]) -> None:
     """The look at /proc and the signal have the descriptors that were put by, over and over."""
     jid = identity.of_process(child.pid)
-    assert jid is not None
     with none_left():
         for _ in range(3):
             assert identity.liveness(jid) is Liveness.ALIVE
@@ -72,7 +71,6 @@ def test_a_run_is_found_and_ended_without_a_descriptor_left(child: subprocess.Po
 def test_what_cannot_be_looked_at_is_not_gone(child: subprocess.Popen[bytes]) -> None:
     """Without a reserve either, a look fails, where it called a live run gone before: it would have run twice."""
     jid = identity.of_process(child.pid)
-    assert jid is not None
     with none_left():
         with pytest.raises(OSError, match="Too many open files"):
             identity.liveness(jid)
@@ -91,6 +89,7 @@ def test_a_signal_needs_no_pidfd(monkeypatch: pytest.MonkeyPatch, child: subproc
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     meant = Process(child.pid, identity.start_ticks(child.pid) or 0)
+    assert not processes.send([meant._replace(start_ticks=1)], signal.SIGKILL).signalled
     assert processes.send([meant], signal.SIGKILL).signalled == {meant}
     assert child.wait() == -signal.SIGKILL
 

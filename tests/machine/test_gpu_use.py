@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +55,17 @@ def reader() -> UseReader:
     return UseReader(pids_mean_something=False, who=who)
 
 
-def test_an_idle_gpu_is_idle(reader: UseReader) -> None:
-    """The little that driver and display hold is nobody's."""
-    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY) == DeviceUse()
-
-
 def test_memory_that_no_run_of_ours_can_hold_is_foreign(reader: UseReader) -> None:
-    """More than a little, and no run of ours there: a process outside of this namespace, pid 0 as the kernel says."""
-    assert reader.read(device(21 * GIB), NOBODY, NOBODY).foreign == (ForeignProcess(0, OUTSIDE, 21 * GIB),)
+    """Where no run of ours is, little is nobody's, as driver and display hold it; more is of a process out there.
 
-
-def test_a_pid_of_the_host_is_shown_but_not_looked_up(reader: UseReader) -> None:
-    """NVML's own list is evidence of somebody, whose name and user cannot be known."""
-    use = reader.read(device(20 * GIB, ((4711, 20 * GIB),)), NOBODY, NOBODY)
-    assert use.foreign == (ForeignProcess(4711, OUTSIDE, 20 * GIB),)
+    Its pid is 0, as the kernel says, or that of NVML's list, which cannot be looked up.
+    """
+    for look, foreign in (
+        (device(QUIET_BYTES), ()),
+        (device(21 * GIB), (ForeignProcess(0, OUTSIDE, 21 * GIB),)),
+        (device(20 * GIB, ((4711, 20 * GIB),)), (ForeignProcess(4711, OUTSIDE, 20 * GIB),)),
+    ):
+        assert reader.read(look, NOBODY, NOBODY) == DeviceUse(foreign=foreign)
 
 
 def test_little_foreign_memory_can_be_ignored(reader: UseReader) -> None:
@@ -80,15 +76,14 @@ def test_little_foreign_memory_can_be_ignored(reader: UseReader) -> None:
 
 
 def test_where_our_run_is_nothing_is_foreign(reader: UseReader) -> None:
-    """The processes on a GPU of ours are taken for ours: which they are cannot be told."""
+    """The processes on a GPU of ours are taken for ours: which they are cannot be told.
+
+    So is the memory of a run that has just left: NVML was asked while it was there, and the next answer will tell.
+    """
     run = ours(train=None)
     use = reader.read(device(70 * GIB, ((4711, 70 * GIB),)), run, run)
     assert (use.foreign, use.taken_bytes, use.problem) == ((), (("train", 70 * GIB),), None)
-
-
-def test_the_memory_of_a_run_that_has_just_left_is_not_foreign(reader: UseReader) -> None:
-    """NVML was asked while the run was there; the next answer will tell."""
-    assert reader.read(device(70 * GIB), NOBODY, ours(train=None)).foreign == ()
+    assert reader.read(device(70 * GIB), NOBODY, run).foreign == ()
 
 
 def test_what_others_held_before_is_not_counted_as_taken_by_ours(reader: UseReader) -> None:
@@ -109,13 +104,9 @@ def test_the_grants_that_are_not_taken_yet_come_out_right_in_sum(reader: UseRead
 
 
 def test_without_processes_and_memory_whether_it_is_idle_is_unknown(reader: UseReader) -> None:
-    """Unknown is not free: such a GPU has a problem."""
+    """Unknown is not free: such a GPU has a problem. A driver that has no process list may tell by the memory."""
     assert reader.read(device(None, None), NOBODY, NOBODY).problem is not None
     assert reader.read(device(None, ()), NOBODY, NOBODY).problem is None
-
-
-def test_where_nvml_cannot_list_processes_memory_tells_too() -> None:
-    """Outside of any namespace the same rule serves a driver that has no process list."""
     use = UseReader().read(device(21 * GIB, None), NOBODY, NOBODY)
     assert use.foreign == (ForeignProcess(0, "unknown", 21 * GIB),)
 
@@ -176,6 +167,14 @@ def test_a_listed_process_that_has_ended_is_judged_by_the_memory_alone() -> None
     assert pids(fresh.read(device(None, ((4711, GIB),)), NOBODY, NOBODY)) == [(4711, GIB)]
 
 
+def test_a_zombie_has_ended() -> None:
+    """A process that nobody has waited for holds nothing any more."""
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert who(child.pid) is None
+    assert who(child.pid) is None
+
+
 def test_the_namespace_of_the_machine_is_told_from_another(tmp_path: Path) -> None:
     """The first pid namespace has a number that the kernel fixes; what cannot be read counts as another."""
     for name, number in (("first", 4026531836), ("other", 4026532711)):
@@ -184,17 +183,6 @@ def test_the_namespace_of_the_machine_is_told_from_another(tmp_path: Path) -> No
     assert not in_pid_namespace(proc=str(tmp_path / "first"))
     assert in_pid_namespace(proc=str(tmp_path / "other"))
     assert in_pid_namespace(proc=str(tmp_path / "absent"))
-
-
-def test_a_zombie_has_ended() -> None:
-    """A process that nobody has waited for holds nothing any more."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert who(child.pid) is None
-    assert who(child.pid) is None
-
-
-# What each run does there.
 
 
 def reading(pids_of: dict[int, str], **granted: int | None) -> Ours:
@@ -225,21 +213,18 @@ def test_the_figures_of_a_gpu_are_those_of_the_run_that_is_alone_there() -> None
 
 
 def test_runs_that_share_a_gpu_have_what_their_own_processes_do() -> None:
-    """Where NVML tells it of each process; a run of which none computed did nothing."""
+    """Where NVML tells it of each process; a run of which none computed did nothing.
+
+    Where it does not, half of it is never guessed, and unknown is not 0.
+    """
     reader = UseReader(who=living)
     runs = reading({1: "one", 2: "one", 3: "two"}, one=30 * GIB, two=10 * GIB, three=GIB)
     told = working((1, GIB), (2, GIB), (3, 3 * GIB), computing=((1, 30), (2, 25)))
     assert reader.read(told, runs, runs).work == (
         GpuWork("one", 55, 2 * GIB), GpuWork("three", 0, 0), GpuWork("two", 0, 3 * GIB),
     )  # fmt: skip
-
-
-def test_what_runs_that_share_a_gpu_compute_is_unknown_where_nvml_does_not_tell() -> None:
-    """Half of it is never guessed, and unknown is not 0."""
-    reader = UseReader(who=living)
-    runs = reading({1: "one", 2: "two"}, one=30 * GIB, two=10 * GIB)
-    use = reader.read(working((1, GIB), (2, None)), runs, runs)
-    assert use.work == (GpuWork("one", None, GIB), GpuWork("two", None, None))
+    use = reader.read(working((1, GIB), (3, None)), runs, runs)
+    assert use.work == (GpuWork("one", None, GIB), GpuWork("three", None, 0), GpuWork("two", None, None))
 
 
 def test_beside_a_stranger_the_figures_of_the_gpu_are_nobodys() -> None:

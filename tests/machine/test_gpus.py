@@ -23,7 +23,7 @@ from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatc
 from spool.machine.nvml import Sample
 from support import PATIENCE_S, wait_for
 
-LONG_NS = 30 * SECOND_NS
+LONG_NS = int(PATIENCE_S) * SECOND_NS
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST, MISMATCH, UNKNOWN = 3, 13, 15, 18, 999
 
 
@@ -38,6 +38,11 @@ class Watch:
         self.now_ns += later_ns
         return self.watcher.look(self.now_ns, ours, patience_ns=patience_ns)
 
+    @property
+    def helper(self) -> int:
+        """The process that asks NVML; 0 while there is none."""
+        return self.watcher._helper._child.pid or 0
+
     def until(self, true: Callable[[GpuLook], bool]) -> GpuLook:
         """Look until it is so. No time passes while a question is open: a busy machine is no driver that hangs."""
         for _ in range(200):
@@ -51,19 +56,28 @@ class Watch:
 PEOPLE = {4711: ("python", "alice"), 4712: ("jupyter-lab", "bob"), 4713: ("ollama", None)}
 
 
+class Nvml(FakeNvml):
+    """GPUs that a test makes, and watchers of them in a world where only PEOPLE's processes exist."""
+
+    def __init__(self, library: Path, directory: Path) -> None:
+        super().__init__(library, directory)
+        self.watchers: list[GpuWatcher] = []
+
+    def watch(self, *, limit_ns: int = LONG_NS, idle_seconds: float = 60, **variables: object) -> Watch:
+        """Begin to watch them, with further variables in the environment."""
+        environment = {**self.environment, **{name: str(value) for name, value in variables.items()}}
+        uses = UseReader(pids_mean_something=True, who=PEOPLE.get)
+        watcher = GpuWatcher(uses=uses, environment=environment, limit_ns=limit_ns, idle_seconds=idle_seconds)
+        self.watchers.append(watcher)
+        return Watch(watcher)
+
+
 @pytest.fixture
-def watching(fake_nvml: FakeNvml) -> Iterator[Callable[..., Watch]]:
-    """Make watchers of the fake GPUs, in a world where only PEOPLE's processes exist."""
-    made: list[GpuWatcher] = []
-
-    def make(*, pids: bool = True, limit_ns: int = LONG_NS, idle_seconds: float = 60, **how: object) -> Watch:
-        environment = {**fake_nvml.environment, **{name: str(value) for name, value in how.items()}}
-        uses = UseReader(pids_mean_something=pids, who=PEOPLE.get)
-        made.append(GpuWatcher(uses=uses, environment=environment, limit_ns=limit_ns, idle_seconds=idle_seconds))
-        return Watch(made[-1])
-
-    yield make
-    for watcher in made:
+def nvml(fake_nvml_library: Path, tmp_path: Path) -> Iterator[Nvml]:
+    """Give GPUs, of which there are none yet."""
+    made = Nvml(fake_nvml_library, tmp_path)
+    yield made
+    for watcher in made.watchers:
         watcher.close()
 
 
@@ -78,29 +92,26 @@ def only(look: GpuLook) -> Gpu:
     return gpu
 
 
-# What is there
-
-
-def test_each_gpu_tells_uuid_index_name_and_memory(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+def test_each_gpu_tells_uuid_index_name_and_memory(nvml: Nvml) -> None:
     """All that a look says of a GPU comes from NVML, sizes in bytes beyond 32 bits."""
-    fake_nvml.gpu("GPU-a", total=141 * GIB, free=140 * GIB, name="NVIDIA H200")
-    fake_nvml.add(f"reserved GPU-a {GIB}")
-    look = watching()()
+    nvml.gpu("GPU-a", total=141 * GIB, free=140 * GIB, name="NVIDIA H200")
+    nvml.add(f"reserved GPU-a {GIB}")
+    look = nvml.watch()()
     assert look.gpus == (Gpu("GPU-a", 0, "NVIDIA H200", 141 * GIB, 140 * GIB),)
     assert (look.problem, look.notes, look.driver) == (None, (), "999.1")
 
 
-def test_gpus_are_in_pci_bus_order(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+def test_gpus_are_in_pci_bus_order(nvml: Nvml) -> None:
     """The order is that of the bus, as CUDA_DEVICE_ORDER=PCI_BUS_ID has it; the index stays NVML's."""
-    fake_nvml.gpu("GPU-c", bus=0xC1)
-    fake_nvml.gpu("GPU-a", bus=0x01)
-    fake_nvml.gpu("GPU-b", bus=0x41)
-    assert [(gpu.uuid, gpu.index) for gpu in watching()().gpus] == [("GPU-a", 1), ("GPU-b", 2), ("GPU-c", 0)]
+    nvml.gpu("GPU-c", bus=0xC1)
+    nvml.gpu("GPU-a", bus=0x01)
+    nvml.gpu("GPU-b", bus=0x41)
+    assert [(gpu.uuid, gpu.index) for gpu in nvml.watch()().gpus] == [("GPU-a", 1), ("GPU-b", 2), ("GPU-c", 0)]
 
 
-def test_an_nvml_that_has_no_gpus_shows_none(watching: Callable[..., Watch]) -> None:
+def test_an_nvml_that_has_no_gpus_shows_none(nvml: Nvml) -> None:
     """No GPUs and no problem: a driver without cards."""
-    assert watching()() == GpuLook((), None, (), 1_000_005 * SECOND_NS, "999.1")
+    assert nvml.watch()() == GpuLook((), None, (), 1_000_005 * SECOND_NS, "999.1")
 
 
 def nvml_of_this_machine() -> bool:
@@ -121,53 +132,33 @@ def test_a_machine_without_nvml_has_no_gpus_and_no_problem() -> None:
     assert (look.gpus, look.problem) == ((), None)
 
 
-def test_a_library_that_is_broken_is_a_problem_and_not_the_absence_of_gpus(
-    watching: Callable[..., Watch], tmp_path: Path
-) -> None:
+def test_a_library_that_is_broken_is_a_problem_and_not_the_absence_of_gpus(nvml: Nvml, tmp_path: Path) -> None:
     """A stub of no bytes, as container images have, cannot be loaded: unknown, with the loader's own words."""
     (tmp_path / "libnvidia-ml.so.1").touch()
-    look = watching(LD_LIBRARY_PATH=tmp_path)()
+    look = nvml.watch(LD_LIBRARY_PATH=tmp_path)()
     assert look.gpus == ()
     assert "file too short" in (look.problem or "")
 
 
-def test_memory_that_a_gpu_does_not_tell_is_unknown_and_no_problem(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """GPUs that share the host's memory say "not supported": None, and the GPU can be given."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.error("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED)
-    fake_nvml.error("nvmlDeviceGetMemoryInfo_v2", NOT_SUPPORTED)
-    gpu = only(watching()())
-    assert (gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.problem) == (None, None, None)
-
-
-def test_an_old_driver_without_the_newer_calls_is_asked_with_the_older(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_an_old_driver_without_the_newer_calls_is_asked_with_the_older(nvml: Nvml) -> None:
     """Before 510 there is no memory call v2 and no process call v3; the earlier versions tell the same."""
-    fake_nvml.gpu("GPU-a", free=77 * GIB)
-    fake_nvml.process("GPU-a", 4711, 3 * GIB)
+    nvml.gpu("GPU-a", free=77 * GIB)
+    nvml.process("GPU-a", 4711, 3 * GIB)
     for call in ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3"):
-        fake_nvml.error(call, FUNCTION_NOT_FOUND)
-    gpu = only(watching()())
+        nvml.error(call, FUNCTION_NOT_FOUND)
+    gpu = only(nvml.watch()())
     assert gpu.memory_free_bytes == 77 * GIB
     assert [(process.pid, process.memory_bytes) for process in gpu.foreign] == [(4711, 3 * GIB)]
 
 
-# MIG
-
-
-def test_mig_instances_are_devices_and_their_parent_is_not_given(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_mig_instances_are_devices_and_their_parent_is_not_given(nvml: Nvml) -> None:
     """Each instance has its own UUID, memory and processes; its index is (parent + 1) * 100 + place."""
-    fake_nvml.gpu("GPU-a", bus=1)
-    fake_nvml.gpu("GPU-b", bus=2)
-    fake_nvml.mig("MIG-x", "GPU-b", 0, free=9 * GIB)
-    fake_nvml.mig("MIG-y", "GPU-b", 3)
-    fake_nvml.process("MIG-y", 4711)
-    gpus = watching()().gpus
+    nvml.gpu("GPU-a", bus=1)
+    nvml.gpu("GPU-b", bus=2)
+    nvml.mig("MIG-x", "GPU-b", 0, free=9 * GIB)
+    nvml.mig("MIG-y", "GPU-b", 3)
+    nvml.process("MIG-y", 4711)
+    gpus = nvml.watch()().gpus
     assert [(gpu.uuid, gpu.index, gpu.memory_free_bytes) for gpu in gpus] == [
         ("GPU-a", 0, 80 * GIB),
         ("MIG-x", 200, 9 * GIB),
@@ -178,505 +169,353 @@ def test_mig_instances_are_devices_and_their_parent_is_not_given(
     assert "MIG" in gpus[1].name
 
 
-def test_a_gpu_in_mig_mode_without_instances_gives_nothing(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """The parent cannot be used by CUDA, so it is not there."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.add("migmode GPU-a")
-    look = watching()()
-    assert (look.gpus, look.problem) == ((), None)
-
-
-def test_splitting_a_gpu_and_taking_it_apart_is_no_failure(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+def test_splitting_a_gpu_and_taking_it_apart_is_no_failure(nvml: Nvml) -> None:
     """A GPU that goes into MIG mode, and an instance that is destroyed, are forgotten, not reported as lost."""
-    fake_nvml.gpu("GPU-a")
-    watch = watching()
+    nvml.gpu("GPU-a")
+    watch = nvml.watch()
     watch()
-    fake_nvml.mig("MIG-x", "GPU-a", 0)
-    fake_nvml.mig("MIG-y", "GPU-a", 1)
+    nvml.add("migmode GPU-a")  # CUDA cannot use the parent, so it is not there
+    look = watch()
+    assert (look.gpus, look.problem) == ((), None)
+    nvml.mig("MIG-x", "GPU-a", 0)
+    nvml.mig("MIG-y", "GPU-a", 1)
     assert problems(watch()) == {"MIG-x": None, "MIG-y": None}
-    fake_nvml.remove("MIG-x")
+    nvml.remove("MIG-x")
     assert problems(watch()) == {"MIG-y": None}
 
 
-# NVML failing, hanging, and mending
-
-
-def test_nvml_failing_from_the_start_is_unknown_and_says_why(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """A driver and a library of different versions: a problem, no GPUs; when NVML answers, all is there."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.error("nvmlInitWithFlags", MISMATCH)
-    watch = watching()
+@pytest.mark.parametrize(("code", "said"), [(MISMATCH, "version mismatch"), (77, "error number 77")])
+def test_nvml_failing_from_the_start_is_unknown_and_says_why(nvml: Nvml, code: int, said: str) -> None:
+    """A problem, no GPUs, whether pynvml has a name for the error or not; when NVML answers, all is there."""
+    nvml.gpu("GPU-a")
+    nvml.error("nvmlInitWithFlags", code)
+    watch = nvml.watch()
     look = watch()
     assert look.gpus == ()
-    assert "version mismatch" in (look.problem or "")
-    fake_nvml.mend()
+    assert said in (look.problem or "")
+    nvml.mend()
     wait_for(lambda: problems(watch()) == {"GPU-a": None}, what="an answer after the failure")
 
 
-def test_gpus_seen_before_nvml_fails_keep_their_identity_with_a_problem(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_gpus_seen_before_nvml_fails_keep_their_identity_with_a_problem(nvml: Nvml) -> None:
     """Failing NVML: every GPU stays with UUID, index, name and total; what is free and on it is unknown."""
-    fake_nvml.gpu("GPU-a", name="H200")
-    fake_nvml.process("GPU-a", 4711)
-    watch = watching()
+    nvml.gpu("GPU-a", name="H200")
+    nvml.process("GPU-a", 4711)
+    watch = nvml.watch()
     before = only(watch())
     assert before.foreign != ()
-    fake_nvml.error("nvmlDeviceGetCount_v2", UNKNOWN)
+    nvml.error("nvmlDeviceGetCount_v2", UNKNOWN)
     look = watch()
     assert look.problem == "NVML: Unknown Error"
     assert only(look) == Gpu("GPU-a", 0, "H200", 80 * GIB, None, problem="NVML: Unknown Error")
-    fake_nvml.mend()
+    nvml.mend()
     look = watch()
     assert (only(look), look.problem) == (before, None)
 
 
-def test_an_error_without_a_name_is_said_by_its_number(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """An error code newer than pynvml is still a problem in words."""
-    fake_nvml.error("nvmlInitWithFlags", 77)
-    assert watching()().problem == "NVML: error number 77"
-
-
-def test_a_hanging_nvml_stops_no_look_and_is_said_after_the_limit(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_a_hanging_nvml_stops_no_look_and_is_said_after_the_limit(nvml: Nvml) -> None:
     """A look returns with what is known; after the limit each GPU has the problem; it goes when NVML answers again."""
-    fake_nvml.gpu("GPU-a")
-    watch = watching(limit_ns=LIMIT_NS)
+    nvml.gpu("GPU-a")
+    watch = nvml.watch(limit_ns=LIMIT_NS)
     before = watch()
-    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2", "GPU-a")
+    nvml.hang("nvmlDeviceGetMemoryInfo_v2", "GPU-a")
     assert watch(patience_ns=0) == before
     look = watch(patience_ns=0, later_ns=LIMIT_NS)
     assert look.problem == "NVML hangs: no answer within 10s"
     assert problems(look) == {"GPU-a": look.problem}
     assert watch(patience_ns=0) == look
-    fake_nvml.mend()
+    nvml.mend()
     assert watch.until(lambda look: look.problem is None).gpus == before.gpus
 
 
-def test_a_hang_at_the_very_start_is_unknown_at_once_and_said_after_the_limit(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """Before the first answer nothing is known, and that is not "no GPUs"."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.hang("nvmlInitWithFlags")
-    watch = watching(limit_ns=LIMIT_NS)
+def test_a_hang_at_the_very_start_is_unknown_at_once_and_said_after_the_limit(nvml: Nvml) -> None:
+    """Before the first answer nothing is known, and that is not "no GPUs"; one process asks, however long it hangs."""
+    nvml.gpu("GPU-a")
+    nvml.hang("nvmlInitWithFlags")
+    others = set(psutil.Process().children())  # of other tests in this process
+    watch = nvml.watch(limit_ns=LIMIT_NS)
     assert watch(patience_ns=0).problem == "NVML has not answered yet"
-    assert (watch(patience_ns=0, later_ns=LIMIT_NS).problem or "").startswith("NVML hangs")
-    fake_nvml.mend()
+    for _ in range(8):
+        assert (watch(patience_ns=0, later_ns=LIMIT_NS).problem or "").startswith("NVML hangs")
+        mine = set(psutil.Process().children()) - others
+        assert len([child for child in mine if child.status() != psutil.STATUS_ZOMBIE]) <= 1
+    nvml.mend()
     assert problems(watch.until(lambda look: look.problem is None)) == {"GPU-a": None}
 
 
-def test_somebody_who_waits_out_the_limit_is_told_that_it_hangs(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_somebody_who_waits_out_the_limit_is_told_that_it_hangs(nvml: Nvml) -> None:
     """One patient look, as a command makes it, ends with the limit."""
-    fake_nvml.hang("nvmlInitWithFlags")
-    look = watching(limit_ns=SECOND_NS // 5)(patience_ns=SECOND_NS // 5)
+    nvml.hang("nvmlInitWithFlags")
+    look = nvml.watch(limit_ns=SECOND_NS // 5)(patience_ns=SECOND_NS // 5)
     assert look.problem == "NVML hangs: no answer within 0.2s"
 
 
-def test_a_hanging_nvml_is_asked_by_one_process_at_a_time(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """However long it hangs, the processes that ask do not pile up."""
-    fake_nvml.hang("nvmlInitWithFlags")
-    watch = watching(limit_ns=LIMIT_NS)
-    others = set(psutil.Process().children())  # of other tests in this process
-    for _ in range(8):
-        watch(patience_ns=0, later_ns=LIMIT_NS)
-        mine = set(psutil.Process().children()) - others
-        asking = [child for child in mine if child.status() != psutil.STATUS_ZOMBIE]
-        assert len(asking) <= 1
+def test_the_descriptor_wakes_a_dispatcher_when_the_answer_comes(nvml: Nvml) -> None:
+    """An answer later than the patience makes fileno() readable, and a look then takes it in without asking again.
 
-
-def test_the_descriptor_wakes_a_dispatcher_when_the_answer_comes(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """An answer later than the patience makes fileno() readable, and a look then takes it in without asking again."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.hang("nvmlInitWithFlags")
-    watch = watching()
+    Questions are counted, so that a start can wait for its own; a failure is an answer, too.
+    """
+    nvml.gpu("GPU-a")
+    nvml.hang("nvmlInitWithFlags")
+    watch = nvml.watch()
+    watcher = watch.watcher
     watch(patience_ns=0)
-    assert select.select([watch.watcher.fileno()], [], [], 0)[0] == []
-    fake_nvml.mend()
-    assert select.select([watch.watcher.fileno()], [], [], PATIENCE_S)[0] != []
+    assert (watcher.asked, watcher.answered) == (1, 0)
+    assert select.select([watcher.fileno()], [], [], 0)[0] == []
+    nvml.mend()
+    assert select.select([watcher.fileno()], [], [], PATIENCE_S)[0] != []
     assert problems(watch(patience_ns=0, later_ns=0)) == {"GPU-a": None}
-    assert select.select([watch.watcher.fileno()], [], [], 0)[0] == []
+    assert (watcher.asked, watcher.answered) == (1, 1)
+    assert select.select([watcher.fileno()], [], [], 0)[0] == []
+    nvml.error("nvmlDeviceGetCount_v2", UNKNOWN)
+    watch()
+    assert (watcher.asked, watcher.answered) == (2, 2)
 
 
-def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """A library that crashes its process costs one answer, and never the dispatcher."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.hang("nvmlDeviceGetCount_v2")
-    watch = watching()
+def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(nvml: Nvml) -> None:
+    """A library that crashes its process costs one answer, and never the dispatcher.
+
+    A dispatcher reaps all its children; that the helper was among them changes nothing.
+    """
+    nvml.gpu("GPU-a")
+    nvml.hang("nvmlDeviceGetCount_v2")
+    watch = nvml.watch()
     watch(patience_ns=0)
-    os.kill(watch.watcher._helper._child.pid or 0, signal.SIGSEGV)
+    os.kill(watch.helper, signal.SIGSEGV)
     look = watch()
     assert look.problem == "NVML: the process that queries NVML ended, signal 11"
-    fake_nvml.mend()
+    nvml.mend()
     wait_for(lambda: problems(watch()) == {"GPU-a": None}, what="an answer after the failure")
-
-
-def test_a_helper_that_somebody_else_waited_for_is_no_trouble(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """A dispatcher reaps all its children; that the helper was among them changes nothing."""
-    fake_nvml.gpu("GPU-a")
-    watch = watching()
-    watch()
-    pid = watch.watcher._helper._child.pid or 0
+    pid = watch.helper
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert problems(watch()) == {"GPU-a": None}
 
 
-def test_a_helper_that_left_because_nobody_asked_is_started_again(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_a_helper_that_left_because_nobody_asked_is_started_again(nvml: Nvml) -> None:
     """An idle spool keeps no GPU awake: the helper goes by itself, which no later look notices."""
-    fake_nvml.gpu("GPU-a")
-    watch = watching(idle_seconds=0.001)
+    nvml.gpu("GPU-a")
+    watch = nvml.watch(idle_seconds=0.001)
     watch()
-    pid = watch.watcher._helper._child.pid or 0
+    pid = watch.helper
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=PATIENCE_S)
-    assert watch().problem is None
-    for _ in range(20):  # some of these meet the helper just as it leaves
+    for _ in range(8):  # some of these meet the helper just as it leaves
         assert watch().problem is None
 
 
-# A GPU that falls off
-
-
-def test_a_gpu_that_falls_off_stays_with_a_problem_and_comes_back(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_a_gpu_that_falls_off_stays_with_a_problem_and_comes_back(nvml: Nvml) -> None:
     """The lost GPU keeps its place, UUID and index; its neighbours are as before, also in a newly started NVML."""
     for number, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
-        fake_nvml.gpu(uuid, bus=number)
-    watch = watching()
+        nvml.gpu(uuid, bus=number)
+    watch = nvml.watch()
     before = watch()
-    fake_nvml.remove("GPU-b")
+    nvml.remove("GPU-b")
     look = watch()
     assert problems(look) == {"GPU-a": None, "GPU-b": "GPU is lost", "GPU-c": None}
     assert look.problem is None
     look = watch()
     assert problems(look) == {"GPU-a": None, "GPU-b": "NVML no longer lists it", "GPU-c": None}
     assert [gpu.index for gpu in look.gpus] == [0, 1, 2]
-    fake_nvml.gpu("GPU-b", bus=1)
-    assert watch().gpus == before.gpus
-
-
-def test_a_new_gpu_does_not_take_the_index_of_a_lost_one(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """While GPU-b is away, NVML counts the new one as 1; here 1 is still GPU-b's."""
-    fake_nvml.gpu("GPU-a", bus=1)
-    fake_nvml.gpu("GPU-b", bus=2)
-    watch = watching()
+    nvml.gpu("GPU-n", bus=3)  # NVML counts it as 2
     watch()
-    fake_nvml.remove("GPU-b")
-    fake_nvml.gpu("GPU-n", bus=3)
-    watch()
-    look = watch()
-    assert {gpu.uuid: gpu.index for gpu in look.gpus} == {"GPU-a": 0, "GPU-b": 1, "GPU-n": 2}
+    assert {gpu.uuid: gpu.index for gpu in watch().gpus} == {"GPU-a": 0, "GPU-b": 1, "GPU-c": 2, "GPU-n": 3}
+    nvml.remove("GPU-n")
+    nvml.gpu("GPU-b", bus=1)
+    assert [gpu for gpu in watch().gpus if gpu.uuid != "GPU-n"] == [*before.gpus]
 
 
-def test_an_error_of_one_gpu_is_that_gpus_problem_alone(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+def test_an_error_of_one_gpu_is_that_gpus_problem_alone(nvml: Nvml) -> None:
     """What one card refuses is said with the call and the error; the other card can be given."""
-    fake_nvml.gpu("GPU-a", bus=1)
-    fake_nvml.gpu("GPU-b", bus=2)
-    fake_nvml.error("nvmlDeviceGetComputeRunningProcesses_v3", UNKNOWN, "GPU-b")
-    watch = watching()
+    nvml.gpu("GPU-a", bus=1)
+    nvml.gpu("GPU-b", bus=2)
+    nvml.error("nvmlDeviceGetComputeRunningProcesses_v3", UNKNOWN, "GPU-b")
+    watch = nvml.watch()
     look = watch()
     assert look.problem is None
-    assert problems(look) == {
-        "GPU-a": None,
-        "GPU-b": "nvmlDeviceGetComputeRunningProcesses_v3: Unknown Error",
-    }
-    fake_nvml.mend()
+    assert problems(look) == {"GPU-a": None, "GPU-b": "nvmlDeviceGetComputeRunningProcesses_v3: Unknown Error"}
+    nvml.mend()
     assert problems(watch()) == {"GPU-a": None, "GPU-b": None}
 
 
-def test_a_gpu_that_never_told_its_uuid_is_a_note(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """Without a UUID there is nothing to give; people are told that there is a card."""
-    fake_nvml.gpu("GPU-a", bus=1)
-    fake_nvml.gpu("GPU-b", bus=2)
-    fake_nvml.error("nvmlDeviceGetHandleByIndex_v2", GPU_IS_LOST, "GPU-b")
-    look = watching()()
+@pytest.mark.parametrize(("code", "notes"), [(GPU_IS_LOST, ("GPU 1: GPU is lost",)), (4, ())])
+def test_a_gpu_that_never_told_its_uuid_is_a_note_at_most(nvml: Nvml, code: int, notes: tuple[str, ...]) -> None:
+    """Without a UUID there is nothing to give; one that a container or an administrator keeps from us is not there."""
+    nvml.gpu("GPU-a", bus=1)
+    nvml.gpu("GPU-b", bus=2)
+    nvml.error("nvmlDeviceGetHandleByIndex_v2", code, "GPU-b")
+    look = nvml.watch()()
     assert problems(look) == {"GPU-a": None}
-    assert (look.notes, look.problem) == (("GPU 1: GPU is lost",), None)
+    assert (look.notes, look.problem) == (notes, None)
 
 
-def test_a_gpu_that_we_may_not_use_is_not_there(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """Where a container or an administrator keeps a card from us, it is neither given nor a problem."""
-    fake_nvml.gpu("GPU-a", bus=1)
-    fake_nvml.gpu("GPU-b", bus=2)
-    fake_nvml.error("nvmlDeviceGetHandleByIndex_v2", 4, "GPU-b")
-    look = watching()()
-    assert (problems(look), look.notes) == ({"GPU-a": None}, ())
+def test_compute_processes_count_and_graphics_processes_do_not(nvml: Nvml) -> None:
+    """The display server holds no card; a client of the MPS server does.
 
-
-# Whose processes
-
-
-def test_compute_processes_count_and_graphics_processes_do_not(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """The display server holds no card; a client of the MPS server does."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.process("GPU-a", 4711, 642 << 20)
-    fake_nvml.process("GPU-a", 4713, 2 * GIB, kind="mps")
-    fake_nvml.process("GPU-a", 4712, GIB, kind="graphics")
-    foreign = only(watching()()).foreign
-    assert [(p.pid, p.name, p.user, p.memory_bytes) for p in foreign] == [
-        (4711, "python", "alice", 642 << 20),
+    Memory that is not available is unknown, not 16 EiB; it is not below any limit, so it cannot be ignored as small.
+    """
+    nvml.gpu("GPU-a")
+    nvml.process("GPU-a", 4711, None)
+    nvml.process("GPU-a", 4713, 2 * GIB, kind="mps")
+    nvml.process("GPU-a", 4712, GIB, kind="graphics")
+    watch = nvml.watch()
+    watch.watcher.ignoring(Ignore(below_bytes=GIB))
+    assert [(p.pid, p.name, p.user, p.memory_bytes) for p in only(watch()).foreign] == [
+        (4711, "python", "alice", None),
         (4713, "ollama", None, 2 * GIB),
     ]
 
 
-def test_a_process_whose_memory_is_not_available_has_unknown_memory(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """NVML_VALUE_NOT_AVAILABLE is None, not 16 EiB; it is not below any limit, so it cannot be ignored as small."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.process("GPU-a", 4711, None)
-    watch = watching()
-    watch.watcher.ignoring(Ignore(below_bytes=GIB))
-    assert [process.memory_bytes for process in only(watch()).foreign] == [None]
-
-
-def test_our_processes_are_ours_and_their_memory_is_told_by_job(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """Two processes of one job count together; a process of a run that is just ending is not foreign."""
-    fake_nvml.gpu("GPU-a")
-    for pid, job_bytes in ((4711, 3 * GIB), (4712, 4 * GIB), (9, 5 * GIB)):
-        fake_nvml.process("GPU-a", pid, job_bytes)
-    jobs = {4711: "train", 4712: "train", 9: "ending"}
-    gpu = only(watching()(Ours(job_of=jobs.get, on={"GPU-a": {"train": None, "ending": None}})))
+def test_our_processes_are_ours_and_their_memory_is_told_by_job(nvml: Nvml) -> None:
+    """However many; those of one job count together; a process of a run that is just ending is not foreign."""
+    nvml.gpu("GPU-a")
+    for pid in range(100, 160):
+        nvml.process("GPU-a", pid, GIB)
+    jobs = {pid: "ending" if pid == 100 else "train" for pid in range(100, 160)}
+    gpu = only(nvml.watch()(Ours(job_of=jobs.get, on={"GPU-a": {"train": None, "ending": None}})))
     assert gpu.foreign == ()
-    assert gpu.taken_bytes == (("ending", 5 * GIB), ("train", 7 * GIB))
+    assert gpu.taken_bytes == (("ending", GIB), ("train", 59 * GIB))
 
 
-def test_a_process_that_has_ended_is_foreign_only_when_its_memory_stays(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """NVML lists a process a moment longer than it lives; as long as its memory is in use, somebody holds it."""
-    fake_nvml.gpu("GPU-a", free=79 * GIB)
-    fake_nvml.process("GPU-a", 99, GIB)
-    watch, another = watching(), watching()
-    assert [process.pid for process in only(watch()).foreign] == [99]
-    assert [process.pid for process in only(watch()).foreign] == [99]
-    assert only(another()) == only(watch())
-    fake_nvml.gpu("GPU-a")
-    assert only(watch()).foreign == only(another()).foreign == ()
-
-
-def test_memory_in_use_that_nobody_accounts_for_is_somebodys(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_memory_in_use_that_nobody_accounts_for_is_somebodys(nvml: Nvml) -> None:
     """NVML lists no process and 12 GiB are in use: not idle. What a display server has, or the driver, is no such."""
-    fake_nvml.gpu("GPU-a", free=68 * GIB)
-    watch = watching()
+    nvml.gpu("GPU-a", free=68 * GIB)
+    watch = nvml.watch()
     assert [(process.pid, process.memory_bytes) for process in only(watch()).foreign] == [(0, 12 * GIB)]
-    fake_nvml.process("GPU-a", 4712, 12 * GIB, kind="graphics")
+    nvml.process("GPU-a", 4712, 12 * GIB, kind="graphics")
     assert only(watch()).foreign == ()
-    fake_nvml.leave()
-    fake_nvml.add(f"reserved GPU-a {12 * GIB}")
+    nvml.leave()
+    nvml.add(f"reserved GPU-a {12 * GIB}")
     assert only(watch()).foreign == ()
 
 
-# What they do
+def test_what_nvml_does_not_tell_is_unknown_and_no_problem(nvml: Nvml) -> None:
+    """A card that cannot, a MIG instance, an error: None, never 0, and the GPU can be given; 0 where it tells 0.
+
+    GPUs that share the host's memory say of that, too, that it is not supported.
+    """
+    for bus, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e")):
+        nvml.gpu(uuid, bus=bus)
+        nvml.busy(uuid, 87, 34)
+    nvml.busy("GPU-e", 0, 0)
+    for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates"):
+        nvml.error(call, NOT_SUPPORTED, "GPU-a")
+    nvml.error("nvmlDeviceGetUtilizationRates", UNKNOWN, "GPU-b")
+    nvml.mig("MIG-x", "GPU-c", 0)
+    look = nvml.watch()()
+    told = [(gpu.utilisation_percent, gpu.memory_utilisation_percent) for gpu in look.gpus]
+    assert told == [(None, None)] * 3 + [(87, 34), (0, 0)]
+    assert (look.gpus[0].memory_total_bytes, look.gpus[0].memory_free_bytes) == (None, None)
+    assert problems(look) == dict.fromkeys(("GPU-a", "GPU-b", "MIG-x", "GPU-d", "GPU-e"))
 
 
-def test_utilisation_is_read_with_the_memory(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """How much of the time a GPU computed and moved memory, in percent, 0 included."""
-    fake_nvml.gpu("GPU-a", bus=1)
-    fake_nvml.gpu("GPU-b", bus=2)
-    fake_nvml.busy("GPU-a", 87, 34)
-    fake_nvml.busy("GPU-b", 0, 0)
-    told = [(gpu.utilisation_percent, gpu.memory_utilisation_percent) for gpu in watching()().gpus]
-    assert told == [(87, 34), (0, 0)]
-
-
-def test_utilisation_that_nvml_does_not_tell_is_unknown_and_no_problem(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """A card that cannot, a MIG instance, an error: None, never 0, and the GPU can be given."""
-    for bus, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
-        fake_nvml.gpu(uuid, bus=bus)
-        fake_nvml.busy(uuid, 50, 50)
-    fake_nvml.error("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED, "GPU-a")
-    fake_nvml.error("nvmlDeviceGetUtilizationRates", UNKNOWN, "GPU-b")
-    fake_nvml.mig("MIG-x", "GPU-c", 0)
-    look = watching()()
-    assert [(gpu.utilisation_percent, gpu.memory_utilisation_percent) for gpu in look.gpus] == [(None, None)] * 3
-    assert problems(look) == {"GPU-a": None, "GPU-b": None, "MIG-x": None}
-
-
-def test_the_work_of_single_processes_is_asked_for_where_several_may_share_it(fake_nvml: FakeNvml) -> None:
+def test_the_work_of_single_processes_is_asked_for_where_several_may_share_it(nvml: Nvml) -> None:
     """One process does all of it, on an idle GPU none does any; where the card does not tell it is unknown."""
     for bus, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e")):
-        fake_nvml.gpu(uuid, bus=bus)
-        fake_nvml.busy(uuid, 0 if uuid == "GPU-b" else 70, 0)
-        fake_nvml.process(uuid, 4711)
+        nvml.gpu(uuid, bus=bus)
+        nvml.busy(uuid, 0 if uuid == "GPU-b" else 70, 0)
+        nvml.process(uuid, 4711)
     for uuid in ("GPU-b", "GPU-c", "GPU-d", "GPU-e"):
-        fake_nvml.process(uuid, 4712)
-    fake_nvml.computes("GPU-c", 4711, 30)
-    fake_nvml.computes("GPU-c", 4712, 130)
-    fake_nvml.error("nvmlDeviceGetProcessUtilization", UNKNOWN, "GPU-e")
+        nvml.process(uuid, 4712)
+    nvml.computes("GPU-c", 4711, 30)
+    nvml.computes("GPU-c", 4712, 130)
+    nvml.error("nvmlDeviceGetProcessUtilization", UNKNOWN, "GPU-e")
     command = [sys.executable, "-m", "spool.machine.nvml"]
-    said = subprocess.run(command, input="\n", env=fake_nvml.environment, capture_output=True, text=True, check=True)
+    said = subprocess.run(command, input="\n", env=nvml.environment, capture_output=True, text=True, check=True)
     sample = Sample.from_json(said.stdout)
     assert [device.computing for device in sample.devices] == [((4711, 70),), (), ((4711, 30), (4712, 100)), None, None]
     assert [device.problem for device in sample.devices] == [None] * 5
-    asked = [call.split()[1] for call in fake_nvml.calls() if call.startswith("nvmlDeviceGetProcessUtilization")]
+    asked = [call.split()[1] for call in nvml.calls() if call.startswith("nvmlDeviceGetProcessUtilization")]
     assert set(asked) == {"GPU-c", "GPU-d", "GPU-e"}
 
 
-@pytest.mark.parametrize(
-    ("ignore", "left"),
-    [
+def test_what_the_configuration_ignores_does_not_count(nvml: Nvml) -> None:
+    """A name, a user or little memory: one of them is enough for a process not to count."""
+    nvml.gpu("GPU-a")
+    for pid, used in ((4711, 30 * GIB), (4712, 642 << 20), (4713, GIB)):
+        nvml.process("GPU-a", pid, used)
+    watch = nvml.watch()
+    for ignore, left in (
         (Ignore(), [4711, 4712, 4713]),
         (Ignore(names=frozenset({"jupyter-lab"})), [4711, 4713]),
         (Ignore(users=frozenset({"alice"})), [4712, 4713]),
         (Ignore(below_bytes=700 << 20), [4711, 4713]),
         (Ignore(frozenset({"ollama"}), frozenset({"alice"}), 700 << 20), []),
-    ],
-)
-def test_what_the_configuration_ignores_does_not_count(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch], ignore: Ignore, left: list[int]
-) -> None:
-    """A name, a user or little memory: one of them is enough for a process not to count."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.process("GPU-a", 4711, 30 * GIB)
-    fake_nvml.process("GPU-a", 4712, 642 << 20)
-    fake_nvml.process("GPU-a", 4713, GIB)
-    watch = watching()
-    watch.watcher.ignoring(ignore)
-    assert [process.pid for process in only(watch()).foreign] == left
+    ):
+        watch.watcher.ignoring(ignore)
+        assert [process.pid for process in only(watch()).foreign] == left
 
 
-def test_many_processes_are_all_seen(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """The list has no fixed length."""
-    fake_nvml.gpu("GPU-a")
-    for pid in range(100, 160):
-        fake_nvml.process("GPU-a", pid)
-    jobs = {pid: f"job-{pid}" for pid in range(100, 160)}
-    on = {"GPU-a": dict.fromkeys(jobs.values())}
-    assert len(only(watching()(Ours(job_of=jobs.get, on=on))).taken_bytes) == 60
-
-
-def test_the_real_process_table_names_a_process_and_its_user(fake_nvml: FakeNvml) -> None:
+def test_the_real_process_table_names_a_process_and_its_user(nvml: Nvml) -> None:
     """Outside of a test's world, names and users come from this machine's process table."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.process("GPU-a", os.getpid())
-    watcher = GpuWatcher(environment=fake_nvml.environment, uses=UseReader())
+    nvml.gpu("GPU-a")
+    nvml.process("GPU-a", os.getpid())
+    watcher = GpuWatcher(environment=nvml.environment, uses=UseReader())
     (process,) = only(watcher.look(1, patience_ns=LONG_NS)).foreign
     watcher.close()
     me = psutil.Process()
     assert (process.name, process.user) == (me.name(), me.username())
 
 
-# When it is asked
+def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(nvml: Nvml) -> None:
+    """No look, no call; a look soon after another uses its answer, but none from the future: the clock was set back."""
+    nvml.gpu("GPU-a")
+    watch = nvml.watch()
+    assert not watch.helper
+    for later_ns, asks in ((1, True), (MAX_AGE_NS - 1, False), (1, True), (-3600 * SECOND_NS, True)):
+        calls = len(nvml.calls())
+        watch(later_ns=later_ns)
+        assert (len(nvml.calls()) > calls) is asks
 
 
-def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """No look, no call; a look soon after another uses its answer."""
-    fake_nvml.gpu("GPU-a")
-    watch = watching()
-    assert watch.watcher._helper._child.pid is None
-    watch()
-    calls = len(fake_nvml.calls())
-    assert calls > 0
-    watch(later_ns=MAX_AGE_NS - 1)
-    assert len(fake_nvml.calls()) == calls
-    watch(later_ns=1)
-    assert len(fake_nvml.calls()) > calls
-
-
-def test_a_clock_that_is_set_back_makes_the_answer_old(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
-    """An answer from the future is asked for again."""
-    watch = watching()
-    watch()
-    calls = len(fake_nvml.calls())
-    watch(later_ns=-3600 * SECOND_NS)
-    assert len(fake_nvml.calls()) > calls
-
-
-def test_a_shared_gpu_that_a_run_has_left_is_measured_anew(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+def test_a_shared_gpu_that_a_run_has_left_is_measured_anew(nvml: Nvml) -> None:
     """What is really free there has changed; a GPU that a run had alone is free by our own evidence."""
-    fake_nvml.gpu("GPU-a", free=50 * GIB)
-    watch = watching()
+    nvml.gpu("GPU-a", free=50 * GIB)
+    watch = nvml.watch()
     watch(Ours(on={"GPU-a": {"alone": None}}))
-    calls = len(fake_nvml.calls())
+    calls = len(nvml.calls())
     watch(Ours(), later_ns=1)
-    assert len(fake_nvml.calls()) == calls
+    assert len(nvml.calls()) == calls
     watch(Ours(on={"GPU-a": {"one": 30 * GIB, "two": 10 * GIB}}))
-    fake_nvml.gpu("GPU-a", free=80 * GIB)
+    nvml.gpu("GPU-a", free=80 * GIB)
     assert only(watch(Ours(on={"GPU-a": {"two": 10 * GIB}}), later_ns=1)).memory_free_bytes == 80 * GIB
 
 
-def test_questions_are_counted_so_that_a_start_can_wait_for_its_own(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
-    """The answer to an open question leaves the next one unanswered; a failure is an answer, too."""
-    fake_nvml.gpu("GPU-a")
-    fake_nvml.hang("nvmlInitWithFlags")
-    watch = watching()
-    watch(patience_ns=0)
-    watcher = watch.watcher
-    assert (watcher.asked, watcher.answered) == (1, 0)
-    fake_nvml.mend()
-    watch(later_ns=0)
-    assert (watcher.asked, watcher.answered) == (1, 1)
-    fake_nvml.error("nvmlDeviceGetCount_v2", UNKNOWN)
-    watch()
-    assert (watcher.asked, watcher.answered) == (2, 2)
-
-
-def test_what_is_doubted_is_unknown_until_the_answer(fake_nvml: FakeNvml, watching: Callable[..., Watch]) -> None:
+def test_what_is_doubted_is_unknown_until_the_answer(nvml: Nvml) -> None:
     """Each GPU keeps its identity and has the problem; the answer to the open question takes it away."""
-    fake_nvml.gpu("GPU-a")
-    watch = watching()
+    nvml.gpu("GPU-a")
+    watch = nvml.watch()
     before = watch()
-    fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+    nvml.hang("nvmlDeviceGetMemoryInfo_v2")
     watch(patience_ns=0)
     look = watch.watcher.doubt()
     assert (look.problem, problems(look)) == (NO_ANSWER, {"GPU-a": NO_ANSWER})
-    fake_nvml.mend()
+    nvml.mend()
     assert watch.until(lambda look: look.problem is None).gpus == before.gpus
 
 
-# The process that asks
-
-
-def test_closing_leaves_no_process(fake_nvml: FakeNvml) -> None:
+def test_closing_leaves_no_process(nvml: Nvml) -> None:
     """The helper is gone when close() returns, also from within a call that hangs."""
-    fake_nvml.hang("nvmlInitWithFlags")
-    watcher = GpuWatcher(environment=fake_nvml.environment)
-    watcher.look(1, patience_ns=0)
-    pid = watcher._helper._child.pid
-    assert pid is not None
-    watcher.close()
+    nvml.hang("nvmlInitWithFlags")
+    watch = nvml.watch()
+    watch(patience_ns=0)
+    pid = watch.helper
+    assert pid
+    watch.watcher.close()
     assert not psutil.pid_exists(pid)
 
 
-def test_the_helper_inherits_no_descriptor(fake_nvml: FakeNvml, watching: Callable[..., Watch], tmp_path: Path) -> None:
+def test_the_helper_inherits_no_descriptor(nvml: Nvml, tmp_path: Path) -> None:
     """A lock that the dispatcher holds must be free when the dispatcher is dead, whatever NVML does to the helper."""
-    watch = watching()
+    watch = nvml.watch()
     with (tmp_path / "lock").open("w") as lock:
         os.set_inheritable(lock.fileno(), True)
         watch()
-        held = [os.readlink(path) for path in Path(f"/proc/{watch.watcher._helper._child.pid}/fd").iterdir()]
+        held = [os.readlink(path) for path in Path(f"/proc/{watch.helper}/fd").iterdir()]
     assert held
     assert str(tmp_path / "lock") not in held
 
 
-def test_the_helper_leaves_when_its_asker_is_killed(fake_nvml: FakeNvml) -> None:
+def test_the_helper_leaves_when_its_asker_is_killed(nvml: Nvml) -> None:
     """No process stays behind after kill -9 of the dispatcher."""
     script = (
         "from spool.machine.gpus import GpuWatcher; w = GpuWatcher(); w.look(1, patience_ns=30_000_000_000);"
@@ -684,12 +523,11 @@ def test_the_helper_leaves_when_its_asker_is_killed(fake_nvml: FakeNvml) -> None
     )
     asker = subprocess.Popen(
         [sys.executable, "-c", script],
-        env={**fake_nvml.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**nvml.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     with asker:
-        assert asker.stdout is not None
         helper = psutil.Process(int(asker.stdout.readline()))
         asker.kill()
     with suppress(psutil.NoSuchProcess):
@@ -697,12 +535,12 @@ def test_the_helper_leaves_when_its_asker_is_killed(fake_nvml: FakeNvml) -> None
             time.sleep(0.01)
 
 
-def test_the_module_prints_what_it_sees_as_json(fake_nvml: FakeNvml) -> None:
+def test_the_module_prints_what_it_sees_as_json(nvml: Nvml) -> None:
     """`python -m spool.machine.gpus` is for people and for trying a machine out."""
-    fake_nvml.gpu("GPU-a", name="NVIDIA H200")
+    nvml.gpu("GPU-a", name="NVIDIA H200")
     done = subprocess.run(
         [sys.executable, "-m", "spool.machine.gpus"],
-        env={**fake_nvml.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**nvml.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         check=True,
     )
@@ -711,28 +549,23 @@ def test_the_module_prints_what_it_sees_as_json(fake_nvml: FakeNvml) -> None:
     assert seen["problem"] is None
 
 
-# Where they are
-
-
 PLACES = {"GetMemoryAffinity", "GetNvLinkState", "GetNvLinkRemotePciInfo_v2", "GetP2PStatus", "GetHandleByUUID"}
 
 
-def test_nodes_and_links_are_asked_for_only_where_they_decide(
-    fake_nvml: FakeNvml, watching: Callable[..., Watch]
-) -> None:
+def test_nodes_and_links_are_asked_for_only_where_they_decide(nvml: Nvml) -> None:
     """A direct link counts, a way by a switch is one; what a card does not tell is unknown, and no problem."""
     for at, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c", "GPU-d")):
-        fake_nvml.gpu(uuid, bus=at + 1)
-    fake_nvml.mig("MIG-1", "GPU-d", 0)
-    fake_nvml.near("GPU-a", 0)
-    fake_nvml.near("GPU-b", 65)
-    fake_nvml.near("GPU-d", 1)
-    fake_nvml.links("GPU-a", "GPU-b", 4)
-    fake_nvml.links("GPU-b", "GPU-c", 0)
-    fake_nvml.error("nvmlDeviceGetMemoryAffinity", UNKNOWN, "GPU-c")
-    watch = watching()
+        nvml.gpu(uuid, bus=at + 1)
+    nvml.mig("MIG-1", "GPU-d", 0)
+    nvml.near("GPU-a", 0)
+    nvml.near("GPU-b", 65)
+    nvml.near("GPU-d", 1)
+    nvml.links("GPU-a", "GPU-b", 4)
+    nvml.links("GPU-b", "GPU-c", 0)
+    nvml.error("nvmlDeviceGetMemoryAffinity", UNKNOWN, "GPU-c")
+    watch = nvml.watch()
     assert {(gpu.node, gpu.links) for gpu in watch().gpus} == {(None, ())}
-    assert not PLACES & {call.split()[0].removeprefix("nvmlDevice") for call in fake_nvml.calls()}
+    assert not PLACES & {call.split()[0].removeprefix("nvmlDevice") for call in nvml.calls()}
     watch.watcher.asking_where(on=True)
     look = watch()
     assert {gpu.uuid: (gpu.node, gpu.links) for gpu in look.gpus} == {
@@ -742,11 +575,11 @@ def test_nodes_and_links_are_asked_for_only_where_they_decide(
         "MIG-1": (1, ()),
     }
     assert set(problems(look).values()) == {None}
-    asked = len(fake_nvml.calls())
+    asked = len(nvml.calls())
     assert watch().gpus == look.gpus
-    again = {call.split()[0].removeprefix("nvmlDevice") for call in fake_nvml.calls()[asked:]}
+    again = {call.split()[0].removeprefix("nvmlDevice") for call in nvml.calls()[asked:]}
     assert not PLACES & again  # once is enough
-    fake_nvml.error("nvmlDeviceGetMemoryInfo_v2", GPU_IS_LOST, "GPU-a")
-    fake_nvml.remove("GPU-a")
+    nvml.error("nvmlDeviceGetMemoryInfo_v2", GPU_IS_LOST, "GPU-a")
+    nvml.remove("GPU-a")
     lost = watch.until(lambda look: problems(look)["GPU-a"] is not None)
     assert {gpu.node for gpu in lost.gpus if gpu.uuid == "GPU-a"} == {0}

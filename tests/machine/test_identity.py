@@ -32,7 +32,6 @@ def liveness(jid: Jid, proc: FakeProc) -> Liveness:
 def test_this_process_is_alive() -> None:
     """The identity of a process that runs is alive, and says where it runs."""
     jid = identity.of_process(os.getpid())
-    assert jid is not None
     assert (jid.pid, jid.host) == (os.getpid(), identity.host())
     assert identity.liveness(jid) is Liveness.ALIVE
 
@@ -41,10 +40,8 @@ def test_a_process_that_has_ended_is_gone_even_while_nobody_has_waited_for_it() 
     """A zombie is gone: only its exit code is left."""
     pid = os.posix_spawn("/bin/cat", ["cat"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)])
     jid = identity.of_process(pid)
-    assert jid is not None
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     stat = identity.read_stat(pid)
-    assert stat is not None
     assert stat.state == "Z"
     assert identity.liveness(jid) is Liveness.GONE
     os.waitpid(pid, 0)
@@ -52,14 +49,9 @@ def test_a_process_that_has_ended_is_gone_even_while_nobody_has_waited_for_it() 
     assert identity.of_process(pid) is None
 
 
-def test_a_leader_that_ended_before_its_threads_is_alive(proc: FakeProc) -> None:
-    """A process whose first thread has ended still runs as long as another thread does."""
-    proc.process(50, start=1000, state="Z", threads=2)
-    assert liveness(JID, proc) is Liveness.ALIVE
-
-
 def test_another_process_with_the_same_pid_is_not_it(proc: FakeProc) -> None:
-    """A pid that came back with another start time proves that the first process is gone."""
+    """Its start time proves that the first is gone; one whose first thread has ended runs as long as another does."""
+    proc.process(50, start=1000, state="Z", threads=2)
     assert liveness(JID, proc) is Liveness.ALIVE
     proc.process(50, start=1001)
     assert liveness(JID, proc) is Liveness.GONE
@@ -90,7 +82,6 @@ def test_a_programs_name_may_hold_anything(proc: FakeProc, name: str) -> None:
     """Spaces and parentheses in a program's name do not move the fields after it."""
     proc.process(60, start=77, parent=3, session=4, name=name)
     stat = identity.read_stat(60, proc=str(proc))
-    assert stat is not None
     assert (stat.state, stat.parent, stat.session, stat.start_ticks) == ("S", 3, 4, 77)
 
 

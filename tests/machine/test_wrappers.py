@@ -55,9 +55,7 @@ def test_a_process_without_any_trace_of_the_run_is_not_its_wrapper(tmp_path: Pat
         assert not is_wrapper(pid, str(tmp_path), "a", 1)
 
 
-def test_a_wrapper_that_holds_its_metadir_is_known_wherever_that_was_moved_to(
-    tmp_path: Path, started: _Started
-) -> None:
+def test_a_wrapper_that_holds_its_metadir_is_known_wherever_that_moved(tmp_path: Path, started: _Started) -> None:
     """Its script and its marks name the place where the spool was, and its output may be elsewhere."""
     root = os.path.realpath(tmp_path)
     metadir = Path(root, "before", "jobs", "a", "1")
@@ -69,9 +67,7 @@ def test_a_wrapper_that_holds_its_metadir_is_known_wherever_that_was_moved_to(
     assert not is_wrapper(pid, f"{root}/after", "a", 2)
 
 
-def test_a_wrapper_without_marks_is_known_by_its_script_its_output_or_its_child(
-    tmp_path: Path, started: _Started
-) -> None:
+def test_a_wrapper_without_marks_is_known_by_script_output_or_child(tmp_path: Path, started: _Started) -> None:
     """One that was run by hand names the script or holds the log; one of an earlier version says that it waited."""
     root = os.path.realpath(tmp_path)
     metadir = Path(root, "jobs", "a", "1")

@@ -68,29 +68,10 @@ VIEW = StateView(
         "odd": JobView(state="unreachable"),
     },
 )
+S = SECOND_NS
+RESULT = Result("w", 1, 1, State.FAILED, "", 0, 2 * S, 62 * S, 3, None, 7 * S, grant=Grant(1, None, ("G",)))
 ENDED = Event(
-    id="e",
-    name=EventName.FAILED,
-    at_ns=0,
-    host="box",
-    version="1",
-    spool_dir="/s",
-    job="w",
-    run=1,
-    result=Result(
-        "w",
-        1,
-        1,
-        State.FAILED,
-        "",
-        0,
-        2 * SECOND_NS,
-        62 * SECOND_NS,
-        3,
-        None,
-        7 * SECOND_NS,
-        grant=Grant(1, None, ("G",)),
-    ),
+    id="e", name=EventName.FAILED, at_ns=0, host="box", version="1", spool_dir="/s", job="w", run=1, result=RESULT
 )
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -203,7 +184,10 @@ def test_it_is_written_whole_for_whoever_reads_it_and_not_more_often_than_it_may
 
 
 def test_a_dispatcher_that_is_gone_is_not_up(listener: Metrics, out: Path, spool_root: Path) -> None:
-    """The last that the listener writes says so; and a state that is old says that somebody died."""
+    """The last that the listener writes says so; and a state that is old says that somebody died.
+
+    A spool whose dispatcher has not said anything yet has no jobs, and no numbers are made up.
+    """
     listener.tick()
     listener.close()
     assert value(samples(out), "spool_dispatcher_up") == 0
@@ -214,11 +198,8 @@ def test_a_dispatcher_that_is_gone_is_not_up(listener: Metrics, out: Path, spool
     found = samples(out)
     assert value(found, "spool_dispatcher_up") == 0
     assert value(found, "spool_dispatcher_heartbeat_timestamp_seconds") == pytest.approx(old)
-
-
-def test_before_the_first_state_there_are_counters(spool_root: Path, out: Path) -> None:
-    """A spool whose dispatcher has not said anything yet has no jobs, and no numbers are made up."""
-    Metrics(str(spool_root), lambda: Config(metrics=str(out))).tick()
+    (spool_root / "state.json").unlink()
+    Metrics(str(spool_root), listener._config).tick()
     found = samples(out)
     assert value(found, "spool_dispatcher_up") == 0
     assert not [name for name, _ in found if name in ("spool_jobs", "spool_cpus")]
@@ -234,7 +215,6 @@ def test_the_use_of_runs_is_read_off_their_processes(
     script = "data = bytearray(50_000_000)\nprint(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", script], env=marks, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             process.stdout.readline()
             jid = identity.of_process(process.pid)
             assert jid is not None

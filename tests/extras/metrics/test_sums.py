@@ -50,19 +50,18 @@ def test_a_life_of_a_job_is_counted() -> None:
     assert (told.cpu_ns, told.gpu_ns, told.gpu_busy_ns) == (200 * SECOND_NS, 240 * SECOND_NS, 0)
 
 
-def test_gpus_of_an_engine_count_as_many_as_were_asked_for() -> None:
-    """Only their engine knows which they were, and whether they computed."""
-    far = replace(FAILED, result=replace(RESULT, grant=Grant(1, gpus_elsewhere=3)))
-    assert (sums(far).gpu_ns, sums(far).gpu_busy_ns) == (3 * 60 * SECOND_NS, 0)
-
-
 def test_the_time_in_which_gpus_computed_is_counted_where_it_is_known() -> None:
-    """Of two GPUs for a minute, half busy on average, one minute; a run of which it is unknown adds nothing."""
+    """Of two GPUs for a minute, half busy on average, one minute; a run of which it is unknown adds nothing.
+
+    GPUs of an engine count as many as were asked for: only that knows which they were, and whether they computed.
+    """
     use = (GpuUse(30 * SECOND_NS, 100.0, 100), GpuUse(30 * SECOND_NS, 0.0, 0))
     known = replace(FAILED, result=replace(RESULT, run=2, attempt=2, gpu_use=use))
     assert sums(RETRYING, known).gpu_busy_ns == 60 * SECOND_NS
     paused = replace(known, result=replace(known.result, suspended_ns=30 * SECOND_NS))
     assert sums(paused).gpu_busy_ns == 30 * SECOND_NS
+    far = replace(FAILED, result=replace(RESULT, grant=Grant(1, gpus_elsewhere=3)))
+    assert (sums(far).gpu_ns, sums(far).gpu_busy_ns) == (3 * 60 * SECOND_NS, 0)
 
 
 def test_what_is_told_again_counts_once() -> None:

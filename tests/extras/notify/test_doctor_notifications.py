@@ -51,9 +51,7 @@ to = "all"
         ("http://", "not a URL"),
     ],
 )
-def test_a_receiver_that_cannot_be_reached_is_named_without_its_secret(
-    spool_root: Path, address: str, why: str
-) -> None:
+def test_a_receiver_that_cannot_be_reached_is_named_without_a_secret(spool_root: Path, address: str, why: str) -> None:
     """By the name of the contact, with the reason."""
     ((check, level, said),) = found(spool_root, f'contacts = {{ me = "{address}" }}')
     assert (check, level) == ("notify", Level.WARN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,19 @@ import pytest
 from receivers import HOST, WebServer
 from spool.listeners.message import Message, UndeliveredError
 from spool.listeners.transports import AppriseService, NotifierCommand, WebHook, transport_for
-from support import wait_for
+from support import left_behind, processes, wait_for
 
 
 def test_each_kind_of_address_has_its_way() -> None:
     """A web hook of a chat service is that service; any other is ours; what is no URL is the notifier's."""
-    assert isinstance(
-        transport_for("https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ", None),
-        AppriseService,
-    )
-    assert isinstance(transport_for("https://example.org/lab", None), WebHook)
-    assert isinstance(transport_for("json://example.org/lab", None), WebHook)
-    assert isinstance(transport_for("mailto://example.org", None), AppriseService)
-    assert isinstance(transport_for("bob@example.org", "mail $1"), NotifierCommand)
+    for address, kind in (
+        ("https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ", AppriseService),
+        ("https://example.org/lab", WebHook),
+        ("json://example.org/lab", WebHook),
+        ("mailto://example.org", AppriseService),
+        ("bob@example.org", NotifierCommand),
+    ):
+        assert isinstance(transport_for(address, "mail $1"), kind)
 
 
 def test_a_receiver_that_drips_is_cut_off(web: WebServer) -> None:
@@ -37,7 +36,7 @@ def test_a_notifier_that_fails_or_hangs_is_cut_off_and_tried_again(tmp_path: Pat
     message = Message("failed", "t", "b", {})
     with pytest.raises(UndeliveredError, match="exit code is 3: no such user"):
         NotifierCommand("yes | head -c 3000000 >&2; echo no such user >&2; exit 3", "bob").send(message)
-    pid = tmp_path / "pid"
+    mark = f"SPOOL_TEST={tmp_path}"
     with pytest.raises(UndeliveredError, match=r"within 1s"):
-        NotifierCommand(f"sleep 60 & echo $! > {pid}; wait", "bob", limit_s=1).send(message)
-    wait_for(lambda: not os.path.exists(f"/proc/{int(pid.read_text())}"))
+        NotifierCommand(f"{mark} sleep 600; :", "bob", limit_s=1).send(message)
+    wait_for(lambda: not left_behind(processes(), mark.encode()))
