@@ -307,6 +307,16 @@ def test_a_signal_between_any_two_steps_before_the_command_ends_the_run(dash_run
         assert (again.rc, again.text("signal")) == (143, "TERM\n")
 
 
+def test_a_signal_between_the_start_of_the_command_and_the_note_of_its_number_reaches_it(runs: Runs) -> None:
+    """A command that was quicker than its wrapper hears what it waits for; nothing is sent twice."""
+    run = runs.make("trap 'echo heard; exit 3' USR1; echo up; while :; do sleep 0.01; done")
+    text = (run.metadir / "run.sh").read_text()
+    slow = 'until [ -s "$spool_records/log" ]; do :; done; kill -s USR1 $$\n'
+    assert text.count("    spool_child=$! ") == 1
+    (run.metadir / "run.sh").write_text(text.replace("    spool_child=$! ", f"    {slow}    spool_child=$! "))
+    assert (run.run(), run.log) == (3, "up\nheard\n")
+
+
 # --- signal dispositions --------------------------------------------------------------------------------------
 
 
