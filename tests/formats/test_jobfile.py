@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -129,20 +129,11 @@ def parsed(text: str, name: str = "train") -> Spec:
     return jobfile.parse(f'command = "x"\n{text}\n'.encode(), name=name)
 
 
-@pytest.mark.parametrize(
-    ("script", "why"),
-    [
-        ("echo", 'does not begin with "#!"'),
-        ("", 'does not begin with "#!"'),
-        ("#! \\necho", 'does not begin with "#!"'),
-        ("#!/bin/sh\\r\\necho", "has Windows line endings"),
-    ],
-)
-def test_a_script_that_the_kernel_cannot_execute_is_refused(script: str, why: str) -> None:
-    """Its first line names what runs it."""
+@pytest.mark.parametrize("script", ["echo", "", "#! \\necho", "#!/bin/sh\\r\\necho"])
+def test_a_script_that_the_kernel_cannot_execute_is_refused(script: str) -> None:
+    """Its first line names what runs it, and has no Windows line ending."""
     (problem,) = problems(f'command = ["a.sh"]\nscript = "{script}"\n')
     assert problem.startswith('"script" on line 2: ')
-    assert why in problem
 
 
 def test_a_key_in_a_text_is_not_the_key_with_a_mistake() -> None:
@@ -209,25 +200,23 @@ def test_the_error_file_is_plain_text_with_one_problem_a_line() -> None:
     assert text.endswith("disappears when the job file is fixed or removed.\n")
 
 
-WRONG = {
-    "no command": ("", "is required"),
-    "empty command": ('command = " "', "is empty"),
-    "empty list": ("command = []", "empty list"),
-    "not a program": ('command = ["", "x"]', "not a program"),
-    "long text": (f'command = "{"x" * 131072}"', "the kernel refuses a single argument"),
-    "long argument": (f'command = ["echo", "{"x" * 131072}"]', "the kernel refuses a single argument"),
-    "number": ("command = 3", "must be a text in quotes or a list, not 3"),
-    "setup of another shell": (
-        'command = ["x"]\nshell = "/usr/bin/fish"\nsetup = "x"',
-        "cannot be run by /usr/bin/fish before a command that is a list; write the command as a text",
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "why"), WRONG.values(), ids=WRONG)
-def test_a_command_that_no_kernel_runs_is_refused(text: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("", "command"),
+        ('command = " "', "command"),
+        ("command = []", "command"),
+        ('command = ["", "x"]', "command"),
+        (f'command = "{"x" * 131072}"', "command"),
+        (f'command = ["echo", "{"x" * 131072}"]', "command[1]"),
+        ("command = 3", "command"),
+        ('command = ["x"]\nshell = "/usr/bin/fish"\nsetup = "x"', "setup"),
+        ('command = "x"\nscript = "#!/bin/sh"', "command"),
+    ],
+)
+def test_a_command_that_no_kernel_runs_is_refused(text: str, key: str) -> None:
     """Empty ones, and single arguments of more than 128 KiB, the text for the shell being one argument too."""
-    assert why in problems(text)[0]
+    assert problems(text)[0].startswith(f'"{key}"')
 
 
 def test_the_longest_argument_that_the_kernel_takes_is_taken() -> None:
@@ -298,21 +287,22 @@ notify: { to = "a", log_lines = 201 }
 task: { array = 'a' } | { array = 'a', index = -1 }
 """)
 REFUSED += [
-    ("env", f'env = {{ A = "{"x" * 131070}" }}'),
-    ("gpu_type", f"gpus = 1\ngpu_type = {[f'G{n}' for n in range(17)]}"),
-    ("matrix", f"matrix = {{ a = {[*range(1000)]}, b = {[*range(101)]} }}"),
-    ("array", f'array = "0-999"\nmatrix = {{ a = {[*range(101)]} }}'),
+    ("env", [f'env = {{ A = "{"x" * 131070}" }}']),
+    ("gpu_type", [f"gpus = 1\ngpu_type = {[f'G{n}' for n in range(17)]}"]),
+    ("matrix", [f"matrix = {{ a = {[*range(1000)]}, b = {[*range(101)]} }}"]),
+    ("array", [f'array = "0-999"\nmatrix = {{ a = {[*range(101)]} }}']),
 ]
 
 
-@pytest.mark.parametrize(("key", "text"), REFUSED, ids=[text[-40:] for _, text in REFUSED])
-def test_a_value_that_cannot_be_meant_is_refused_with_its_key_and_line(key: str, text: str) -> None:
+@pytest.mark.parametrize(("key", "texts"), REFUSED)
+def test_a_value_that_cannot_be_meant_is_refused_with_its_key_and_line(key: str, texts: list[str]) -> None:
     """Types are strict, ranges are checked, keys that need each other are asked for; one mistake gives one problem."""
-    with pytest.raises(InvalidJob) as error:
-        parsed(text)
-    (problem,) = error.value.problems
-    assert f'"{key}' in problem.message
-    assert problem.line is None or text.split("\n")[problem.line - 2].startswith(key)
+    for text in texts:
+        with pytest.raises(InvalidJob) as error:
+            parsed(text)
+        (problem,) = error.value.problems
+        assert f'"{key}' in problem.message, text
+        assert problem.line is None or text.split("\n")[problem.line - 2].startswith(key), text
 
 
 @pytest.mark.parametrize(
@@ -409,16 +399,16 @@ def test_a_hundred_mistakes_are_told_and_the_others_counted(monkeypatch: pytest.
     """What was meant, and on which line it stands, is found for those that are told alone."""
     guessed: list[str] = []
     monkeypatch.setattr(validation, "closest", lambda word, known: guessed.append(word))
-    text = 'command = "x"\n' + "".join(f"k{at:x}=1\n" for at in range(120_000))
+    text = 'command = "x"\n' + "".join(f"k{at:x}=1\n" for at in range(12_000))
     found = problems(text)
     assert found[0].startswith('unknown key "k0" on line 2')
     assert found[99].startswith('unknown key "k63" on line 101')
-    assert found[100:] == ["and 119,900 more"]
+    assert found[100:] == ["and 11,900 more"]
     assert guessed == [f"k{at:x}" for at in range(100)]
-    with pytest.raises(InvalidJob, match=r"\(and 119,999 more\)$") as error:
+    with pytest.raises(InvalidJob, match=r"\(and 11,999 more\)$") as error:
         jobfile.parse(text.encode(), name="train")
     head = jobfile.render_errors("train", error.value.problems).split("\n")[0]
-    assert head == "The job train cannot run: its file has 120,000 problems."
+    assert head == "The job train cannot run: its file has 12,000 problems."
 
 
 def test_mistakes_within_tables_are_counted_alike() -> None:
@@ -436,34 +426,47 @@ def test_a_name_too_long_for_its_tasks_is_refused() -> None:
     assert "longer than 100" in problems('command = "x"\nmatrix = { a = [1, 2], b = [1, 2] }', "a" * 99)[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "indices", "at_once"),
-    [
-        ("0-99%4", tuple(range(100)), 4),
-        ("0-99:2", tuple(range(0, 100, 2)), None),
-        ("1,3,7-9", (1, 3, 7, 8, 9), None),
-        ("7-9, 1, 12", (1, 7, 8, 9, 12), None),
-        ("5", (5,), None),
-        ("0-10:5%1", (0, 5, 10), 1),
-        ("0-99999", tuple(range(100_000)), None),
-    ],
-)
-def test_array_grammar(text: str, indices: tuple[int, ...], at_once: int | None) -> None:
-    """Ranges, steps, lists and a limit; indices come out ascending."""
-    assert parsed(f'array = "{text}"').array == ArraySpec(indices, at_once)
+HOUR = 'time_limit = "1h"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "warning"),
+    ("text", "field", "value"),
     [
-        ("USR1@60s", WarningSignal("USR1", 60 * S)),
-        ("SIGTERM@5m", WarningSignal("TERM", 300 * S)),
-        ("int", WarningSignal("INT", 60 * S)),
+        ('array = "0-99%4"', "array", ArraySpec(tuple(range(100)), 4)),
+        ('array = "0-99:2"', "array", ArraySpec(tuple(range(0, 100, 2)), None)),
+        ('array = "7-9, 1, 12"', "array", ArraySpec((1, 7, 8, 9, 12), None)),
+        ('array = "5"', "array", ArraySpec((5,), None)),
+        ('array = "0-10:5%1"', "array", ArraySpec((0, 5, 10), 1)),
+        ('array = "0-99999"', "array", ArraySpec(tuple(range(100_000)), None)),
+        (HOUR + 'signal = "USR1@60s"', "signal", WarningSignal("USR1", 60 * S)),
+        (HOUR + 'signal = "SIGTERM@5m"', "signal", WarningSignal("TERM", 300 * S)),
+        (HOUR + 'signal = "int"', "signal", WarningSignal("INT", 60 * S)),
+        ('scheduling_timeout = "0s"', "scheduling_timeout_ns", None),
+        ('gpus = 1\ngpu_type = "auto"', "request", Request(gpus=1)),
+        ('gpus = 1\ngpu_type = ["auto"]', "request", Request(gpus=1)),
+        (
+            'gpus = 2\ngpu_type = ["A100", "H100"]\ngpu_min_memory = "40G"',
+            "request",
+            Request(gpus=2, gpu_types=("A100", "H100"), gpu_min_memory_bytes=40 << 30),
+        ),
+        ('memory = "auto"', "request", Request(memory_bytes=FIRST_BYTES, memory_auto=True)),
+        ('memory = "auto:8G"', "request", Request(memory_bytes=8 << 30, memory_auto=True)),
+        ('gpus = 1\ngpu_memory = "auto"', "request", Request(gpus=1, gpu_memory_auto=True)),
+        (
+            'gpus = 1\ngpu_memory = "auto:8G"',
+            "request",
+            Request(gpus=1, gpu_memory_bytes=8 << 30, gpu_memory_auto=True),
+        ),
+        (
+            'memory = "1G"\nretry = { max = 2, memory_factor = 1.5 }',
+            "retry",
+            Retry(2, memory_factor=1.5, on=frozenset({"failed", "out_of_memory"})),
+        ),
     ],
 )
-def test_signal_grammar(text: str, warning: WarningSignal) -> None:
-    """A name, with or without SIG, and how long before; 60 seconds if not said."""
-    assert parsed(f'signal = "{text}"\ntime_limit = "1h"').signal == warning
+def test_a_value_has_its_meaning(text: str, field: str, value: object) -> None:
+    """Arrays come out ascending; a signal is 60 seconds before; `auto` is no GPU type, and a size with a first guess."""
+    assert getattr(parsed(text), field) == value
 
 
 @pytest.fixture
@@ -490,23 +493,6 @@ def test_defaults_are_shared_between_jobs() -> None:
     assert first.retry is second.retry
     assert first.workdir is second.workdir
     assert parsed("").request is parsed("").request
-
-
-def test_zero_is_never_a_scheduling_timeout() -> None:
-    """`"0s"` and absence are the same."""
-    assert parsed('scheduling_timeout = "0s"').scheduling_timeout_ns is None
-
-
-def test_any_gpu_type_is_no_type() -> None:
-    """`"auto"` asks for nothing."""
-    assert parsed('gpus = 1\ngpu_type = "auto"').request == Request(gpus=1)
-    assert parsed('gpus = 1\ngpu_type = ["auto"]').request == Request(gpus=1)
-
-
-def test_several_gpu_types_and_a_least_memory() -> None:
-    """A list means that any of the types will do; the least memory is that of a whole GPU."""
-    text = 'gpus = 2\ngpu_type = ["A100", "H100"]\ngpu_min_memory = "40G"'
-    assert parsed(text).request == Request(gpus=2, gpu_types=("A100", "H100"), gpu_min_memory_bytes=40 << 30)
 
 
 def test_the_default_kill_grace_is_the_configurations() -> None:
@@ -542,21 +528,14 @@ def reads_or_refuses(text: bytes) -> bool:
 _FILES = [path.read_bytes() for path in sorted(GOLDEN.glob("*.toml"))]
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(_FILES), st.data())
-def test_a_file_with_one_byte_changed_is_read_or_refused(text: bytes, data: st.DataObject) -> None:
-    """No mutation of a valid file raises anything but InvalidJob, and each problem says something."""
+def test_a_file_with_one_byte_changed_or_cut_off_is_read_or_refused(text: bytes, data: st.DataObject) -> None:
+    """No mutation of a valid file raises anything but InvalidJob, and each problem says something; nor does half."""
     at = data.draw(st.integers(0, len(text) - 1))
     byte = data.draw(st.binary(max_size=1) | st.sampled_from([bytes([char]) for char in b'"[]{}=.,-09%#\n']))
     cut = data.draw(st.booleans())
     assert reads_or_refuses(text[:at] + byte + text[at + cut :])
-
-
-@settings(max_examples=150)
-@given(st.sampled_from(_FILES), st.data())
-def test_a_file_cut_anywhere_is_read_or_refused(text: bytes, data: st.DataObject) -> None:
-    """Half a file is never a crash."""
-    assert reads_or_refuses(text[: data.draw(st.integers(0, len(text)))])
+    assert reads_or_refuses(text[:at])
 
 
 _ANY = st.recursive(
@@ -578,7 +557,6 @@ _KEYS = [key for key in Spec.__struct_fields__ if key not in ("request", "time_l
 ]
 
 
-@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(_KEYS), _ANY, max_size=4))
 def test_any_value_for_any_key_is_read_or_refused(keys: dict[str, object]) -> None:
     """Types are checked all the way down: no value makes the reader fail."""
@@ -738,27 +716,6 @@ def test_a_container_is_no_job_of_a_configured_engine() -> None:
 def test_a_key_that_says_nothing_is_no_problem_on_an_engine(key: str) -> None:
     """No idle time, no session and no resource are what a job of an engine has."""
     assert parsed(f'executor = "slurm"\n{key}').executor == "slurm"
-
-
-@pytest.mark.parametrize(
-    ("text", "request_"),
-    [
-        ('memory = "auto"', Request(memory_bytes=FIRST_BYTES, memory_auto=True)),
-        ('memory = "auto:8G"', Request(memory_bytes=8 << 30, memory_auto=True)),
-        ('gpus = 1\ngpu_memory = "auto"', Request(gpus=1, gpu_memory_auto=True)),
-        ('gpus = 1\ngpu_memory = "auto:8G"', Request(gpus=1, gpu_memory_bytes=8 << 30, gpu_memory_auto=True)),
-    ],
-)
-def test_a_size_that_spool_works_out_may_have_a_first_guess(text: str, request_: Request) -> None:
-    """Without one that of memory is a default, and that of GPU memory whole GPUs."""
-    assert jobfile.parse(f'command = "true"\n{text}\n'.encode(), name="x").request == request_
-
-
-def test_a_memory_factor_is_for_runs_out_of_memory() -> None:
-    """They are tried again without a word in `on`."""
-    text = b'command = "true"\nmemory = "1G"\nretry = { max = 2, memory_factor = 1.5 }\n'
-    retry = jobfile.parse(text, name="x").retry
-    assert (retry.memory_factor, retry.on) == (1.5, {"failed", "out_of_memory"})
 
 
 @pytest.mark.parametrize("engine", ["slurm", "sge", "hq"])
