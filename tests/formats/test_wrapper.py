@@ -55,12 +55,6 @@ def dash_runs(tmp_path: Path) -> Iterator[Runs]:
 # --- the text -------------------------------------------------------------------------------------------------
 
 
-def test_the_constant_is_a_valid_script_as_it_stands() -> None:
-    """Every shell that may run the wrapper can read it, assignments or not."""
-    for shell in SHELLS.values():
-        subprocess.run([*shell, "-n", str(SCRIPT)], check=True)
-
-
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this machine")
 def test_the_constant_is_clean_for_shellcheck() -> None:
     """The constant gives shellcheck nothing to warn of."""
@@ -887,15 +881,6 @@ def test_both_wrappers_know_the_same_special_variables() -> None:
     kept = re.search(r"\n    (IFS \|.*?)\)\n", SCRIPT.read_text(), re.DOTALL)
     assert kept is not None
     assert set(re.sub(r"[\s\\]", "", kept[1]).replace("*", ".*").split("|")) == set(wrapper._SPECIAL.pattern.split("|"))
-
-
-def test_the_compiled_wrapper_knows_every_assignment() -> None:
-    """One that it did not know would make it leave every run to the shell; with `spool_odd` it does so on purpose."""
-    source = Path(compiled.SOURCE).read_text()
-    assign = source[source.index("static int assign(") : source.index("/* Read the assignments")]
-    known = set(re.findall(r'(?:\{|same\(name, )"(\w+)"', assign))
-    before = SCRIPT.read_text().partition("# --- assignments ---")[0]
-    assert set(re.findall(r"\bspool_(\w+)=", before)) - {"told"} == known | {"odd"}
 
 
 def _array_in_c(name: str) -> list[str]:
