@@ -82,8 +82,7 @@ def test_what_no_process_can_be_given_is_refused(command: str | tuple[str, ...])
 @pytest.mark.parametrize("size", [1, 10_000])
 def test_more_arguments_than_the_kernel_takes_are_an_error_when_the_wrapper_is_rendered(runs: Runs, size: int) -> None:
     """A size that is accepted can be executed; a larger one is the job's own fault, and no refusal of the machine."""
-    most = 6 << 20
-    fits, too_many = 1, most // size
+    fits, too_many = 1, (6 << 20) // (size + 9)  # a byte and a pointer more for each
     while too_many - fits > max(1, 1000 // size):
         count = (fits + too_many) // 2
         try:
@@ -92,7 +91,7 @@ def test_more_arguments_than_the_kernel_takes_are_an_error_when_the_wrapper_is_r
             too_many = count
         else:
             fits = count
-    with pytest.raises(InvalidValue, match=r"^cannot run the command: its arguments and environment take .*; put them"):
+    with pytest.raises(InvalidValue, match="its arguments and environment"):
         render(Assignments("/metadir", ("/bin/true", *["a" * size] * too_many), surroundings()))
     run = runs.make(("/bin/true", *["a" * size] * fits))
     assert run.run() == 0
@@ -130,17 +129,7 @@ def test_the_script_names_its_records_as_the_layout_does() -> None:
 # --- how a run ends -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("command", "rc"),
-    [
-        ("exit 0", 0),
-        ("exit 3", 3),
-        ("exit 127", 127),
-        ("exit 255", 255),
-        ("kill -KILL $$", 137),
-        ("kill -TERM $$", 143),
-    ],
-)
+@pytest.mark.parametrize(("command", "rc"), [("exit 0", 0), ("exit 127", 127), ("exit 255", 255), ("kill -9 $$", 137)])
 def test_the_exit_code_is_the_commands(runs: Runs, command: str, rc: int) -> None:
     """The record rc holds the exit code of the command, 128+n where signal n ended it, and error is not there."""
     run = runs.make(command)
@@ -150,22 +139,10 @@ def test_the_exit_code_is_the_commands(runs: Runs, command: str, rc: int) -> Non
     assert run.text("error") is None
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "",
-        "\n",
-        "1 77\n",
-        "{pid}",
-        "{pid} \n",
-        "{pid} 77",
-        "{pid} 7x7\n",
-        "{pid} 77 7\n",
-        "{pid} -77\n",
-        "{pid}0 77\n",
-        "{pid} 77\n",
-    ],
-)
+TOLD = ["", "\n", "1 77\n", "{pid} \n", "{pid} 77", "{pid} 77 7\n", "{pid} -77\n", "{pid}0 77\n", "{pid} 77\n"]
+
+
+@pytest.mark.parametrize("said", TOLD)
 def test_a_wrapper_that_is_told_who_it_is_believes_what_is_of_its_pid(runs: Runs, tmp_path: Path, said: str) -> None:
     """A whole line with its own pid and a number gives the start ticks; with anything else it reads /proc."""
     run = runs.make("echo ready; exec sleep 60", replace(surroundings(), boot_id=identity.boot_id()))
@@ -210,26 +187,18 @@ def test_a_signal_to_the_wrapper_ends_the_command_and_is_its_exit_code(runs: Run
     assert run.text("signal") == number.name.removeprefix("SIG") + "\n"
 
 
-def test_a_command_that_handles_the_signal_has_the_last_word(runs: Runs) -> None:
-    """The exit code of a command that catches TERM is what it chose, not 143."""
-    run = runs.make(LOOPS).start()
-    run.says("ready")
-    run.kill(signal.SIGTERM)
-    run.finish()
-    assert (run.rc, "got TERM" in (run.log or "")) == (7, True)
-
-
-def test_a_user_signal_reaches_the_command_and_ends_nothing(runs: Runs) -> None:
-    """USR1 is passed on as often as it comes, and the wrapper goes on to wait for the command."""
+@pytest.mark.parametrize(("number", "rc"), [(signal.SIGINT, 9), (signal.SIGTERM, 7)])
+def test_a_command_that_handles_signals_has_the_last_word(runs: Runs, number: signal.Signals, rc: int) -> None:
+    """USR1 is passed on as often as it comes and ends nothing; the code after another is what the command chose."""
     run = runs.make(LOOPS).start()
     run.says("ready")
     for count in (1, 2, 3):
         run.kill(signal.SIGUSR1)
         wait_for(lambda count=count: (run.log or "").count("got USR1") == count)  # type: ignore[misc]
     assert run.alive()
-    run.kill(signal.SIGINT)
+    run.kill(number)
     run.finish()
-    assert run.rc == 9
+    assert run.rc == rc
 
 
 def test_a_command_that_ignores_signals_is_waited_for(runs: Runs) -> None:
@@ -264,7 +233,7 @@ def test_a_killed_wrapper_leaves_no_exit_code(runs: Runs) -> None:
 
 def test_term_to_the_whole_session_never_reads_as_finished(runs: Runs) -> None:
     """When the wrapper and the command get TERM at the same moment, the exit code is 143."""
-    for _ in range(10):
+    for _ in range(4):
         run = runs.make("echo ready; exec sleep 60").start()
         run.says("ready")
         assert run.process is not None
@@ -417,25 +386,19 @@ def test_a_workdir_that_cannot_be_entered_is_an_error(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["no-such-program", "/no/such/program", "echo-but-not-for-all", "./dir", "dir", "if", "cd"]
+    "program", ["no-such-program", "/no/such/shell", "/no/such/program", "echo-but-not-for-all", "./dir", "dir", "if"]
 )
 def test_a_program_that_cannot_be_executed_is_an_error(runs: Runs, program: str) -> None:
     """126 for what may not be executed, 127 for what is not there, and error says which it was."""
     (runs.root / "echo-but-not-for-all").touch(mode=0o644)
     (runs.root / "dir").mkdir()
-    run = runs.make((program, "x"), workdir=str(runs.root), environment={"PATH": f"/nowhere:{runs.root}"})
+    values = {"workdir": str(runs.root), "environment": {"PATH": f"/nowhere:{runs.root}"}}
+    run = runs.make("echo ran", shell=program, **values) if "shell" in program else runs.make((program, "x"), **values)
     code = 126 if "dir" in program or "echo" in program else 127
     assert run.run() == code
     assert run.rc == code
     assert (run.text("error") or "").startswith(f"cannot run the command: {program}: ")
     assert run.log == f"spool: {run.text('error')}"
-
-
-def test_a_shell_that_is_not_there_is_an_error(runs: Runs) -> None:
-    """The shell of a command that is a text must be there too."""
-    run = runs.make("echo ran", shell="/bin/nosuchshell")
-    assert run.run() == 127
-    assert run.text("error") == "cannot run the command: /bin/nosuchshell: no such file\n"
 
 
 def test_a_program_is_found_on_the_jobs_own_path(runs: Runs) -> None:
@@ -503,7 +466,7 @@ def test_stdin_is_empty(runs: Runs) -> None:
     run = runs.make("cat; echo end")
     run.start(stdin=subprocess.PIPE)
     assert run.process is not None
-    run.process.communicate(b"hello\n", 20)
+    run.process.communicate(b"hello\n", PATIENCE_S)
     assert run.log == "end\n"
 
 
@@ -512,7 +475,7 @@ def test_stdin_and_outputs_can_be_the_wrappers(runs: Runs) -> None:
     run = runs.inherit("cat; echo err >&2")
     run.start(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.process is not None
-    assert run.process.communicate(b"hello\n", 20) == (b"hello\n", b"err\n")
+    assert run.process.communicate(b"hello\n", PATIENCE_S) == (b"hello\n", b"err\n")
     assert (run.rc, run.log) == (0, None)
 
 
@@ -542,10 +505,11 @@ def test_prolog_and_epilog_frame_the_command(runs: Runs) -> None:
 
 
 def test_a_prolog_that_fails_stands_for_the_command(runs: Runs) -> None:
-    """The command is not run, the exit code is the prolog's, error says so, and the epilog cleans up."""
-    run = runs.make("echo ran", prolog="-x 2>/dev/null; exit 6", epilog="echo epilog $SPOOL_EXIT_CODE")
+    """The command is not run, the exit code is the prolog's, error says so, and the epilog knows what it had added."""
+    text = '-x 2>/dev/null; echo PLACE=here >> "$SPOOL_ENV"; exit 6'
+    run = runs.make("echo ran", prolog=text, epilog="echo epilog $SPOOL_EXIT_CODE $PLACE")
     assert run.run() == 6
-    assert run.log == "spool: cannot run the command: the prolog ended with exit code 6\nepilog 6\n"
+    assert run.log == "spool: cannot run the command: the prolog ended with exit code 6\nepilog 6 here\n"
     assert run.text("error") == "cannot run the command: the prolog ended with exit code 6\n"
 
 
@@ -587,7 +551,6 @@ def test_a_program_is_found_in_the_path_of_a_prolog(runs: Runs) -> None:
     [
         ("echo A=1; echo nonsense", "has a line 2 that is not KEY=VALUE"),
         ("echo =1", "has a line 1 that is not KEY=VALUE"),
-        ("echo 'export A=1'", "has a line 1 that is not KEY=VALUE"),
         ("echo 1A=1", "has a line 1 that is not KEY=VALUE"),
         ("echo SPOOL_JOB=other", "has SPOOL_JOB in line 1, which spool sets itself"),
         ("echo CUDA_VISIBLE_DEVICES=0", "has CUDA_VISIBLE_DEVICES in line 1, which spool sets itself"),
@@ -600,9 +563,8 @@ def test_a_program_is_found_in_the_path_of_a_prolog(runs: Runs) -> None:
 )
 def test_a_line_of_a_prolog_that_is_not_good_stands_for_the_command(runs: Runs, lines: str, why: str) -> None:
     """The command is not run; the epilog is, with the lines that are good."""
-    run = runs.make(
-        "echo ran", prolog=f'{{ {lines}; }} >> "$SPOOL_ENV"; echo B=b >> "$SPOOL_ENV"', epilog="echo epilog $B"
-    )
+    text = f'{{ {lines}; }} >> "$SPOOL_ENV"; echo B=b >> "$SPOOL_ENV"'
+    run = runs.make("echo ran", prolog=text, prep="echo prepared", epilog="echo epilog $B")
     assert run.run() == 125
     said = f"cannot run the command: $SPOOL_ENV {why}\n"
     assert run.text("error") == said
@@ -615,20 +577,6 @@ def test_what_is_no_file_is_not_read_for_an_environment(runs: Runs, instead: str
     run = runs.make("echo ran", prolog=f'{instead} "$SPOOL_ENV"')
     assert run.run() == 125
     assert run.text("error") == "cannot run the command: $SPOOL_ENV is not a file\n"
-
-
-def test_a_wrong_line_stands_for_the_command_also_before_another_text(runs: Runs) -> None:
-    """A container has a text between prolog and command, of which its user knows nothing."""
-    run = runs.make("echo ran", prolog='echo wrong >> "$SPOOL_ENV"', prep="echo prepared")
-    assert run.run() == 125
-    assert run.text("error") == "cannot run the command: $SPOOL_ENV has a line 1 that is not KEY=VALUE\n"
-
-
-def test_a_prolog_that_fails_half_way_leaves_its_lines_to_the_epilog(runs: Runs) -> None:
-    """What it has made by then can be taken away again."""
-    run = runs.make("echo ran", prolog='echo PLACE=here >> "$SPOOL_ENV"; exit 4', epilog="echo removes $PLACE")
-    assert run.run() == 4
-    assert run.log.endswith("removes here\n")
 
 
 def test_the_most_that_a_prolog_may_add_is_not_taken_for_a_refusal_of_the_machine(runs: Runs) -> None:
@@ -787,7 +735,9 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 keys = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1, max_size=10)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=max(1, settings.default.max_examples // 4), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(arguments=st.lists(texts, max_size=5), environment=st.dictionaries(keys, texts, max_size=4))
 def test_any_argument_and_any_variable_arrive_unchanged(
     runs: Runs, arguments: list[str], environment: dict[str, str]
@@ -925,13 +875,13 @@ def test_nothing_of_the_starter_is_in_the_environment(runs: Runs, command: str |
 
 def test_what_the_command_has_used_is_on_record_before_its_end(runs: Runs) -> None:
     """`usage` has the CPU time of the command and its children, and from the compiled wrapper their largest memory."""
-    code = "x = bytearray(60 << 20); import time; t = time.process_time()\nwhile time.process_time() - t < 0.3: pass"
+    code = "x = bytearray(60 << 20); import time; t = time.process_time()\nwhile time.process_time() - t < 0.1: pass"
     run = runs.make(("sh", "-c", f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}; exit 3"))
     run.start()
     assert run.finish() == 3
     used = parse_usage((run.metadir / "usage").read_bytes())
     assert used.cpu_time_ns is not None
-    assert 280_000_000 <= used.cpu_time_ns < 20_000_000_000
+    assert 80_000_000 <= used.cpu_time_ns < 20_000_000_000
     if run.is_compiled:
         assert used.peak_process_bytes is not None
         assert 60 << 20 <= used.peak_process_bytes < 1 << 30
