@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from filled import filled
+from formats.some_records import grants, results, word
 from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord
 from spool.core.model import (
-    OUTCOMES,
     SECOND_NS,
     GpuUse,
     Grant,
@@ -31,7 +31,6 @@ from spool.core.model import (
     Suspension,
 )
 from spool.formats import run_records
-from spool.formats.freetext import one_line
 from spool.formats.history import parse_history_line, parse_result, render_history, render_result
 from spool.formats.timestamps import parse_instant, render_instant
 from spool.store.spool import Spool
@@ -262,63 +261,6 @@ def test_a_result_is_toml_that_people_read() -> None:
     }
 
 
-_text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(one_line)
-_word = st.from_regex(r"[!-~]{1,20}", fullmatch=True)
-_at = st.none() | st.integers(0, (1 << 63) - 1)
-_size = st.none() | st.integers(0, (1 << 63) - 1)
-_named = st.dictionaries(_text, st.integers(1, 10**6), max_size=3).map(lambda named: tuple(sorted(named.items())))
-_which = st.dictionaries(_text, st.lists(st.integers(0, 64), max_size=3).map(tuple), max_size=2).map(
-    lambda named: tuple(sorted(named.items()))
-)
-_request = st.builds(
-    Request,
-    st.integers(0, 64),
-    _size,
-    st.integers(0, 8),
-    _size,
-    st.lists(_text, max_size=3).map(tuple),
-    _named,
-    gpu_min_memory_bytes=_size,
-)
-_grant = st.builds(
-    Grant,
-    st.integers(0, 64),
-    _size,
-    st.lists(_text, max_size=3).map(tuple),
-    st.lists(st.integers(0, 64), max_size=3).map(tuple),
-    _size,
-    _named,
-    _which,
-    gpus_elsewhere=st.integers(0, 8),
-)
-_result = st.builds(
-    Result,
-    job=_text,
-    run=st.integers(1, 10**6),
-    attempt=st.integers(1, 99),
-    outcome=st.sampled_from(sorted(OUTCOMES)),
-    reason=_text,
-    submitted_at_ns=_at,
-    started_at_ns=_at,
-    ended_at_ns=_at,
-    exit_code=st.none() | st.integers(0, 255),
-    peak_memory_bytes=st.none() | st.integers(1, (1 << 63) - 1),
-    cpu_time_ns=st.none() | st.integers(0, 10**12).map(lambda ms: ms * 1_000_000),
-    requeues=st.integers(0, 9),
-    again=st.none() | st.sampled_from(["retry", "requeue", "hold"]),
-    again_at_ns=_at,
-    user=st.none() | _text,
-    project=st.none() | _text,
-    group=st.none() | _text,
-    tags=st.lists(_text, max_size=3).map(tuple),
-    request=_request,
-    grant=_grant,
-    executor=st.none() | _text,
-    host=st.none() | _text,
-    node=st.none() | _text,
-)
-
-
 def test_no_field_of_a_result_is_left_out_of_its_forms() -> None:
     """Each field reads back from `result.toml` and from the line of history.
 
@@ -329,8 +271,7 @@ def test_no_field_of_a_result_is_left_out_of_its_forms() -> None:
     assert parse_result(render_result(result)) == replace(result, recorded_at_ns=None)
 
 
-@settings(max_examples=100)
-@given(_result)
+@given(results)
 def test_a_result_reads_back_from_both_its_forms(result: Result) -> None:
     """`result.toml` and the history line lose nothing, CPU time in the history to the millisecond."""
     assert parse_result(render_result(result)) == result
@@ -339,30 +280,13 @@ def test_a_result_reads_back_from_both_its_forms(result: Result) -> None:
     assert parse_history_line(line) == result
 
 
-@settings(max_examples=50)
-@given(
-    st.builds(
-        run_records.GrantRecord,
-        job=_text,
-        run=st.integers(1, 10**6),
-        attempt=st.integers(1, 99),
-        requeues=st.integers(0, 9),
-        executor=_text.filter(bool),
-        grant=_grant,
-        user=st.none() | _text,
-        submitted_at_ns=_at,
-        granted_at_ns=_at,
-        host=st.none() | _text,
-        boot_id=st.none() | _text,
-        inode=st.none() | st.integers(0, (1 << 64) - 1),
-    )
-)
+@given(grants)
 def test_a_grant_reads_back(record: run_records.GrantRecord) -> None:
     """`grant.toml` loses nothing, also an inode number that needs all of 64 bits."""
     assert run_records.parse_grant(run_records.render_grant(record)) == record
 
 
-@given(st.integers(1, 1 << 22), st.integers(0, 1 << 62), _word, _word, _word)
+@given(st.integers(1, 1 << 22), st.integers(0, 1 << 62), word, word, word)
 def test_a_jid_reads_back(pid: int, ticks: int, boot_id: str, namespace: str, host: str) -> None:
     """One line of five words."""
     jid = Jid(pid, ticks, boot_id, namespace, host)
