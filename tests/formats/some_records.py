@@ -11,6 +11,7 @@ from spool.formats.freetext import one_line
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(one_line)
 word = st.from_regex(r"[!-~]{1,20}", fullmatch=True)
 number = st.none() | st.integers(0, (1 << 63) - 1)
+instant = st.none() | st.integers(0, 5_000_000_000 * 10**9)
 _some = st.none() | text
 _texts = st.lists(text, max_size=3).map(tuple)
 _numbers = st.lists(st.integers(0, 64), max_size=3).map(tuple)
@@ -27,9 +28,9 @@ results = st.builds(
     Result,
     outcome=st.sampled_from(sorted(OUTCOMES)),
     reason=text,
-    submitted_at_ns=number,
-    started_at_ns=number,
-    ended_at_ns=number,
+    submitted_at_ns=instant,
+    started_at_ns=instant,
+    ended_at_ns=instant,
     exit_code=st.none() | st.integers(0, 255),
     peak_memory_bytes=st.none() | st.integers(1, (1 << 63) - 1),
     cpu_time_ns=st.none() | st.integers(0, 10**12).map(lambda ms: ms * 1_000_000),
@@ -45,7 +46,7 @@ grants = st.builds(
     run_records.GrantRecord,
     executor=text.filter(bool),
     grant=_grant,
-    submitted_at_ns=number,
+    submitted_at_ns=instant,
     granted_at_ns=number,
     **dict.fromkeys(("user", "host", "boot_id"), _some),
     inode=st.none() | st.integers(0, (1 << 64) - 1),
