@@ -102,36 +102,15 @@ def same_if_it_ends(place: Path, furnish: Callable[[Path], bytes], environment: 
         assert left_by(place, COMPILED, furnish, environment, PATIENCE_S) == by_shell
 
 
-commands = st.sampled_from(
-    [
-        ("sh", "-c", SHOW),
-        SHOW,
-        "echo $0; exit 7",
-        "kill -TERM $$",
-        "kill -9 $$",
-        "exit 75",
-        'echo no > "$SPOOL_METADIR/refused"; exit 75',
-        "kill -TERM $PPID; /bin/sleep 10",
-        "trap 'exit 3' INT; kill -INT $PPID; while :; do /bin/sleep 0.01; done",
-        "kill -USR1 $PPID; /bin/sleep 10",
-        '/bin/rm -f "$SPOOL_METADIR/status"',
-        '/bin/ln -sf /etc/passwd "$SPOOL_METADIR/status"',
-        ("tool", "a", "b c"),
-        ("./tool",),
-        ("./no-interpreter",),
-        ("no-interpreter",),
-        ("plain",),
-        ("./plain",),
-        ("bare", "1", "", "'"),
-        ("sub",),
-        ("./sub",),
-        ("missing",),
-        ("/no/such",),
-        ("-x",),
-        ("a=b",),
-        ("printf", "%s|", "it's", "\\", "\n", "", "$x", "-n"),
-    ]
-)
+commands = st.sampled_from([
+    ("sh", "-c", SHOW), SHOW, "echo $0; exit 7", "kill -TERM $$", "kill -9 $$", "exit 75",
+    'echo no > "$SPOOL_METADIR/refused"; exit 75', "kill -TERM $PPID; /bin/sleep 10",
+    "trap 'exit 3' INT; kill -INT $PPID; while :; do /bin/sleep 0.01; done", "kill -USR1 $PPID; /bin/sleep 10",
+    '/bin/rm -f "$SPOOL_METADIR/status"', '/bin/ln -sf /etc/passwd "$SPOOL_METADIR/status"', ("tool", "a", "b c"),
+    ("./tool",), ("./no-interpreter",), ("no-interpreter",), ("plain",), ("./plain",), ("bare", "1", "", "'"),
+    ("sub",), ("./sub",), ("missing",), ("/no/such",), ("-x",), ("a=b",),
+    ("printf", "%s|", "it's", "\\", "\n", "", "$x", "-n"),
+])  # fmt: skip
 names = st.sampled_from(["A", "PATH", "LC_ALL", "HOME", "a.b", "IFS", "PS1", "spool_x", "BASH_X", "_", "PWD"])
 values = st.sampled_from(
     ["", "x", "it's", "'", "''", "\\'", "a\nb", "'\\''", "ROOT", ":ROOT", "/nowhere:ROOT:", "$(x)"]

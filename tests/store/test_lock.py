@@ -248,29 +248,27 @@ def test_a_spool_that_is_being_deleted_is_not_made_anew(spool_lock: str, monkeyp
 
 
 @pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path), os.mkfifo])
-def test_what_nobody_can_lock_is_waited_out(spool_lock: str, make: Callable[[str], None]) -> None:
-    """With a directory, a link or a FIFO in the place of `.lock` the dispatcher goes on, and mends it when it can."""
+def test_what_nobody_can_lock_is_waited_out(
+    spool_lock: str, make: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With something else in the place of `.lock` the dispatcher goes on, and mends it when it can.
+
+    A FIFO is not opened: that would wake the dispatcher that watches the directory, again and again.
+    """
     with hold_in_this_process(spool_lock) as lock:
         os.unlink(spool_lock)
         make(spool_lock)
-        assert not lock.keep()
+        opened: list[object] = []
+        real = os.open
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", lambda path, *rest: opened.append(path) or real(path, *rest))
+            assert not lock.keep()
+        assert make is not os.mkfifo or not opened
         assert lock.held
         assert isinstance(lock.trouble, FileExistsError)
         (os.rmdir if os.path.isdir(spool_lock) else os.unlink)(spool_lock)
         assert lock.keep()
         assert lock.trouble is None
-
-
-def test_a_fifo_in_the_place_of_the_lock_is_not_opened(spool_lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening and closing it would wake the dispatcher that watches the directory, again and again."""
-    with hold_in_this_process(spool_lock) as lock:
-        os.unlink(spool_lock)
-        os.mkfifo(spool_lock)
-        opened: list[object] = []
-        real = os.open
-        monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(path) or real(path, *rest))
-        assert not lock.keep()
-        assert not opened
 
 
 @contextmanager
