@@ -42,7 +42,7 @@ def test_programs_are_given_the_cpus_of_a_pinned_run() -> None:
 
 
 def test_programs_are_given_all_but_whom_to_tell() -> None:
-    """The whole object on one line, as documented: what is unknown is absent, and no address of the job file is in it."""
+    """The whole object, on one line: what is unknown is absent, and no address of the job file is in it."""
     assert render_facts(facts(EVENT)).count(b"\n") == 1
     assert json.loads(render_facts(facts(EVENT))) == {
         "id": "train/3/failed",
