@@ -46,7 +46,7 @@ OTHER_WRAPPERS = tuple(_others)
 
 @cache
 def compiled_wrapper() -> str | None:
-    """Build the compiled wrapper of this source once, and return its path; None where there is no compiler.
+    """Copy the installed wrapper, or build that of this source once; None where there is no compiler.
 
     A source that does not compile fails the test. With `WRAPPER_LIBC` in the environment it has the C library, as on
     processors that the source does not know.
@@ -54,6 +54,8 @@ def compiled_wrapper() -> str | None:
     folder = tempfile.mkdtemp(prefix="spool-compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.chmod(folder, 0o755)  # for a user who has nothing
+    if (installed := compiled.find().path) and not os.environ.get("WRAPPER_LIBC"):
+        return shutil.copy2(installed, folder)
     try:
         return compiled.build(folder, alone=False if os.environ.get("WRAPPER_LIBC") else None).path
     except compiled.NotBuiltError as error:

@@ -5,20 +5,41 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shell import Home
+from spool.cli import main
 from spool.client import autostart, service
 
 UNIT = ".config/systemd/user/spool.service"
 
 
+class Here(Home):
+    """A home whose `spool` is called in this process."""
+
+    capfd: pytest.CaptureFixture[str]
+
+    def service(self, *words: str, code: int = 0, spool: str | None = None) -> str:
+        """Call `spool service`, which has to end so; return what it said."""
+        self.capfd.readouterr()
+        ended = main.run([*(["--spool", spool] if spool else []), "service", *words])
+        sys.stdout.flush()
+        said = "".join(self.capfd.readouterr())
+        assert ended == code, said
+        return said
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
     """Give a home with a `systemctl` that notes its words, and fails as long as there is a file `no-systemd`."""
-    found = Home(tmp_path / "home")
+    found = Here(tmp_path / "home")
+    found.capfd = capfd
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", [str(found.path / ".local" / "bin" / "spool")])
     fake = found.path / ".local" / "bin" / "systemctl"
     fake.write_text(
         "#!/bin/sh\n"
@@ -30,7 +51,7 @@ def home(tmp_path: Path) -> Home:
     return found
 
 
-def asked(home: Home) -> list[str]:
+def asked(home: Here) -> list[str]:
     """Return what systemctl was asked for since the last call, but for questions."""
     notes = home.path / "asked"
     lines = notes.read_text().splitlines() if notes.exists() else []
@@ -39,9 +60,9 @@ def asked(home: Home) -> list[str]:
     return [line for line in words if line != "show-environment" and not line.startswith("is-")]
 
 
-def test_installing_writes_and_starts_the_unit_for_this_program(home: Home) -> None:
+def test_installing_writes_and_starts_the_unit_for_this_program(home: Here) -> None:
     """The unit calls the program that wrote it; doing it again changes nothing; systemctl is told in order."""
-    said = home.run("spool", "service", "install").stdout
+    said = home.service("install")
     text = (home.path / UNIT).read_text()
     assert f"{home.path / UNIT} written" in said
     assert "loginctl enable-linger" in said
@@ -50,18 +71,19 @@ def test_installing_writes_and_starts_the_unit_for_this_program(home: Home) -> N
     assert Path(start.split()[0].strip('"')).is_absolute()
     assert "SPOOL_DIR" not in text
     assert asked(home) == ["daemon-reload", "enable --now spool.service", "try-restart spool.service"]
-    assert "unchanged" in home.run("spool", "service", "install").stdout
+    assert "unchanged" in home.service("install")
     assert (home.path / UNIT).read_text() == text
     assert asked(home) == ["daemon-reload", "enable --now spool.service"]
-    assert re.search(r"spool.service +installed +enabled +active", home.run("spool", "service", "status").stdout)
+    assert re.search(r"spool.service +installed +enabled +active", home.service("status"))
+    assert re.search(r"spool.service +installed", home.run("spool", "service", "status").stdout)  # and by the program
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("options", [[], ["--once"]])
-def test_systemd_accepts_what_is_written(home: Home, options: list[str]) -> None:
+def test_systemd_accepts_what_is_written(home: Here, options: list[str]) -> None:
     """Also for a spool whose path has blanks, quotes, dollars and percent signs, which nothing expands."""
     root = home.path / "a b'c\"d$HOME%h"
-    home.run("spool", "--spool", str(root), "service", "install", *options)
+    home.service("install", *options, spool=str(root))
     units = sorted((home.path / ".config/systemd/user").glob("spool*"))
     assert len(units) == (3 if options else 1)
     verified = subprocess.run(
@@ -75,77 +97,73 @@ def test_systemd_accepts_what_is_written(home: Home, options: list[str]) -> None
     assert (verified.returncode, said) == (0, []), verified.stderr
 
 
-def test_submit_finds_the_unit_of_a_spool_elsewhere(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_finds_the_unit_of_a_spool_elsewhere(home: Here) -> None:
     """What is written into the unit is what a submission reads there, whatever the path has in it."""
     root = str(home.path / "a b%h\\c")
-    home.run("spool", "--spool", root, "service", "install")
-    monkeypatch.setenv("HOME", str(home.path))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    home.service("install", spool=root)
     assert autostart._root_of_unit([service.directory()]) == root
 
 
-def test_without_systemd_the_line_for_cron_is_told_and_nothing_is_changed(home: Home) -> None:
+def test_without_systemd_the_line_for_cron_is_told_and_nothing_is_changed(home: Here) -> None:
     """The line has the full path, for cron's PATH has no such program."""
     (home.path / "no-systemd").touch()
-    said = home.run("spool", "service", "install", check=False)
-    assert said.returncode == 1
-    assert "Failed to connect to bus" in said.stdout
-    (line,) = re.findall(r"^@reboot (/.*) dispatch$", said.stdout, re.MULTILINE)
+    said = home.service("install", code=1)
+    assert "Failed to connect to bus" in said
+    (line,) = re.findall(r"^@reboot (/.*) dispatch$", said, re.MULTILINE)
     assert Path(line.split()[0]).exists()
     assert not (home.path / UNIT).exists()
     assert not home.spool.exists()
 
 
-def test_a_unit_that_somebody_edited_or_wrote_stays(home: Home) -> None:
+def test_a_unit_that_somebody_edited_or_wrote_stays(home: Here) -> None:
     """Installing and removing leave it, and say so; --force overwrites it, and removes what was edited."""
-    home.run("spool", "service", "install")
+    home.service("install")
     unit = home.path / UNIT
     for text in (unit.read_text().replace("RestartSec=10s", "RestartSec=1s"), "[Service]\nExecStart=/bin/true\n"):
         unit.write_text(text)
         asked(home)
-        said = home.run("spool", "service", "install", check=False)
-        assert said.returncode == 1
-        assert "--force" in said.stdout
-        assert home.run("spool", "service", "remove", check=False).returncode == 1
+        said = home.service("install", code=1)
+        assert "--force" in said
+        home.service("remove", code=1)
         assert (unit.read_text(), asked(home)) == (text, [])
-    assert home.run("spool", "service", "remove", "--force", check=False).returncode == 1
+    home.service("remove", "--force", code=1)
     assert unit.exists()  # it was never ours
-    home.run("spool", "service", "install", "--force")
+    home.service("install", "--force")
     unit.write_text(unit.read_text() + "\n")
-    home.run("spool", "service", "remove", "--force")
+    home.service("remove", "--force")
     assert not unit.exists()
 
 
-def test_removing_disables_and_deletes_only_our_units(home: Home) -> None:
+def test_removing_disables_and_deletes_only_our_units(home: Here) -> None:
     """Another unit beside them stays, and a second time there is nothing to do."""
-    home.run("spool", "service", "install")
+    home.service("install")
     other = home.path / ".config/systemd/user/other.service"
     other.write_text("[Service]\n")
     asked(home)
-    assert f"{home.path / UNIT} removed" in home.run("spool", "service", "remove").stdout
+    assert f"{home.path / UNIT} removed" in home.service("remove")
     assert asked(home) == ["disable --now spool.service", "daemon-reload"]
     assert [path.name for path in other.parent.iterdir()] == ["other.service"]
-    assert "nothing to do" in home.run("spool", "service", "remove").stdout
-    assert home.run("spool", "service", "status", check=False).returncode == 1
+    assert "nothing to do" in home.service("remove")
+    home.service("status", code=1)
 
 
-def test_removing_works_where_systemd_runs_no_more(home: Home) -> None:
+def test_removing_works_where_systemd_runs_no_more(home: Here) -> None:
     """The files go, and the links that enabled them."""
-    home.run("spool", "service", "install")
+    home.service("install")
     wants = home.path / ".config/systemd/user/default.target.wants"
     wants.mkdir()
     (wants / "spool.service").symlink_to(home.path / UNIT)
     (home.path / "no-systemd").touch()
-    home.run("spool", "service", "remove")
+    home.service("remove")
     assert list(wants.iterdir()) == []
     assert not (home.path / UNIT).exists()
 
 
-def test_the_other_way_takes_the_place_of_the_first(home: Home) -> None:
+def test_the_other_way_takes_the_place_of_the_first(home: Here) -> None:
     """`--once` removes the resident unit, and watches the directories of this spool."""
-    home.run("spool", "service", "install")
+    home.service("install")
     asked(home)
-    home.run("spool", "--spool", str(home.path / "elsewhere"), "service", "install", "--once")
+    home.service("install", "--once", spool=str(home.path / "elsewhere"))
     assert not (home.path / UNIT).exists()
     text = (home.path / ".config/systemd/user/spool-once.path").read_text()
     assert f"PathChanged={home.path}/elsewhere/queued\n" in text
@@ -154,19 +172,19 @@ def test_the_other_way_takes_the_place_of_the_first(home: Home) -> None:
     assert f'Environment="SPOOL_DIR={home.path}/elsewhere"' in once
 
 
-def test_a_dry_run_prints_the_units_and_changes_nothing(home: Home) -> None:
+def test_a_dry_run_prints_the_units_and_changes_nothing(home: Here) -> None:
     """Also where there is no systemd."""
     (home.path / "no-systemd").touch()
-    said = home.run("spool", "service", "install", "--dry-run").stdout
+    said = home.service("install", "--dry-run")
     assert f"# {home.path / UNIT} (absent)" in said
     assert "KillMode=process" in said
     assert not (home.path / ".config").exists()
     assert not home.spool.exists()
 
 
-def test_the_units_of_contrib_are_those_of_the_program(home: Home) -> None:
+def test_the_units_of_contrib_are_those_of_the_program(home: Here) -> None:
     """One that was copied by hand counts as installed."""
     unit = home.path / UNIT
     unit.parent.mkdir(parents=True)
     unit.write_bytes((Path(service.__file__).parent / "units" / "spool.service").read_bytes())
-    assert re.search(r"spool.service +installed", home.run("spool", "service", "status").stdout)
+    assert re.search(r"spool.service +installed", home.service("status"))

@@ -60,59 +60,46 @@ def test_systemd_accepts_every_unit(installed: Path) -> None:
 
 
 def test_these_are_all_units() -> None:
-    """No unit lies in the folder that the tests do not know."""
+    """No unit lies in the folder that the tests, or the page beside it, do not know."""
+    text = (UNITS / "README.md").read_text()
+    assert [name for name in [*NAMES, MACHINE] if name not in text] == []
     assert sorted(path.name for path in UNITS.iterdir() if path.suffix and path.suffix != ".md") == sorted(
         [*NAMES, MACHINE, "sysusers.d", "user-.slice.d"]
     )
 
 
 @pytest.mark.parametrize("name", ["spool.service", "spool-once.service"])
-def test_no_service_ends_jobs_with_itself(name: str) -> None:
-    """KillMode=process: stopping the dispatcher, or its pass ending, reaches no job; nor does a job out of memory."""
+def test_no_service_ends_or_binds_its_jobs(name: str) -> None:
+    """Its end, or a job out of memory, reaches no job; what children inherit (limits, umask, niceness) is not set."""
     service = read(name)["Service"]
-    assert service["KillMode"] == "process"
-    assert service["OOMPolicy"] == "continue"
-    assert service["TasksMax"] == "infinity"
-
-
-@pytest.mark.parametrize("name", ["spool.service", "spool-once.service"])
-def test_no_service_binds_its_jobs(name: str) -> None:
-    """What children inherit (sandboxes, limits, umask, niceness) is not set, because jobs are children."""
+    assert (service["KillMode"], service["OOMPolicy"], service["TasksMax"]) == ("process", "continue", "infinity")
     inherited = re.compile(
         r"Protect|Private|Restrict|NoNewPrivileges|UMask|Nice|Limit(?!Interval)|System|Capability|Memory|CPU|IO|Lock"
         r"|ReadOnly|ReadWrite|Inaccessible|WorkingDirectory|RuntimeMaxSec|User|Group|OOMScore|IgnoreSIGPIPE"
     )
-    assert [key for key in read(name)["Service"] if inherited.match(key)] == []
+    assert [key for key in service if inherited.match(key)] == []
 
 
-def test_the_service_starts_the_dispatcher_and_comes_back_after_a_failure() -> None:
-    """It runs `spool dispatch`, and again after a crash, but not when it was called wrongly (exit code 2)."""
-    unit = read("spool.service")
-    assert unit["Service"]["ExecStart"] == "%h/.local/bin/spool dispatch"
-    assert unit["Service"]["Restart"] == "on-failure"
-    assert unit["Service"]["RestartPreventExitStatus"] == "2"
-    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+@pytest.mark.parametrize(
+    ("unit", "section", "values"),
+    [
+        ("spool.service", "Service", {"ExecStart": "%h/.local/bin/spool dispatch", "Restart": "on-failure"}),
+        ("spool.service", "Service", {"RestartPreventExitStatus": "2"}),  # it was called wrongly
+        ("spool.service", "Unit", {"StartLimitIntervalSec": "0"}),
+        ("spool-once.path", "Path", {"Unit": "spool-once.service", "TriggerLimitIntervalSec": "0"}),
+        ("spool-once.timer", "Timer", {"Unit": "spool-once.service"}),
+        ("spool-once.service", "Unit", {"StartLimitIntervalSec": "0"}),
+        ("spool-once.service", "Service", {"ExecStart": "%h/.local/bin/spool dispatch --once"}),
+    ],
+)
+def test_the_units_start_the_dispatcher_and_come_back(unit: str, section: str, values: dict[str, str]) -> None:
+    """A crash and a flood of changes end nothing; path and timer start the service that makes one pass."""
+    assert {key: read(unit)[section][key] for key in values} == values
 
 
-def test_the_path_unit_cannot_loop_and_cannot_be_flooded() -> None:
-    """It waits for changes, not for a directory that is not empty; neither it nor its service has a start limit."""
-    path = read("spool-once.path")["Path"]
-    assert set(path) == {"PathChanged", "Unit", "TriggerLimitIntervalSec"}
-    assert path["TriggerLimitIntervalSec"] == "0"
-    assert read("spool-once.service")["Unit"]["StartLimitIntervalSec"] == "0"
-
-
-@pytest.mark.parametrize("name", ["spool-once.path", "spool-once.timer"])
-def test_path_and_timer_start_the_single_pass(name: str) -> None:
-    """Both name spool-once.service, which makes one pass."""
-    assert read(name)[name.rpartition(".")[2].capitalize()]["Unit"] == "spool-once.service"
-    assert read("spool-once.service")["Service"]["ExecStart"] == "%h/.local/bin/spool dispatch --once"
-
-
-def test_the_readme_speaks_of_every_unit() -> None:
-    """Each unit is named on the page beside it."""
-    text = (UNITS / "README.md").read_text()
-    assert [name for name in [*NAMES, MACHINE] if name not in text] == []
+def test_the_path_unit_cannot_loop() -> None:
+    """It waits for changes, not for a directory that is not empty."""
+    assert set(read("spool-once.path")["Path"]) == {"PathChanged", "Unit", "TriggerLimitIntervalSec"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

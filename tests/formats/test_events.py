@@ -42,7 +42,8 @@ def test_programs_are_given_the_cpus_of_a_pinned_run() -> None:
 
 
 def test_programs_are_given_all_but_whom_to_tell() -> None:
-    """The whole object, as it is documented: what is unknown is absent, and no address of the job file is in it."""
+    """The whole object, on one line: what is unknown is absent, and no address of the job file is in it."""
+    assert render_facts(facts(EVENT)).count(b"\n") == 1
     assert json.loads(render_facts(facts(EVENT))) == {
         "id": "train/3/failed",
         "event": "failed",
@@ -82,8 +83,3 @@ def test_hooks_find_the_resources_in_their_environment() -> None:
         "SPOOL_RESOURCE_TPU": "0,3",
     }
     assert not any(key.startswith("SPOOL_RESOURCE") for key in variables(replace(EVENT, grant=Grant(1))))
-
-
-def test_an_object_is_one_line() -> None:
-    """So that a reader of a pipe knows where it ends."""
-    assert render_facts(facts(EVENT)).count(b"\n") == 1

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spool.core.errors import InvalidRecord
 from spool.core.model import State, StopKind
 from spool.formats.freetext import MOST_BYTES, MOST_READ, one_line, peak_in
 from spool.formats.history import parse_result
@@ -38,63 +39,47 @@ def test_a_short_text_stays_as_it_is(text: str) -> None:
     assert one_line(f"\n \n{text}\nmore") == text
 
 
-def test_a_text_of_exactly_a_kibibyte_is_not_cut() -> None:
-    """1,024 bytes are taken over whole, and of 1,025 the mark of the cut takes the place of the last."""
-    assert one_line("é" * 512) == "é" * 512
-    assert one_line("é" * 512 + "x") == "é" * 510 + "…"
-
-
-def test_an_escape_is_never_cut_in_half() -> None:
-    """What cannot be printed is escaped, and the cut leaves whole escapes."""
-    said = one_line("\x1b" * 2000)
-    assert said == "\\u001b" * ((MOST_BYTES - 3) // 6) + "…"
-
-
-@pytest.mark.parametrize("data", [b"\xff" * 9000, b"\0" * 9000, "é".encode() * 9000])
-def test_bytes_are_cut_before_they_are_decoded(data: bytes) -> None:
-    """Bytes of any encoding are taken over within the same limit."""
-    assert len(one_line(data).encode()) <= MOST_BYTES
-
-
-def test_the_words_of_a_stop_are_bounded() -> None:
-    """A stop without end is one all the same: its kind counts, and its words are one short line."""
-    stop = parse_stop(b"cancel " + HOSTILE.encode()[: MOST_READ - 7])
-    assert stop is not None
-    assert stop.kind is StopKind.CANCEL
-    assert stop.reason.isprintable()
-    assert len(stop.reason.encode()) <= MOST_BYTES
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("é" * 512, "é" * 512),
+        ("é" * 512 + "x", "é" * 510 + "…"),
+        ("\x1b" * 2000, "\\u001b" * ((MOST_BYTES - 3) // 6) + "…"),
+        ("é".encode() * 9000, "é" * 510 + "…"),
+        (b"\0" * 9000, "\\u0000" * ((MOST_BYTES - 3) // 6) + "…"),
+    ],
+)
+def test_a_kibibyte_is_taken_over_whole_and_of_more_no_half_of_anything(data: str | bytes, said: str) -> None:
+    """1,024 bytes stay; the mark of the cut takes the place of whole characters and whole escapes."""
+    assert one_line(data) == said
 
 
 def test_an_exit_code_without_end_is_none() -> None:
     """An `rc` that goes on for ever says nothing: it is senseless, not half written."""
-    with pytest.raises(Exception, match="cannot understand a rc record"):
+    with pytest.raises(InvalidRecord):
         parse_rc(b"0" * MOST_READ)
     assert parse_rc(b"0") is None
 
 
-def test_what_a_job_writes_into_its_result_is_bounded() -> None:
-    """Every text of a result.toml that a job has forged is one short printable line."""
+def test_what_a_job_writes_into_its_records_is_bounded() -> None:
+    """Every text of a result, a grant, a stop or the words of an engine that a job has forged is one short line."""
     line = "\\u001b[2Jx" * 2_000
     text = f'job = "a"\nrun = 1\noutcome = "finished"\nreason = "{line}"\nuser = "{line}"\nproject = "{line}"\n'
     text += f'group = "{line}"\ntags = ["{line}"]\nexecutor = "{line}"\nhost = "{line}"\nagain = "{line}"\n'
     result = parse_result(text.encode())
     assert result.outcome is State.FINISHED
     texts = [result.reason, result.user, result.project, result.group, *result.tags, result.executor, result.host]
-    for said in [*texts, result.again]:
-        assert said is not None
-        assert said.isprintable()
-        assert 0 < len(said.encode()) <= MOST_BYTES
-
-
-def test_what_a_job_writes_into_its_grant_and_its_engine_is_bounded() -> None:
-    """The names in a grant.toml, and the words of an engine, are short printable lines."""
-    line = "\\u001b[2Jx" * 2_000
     grant = parse_grant(f'job = "a"\nrun = 1\nuser = "{line}"\nhost = "{line}"\nboot_id = "{line}"\n'.encode())
     words = f"slurm {HOSTILE} {HOSTILE} NOT_STARTED {HOSTILE}\n".encode()
     engine, end = parse_engine(words), parse_engine_end(b"slurm c 7 timeout " + HOSTILE.encode() + b"\n")
+    stop = parse_stop(b"cancel " + HOSTILE.encode()[: MOST_READ - 7])
     assert engine is not None
     assert end is not None
-    for said in (grant.user, grant.host, grant.boot_id, *engine, end[1]):
+    assert stop is not None
+    assert stop.kind is StopKind.CANCEL
+    assert stop.reason.isprintable()
+    assert len(stop.reason.encode()) <= MOST_BYTES
+    for said in [*texts, result.again, grant.user, grant.host, grant.boot_id, *engine, end[1]]:
         assert said is not None
         assert said.isprintable()
         assert 0 < len(said.encode()) <= MOST_BYTES

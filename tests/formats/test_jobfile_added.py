@@ -21,19 +21,15 @@ def taken(said: Mapping[str, Mapping[str, Any]], data: bytes = FILE) -> tuple[di
     return dict(added), left
 
 
-def test_only_what_the_file_does_not_set_is_taken() -> None:
-    """Of `env`, variable by variable; the words about the rest name plugin and key."""
-    said = {"p": {"cpus": 9, "priority": 3, "env": {"A": "1", "B": "2"}}}
-    assert taken(said) == (
-        {"p": {"priority": 3, "env": {"B": "2"}}},
-        ["plugin p: cpus is set already and stays as it is"],
-    )
-
-
-def test_a_second_plugin_may_add_to_what_the_first_did() -> None:
-    """A key of the first stays, a variable of its own is added."""
-    said = {"p": {"priority": 3, "env": {"B": "p"}}, "q": {"priority": 4, "env": {"B": "q", "C": "q"}}}
-    assert taken(said)[0] == {"p": said["p"], "q": {"env": {"C": "q"}}}
+def test_only_what_nobody_has_set_before_is_taken() -> None:
+    """Of `env`, variable by variable; the words about the rest name plugin and key. A second plugin may add more."""
+    said = {
+        "p": {"cpus": 9, "priority": 3, "env": {"A": "1", "B": "2"}},
+        "q": {"priority": 4, "env": {"B": "q", "C": "q"}},
+    }
+    added, left = taken(said)
+    assert added == {"p": {"priority": 3, "env": {"B": "2"}}, "q": {"env": {"C": "q"}}}
+    assert left[0] == "plugin p: cpus is set already and stays as it is"
 
 
 def test_what_has_no_meaning_for_the_job_is_left_out() -> None:

@@ -52,18 +52,14 @@ def test_every_key_is_described(kind: str) -> None:
 
 
 def test_the_schema_of_a_job_is_strict() -> None:
-    """Editors underline an unknown key and a missing command, as spool itself will."""
+    """Editors underline an unknown key and a missing command, as spool will; every outcome can be told of."""
+    assert {state for state in State if state.ended} < set(NOTIFY_EVENTS)
     made = schema.schema("job")
     assert made["required"] == ["command"]
     assert made["additionalProperties"] is False
     assert set(made["properties"]) == set(FORMAT.struct.__struct_fields__)
     assert made["properties"]["executor"]["examples"] == list(EXECUTORS)  # packages offer others
     assert all(table["additionalProperties"] is False for table in made["$defs"].values())
-
-
-def test_every_outcome_can_be_notified_of() -> None:
-    """The events are the outcomes and what happens on the way there."""
-    assert {state for state in State if state.ended} < set(NOTIFY_EVENTS)
 
 
 def test_the_generator_prints_one_kind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,17 +36,13 @@ def told(machine: MachineView) -> GpusTold | None:
 
 
 def test_what_is_known_of_a_gpu_comes_back_whole() -> None:
-    """A command that reads the file knows of each GPU what the dispatcher knows; unknown stays unknown."""
+    """A command that reads the file knows of each GPU what the dispatcher knows; not looked at is not "none"."""
     views = (GpuView.of(KNOWN, ["one", "two"]), GpuView.of(UNKNOWN, []))
     machine = MachineView(
         cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1, gpu_problem="?", gpus=views, gpus_at_ns=7
     )
     assert told(machine) == GpusTold((KNOWN, UNKNOWN), "?", 7)
     assert views[0].jobs == ("one", "two")
-
-
-def test_gpus_that_nobody_watches_are_not_told_as_none() -> None:
-    """No GPUs in the file are "not looked at" unless it says when it looked."""
     assert told(MachineView(cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1)) is None
     seen = MachineView(cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1, gpus_at_ns=7)
     assert told(seen) == GpusTold((), None, 7)

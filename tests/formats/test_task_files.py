@@ -64,21 +64,18 @@ def test_every_task_parses() -> None:
         assert not spec.is_array
 
 
-def test_a_list_command_is_never_requoted() -> None:
-    """Every argument is replaced by itself; a value with blanks and quotes stays one argument."""
-    data = b'command = ["a", "{x}", "-{x}-"]\nrows = [{x = "1 \'2\\" $3"}]'
-    spec = jobfile.parse(_files(data).text(0), name="sweep_0")
-    assert spec.command == ("a", "1 '2\" $3", "-1 '2\" $3-")
-
-
 @pytest.mark.parametrize(
-    "data",
-    [b'command = "true"\narray = "0-2"', b'command = "{index}"\narray = "5"', b'command = "true"\nrows = [{x = 1}]'],
+    ("data", "command"),
+    [
+        (b'command = ["a", "{x}", "-{x}-"]\nrows = [{x = "1 \'2\\" $3"}]', ("a", "1 '2\" $3", "-1 '2\" $3-")),
+        (b'command = "true"\narray = "0-2"', "true"),
+        (b'command = "{index}"\narray = "5"', "5"),
+    ],
 )
-def test_the_smallest_arrays_make_the_smallest_tasks(data: bytes) -> None:
-    """Nothing is needed but a command and one of the three keys."""
+def test_the_smallest_arrays_make_the_smallest_tasks(data: bytes, command: str | tuple[str, ...]) -> None:
+    """A command and one of the three keys are enough; a value with blanks and quotes stays one argument of a list."""
     spec = jobfile.parse(_files(data).text(0), name="sweep_0")
-    assert spec.task is not None
+    assert (spec.command, spec.task is not None) == (command, True)
 
 
 def test_the_record_of_an_array_is_read_again() -> None:

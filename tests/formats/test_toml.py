@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 import tomli
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spool.core.errors import InvalidFile
@@ -24,8 +24,6 @@ HOSTILE = {
     "nested tables": b"a = " + b"{a=" * 100_000,
     "nested tables that are closed": b"a = " + b"{a=" * 100_000 + b"1" + b"}" * 100_000,
     "tables of many dots in tables": b"a = " + b"{a.a.a.a.a.a.a.a.a=" * 30 + b"1" + b"}" * 30,
-    "lists deeper than 32": b"a = " + b"[" * 33 + b"]" * 33,
-    "tables deeper than 32": b"a = " + b"{a=" * 33 + b"1" + b"}" * 33,
     "deep here and there": b"a = [1]\n" * 3 + b"b = [" + b"[[], {a=" * 17 + b"1" + b"}]" * 17 + b"]\n",
     "not a number": b"a = nan\n",
     "infinity": b"a = -inf\n",
@@ -39,8 +37,6 @@ HOSTILE = {
     "control character": b'a = "\x01"\n',
     "too large": b"#" * (toml.MAX_BYTES + 1),
     "dots": b"a" + b".a" * 400_000 + b" = 1\n",
-    "dots in a table": b"[" + b".".join([b"a"] * 70) + b"]\n",
-    "quoted dots": b'"a"' + b' . "a"' * 100_000 + b" = 1\n",
     "open string": b'a = "x\n',
     "twice": b"a = 1\na = 2\n",
     "half a key": b"comm",
@@ -111,16 +107,11 @@ def test_no_garbage_is_collected_while_a_large_file_is_parsed(monkeypatch: pytes
     assert gc.isenabled()
 
 
-def test_a_byte_order_mark_is_no_mistake() -> None:
-    """Editors of other systems write one; it is taken off."""
-    assert toml.read(b"\xef\xbb\xbfa = 1\r\n", "x") == {"a": 1}
-
-
-def test_many_dots_in_values_and_comments_are_no_mistake() -> None:
-    """Only keys are limited to 16 parts: texts, numbers and comments may hold as many dots as they like."""
+def test_a_byte_order_mark_and_dots_outside_keys_are_no_mistake() -> None:
+    """Editors of other systems write one, which is taken off; texts, numbers and comments may have any dots."""
     dots = ".".join(["a"] * 200)
-    text = f"a = \"{dots}\" # {dots}\nb = '''{dots}'''\nc = [{', '.join(['0.5'] * 200)}]\n"
-    assert toml.read(text.encode(), "x")["c"][199] == 0.5
+    text = f"\ufeffa = \"{dots}\" # {dots}\r\nb = '''{dots}'''\nc = [{', '.join(['0.5'] * 200)}]\n"
+    assert toml.read(text.encode(), "x") == {"a": dots, "b": dots, "c": [0.5] * 200}
 
 
 @pytest.mark.parametrize(
@@ -242,15 +233,15 @@ class Written:
 _CODE = [
     "memroy = 1",
     "[memroy]",
-    "if [[ $# -gt 1 ]]; then",
+    "[[ $# -gt 1 ]]",
     "${#a[@]} {",
     "#",
     '"',
     '""',
     "'",
     "''",
-    "a.b = ]",
-    "\u00e9 \u2028",
+    "b = ]",
+    "\u00e9\u2028",
     "",
 ]
 _PLAIN = ["1", "true", "-0.5e3", "1979-05-27 07:32:00Z", '"a # b = [["', "'[{'", '"\\"]"', "'\\'", '""', "''", '"\\\\"']
@@ -345,7 +336,6 @@ def _sources(draw: st.DrawFn) -> Written:
 
 
 @given(_sources())
-@settings(max_examples=300)
 def test_of_every_key_the_line_is_found(source: Written) -> None:
     """Whatever stands around it: texts that look like keys and brackets, comments, lists of tables in each other."""
     document = tomllib.loads(source.text)

@@ -55,12 +55,6 @@ def dash_runs(tmp_path: Path) -> Iterator[Runs]:
 # --- the text -------------------------------------------------------------------------------------------------
 
 
-def test_the_constant_is_a_valid_script_as_it_stands() -> None:
-    """Every shell that may run the wrapper can read it, assignments or not."""
-    for shell in SHELLS.values():
-        subprocess.run([*shell, "-n", str(SCRIPT)], check=True)
-
-
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this machine")
 def test_the_constant_is_clean_for_shellcheck() -> None:
     """The constant gives shellcheck nothing to warn of."""
@@ -88,8 +82,7 @@ def test_what_no_process_can_be_given_is_refused(command: str | tuple[str, ...])
 @pytest.mark.parametrize("size", [1, 10_000])
 def test_more_arguments_than_the_kernel_takes_are_an_error_when_the_wrapper_is_rendered(runs: Runs, size: int) -> None:
     """A size that is accepted can be executed; a larger one is the job's own fault, and no refusal of the machine."""
-    most = 6 << 20
-    fits, too_many = 1, most // size
+    fits, too_many = 1, (6 << 20) // (size + 9)  # a byte and a pointer more for each
     while too_many - fits > max(1, 1000 // size):
         count = (fits + too_many) // 2
         try:
@@ -98,18 +91,12 @@ def test_more_arguments_than_the_kernel_takes_are_an_error_when_the_wrapper_is_r
             too_many = count
         else:
             fits = count
-    with pytest.raises(InvalidValue, match=r"^cannot run the command: its arguments and environment take .*; put them"):
+    with pytest.raises(InvalidValue, match="its arguments and environment"):
         render(Assignments("/metadir", ("/bin/true", *["a" * size] * too_many), surroundings()))
     run = runs.make(("/bin/true", *["a" * size] * fits))
     assert run.run() == 0
+    assert runs.make(("/bin/true", "x" * ((128 << 10) - 1))).run() == 0  # the longest that a process can be given
     assert run.text("refused") is None
-
-
-def test_the_longest_argument_that_a_process_can_be_given_is_run(dash_runs: Runs) -> None:
-    """What is not refused is run."""
-    run = dash_runs.make(("printf", "%s", "x" * ((128 << 10) - 1)))
-    assert run.run() == 0
-    assert len(run.log or "") == (128 << 10) - 1
 
 
 def test_the_script_names_its_records_as_the_layout_does() -> None:
@@ -118,60 +105,29 @@ def test_the_script_names_its_records_as_the_layout_does() -> None:
     told = set(re.findall(r"\$spool_records/([a-z][a-z.]*)", script))
     named = told | set(re.findall(r"spool_record ([a-z]+)", script))
     assert named - {f"{layout.RC}.aside"} == {
-        layout.WRAPPER,
-        layout.JID,
-        layout.STATUS,
-        layout.RC,
-        layout.STOP,
-        layout.FAILURE,
-        layout.REFUSED,
-        "signal",
-        layout.SIGNALS,
-        layout.USAGE,
-        layout.ENVIRONMENT,
-        layout.LEFTOVERS,
-    }
+        layout.WRAPPER, layout.JID, layout.STATUS, layout.RC, layout.STOP, layout.FAILURE, layout.REFUSED, "signal",
+        layout.SIGNALS, layout.USAGE, layout.ENVIRONMENT, layout.LEFTOVERS,
+    }  # fmt: skip
 
 
 # --- how a run ends -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("command", "rc"),
-    [
-        ("exit 0", 0),
-        ("exit 3", 3),
-        ("exit 127", 127),
-        ("exit 255", 255),
-        ("kill -KILL $$", 137),
-        ("kill -TERM $$", 143),
-    ],
-)
+@pytest.mark.parametrize(("command", "rc"), [("exit 0", 0), ("exit 127", 127), ("exit 255", 255), ("kill -9 $$", 137)])
 def test_the_exit_code_is_the_commands(runs: Runs, command: str, rc: int) -> None:
     """The record rc holds the exit code of the command, 128+n where signal n ended it, and error is not there."""
-    run = runs.make(command)
+    run = runs.make(f"echo mine; {command}")
     assert run.run() == rc
     assert run.text("rc") == f"{rc}\n"
+    assert run.log == "mine\n"  # and not a shell's remark on a child that was killed
     assert run.text("status") == ("finished\n" if rc == 0 else "failed\n")
     assert run.text("error") is None
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "",
-        "\n",
-        "1 77\n",
-        "{pid}",
-        "{pid} \n",
-        "{pid} 77",
-        "{pid} 7x7\n",
-        "{pid} 77 7\n",
-        "{pid} -77\n",
-        "{pid}0 77\n",
-        "{pid} 77\n",
-    ],
-)
+TOLD = ["", "\n", "1 77\n", "{pid} \n", "{pid} 77", "{pid} 77 7\n", "{pid} -77\n", "{pid}0 77\n", "{pid} 77\n"]
+
+
+@pytest.mark.parametrize("said", TOLD)
 def test_a_wrapper_that_is_told_who_it_is_believes_what_is_of_its_pid(runs: Runs, tmp_path: Path, said: str) -> None:
     """A whole line with its own pid and a number gives the start ticks; with anything else it reads /proc."""
     run = runs.make("echo ready; exec sleep 60", replace(surroundings(), boot_id=identity.boot_id()))
@@ -216,26 +172,18 @@ def test_a_signal_to_the_wrapper_ends_the_command_and_is_its_exit_code(runs: Run
     assert run.text("signal") == number.name.removeprefix("SIG") + "\n"
 
 
-def test_a_command_that_handles_the_signal_has_the_last_word(runs: Runs) -> None:
-    """The exit code of a command that catches TERM is what it chose, not 143."""
-    run = runs.make(LOOPS).start()
-    run.says("ready")
-    run.kill(signal.SIGTERM)
-    run.finish()
-    assert (run.rc, "got TERM" in (run.log or "")) == (7, True)
-
-
-def test_a_user_signal_reaches_the_command_and_ends_nothing(runs: Runs) -> None:
-    """USR1 is passed on as often as it comes, and the wrapper goes on to wait for the command."""
+@pytest.mark.parametrize(("number", "rc"), [(signal.SIGINT, 9), (signal.SIGTERM, 7)])
+def test_a_command_that_handles_signals_has_the_last_word(runs: Runs, number: signal.Signals, rc: int) -> None:
+    """USR1 is passed on as often as it comes and ends nothing; the code after another is what the command chose."""
     run = runs.make(LOOPS).start()
     run.says("ready")
     for count in (1, 2, 3):
         run.kill(signal.SIGUSR1)
         wait_for(lambda count=count: (run.log or "").count("got USR1") == count)  # type: ignore[misc]
     assert run.alive()
-    run.kill(signal.SIGINT)
+    run.kill(number)
     run.finish()
-    assert run.rc == 9
+    assert run.rc == rc
 
 
 def test_a_command_that_ignores_signals_is_waited_for(runs: Runs) -> None:
@@ -270,7 +218,7 @@ def test_a_killed_wrapper_leaves_no_exit_code(runs: Runs) -> None:
 
 def test_term_to_the_whole_session_never_reads_as_finished(runs: Runs) -> None:
     """When the wrapper and the command get TERM at the same moment, the exit code is 143."""
-    for _ in range(10):
+    for _ in range(4):
         run = runs.make("echo ready; exec sleep 60").start()
         run.says("ready")
         assert run.process is not None
@@ -307,6 +255,16 @@ def test_a_signal_between_any_two_steps_before_the_command_ends_the_run(dash_run
         assert (again.rc, again.text("signal")) == (143, "TERM\n")
 
 
+def test_a_signal_between_the_start_of_the_command_and_the_note_of_its_number_reaches_it(runs: Runs) -> None:
+    """A command that was quicker than its wrapper hears what it waits for; nothing is sent twice."""
+    run = runs.make("trap 'echo heard; exit 3' USR1; echo up; while :; do sleep 0.01; done")
+    text = (run.metadir / "run.sh").read_text()
+    slow = 'until [ -s "$spool_records/log" ]; do :; done; kill -s USR1 $$\n'
+    assert text.count("    spool_child=$! ") == 1
+    (run.metadir / "run.sh").write_text(text.replace("    spool_child=$! ", f"    {slow}    spool_child=$! "))
+    assert (run.run(), run.log) == (3, "up\nheard\n")
+
+
 # --- signal dispositions --------------------------------------------------------------------------------------
 
 
@@ -316,18 +274,12 @@ def ignoring(*names: str) -> tuple[str, ...]:
 
 
 def test_a_command_has_every_signal_at_its_default(runs: Runs) -> None:
-    """No signal is ignored in the command, although shells start asynchronous commands without INT and QUIT."""
-    run = runs.make(("grep", "SigIgn", "/proc/self/status"))
+    """None is ignored, although shells start asynchronous commands without INT and QUIT: `timeout -s INT` works."""
+    run = runs.make("grep SigIgn /proc/self/status; timeout -s INT 0.05 sleep 60; echo ended $?")
     run.run()
-    ignored = int(run.log.removeprefix("SigIgn:"), 16)
-    assert not ignored & 0x7FFF_FFFF  # those from 32 on are not the terminal's or a shell's; the C library has its own
-
-
-def test_a_command_can_be_interrupted(runs: Runs) -> None:
-    """A tool that ends its child by INT, as `timeout -s INT` does, is able to."""
-    run = runs.make("timeout -s INT 0.05 sleep 60; echo ended $?")
-    run.run()
-    assert run.log == "ended 124\n"
+    ignored, ended = (run.log or "").removeprefix("SigIgn:").splitlines()
+    assert not int(ignored, 16) & 0x7FFF_FFFF  # from 32 on they are not a shell's; the C library has its own
+    assert ended == "ended 124"
 
 
 # --- who may run ----------------------------------------------------------------------------------------------
@@ -397,41 +349,42 @@ def test_a_run_that_was_stopped_before_it_began_runs_nothing(runs: Runs, record:
 # --- what cannot be started -----------------------------------------------------------------------------------
 
 
-def test_a_workdir_that_cannot_be_entered_is_an_error(runs: Runs) -> None:
-    """Without its workdir a command runs nowhere: exit code 125, and error says why."""
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("workdir", "ROOT/not there", "cannot enter the workdir: VALUE: no such directory"),
+        ("workdir", "ROOT/file", "cannot enter the workdir: VALUE: it is not a directory"),
+        ("workdir", "relative", "cannot enter the workdir: VALUE: it is not absolute"),
+        ("stdout", "ROOT/dir", "cannot open stdout: VALUE: it is a directory"),
+        ("stderr", "ROOT/file/x", "cannot open stderr: VALUE: its directory is not there and cannot be made"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_an_error(runs: Runs, key: str, value: str, why: str) -> None:
+    """Without its workdir, or a place for an output, a command runs nowhere: exit code 125, and error says why."""
     (runs.root / "file").touch()
-    for workdir, why in [
-        (f"{runs.root}/not there", "no such directory"),
-        (f"{runs.root}/file", "it is not a directory"),
-        ("relative", "it is not absolute"),
-    ]:
-        run = runs.make("echo ran", workdir=workdir, prolog="echo prolog", epilog="echo epilog")
-        assert run.run() == 125
-        assert run.rc == 125
-        assert run.text("error") == f"cannot enter the workdir: {workdir}: {why}\n"
-        assert run.log == f"spool: {run.text('error')}"
+    (runs.root / "dir").mkdir()
+    value = value.replace("ROOT", str(runs.root))
+    run = runs.make("echo ran", prolog="echo prolog", epilog="echo epilog", **{key: value})
+    assert run.run() == run.rc == 125
+    assert run.text("error") == why.replace("VALUE", value) + "\n"
+    assert key != "workdir" or run.log == f"spool: {run.text('error')}"
+    assert "ran" not in (run.log or "").splitlines()
 
 
 @pytest.mark.parametrize(
-    "program", ["no-such-program", "/no/such/program", "echo-but-not-for-all", "./dir", "dir", "if", "cd"]
+    "program", ["no-such-program", "/no/such/shell", "/no/such/program", "echo-but-not-for-all", "./dir", "dir", "if"]
 )
 def test_a_program_that_cannot_be_executed_is_an_error(runs: Runs, program: str) -> None:
     """126 for what may not be executed, 127 for what is not there, and error says which it was."""
     (runs.root / "echo-but-not-for-all").touch(mode=0o644)
     (runs.root / "dir").mkdir()
-    run = runs.make((program, "x"), workdir=str(runs.root), environment={"PATH": f"/nowhere:{runs.root}"})
+    values = {"workdir": str(runs.root), "environment": {"PATH": f"/nowhere:{runs.root}"}}
+    run = runs.make("echo ran", shell=program, **values) if "shell" in program else runs.make((program, "x"), **values)
     code = 126 if "dir" in program or "echo" in program else 127
     assert run.run() == code
     assert run.rc == code
     assert (run.text("error") or "").startswith(f"cannot run the command: {program}: ")
     assert run.log == f"spool: {run.text('error')}"
-
-
-def test_a_shell_that_is_not_there_is_an_error(runs: Runs) -> None:
-    """The shell of a command that is a text must be there too."""
-    run = runs.make("echo ran", shell="/bin/nosuchshell")
-    assert run.run() == 127
-    assert run.text("error") == "cannot run the command: /bin/nosuchshell: no such file\n"
 
 
 def test_a_program_is_found_on_the_jobs_own_path(runs: Runs) -> None:
@@ -459,10 +412,12 @@ def test_a_program_with_an_equals_sign_or_a_dash_is_run_as_any_other(runs: Runs)
 
 
 def test_both_outputs_go_to_one_log(runs: Runs) -> None:
-    """By default log holds what the command wrote to either, in its order, after what was there."""
-    run = runs.make("echo a; echo b >&2; echo c")
+    """By default log holds what the command wrote to either, in its order, after what was there; its stdin is empty."""
+    run = runs.make("echo a; echo b >&2; cat; echo c")
     (run.metadir / "log").write_text("before\n")
-    run.run()
+    run.start(stdin=subprocess.PIPE)
+    assert run.process is not None
+    run.process.communicate(b"hello\n", PATIENCE_S)
     assert run.log == "before\na\nb\nc\n"
 
 
@@ -477,80 +432,42 @@ def test_outputs_can_lie_elsewhere(runs: Runs) -> None:
     assert (err.read_text(), run.log) == ("b\nb\n", "a\n")
 
 
-def test_an_output_that_cannot_be_opened_is_an_error(runs: Runs) -> None:
-    """A command whose output has no place is not run: exit code 125, and error says why."""
-    (runs.root / "file").touch()
-    (runs.root / "dir").mkdir()
-    for values, error in [
-        ({"stdout": f"{runs.root}/dir"}, f"cannot open stdout: {runs.root}/dir: it is a directory"),
-        (
-            {"stderr": f"{runs.root}/file/x/err"},
-            f"cannot open stderr: {runs.root}/file/x/err: its directory is not there and cannot be made",
-        ),
-    ]:
-        run = runs.make("echo ran > proof", workdir=str(runs.root), **values)
-        assert run.run() == 125
-        assert run.text("error") == error + "\n"
-        assert not (runs.root / "proof").exists()
-
-
-def test_stdin_is_empty(runs: Runs) -> None:
-    """A command that reads its stdin gets the end of file, whatever the wrapper was started with."""
-    run = runs.make("cat; echo end")
-    run.start(stdin=subprocess.PIPE)
-    assert run.process is not None
-    run.process.communicate(b"hello\n", 20)
-    assert run.log == "end\n"
-
-
 def test_stdin_and_outputs_can_be_the_wrappers(runs: Runs) -> None:
     """Where the executor gives a terminal, the command has it: its stdin, its stdout and its stderr."""
     run = runs.inherit("cat; echo err >&2")
     run.start(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.process is not None
-    assert run.process.communicate(b"hello\n", 20) == (b"hello\n", b"err\n")
+    assert run.process.communicate(b"hello\n", PATIENCE_S) == (b"hello\n", b"err\n")
     assert (run.rc, run.log) == (0, None)
-
-
-def test_a_killed_command_leaves_no_words_of_the_shell(runs: Runs) -> None:
-    """The log is the command's alone: a shell's remark that a child was killed is not in it."""
-    run = runs.make(("sh", "-c", "echo mine; kill -KILL $$"))
-    run.run()
-    assert run.log == "mine\n"
 
 
 # --- prolog and epilog ----------------------------------------------------------------------------------------
 
 
-def test_prolog_and_epilog_frame_the_command(runs: Runs) -> None:
-    """All three run in the workdir with the run's environment; only the epilog is told the exit code."""
+def test_texts_stand_around_the_command(runs: Runs) -> None:
+    """In order: init, prolog, prep, command, end, epilog, in the workdir; the last two find the exit code."""
     say = 'echo WHAT "$X" "${SPOOL_EXIT_CODE-none}" "$PWD"'
-    run = runs.make(
-        say.replace("WHAT", "command") + "; exit 3",
-        workdir=str(runs.root),
-        environment={"X": "x"},
-        prolog=say.replace("WHAT", "prolog") + "; exit 0",
-        epilog=say.replace("WHAT", "epilog") + "; exit 9",
-    )
-    assert run.run() == 3
-    assert run.rc == 3
-    assert run.log == f"prolog x none {runs.root}\ncommand x none {runs.root}\nepilog x 3 {runs.root}\n"
+    texts = {name: f"{say.replace('WHAT', name)}; exit 0" for name in ("init", "prolog", "prep", "end", "epilog")}
+    texts["epilog"] = texts["epilog"].replace("exit 0", "exit 9")
+    values = {"workdir": str(runs.root), "environment": {"X": "x"}, **texts}
+    run = runs.make(say.replace("WHAT", "command") + "; exit 3", **values)
+    assert run.run() == run.rc == 3
+    told = dict.fromkeys(("init", "prolog", "prep", "command"), "none") | {"end": "3", "epilog": "3"}
+    assert run.log == "".join(f"{name} x {code} {runs.root}\n" for name, code in told.items())
 
 
-def test_a_prolog_that_fails_stands_for_the_command(runs: Runs) -> None:
-    """The command is not run, the exit code is the prolog's, error says so, and the epilog cleans up."""
-    run = runs.make("echo ran", prolog="-x 2>/dev/null; exit 6", epilog="echo epilog $SPOOL_EXIT_CODE")
-    assert run.run() == 6
-    assert run.log == "spool: cannot run the command: the prolog ended with exit code 6\nepilog 6\n"
-    assert run.text("error") == "cannot run the command: the prolog ended with exit code 6\n"
-
-
-def test_texts_of_plugins_stand_around_and_between_the_others(runs: Runs) -> None:
-    """In order: init, prolog, prep, command, end, epilog; the last two find the command's exit code."""
-    texts = {name: f"echo {name} ${{SPOOL_EXIT_CODE-none}}" for name in ("init", "prolog", "prep", "end", "epilog")}
-    run = runs.make("echo command ${SPOOL_EXIT_CODE-none}; exit 3", **texts)
-    assert run.run() == 3
-    assert run.log == "init none\nprolog none\nprep none\ncommand none\nend 3\nepilog 3\n"
+@pytest.mark.parametrize("failing", ["init", "prolog", "prep"])
+def test_a_text_that_fails_stands_for_the_command(runs: Runs, failing: str) -> None:
+    """Nothing that comes after it and before the command is run; what comes after that is, with all that was added."""
+    names = "init", "prolog", "prep", "end", "epilog"
+    texts = {name: f"echo {name} $SPOOL_EXIT_CODE $PLACE" for name in names}
+    texts[failing] = f'-x 2>/dev/null; echo {failing}; echo PLACE=here >> "$SPOOL_ENV"; exit 9'
+    run = runs.make("echo ran", **texts)
+    assert run.run() == 9
+    before = "".join(f"{name}\n" for name in names[: names.index(failing) + 1])
+    why = f"cannot run the command: the {failing} ended with exit code 9\n"
+    assert (run.log or "").replace(" \n", "\n") == f"{before}spool: {why}end 9 here\nepilog 9 here\n"
+    assert run.text("error") == why
 
 
 def test_lines_of_a_prolog_are_in_the_environment_of_all_that_comes_later(runs: Runs) -> None:
@@ -583,7 +500,6 @@ def test_a_program_is_found_in_the_path_of_a_prolog(runs: Runs) -> None:
     [
         ("echo A=1; echo nonsense", "has a line 2 that is not KEY=VALUE"),
         ("echo =1", "has a line 1 that is not KEY=VALUE"),
-        ("echo 'export A=1'", "has a line 1 that is not KEY=VALUE"),
         ("echo 1A=1", "has a line 1 that is not KEY=VALUE"),
         ("echo SPOOL_JOB=other", "has SPOOL_JOB in line 1, which spool sets itself"),
         ("echo CUDA_VISIBLE_DEVICES=0", "has CUDA_VISIBLE_DEVICES in line 1, which spool sets itself"),
@@ -596,9 +512,8 @@ def test_a_program_is_found_in_the_path_of_a_prolog(runs: Runs) -> None:
 )
 def test_a_line_of_a_prolog_that_is_not_good_stands_for_the_command(runs: Runs, lines: str, why: str) -> None:
     """The command is not run; the epilog is, with the lines that are good."""
-    run = runs.make(
-        "echo ran", prolog=f'{{ {lines}; }} >> "$SPOOL_ENV"; echo B=b >> "$SPOOL_ENV"', epilog="echo epilog $B"
-    )
+    text = f'{{ {lines}; }} >> "$SPOOL_ENV"; echo B=b >> "$SPOOL_ENV"'
+    run = runs.make("echo ran", prolog=text, prep="echo prepared", epilog="echo epilog $B")
     assert run.run() == 125
     said = f"cannot run the command: $SPOOL_ENV {why}\n"
     assert run.text("error") == said
@@ -611,20 +526,6 @@ def test_what_is_no_file_is_not_read_for_an_environment(runs: Runs, instead: str
     run = runs.make("echo ran", prolog=f'{instead} "$SPOOL_ENV"')
     assert run.run() == 125
     assert run.text("error") == "cannot run the command: $SPOOL_ENV is not a file\n"
-
-
-def test_a_wrong_line_stands_for_the_command_also_before_another_text(runs: Runs) -> None:
-    """A container has a text between prolog and command, of which its user knows nothing."""
-    run = runs.make("echo ran", prolog='echo wrong >> "$SPOOL_ENV"', prep="echo prepared")
-    assert run.run() == 125
-    assert run.text("error") == "cannot run the command: $SPOOL_ENV has a line 1 that is not KEY=VALUE\n"
-
-
-def test_a_prolog_that_fails_half_way_leaves_its_lines_to_the_epilog(runs: Runs) -> None:
-    """What it has made by then can be taken away again."""
-    run = runs.make("echo ran", prolog='echo PLACE=here >> "$SPOOL_ENV"; exit 4', epilog="echo removes $PLACE")
-    assert run.run() == 4
-    assert run.log.endswith("removes here\n")
 
 
 def test_the_most_that_a_prolog_may_add_is_not_taken_for_a_refusal_of_the_machine(runs: Runs) -> None:
@@ -666,18 +567,6 @@ def test_a_setup_runs_in_the_shell_of_the_command(
     assert ("spool: " + error.read_text() if error.exists() else "") == (log if "spool" in log else "")
 
 
-@pytest.mark.parametrize("failing", ["init", "prep"])
-def test_a_text_of_a_plugin_that_fails_stands_for_the_command(runs: Runs, failing: str) -> None:
-    """Nothing that would come after it and before the command is run, and what comes after the command is."""
-    texts = {"init": "echo init", "prolog": "echo prolog", "prep": "echo prep", "end": "echo end", "epilog": "echo epi"}
-    run = runs.make("echo ran", **{**texts, failing: f"echo {failing}; exit 9"})
-    assert run.run() == 9
-    before = {"init": "init\n", "prep": "init\nprolog\nprep\n"}[failing]
-    why = f"cannot run the command: the {failing} ended with exit code 9\n"
-    assert run.log == f"{before}spool: {why}end\nepi\n"
-    assert run.text("error") == why
-
-
 def test_a_signal_during_the_prolog_is_the_end_of_the_run(runs: Runs) -> None:
     """A prolog that survives TERM and ends well does not let the command begin."""
     run = runs.make(
@@ -693,16 +582,10 @@ def test_a_signal_during_the_prolog_is_the_end_of_the_run(runs: Runs) -> None:
 
 def test_the_epilog_is_over_before_the_exit_code_is_there(runs: Runs) -> None:
     """The exit code is the last thing: while the epilog runs there is none."""
-    run = runs.make("exit 3", epilog='test ! -e "$M/rc" && echo absent; cat "$M/status"', environment={})
-    text = (run.metadir / "run.sh").read_bytes()
-    (run.metadir / "run.sh").write_bytes(
-        text.replace(
-            b"spool_environment() {\nspool_exec", b'spool_environment() {\nexport M="$spool_metadir"\nspool_exec'
-        )
-    )
-    run.run()
-    assert run.log == "absent\nrunning\n"
-    assert run.rc == 3
+    run = runs.make("exit 3", workdir=str(runs.root), epilog="cd run*; ls; cat status")
+    assert run.run() == run.rc == 3
+    assert "rc" not in (run.log or "").splitlines()
+    assert (run.log or "").endswith("\nrunning\n")
 
 
 # --- the environment, and hostile values ----------------------------------------------------------------------
@@ -714,43 +597,11 @@ def given_environment(run_log: bytes) -> dict[str, str]:
     return {os.fsdecode(pair[0]): os.fsdecode(pair[1]) for pair in pairs}
 
 
-def test_the_marks_of_an_outer_run_do_not_leak(runs: Runs) -> None:
-    """What an outer run would have set is not in the environment of this one."""
-    run = runs.make(("cat", "/proc/self/environ"), environment={"SPOOL_JOB": "inner"})
-    run.run(env=os.environ | {"SPOOL_JOB": "outer", "SPOOL_ARRAY_INDEX": "7", "SPOOL_EXIT_CODE": "1", "OTHER": "kept"})
-    found = given_environment((run.metadir / "log").read_bytes())
-    assert {key: value for key, value in found.items() if key.startswith("SPOOL_")} == {"SPOOL_JOB": "inner"}
-    assert found["OTHER"] == "kept"
-    assert not [key for key in found if key.startswith("spool_")]
-
-
 HOSTILE = [
-    "",
-    " ",
-    "a b",
-    "it's",
-    "''",
-    '"',
-    "$HOME `id` $(id) ${x}",
-    "*",
-    "?[a]",
-    "a\nb\n",
-    "\n",
-    "-n",
-    "--",
-    "\\",
-    "\\n",
-    "#",
-    ";&|<>",
-    "~",
-    "!",
-    "ā\u0081\u0088€😀",
-    "\t\r\x01\x7f",
-    "\udc81\udc88\udcff",
-    "%s%d",
-    "x" * 100_000,
+    "", " ", "a b", "it's", "''", '"', "$HOME `id` $(id) ${x}", "*", "?[a]", "a\nb\n", "\n", "-n", "--", "\\", "\\n",
+    "#", ";&|<>", "~", "!", "ā\u0081\u0088€😀", "\t\r\x01\x7f", "\udc81\udc88\udcff", "%s%d", "x" * 100_000,
     "'" * 20_000,
-]
+]  # fmt: skip
 SPECIAL_KEYS = ["a.b", "a-b", "1x", "é", "IFS", "UID", "PPID", "OPTIND", "spool_metadir", "spool_code", "LINENO", "-u"]
 
 
@@ -761,19 +612,21 @@ def test_hostile_arguments_arrive_unchanged(runs: Runs) -> None:
     assert (run.metadir / "log").read_bytes().split(b"\0")[:-1] == [os.fsencode(a) for a in HOSTILE]
 
 
-def test_hostile_texts_and_values_arrive_unchanged(runs: Runs) -> None:
-    """A text reaches its shell as it is, and values of the environment reach the command byte for byte."""
-    environment = {f"V{i}": value for i, value in enumerate(HOSTILE)}
-    run = runs.make("-x 2>/dev/null\ncat /proc/self/environ # it's \"$(id)\n", environment=environment)
-    assert run.run() == 0
-    found = given_environment((run.metadir / "log").read_bytes())
-    assert {key: found.get(key) for key in environment} == environment
-
-
-def test_variables_that_no_shell_exports_reach_the_program(runs: Runs) -> None:
-    """Keys that are no identifiers, and those that mean something to a shell, arrive as any other."""
-    environment = dict.fromkeys(SPECIAL_KEYS, "a 'b'\n$c")
-    run = runs.make(("cat", "/proc/self/environ"), environment=environment)
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        (
+            "-x 2>/dev/null\ncat /proc/self/environ # it's \"$(id)\n",
+            {f"V{i}": value for i, value in enumerate(HOSTILE)},
+        ),
+        (("cat", "/proc/self/environ"), dict.fromkeys(SPECIAL_KEYS, "a 'b'\n$c")),
+    ],
+)
+def test_hostile_texts_and_variables_arrive_unchanged(
+    runs: Runs, command: str | tuple[str, ...], environment: dict[str, str]
+) -> None:
+    """A text reaches its shell as it is; any value, and keys that no shell exports or that mean something to one."""
+    run = runs.make(command, environment=environment)
     assert run.run() == 0
     found = given_environment((run.metadir / "log").read_bytes())
     assert {key: found.get(key) for key in environment} == environment
@@ -783,7 +636,9 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 keys = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1, max_size=10)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=max(1, settings.default.max_examples // 4), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(arguments=st.lists(texts, max_size=5), environment=st.dictionaries(keys, texts, max_size=4))
 def test_any_argument_and_any_variable_arrive_unchanged(
     runs: Runs, arguments: list[str], environment: dict[str, str]
@@ -879,15 +734,6 @@ def test_both_wrappers_know_the_same_special_variables() -> None:
     assert set(re.sub(r"[\s\\]", "", kept[1]).replace("*", ".*").split("|")) == set(wrapper._SPECIAL.pattern.split("|"))
 
 
-def test_the_compiled_wrapper_knows_every_assignment() -> None:
-    """One that it did not know would make it leave every run to the shell; with `spool_odd` it does so on purpose."""
-    source = Path(compiled.SOURCE).read_text()
-    assign = source[source.index("static int assign(") : source.index("/* Read the assignments")]
-    known = set(re.findall(r'(?:\{|same\(name, )"(\w+)"', assign))
-    before = SCRIPT.read_text().partition("# --- assignments ---")[0]
-    assert set(re.findall(r"\bspool_(\w+)=", before)) - {"told"} == known | {"odd"}
-
-
 def _array_in_c(name: str) -> list[str]:
     """Return the strings of an array in the source of the compiled wrapper."""
     found = re.search(rf"\*const {name}\[\] = \{{([^}}]*)\}};", Path(compiled.SOURCE).read_text())
@@ -913,6 +759,10 @@ def test_a_wrapper_without_any_reset_still_runs(runs: Runs) -> None:
     assert run.log == "ran\n"
 
 
+OUTER = {"SPOOL_JOB": "outer", "SPOOL_ARRAY_INDEX": "7", "SPOOL_EXIT_CODE": "1", "OLDPWD": "/secret", "SHLVL": "7"}
+OUTER |= {"_": "/bin/starter"}
+
+
 @pytest.mark.parametrize("command", [("cat", "/proc/self/environ"), "cat /proc/self/environ"])
 def test_nothing_of_the_starter_is_in_the_environment(runs: Runs, command: str | tuple[str, ...]) -> None:
     """A job finds what it was given and its working directory: nothing of where and how the wrapper was started."""
@@ -920,7 +770,9 @@ def test_nothing_of_the_starter_is_in_the_environment(runs: Runs, command: str |
     run = runs.make(command, workdir=str(runs.root), environment={"SPOOL_JOB": "inner", "MINE": "1"})
     place = runs.root / "elsewhere"
     place.mkdir()
-    run.start(env={**given, "PWD": str(place), "OLDPWD": "/secret", "SHLVL": "7", "_": "/bin/starter"}, cwd=place)
+    run.start(
+        env={**given, "PWD": str(place), "OLDPWD": "/secret", "SHLVL": "7", "_": "/bin/starter", **OUTER}, cwd=place
+    )
     assert run.finish() == 0
     found = given_environment((run.metadir / "log").read_bytes())
     if isinstance(command, str):  # whose shell has its own
@@ -930,35 +782,24 @@ def test_nothing_of_the_starter_is_in_the_environment(runs: Runs, command: str |
 
 def test_what_the_command_has_used_is_on_record_before_its_end(runs: Runs) -> None:
     """`usage` has the CPU time of the command and its children, and from the compiled wrapper their largest memory."""
-    code = "x = bytearray(60 << 20); import time; t = time.process_time()\nwhile time.process_time() - t < 0.3: pass"
+    code = "x = bytearray(60 << 20); import time; t = time.process_time()\nwhile time.process_time() - t < 0.1: pass"
     run = runs.make(("sh", "-c", f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}; exit 3"))
     run.start()
     assert run.finish() == 3
     used = parse_usage((run.metadir / "usage").read_bytes())
     assert used.cpu_time_ns is not None
-    assert 280_000_000 <= used.cpu_time_ns < 20_000_000_000
+    assert 80_000_000 <= used.cpu_time_ns < 20_000_000_000
     if run.is_compiled:
         assert used.peak_process_bytes is not None
         assert 60 << 20 <= used.peak_process_bytes < 1 << 30
     assert (run.metadir / "usage").stat().st_mtime_ns <= (run.metadir / "rc").stat().st_mtime_ns
 
 
-@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
-def test_what_is_in_the_place_of_the_usage_costs_nothing(runs: Runs, kind: str) -> None:
+@pytest.mark.parametrize("made", ["mkdir", "mkfifo", "ln -s /etc/passwd"])
+def test_what_is_in_the_place_of_the_usage_costs_nothing(runs: Runs, made: str) -> None:
     """Whatever a job puts where `usage` belongs, its exit code is written, and nothing else is."""
-    made = {"directory": "mkdir", "fifo": "mkfifo", "link": "ln -s /etc/passwd"}[kind]
-    run = runs.make(
-        f'{made} {shlex.quote(str(runs.root))}/usage.x; mv {shlex.quote(str(runs.root))}/usage.x "$D/usage"; exit 4',
-        environment={},
-    )
-    text = (
-        (run.metadir / "run.sh")
-        .read_bytes()
-        .replace(b"spool_environment() {\n", b'spool_environment() {\nexport D="$spool_metadir"\n')
-    )
-    (run.metadir / "run.sh").write_bytes(text)
-    run.start()
-    assert run.finish() == 4
+    run = runs.make(f"cd run*; {made} usage; exit 4", workdir=str(runs.root))
+    assert run.run() == 4
     assert not stat.S_ISREG((run.metadir / "usage").lstat().st_mode)
 
 

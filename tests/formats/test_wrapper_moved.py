@@ -34,14 +34,15 @@ def _moved(run: Run) -> Run:
 
 @pytest.mark.parametrize("code", [0, 7])
 def test_the_records_follow_a_metadir_that_is_moved(runs: Runs, code: int) -> None:
-    """After a move, exit code, status and use are in the directory itself, and nothing is at its old place."""
-    run = runs.make(f"{WAIT} exit {code}", workdir=str(runs.root)).start()
+    """After a move, all records and the output of the epilog are in the directory itself, and none at its old place."""
+    run = runs.make(f"{WAIT} exit {code}", workdir=str(runs.root), epilog="echo after $SPOOL_EXIT_CODE").start()
     run.says("ready")
     moved = _moved(run)
     (runs.root / "go").touch()
     assert moved.finish() == code
     assert (moved.rc, moved.text("status")) == (code, "failed\n" if code else "finished\n")
     assert "cpu_time_ns" in (moved.text("usage") or "")
+    assert moved.log == f"ready\nafter {code}\n"
     assert not run.metadir.exists()
 
 
@@ -53,16 +54,6 @@ def test_a_signal_after_a_move_is_on_record(runs: Runs) -> None:
     moved.kill(signal.SIGTERM)
     assert moved.finish() == moved.rc == 143
     assert moved.text("signal") == "TERM\n"
-
-
-def test_texts_around_the_command_run_after_a_move(runs: Runs) -> None:
-    """The epilog of a run whose metadir was moved runs, and its output is in the log that moved along."""
-    run = runs.make(f"{WAIT} exit 3", workdir=str(runs.root), epilog="echo after $SPOOL_EXIT_CODE").start()
-    run.says("ready")
-    moved = _moved(run)
-    (runs.root / "go").touch()
-    assert moved.finish() == moved.rc == 3
-    assert moved.log == "ready\nafter 3\n"
 
 
 def test_a_link_in_the_place_of_the_metadir_gets_no_record(runs: Runs) -> None:

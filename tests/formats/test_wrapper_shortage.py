@@ -145,24 +145,20 @@ def test_a_record_that_cannot_be_written_stops_no_run(runs: Runs, name: str, kin
     assert not (run.metadir / "elsewhere").exists()
 
 
-@pytest.mark.parametrize("kind", ["directory", "fifo"])
-def test_a_wrapper_whose_exit_code_has_no_place_leaves_when_it_is_told_to(runs: Runs, kind: str) -> None:
-    """It neither blocks nor spins while it waits for the place, and TERM ends it."""
+@pytest.mark.parametrize(("kind", "stopped"), [("directory", False), ("fifo", False), ("directory", True)])
+def test_a_wrapper_whose_exit_code_has_no_place_leaves_when_it_is_told_to(runs: Runs, kind: str, stopped: bool) -> None:
+    """It neither blocks nor spins while it waits for the place; TERM ends it, or an order to stop its run."""
     run = runs.make("exit 7")
     in_the_way(run.metadir / "rc", kind)
-    run.start()
-    wait_for(lambda: run.text("status") == "failed\n", what="the end of the command")
-    run.kill(signal.SIGTERM)
-    assert run.finish() == 7
+    if stopped:
+        (run.metadir / "stop").write_text("timeout spool 1\n")
+        assert run.run() == 143
+    else:
+        run.start()
+        wait_for(lambda: run.text("status") == "failed\n", what="the end of the command")
+        run.kill(signal.SIGTERM)
+        assert run.finish() == 7
     assert not (run.metadir / "elsewhere").exists()
-
-
-def test_a_wrapper_whose_exit_code_has_no_place_leaves_when_its_run_is_stopped(runs: Runs) -> None:
-    """Once the run is ordered to stop, its exit code decides nothing any more."""
-    run = runs.make("exit 7")
-    in_the_way(run.metadir / "rc", "directory")
-    (run.metadir / "stop").write_text("timeout spool 1\n")
-    assert run.run() == 143
     assert run.text("rc.aside") is None
 
 

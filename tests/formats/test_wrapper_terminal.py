@@ -86,23 +86,18 @@ def test_a_run_without_its_terminal_leaves_no_exit_code(runs: Runs, started: lis
     assert run.text("status") == "running\n"
 
 
-def test_a_hangup_that_somebody_sends_is_passed_on(runs: Runs, started: list[Terminal]) -> None:
-    """HUP while the terminal is there is a signal like TERM: the command has it, and the exit code says so."""
-    run, terminal = _start(runs, started, "echo up; exec sleep 1000")
-    run.says("up")
-    os.kill(terminal.pid, signal.SIGHUP)
-    assert terminal.wait() == 129
-    assert run.rc == 129
-
-
-@pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"\x1c", 131)])
-def test_keys_interrupt_the_command(runs: Runs, started: list[Terminal], key: bytes, code: int) -> None:
-    """The keys for INT and QUIT end a command that has nothing against it."""
+@pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"\x1c", 131), (None, 129)])
+def test_keys_and_a_hangup_that_somebody_sends_end_the_command(
+    runs: Runs, started: list[Terminal], key: bytes | None, code: int
+) -> None:
+    """INT and QUIT by key, and HUP while the terminal is there, end a command that has nothing against it."""
     run, terminal = _start(runs, started, "echo up; ulimit -c 0; exec sleep 1000")
     run.says("up")
-    wait_for(lambda: os.write(terminal.ours, key) and run.rc is not None)
-    assert terminal.wait() == code
-    assert run.rc == code
+    if key is None:
+        os.kill(terminal.pid, signal.SIGHUP)
+    else:
+        wait_for(lambda: os.write(terminal.ours, key) and run.rc is not None)
+    assert terminal.wait() == run.rc == code
 
 
 def test_the_end_waits_for_the_viewer(runs: Runs, started: list[Terminal]) -> None:

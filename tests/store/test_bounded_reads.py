@@ -36,12 +36,13 @@ def sparse(path: Path, beginning: bytes = b"") -> None:
     os.truncate(path, HUGE)
 
 
-@pytest.mark.parametrize("record", LINES)
-def test_a_record_of_one_line_is_read_no_further_than_a_line(metadir: Path, taken: list[int], record: str) -> None:
+def test_a_record_of_one_line_is_read_no_further_than_a_line(metadir: Path, taken: list[int]) -> None:
     """Of a record of one line that has grown to 5 GB, 4 KiB are read."""
-    sparse(metadir / record, b"cancel me ")
-    Spool(str(metadir.parents[2])).record("big", 1, record)
-    assert sum(taken) == MOST_READ
+    for record in LINES:
+        sparse(metadir / record, b"cancel me ")
+        taken.clear()
+        Spool(str(metadir.parents[2])).record("big", 1, record)
+        assert sum(taken) == MOST_READ, record
 
 
 @pytest.mark.parametrize("record", TABLES)
@@ -55,7 +56,7 @@ def test_a_record_in_toml_is_read_no_further_than_its_limit(metadir: Path, taken
     assert sum(taken) <= 2 * (MAX_BYTES + 1)  # the defaults and the copy are read for one question
 
 
-@pytest.mark.parametrize("limit", [1, 4096, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1, 3_000_000])
+@pytest.mark.parametrize("limit", [1, 65535, 65536, 65537, (1 << 20) + 1])
 @pytest.mark.parametrize("size", [0, 1, 65536, HUGE])
 def test_a_read_ends_exactly_at_its_limit(tmp_path: Path, taken: list[int], limit: int, size: int) -> None:
     """A small file is read whole, a long one to its limit, and not one byte further."""

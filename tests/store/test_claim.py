@@ -99,10 +99,8 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Desk:
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3, 4])
-@pytest.mark.parametrize("atomic", [True, False])
-def test_a_save_at_any_moment_of_a_claim_loses_nothing(tmp_path: Path, atomic: bool, moment: int) -> None:
+def test_a_save_at_any_moment_of_a_claim_loses_nothing(desk: Desk, moment: int) -> None:
     """The new version is queued whatever the old one has come to; a claimed one is the one that was looked at."""
-    desk = Desk(tmp_path / "spool", atomic=atomic)
     desk.disk.deeds[moment] = lambda: desk.save(NEW)
     claimed = desk.claim()
     if desk.disk.deeds:
@@ -155,25 +153,15 @@ def test_a_directory_that_was_put_there_goes_back(desk: Desk) -> None:
     assert not (desk.root / RUNNING / "x.toml").exists()
 
 
-@pytest.mark.parametrize("atomic", [True, False])
-def test_a_release_during_a_claim_loses_nothing(tmp_path: Path, atomic: bool) -> None:
-    """Claimed between the two halves of its release, a job runs or waits on; it never loses its last name."""
-    desk = Desk(tmp_path / "spool", atomic=atomic)
-    desk.hold()
-    releasing = Busy(str(desk.root / ".tmp"), atomic=atomic)
-    releasing.deeds = {2: lambda: desk.claim()}
-    Requests(desk.spool, "somebody", releasing).release("x")
-    assert desk.texts() == {QUEUED: OLD}
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-def test_a_hold_during_a_claim_loses_nothing(tmp_path: Path, atomic: bool) -> None:
-    """Claimed between the two halves of its hold, a job does not start."""
-    desk = Desk(tmp_path / "spool", atomic=atomic)
-    holding = Busy(str(desk.root / ".tmp"), atomic=atomic)
-    holding.deeds = {2: lambda: desk.claim()}
-    Requests(desk.spool, "somebody", holding).hold("x")
-    assert desk.texts() == {HELD: OLD}
+@pytest.mark.parametrize(("deed", "place"), [("release", QUEUED), ("hold", HELD)])
+def test_a_release_or_hold_during_a_claim_loses_nothing(desk: Desk, deed: str, place: str) -> None:
+    """Claimed between the two halves of it, a job waits on or does not start; it never loses its last name."""
+    if deed == "release":
+        desk.hold()
+    busy = Busy(str(desk.root / ".tmp"), atomic=desk.disk.atomic)
+    busy.deeds = {2: lambda: desk.claim()}
+    getattr(Requests(desk.spool, "somebody", busy), deed)("x")
+    assert desk.texts() == {place: OLD}
 
 
 def test_an_older_file_in_the_way_is_never_replaced(desk: Desk) -> None:

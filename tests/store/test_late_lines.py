@@ -86,13 +86,9 @@ def test_the_past_is_learnt_from_behind_late_lines(spool: Spool, monkeypatch: py
     assert not any(name.startswith("before") for name in learnt)
 
 
-def test_the_counts_of_the_last_day_pass_over_late_lines(spool: Spool) -> None:
-    """`spool info` counts what ended in the last day, and goes on behind a line that tells of an earlier end."""
+def test_what_ended_lately_is_counted_and_listed_though_the_newest_lines_tell_of_earlier_ends(spool: Spool) -> None:
+    """`spool info` counts what ended in the last day, and `spool ls` lists it."""
     assert sum(_ended(spool, NOW_NS).values()) == 2
-
-
-def test_the_list_of_what_ended_lately_passes_over_late_lines(spool: Spool) -> None:
-    """`spool ls` lists what ended in the last day though the newest lines tell of earlier ends."""
     done = Path(spool.root) / "done"
     for name in ("fresh", "fresher", "late-too"):
         (done / f"{name}.toml").write_text('command = "true"\n')

@@ -60,31 +60,19 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def test_a_lock_that_was_never_taken_is_not_held(path: str) -> None:
-    """Without a lock file no dispatcher lives, and asking does not make one."""
+def test_a_second_process_that_holds_the_lock_is_seen_and_refused(path: str) -> None:
+    """Until it leaves it can be told, and taking it is LockHeld with its own exit code; a look makes no lock file."""
     assert not dispatcher_lives(path)
     assert not os.path.exists(path)
-
-
-def test_a_second_process_that_holds_the_lock_is_seen_and_refused(path: str) -> None:
-    """While another process holds the lock it can be told, and taking it is LockHeld with its own exit code."""
     with holder(path) as (process, _):
         assert dispatcher_lives(path)
         with pytest.raises(LockHeld) as caught:
             hold(path, wait_s=0)
         assert caught.value.exit_code is ExitCode.LOCK_HELD
         end(process)
-    assert not dispatcher_lives(path)
-    hold(path).release()
-
-
-def test_kill_9_lets_go_of_the_lock(path: str) -> None:
-    """The kernel releases the lock of a process that is killed; nothing stale is left to clean up."""
-    with holder(path) as (process, _):
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    for _ in range(3):  # and no look takes it
         assert not dispatcher_lives(path)
-        hold(path, wait_s=0).release()
+    hold(path, wait_s=0).release()
 
 
 def test_a_child_of_the_holder_does_not_keep_the_lock(path: str) -> None:
@@ -99,30 +87,17 @@ def test_a_child_of_the_holder_does_not_keep_the_lock(path: str) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("leave", ["release", "kill"])
-def test_the_file_is_never_unlinked(path: str, leave: str) -> None:
-    """The lock file keeps its inode over release and kill: two holders of two files would both be the only one."""
+def test_kill_9_lets_go_of_the_lock_whose_file_is_never_unlinked(path: str) -> None:
+    """The file, the user's alone, keeps its inode over kill and release: with two files two would be the only one."""
     hold(path).release()
-    inode = os.stat(path).st_ino
+    before = os.stat(path)
+    assert before.st_mode & 0o777 == 0o600
     with holder(path) as (process, _):
-        assert os.stat(path).st_ino == inode
-        if leave == "kill":
-            process.kill()
-            process.wait()
-        else:
-            end(process)
-    assert os.stat(path).st_ino == inode
-    lock = hold(path)
-    lock.release()
-    assert os.stat(path).st_ino == inode
-
-
-def test_a_look_at_the_lock_does_not_take_it(path: str) -> None:
-    """Asking whether a dispatcher lives leaves the lock free at once."""
-    hold(path).release()
-    for _ in range(3):
+        process.kill()
+        process.wait()
         assert not dispatcher_lives(path)
-    hold(path, wait_s=0).release()
+        hold(path, wait_s=0).release()
+    assert os.stat(path).st_ino == before.st_ino
 
 
 def test_a_look_that_happens_to_hold_the_lock_for_a_moment_is_waited_out(
@@ -149,12 +124,6 @@ def test_a_look_that_happens_to_hold_the_lock_for_a_moment_is_waited_out(
         lock = starting.result()
     assert dispatcher_lives(path)
     lock.release()
-
-
-def test_the_lock_file_is_the_users_alone(path: str) -> None:
-    """Its mode is 0600: whoever could lock it could keep every dispatcher away."""
-    hold(path).release()
-    assert os.stat(path).st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path), os.mkfifo])
@@ -279,29 +248,27 @@ def test_a_spool_that_is_being_deleted_is_not_made_anew(spool_lock: str, monkeyp
 
 
 @pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path), os.mkfifo])
-def test_what_nobody_can_lock_is_waited_out(spool_lock: str, make: Callable[[str], None]) -> None:
-    """With a directory, a link or a FIFO in the place of `.lock` the dispatcher goes on, and mends it when it can."""
+def test_what_nobody_can_lock_is_waited_out(
+    spool_lock: str, make: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With something else in the place of `.lock` the dispatcher goes on, and mends it when it can.
+
+    A FIFO is not opened: that would wake the dispatcher that watches the directory, again and again.
+    """
     with hold_in_this_process(spool_lock) as lock:
         os.unlink(spool_lock)
         make(spool_lock)
-        assert not lock.keep()
+        opened: list[object] = []
+        real = os.open
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", lambda path, *rest: opened.append(path) or real(path, *rest))
+            assert not lock.keep()
+        assert make is not os.mkfifo or not opened
         assert lock.held
         assert isinstance(lock.trouble, FileExistsError)
         (os.rmdir if os.path.isdir(spool_lock) else os.unlink)(spool_lock)
         assert lock.keep()
         assert lock.trouble is None
-
-
-def test_a_fifo_in_the_place_of_the_lock_is_not_opened(spool_lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening and closing it would wake the dispatcher that watches the directory, again and again."""
-    with hold_in_this_process(spool_lock) as lock:
-        os.unlink(spool_lock)
-        os.mkfifo(spool_lock)
-        opened: list[object] = []
-        real = os.open
-        monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(path) or real(path, *rest))
-        assert not lock.keep()
-        assert not opened
 
 
 @contextmanager

@@ -49,6 +49,14 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
 
 
 @pytest.fixture
+def logs(stand: Stand) -> Iterator[Logs]:
+    """Open the logs of that spool; a test may close them before."""
+    made = Logs(stand.spool)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def roots(tmp_path: Path) -> Callable[[], Path]:
     """Return a maker of paths for fresh spools."""
     numbers = count()
@@ -65,16 +73,6 @@ def test_what_is_remembered_is_read_again_by_the_next_dispatcher(stand: Stand) -
     again = Logs(stand.spool)
     assert again.read_journal() == [FIRST, SECOND, Left("a")]
     again.close()
-
-
-def test_lines_can_be_read_by_another_process_as_soon_as_they_are_appended(stand: Stand) -> None:
-    """No buffer of the program keeps a line back: a crash of the dispatcher loses only what was not said."""
-    logs = Logs(stand.spool)
-    logs.remember([FIRST])
-    logs.account(b'{"job":"a"}\n')
-    assert stand.journal.read_bytes().endswith(b"\n")
-    assert stand.history.read_bytes() == b'{"job":"a"}\n'
-    logs.close()
 
 
 @pytest.mark.parametrize("name", [layout.JOURNAL, layout.HISTORY])
@@ -96,9 +94,12 @@ def test_a_torn_last_line_is_ended_so_that_the_next_begins_a_line(stand: Stand, 
 
 
 def test_whole_logs_are_opened_without_a_change(stand: Stand) -> None:
-    """Where the last line is whole, or there is none, opening appends nothing."""
+    """Where the last line is whole, or there is none, opening appends nothing; nor do empty batches."""
     stand.history.write_bytes(b"{}\n")
-    Logs(stand.spool).close()
+    logs = Logs(stand.spool)
+    logs.remember([])
+    logs.account(b"")
+    logs.close()
     assert stand.history.read_bytes() == b"{}\n"
     assert stand.journal.read_bytes() == b""
     assert "append" not in stand.disk.names()
@@ -160,9 +161,8 @@ def test_compaction_cut_anywhere_leaves_the_old_journal_or_the_new(roots: Callab
     assert all(lines in (old, new) for lines in found)
 
 
-def test_before_anything_is_forgotten_the_names_that_say_it_are_on_the_disk(stand: Stand) -> None:
+def test_before_anything_is_forgotten_the_names_that_say_it_are_on_the_disk(stand: Stand, logs: Logs) -> None:
     """Compaction syncs the state directories and jobs/ before the new journal is renamed over the old one."""
-    logs = Logs(stand.spool)
     logs.remember([FIRST])
     logs.compact([])
     names = [(o.name, os.path.basename(o.paths[-1])) for o in stand.disk.recorded if not o.background]
@@ -171,7 +171,6 @@ def test_before_anything_is_forgotten_the_names_that_say_it_are_on_the_disk(stan
         assert ("sync_directory", place) in names[:rename]
     assert names[rename - 1][0] == "sync_file"
     assert names[rename + 1][0] == "sync_directory"
-    logs.close()
 
 
 def test_after_a_compaction_lines_go_to_the_new_journal(stand: Stand) -> None:
@@ -185,9 +184,8 @@ def test_after_a_compaction_lines_go_to_the_new_journal(stand: Stand) -> None:
     assert stand.journal.read_bytes().count(b"\n") == 2
 
 
-def test_a_journal_is_long_when_much_was_appended_since_it_was_compacted(stand: Stand) -> None:
+def test_a_journal_is_long_when_much_was_appended_since_it_was_compacted(stand: Stand, logs: Logs) -> None:
     """Twenty thousand lines make a journal long; after a compaction as many more must come, and what is live again."""
-    logs = Logs(stand.spool)
     logs.remember(MANY[:-1])
     assert not logs.long
     logs.remember(MANY[-1:])
@@ -198,16 +196,8 @@ def test_a_journal_is_long_when_much_was_appended_since_it_was_compacted(stand: 
     assert not logs.long
     logs.remember(MANY[:10])
     assert logs.long
-    logs.close()
-
-
-def test_a_long_journal_of_an_earlier_dispatcher_is_long_for_the_next(stand: Stand) -> None:
-    """The lines that are read at the start count."""
-    logs = Logs(stand.spool)
-    logs.remember(MANY)
-    logs.close()
     again = Logs(stand.spool)
-    again.read_journal()
+    again.read_journal()  # the lines that are read at the start count
     assert again.long
     again.close()
 
@@ -222,9 +212,8 @@ def test_strict_logs_are_on_the_disk_when_the_call_returns(stand: Stand) -> None
     logs.close()
 
 
-def test_grouped_syncs_come_by_themselves_and_not_from_the_caller(stand: Stand) -> None:
+def test_grouped_syncs_come_by_themselves_and_not_from_the_caller(stand: Stand, logs: Logs) -> None:
     """By default the caller only appends; a thread syncs soon after, without being asked."""
-    logs = Logs(stand.spool)
     logs.remember([FIRST])
     logs.account(b"{}\n")
     assert stand.disk.names() == ["append", "append"]
@@ -234,18 +223,18 @@ def test_grouped_syncs_come_by_themselves_and_not_from_the_caller(stand: Stand) 
         layout.JOURNAL,
         layout.HISTORY,
     }
-    logs.close()
 
 
-def test_many_appends_share_few_syncs(stand: Stand) -> None:
-    """A burst of a thousand lines costs far fewer syncs than lines, and the last one is synced, too."""
+def test_many_appends_share_few_syncs(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lines of one while cost one sync of each log, and the last one is synced, too."""
+    monkeypatch.setattr("spool.store.logs.GROUP_S", 3600.0)  # longer than any machine needs for them
     logs = Logs(stand.spool)
     for line in MANY[:1000]:
         logs.remember([line])
     logs.close()
     assert stand.disk.names().count("append") == 1000
     assert stand.disk.recorded[-1].name == "sync_log"
-    assert sum(operation.name == "sync_log" for operation in stand.disk.recorded) < 500
+    assert sum(operation.name == "sync_log" for operation in stand.disk.recorded) <= 4
 
 
 def test_closing_syncs_what_is_left_and_ends_the_thread(stand: Stand) -> None:
@@ -306,15 +295,6 @@ def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_next(tmp_path: Pat
     assert found == [FIRST, Left("c")]
 
 
-def test_nothing_to_say_is_nothing_written(stand: Stand) -> None:
-    """Empty batches touch neither the logs nor the disk."""
-    logs = Logs(stand.spool)
-    logs.remember([])
-    logs.account(b"")
-    assert stand.disk.recorded == []
-    logs.close()
-
-
 def test_a_cut_passes_through_the_logs(tmp_path: Path) -> None:
     """A power cut is not taken for a problem of the disk that could be lived with."""
     with Stand(tmp_path / "spool", cut_at=1) as stand:
@@ -373,9 +353,8 @@ def test_no_line_goes_to_a_file_that_is_gone_while_something_else_has_its_name(s
     assert stand.history.read_text() == "one\n"
 
 
-def test_a_deleted_journal_is_written_again_as_a_whole(stand: Stand) -> None:
+def test_a_deleted_journal_is_written_again_as_a_whole(stand: Stand, logs: Logs) -> None:
     """What it had told is worth a compaction at once."""
-    logs = Logs(stand.spool)
     logs.remember([FIRST])
     assert not logs.long
     stand.journal.unlink()
@@ -384,4 +363,3 @@ def test_a_deleted_journal_is_written_again_as_a_whole(stand: Stand) -> None:
     assert logs.long
     logs.compact([FIRST, SECOND])
     assert logs.read_journal() == [FIRST, SECOND]
-    logs.close()

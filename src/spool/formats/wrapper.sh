@@ -40,7 +40,7 @@ spool_environment() { spool_exec "$@"; }
 spool_records=$spool_metadir # where the records are, which no move of the spool changes: spool_open_records
 spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
 spool_watcher='' spool_seen=0 spool_count=0 spool_added='' spool_size=0 spool_why=''
-spool_phase='' spool_before='' spool_done='' spool_tries=0 spool_id='' spool_own='' spool_groups=/sys/fs/cgroup
+spool_phase='' spool_before='' spool_starting='' spool_done='' spool_tries=0 spool_id='' spool_own='' spool_groups=/sys/fs/cgroup
 spool_newline='
 '
 
@@ -101,6 +101,8 @@ spool_signal() {
         trap - EXIT
         exit "$2"
     fi
+    # A child is there before spool_run can note its number, and may wait for a signal by then.
+    if [ -n "$spool_starting" ] && [ "$!" != "$spool_before" ]; then spool_child=$!; fi
     if [ "$2" -ne 0 ]; then
         spool_ended=$2 spool_pending=$1
         spool_record signal "$1"
@@ -334,8 +336,9 @@ spool_run() {
     case $spool_program in
     *=*) set -- /bin/sh -c 'exec "$@"' sh "$@" ;; # env would take such a name for a variable
     esac
+    spool_starting=yes
     spool_enter "$@" <&3 >&4 2>&5 3<&- 4>&- 5>&- 6>&- 7<&- &
-    spool_child=$!
+    spool_child=$! spool_starting=''
     if [ -z "$spool_announced" ]; then
         spool_announced=yes
         spool_record status running # while the child gets ready
