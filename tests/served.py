@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+import forking
 from spool.core import layout
 from spool.core.errors import ExitCode
 from spool.core.model import Grant, Result, State
@@ -23,6 +24,8 @@ from spool.machine import identity
 from spool.store.ownership import this_user
 from spool.testing.served import PATIENCE_S, ServedSpool, wait_for
 from support import ROOT
+
+forking.parent()  # before any test: it belongs to none
 
 _WITHOUT_COMPILED = (
     "-c",
@@ -56,6 +59,9 @@ class Served(ServedSpool):
         *inherits* are descriptors that are left open for it.
         """
         with self.stderr.open("ab") as stderr:
+            if not inherits and forking.can_fork(self.environment):
+                code = self._forked(arguments or ("--until-idle",)).wait(PATIENCE_S)
+                return 0 if code == ExitCode.JOBS_FAILED and not arguments else code
             code = subprocess.run(
                 self._command(arguments or ("--until-idle",)),
                 env=self.environment,
@@ -67,6 +73,29 @@ class Served(ServedSpool):
                 pass_fds=inherits,
             ).returncode
         return 0 if code == ExitCode.JOBS_FAILED and not arguments else code
+
+    def begin(self, *arguments: str, prefix: Sequence[str] = ()) -> Any:
+        """Start a dispatcher and do not wait for it."""
+        if prefix or not forking.can_fork(self.environment):
+            return super().begin(*arguments, prefix=prefix)
+        assert self.process is None
+        self.process = self._forked(arguments)  # type: ignore[assignment]
+        return self.process
+
+    def _forked(self, arguments: Sequence[str]) -> forking.Forked:
+        words = ["--spool", str(self.root), "dispatch", *arguments]
+        with self.stderr.open("ab") as stderr, open(os.devnull) as stdin:
+            streams = [stdin.fileno(), stderr.fileno(), stderr.fileno()]
+            return forking.fork(words, self.environment, streams, compiled=self._program[0] == "-m")
+
+    def spool(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command of the command line to its end."""
+        environment = options.get("env", self.environment)
+        if options.keys() - {"env", "cwd", "input"} or not forking.can_fork(environment):
+            return super().spool(*arguments, **options)
+        return forking.answered(
+            arguments, environment, cwd=options.get("cwd"), data=options.get("input", ""), timeout=PATIENCE_S
+        )
 
     def move(self, name: str, source: str, target: str) -> None:
         """`mv SOURCE/NAME.toml TARGET/`."""

@@ -20,7 +20,6 @@ def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Se
     file = shared.drop("hundred", "echo $SPOOL_ARRAY_INDEX {index}; sleep 0.02", cpus=0, array="0-99%4")
     text = file.read_bytes()
     result = shared.wait_done("hundred")
-    assert result is not None
     assert (result["outcome"], result["reason"]) == ("finished", "100 of 100 finished")
     lines = _ledger(shared, "hundred_")
     assert sorted(str(line["job"]) for line in lines) == sorted(f"hundred_{index}" for index in range(100))
@@ -77,7 +76,6 @@ def test_one_bad_task_makes_the_array_failed(shared: Served) -> None:
     """The array has failed if one task did, and its reason counts them."""
     shared.drop("mixed", "exit {index}", array="0-2")
     result = shared.wait_done("mixed")
-    assert result is not None
     assert (result["outcome"], result["reason"]) == ("failed", "1 of 3 finished, 2 failed")
 
 
@@ -91,7 +89,6 @@ def test_a_dependency_on_an_array_means_all_its_tasks(shared: Served) -> None:
     assert shared.outcome("cleanup") == "finished"
     ends = [shared.result(f"part_{index}")["ended_at_ns"] for index in range(5)]  # type: ignore[index]
     after = shared.result("after-all")
-    assert after is not None
     assert after["started_at_ns"] >= max(ends)
 
 
@@ -113,7 +110,6 @@ def test_deleting_the_array_cancels_what_is_left_of_it(shared: Served) -> None:
     shared.says("doomed_1", "up")
     shared.path("running", "doomed").unlink()
     result = shared.wait_done("doomed")
-    assert result is not None
     assert result["outcome"] == "cancelled"
     assert "deleted from running/" in result["reason"]
     outcomes = {str(line["job"]): line["outcome"] for line in _ledger(shared, "doomed_")}
@@ -128,7 +124,6 @@ def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
     shared.says("alone_1", "up")
     shared.path("running", "alone_1").unlink()
     result = shared.wait_done("alone")
-    assert result is not None
     assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
 
 
@@ -145,9 +140,7 @@ def test_a_held_array_starts_nothing_more(shared: Served) -> None:
     assert shared.runs("parked_1") == []
     assert shared.state()["jobs"]["parked"]["state"] == "held"
     shared.move("parked", "held", "queued")
-    result = shared.wait_done("parked")
-    assert result is not None
-    assert result["reason"] == "4 of 4 finished"
+    assert shared.wait_done("parked")["reason"] == "4 of 4 finished"
     assert [shared.runs(f"parked_{index}") for index in range(4)] == [[1]] * 4
 
 
@@ -192,9 +185,7 @@ def test_an_array_is_not_expanded_onto_a_disk_that_is_short(served: Served) -> N
     served.wait_reason("wide", " free, floor ")
     assert not (served.root / "jobs" / "wide").exists()
     (served.root / "config.toml").write_text('disk_floor = "0M"\n')
-    result = served.wait_done("wide")
-    assert result is not None
-    assert result["reason"] == "3 of 3 finished"
+    assert served.wait_done("wide")["reason"] == "3 of 3 finished"
 
 
 def test_an_array_runs_again_from_done(shared: Served) -> None:
@@ -243,9 +234,7 @@ def test_an_array_outlives_its_dispatcher(served: Served) -> None:
     assert served.places("long") == ["running"]
     go.touch()
     served.start()
-    result = served.wait_done("long")
-    assert result is not None
-    assert result["reason"] == "6 of 6 finished"
+    assert served.wait_done("long")["reason"] == "6 of 6 finished"
     assert [served.runs(f"long_{index}") for index in range(6)] == [[1]] * 6
     assert not os.listdir(served.root / "jobs" / "long" / "1" / "tasks")
 
@@ -273,9 +262,7 @@ def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     }
     assert served.spool("cancel", "whole", "--reason", "enough").returncode == 0
     assert served.spool("wait", "whole").returncode == 130
-    result = served.result("whole")
-    assert result is not None
-    assert "enough" in result["reason"]
+    assert "enough" in served.result("whole")["reason"]
     assert served.places("whole_2") == ["done"]
     assert served.spool("requeue", "whole").returncode == 0
     go.touch()

@@ -52,7 +52,6 @@ _HOSTILE = [
 def _shown(served: Served, name: str, command: list[str], **keys: Any) -> tuple[list[str], dict[str, str], str]:
     served.drop(name, command, **keys)
     result = served.wait_done(name)
-    assert result is not None
     assert result["outcome"] == "finished", (result, served.log(name)[-500:])
     arguments, environment, directory = json.loads(served.log(name))
     return arguments, environment, directory
@@ -142,9 +141,7 @@ def test_a_spool_may_lie_anywhere(odd_spool: Served) -> None:
     odd_spool.drop("stays", "echo up; setsid sleep 1000 & wait", kill_grace="1s")
     odd_spool.says("stays", "up")
     odd_spool.path("running", "stays").unlink()
-    result = odd_spool.wait_done("stays")
-    assert result is not None
-    assert result["outcome"] == "cancelled"
+    assert odd_spool.wait_done("stays")["outcome"] == "cancelled"
 
 
 def test_a_workdir_may_be_called_anything(odd_spool: Served, tmp_path: Path) -> None:
@@ -183,7 +180,6 @@ def test_what_cannot_be_started_says_why(shared: Served, name: str, keys: dict[s
     """A job that could not be run failed with the usual code, and its reason says what was wrong in words."""
     shared.drop(name, **{"workdir": "/tmp", **keys})
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", code)
     assert result["reason"].startswith("could not start: ")
     assert why in result["reason"]
@@ -209,7 +205,6 @@ def test_prolog_command_and_epilog_run_in_their_order(shared: Served) -> None:
         env={"MARK": "m"},
     )
     result = shared.wait_done("phases")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 3)
     assert shared.log("phases") == "prolog m\ncommand m\nepilog 3\n"
 
@@ -227,7 +222,6 @@ def test_a_prolog_reaches_the_command_in_every_run(shared: Served) -> None:
     assert [shared.log("reached", run) for run in (1, 2)] == ["t 1|2\n", "t 2|2\n"]
     shared.drop("unreached", "echo ran", prolog='echo SPOOL_JOB=other >> "$SPOOL_ENV"')
     result = shared.wait_done("unreached")
-    assert result is not None
     why = "cannot run the command: $SPOOL_ENV has SPOOL_JOB in line 1, which spool sets itself"
     assert (result["outcome"], result["exit_code"]) == ("failed", 125)
     assert result["reason"] == f"could not start: {why}"
@@ -245,7 +239,6 @@ def test_a_setup_runs_in_the_shell_of_the_command(shared: Served) -> None:
         assert shared.log(name) == log
     shared.drop("not-set-up", "echo ran", setup="cd /no/such 2> /dev/null", retry={"max": 1})
     result = shared.wait_done("not-set-up")
-    assert result is not None
     assert shared.runs("not-set-up") == [1, 2]
     code = result["exit_code"]
     assert result["reason"] == f"could not start: cannot run the command: the setup ended with exit code {code}"
@@ -301,7 +294,6 @@ def test_a_command_that_dies_of_a_signal_failed_with_128_and_it(shared: Served, 
     name = f"dies-{number.name.lower()}"
     shared.drop(name, [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 128 + number)
     assert f"signal {int(number)}" in result["reason"]
 
@@ -312,7 +304,6 @@ def test_exit_codes_are_the_commands(shared: Served, code: int) -> None:
     name = f"exits-{code}"
     shared.drop(name, f"exit {code}")
     result = shared.wait_done(name)
-    assert result is not None
     assert result["outcome"] == ("finished" if code == 0 else "failed")
     assert result["exit_code"] == code
     assert shared.record(name, "rc") == f"{code}\n"
@@ -368,9 +359,7 @@ def test_the_marks_of_an_outer_job_are_not_handed_on(served: Served) -> None:
 def test_a_job_that_floods_its_log_harms_nobody(shared: Served) -> None:
     """Megabytes of output without a newline go to the file; nobody waits for a reader."""
     shared.drop("flood", ["head", "-c", "8000000", "/dev/zero"])
-    result = shared.wait_done("flood")
-    assert result is not None
-    assert result["outcome"] == "finished"
+    assert shared.wait_done("flood")["outcome"] == "finished"
     assert (shared.root / "jobs/flood/1/log").stat().st_size == 8_000_000
 
 

@@ -160,7 +160,6 @@ def test_a_scheduling_timeout_ends_a_wait(shared: Served) -> None:
     """What waited too long is unschedulable, with what it was waiting for, and never ran."""
     shared.drop("impatient", "true", cpus=99, scheduling_timeout="300ms")
     result = shared.wait_done("impatient")
-    assert result is not None
     assert result["outcome"] == "unschedulable"
     assert "99 CPUs" in result["reason"]
     assert shared.record("impatient", "jid") is None
@@ -182,7 +181,6 @@ def test_start_after_is_kept(shared: Served) -> None:
     """A job does not start before its time, and wakes the dispatcher at it."""
     shared.drop("delayed", "true", start_after="700ms")
     result = shared.wait_done("delayed")
-    assert result is not None
     assert result["started_at_ns"] - result["submitted_at_ns"] >= 700_000_000
 
 
@@ -413,7 +411,6 @@ def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
         file.write(served.text("true"))
     served.wait_done("slow")
     process, served.process = served.process, None
-    assert process is not None
     assert process.wait(PATIENCE_S) == 0
     assert served.said().count("dispatcher serves") == 1
 
@@ -735,9 +732,7 @@ def test_a_run_keeps_the_defaults_that_it_began_with(served: Served) -> None:
     assert served.log("waits") == "new\n"
     gate.write_text("go\n")
     assert served.wait_outcome("runs") == "failed"
-    result = served.result("runs")
-    assert result is not None
-    assert result["again"] == "retry"  # as the defaults of its time have it
+    assert served.result("runs")["again"] == "retry"  # as the defaults of its time have it
     gate.write_text("go\n")
     assert served.wait_outcome("runs", 2) == "failed"
     assert (served.log("runs"), served.log("runs", 2)) == ("old\n", "new\n")

@@ -39,9 +39,7 @@ def test_a_lost_job_that_may_not_run_again_is_final(shared: Served) -> None:
     shared.drop("once", "echo up; exec sleep 1000", requeue=False, retry={"max": 3})
     shared.says("once", "up")
     os.kill(shared.pid("once"), signal.SIGKILL)
-    result = shared.wait_done("once")
-    assert result is not None
-    assert result["outcome"] == "lost"
+    assert shared.wait_done("once")["outcome"] == "lost"
     assert shared.runs("once") == [1]
 
 
@@ -50,7 +48,6 @@ def test_a_killed_command_failed_and_is_not_lost(shared: Served) -> None:
     shared.drop("shot", "echo $$; exec sleep 1000")
     os.kill(pids_in(shared.says("shot", "\n"))[0], signal.SIGKILL)
     result = shared.wait_done("shot")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 137)
 
 
@@ -68,7 +65,6 @@ def test_a_wrapper_that_is_told_to_end_never_finishes(shared: Served, number: si
     else:
         os.kill(shared.pid(name), number)
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 128 + number)
 
 
@@ -159,7 +155,6 @@ def test_a_zombie_is_not_alive(served: Served) -> None:
     dispatcher = served.state()["pid"] if served.state().get("pid") else wait_for(lambda: served.state().get("pid"))
     os.kill(int(dispatcher), signal.SIGKILL)
     keeper, served.process = served.process, None
-    assert keeper is not None
     try:
         os.kill(wrapper, signal.SIGKILL)
         wait_for(lambda: not alive(wrapper))
@@ -181,9 +176,7 @@ def test_a_dispatcher_may_be_started_by_a_job(served: Served, tmp_path: object) 
         env={"PYTHONPATH": served.environment["PYTHONPATH"]},
     )
     assert served.run() == 0
-    result = served.result("outer")
-    assert result is not None
-    assert result["outcome"] == "finished", served.log("outer")
+    assert served.result("outer")["outcome"] == "finished", served.log("outer")
     assert inner.log("nested") == f"nested {inner.root}\n"
 
 
@@ -260,8 +253,6 @@ def test_retries_survive_a_killed_dispatcher(served: Served) -> None:
     served.start()
     served.wait_done("kept")
     first, second = served.result("kept", 1), served.result("kept", 2)
-    assert first is not None
-    assert second is not None
     assert (second["attempt"], second.get("again")) == (2, None)
     assert second["started_at_ns"] - first["ended_at_ns"] >= 1_500_000_000
     assert served.runs("kept") == [1, 2]
@@ -283,8 +274,6 @@ def test_dependents_wait_for_the_last_try(shared: Served) -> None:
     shared.drop("after-flaky", "true", depends_on="flaky")
     shared.wait_done("after-flaky")
     flaky, after = shared.result("flaky", 3), shared.result("after-flaky")
-    assert flaky is not None
-    assert after is not None
     assert after["outcome"] == "finished"
     assert after["started_at_ns"] >= flaky["ended_at_ns"]
 

@@ -44,7 +44,6 @@ def test_what_hides_from_everything_is_its_wrappers_child(shared: Served, epilog
     command, to = _leaving(shared, name, _HIDDEN, 3)
     shared.drop(name, command, kill_grace="300ms", **({"epilog": epilog} if epilog else {}))
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 3)
     assert not alive(int(to.read_text()))
     assert shared.record(name, "leftovers") is None
@@ -84,7 +83,6 @@ def test_a_wrapper_that_is_killed_while_it_waits_leaves_its_exit_code_and_nothin
     shared.until(lambda: _left(shared, "shot"), "the end of its command")
     os.kill(shared.pid("shot"), signal.SIGKILL)
     result = shared.wait_done("shot")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("finished", 0)
     assert not alive(int(to.read_text()))
 

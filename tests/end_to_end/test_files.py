@@ -42,9 +42,7 @@ def test_a_file_that_appears_runs(shared: Served, tmp_path: Path, how: str, requ
     text = b"# mine  \r\n" + shared.text("echo was here") + b"\n\n# end, no newline"
     file.write_bytes(text)
     _sh(how.replace("NAME", name), file, shared.root)
-    result = shared.wait_done(name)
-    assert result is not None
-    assert result["outcome"] == "finished"
+    assert shared.wait_done(name)["outcome"] == "finished"
     assert shared.log(name) == "was here\n"
     assert shared.path("done", name).read_bytes() == text
 
@@ -151,7 +149,6 @@ def test_an_edit_of_a_waiting_file_counts(shared: Served, save: object, request:
     history = [line for line in shared.history() if line["job"] == name]
     assert [line["outcome"] for line in history] == ["finished"]
     submitted = shared.result(name)
-    assert submitted is not None
     assert submitted["submitted_at_ns"] == since
 
 
@@ -219,9 +216,7 @@ def test_an_editor_that_saves_a_running_file_cancels_nothing(shared: Served) -> 
     _vim(path, path.read_bytes() + b"# edited\n")
     shared.looked()
     (shared.root.parent / "saved").touch()
-    result = shared.wait_done("saved-running")
-    assert result is not None
-    assert result["outcome"] == "finished"
+    assert shared.wait_done("saved-running")["outcome"] == "finished"
     assert b"# edited" in shared.path("done", "saved-running").read_bytes()
 
 
@@ -240,7 +235,6 @@ def test_hold_and_release_by_mv(shared: Served) -> None:
     assert shared.places("parked") == ["held"]
     shared.move("parked", "held", "queued")
     result = shared.wait_done("parked")
-    assert result is not None
     assert result["outcome"] == "finished"
     assert result["submitted_at_ns"] == since
 
@@ -284,7 +278,6 @@ def test_rm_cancels_a_running_job(shared: Served) -> None:
     pid = shared.pid("removed")
     shared.path("running", "removed").unlink()
     result = shared.wait_done("removed")
-    assert result is not None
     assert result["outcome"] == "cancelled"
     assert "deleted" in result["reason"]
     assert not alive(pid)
@@ -307,8 +300,6 @@ def test_mv_running_to_queued_stops_and_runs_again(shared: Served) -> None:
     shared.move("again", "running", "queued")
     shared.wait_done("again")
     first, second = shared.result("again", 1), shared.result("again", 2)
-    assert first is not None
-    assert second is not None
     assert (first["outcome"], first["again"]) == ("cancelled", "requeue")
     assert (second["outcome"], second["attempt"]) == ("finished", 1)
     assert first["submitted_at_ns"] == second["submitted_at_ns"]
@@ -340,8 +331,6 @@ def test_mv_done_to_queued_runs_it_again(shared: Served) -> None:
         shared.wait_done("twice")
     assert [shared.log("twice", run) for run in (1, 2, 3)] == ["1\n", "2\n", "3\n"]
     first, third = shared.result("twice", 1), shared.result("twice", 3)
-    assert first is not None
-    assert third is not None
     assert third["submitted_at_ns"] > first["ended_at_ns"]
 
 
@@ -382,17 +371,13 @@ def test_a_waiting_file_that_vanishes_and_comes_back_was_never_gone(shared: Serv
     path.unlink()
     shared.looked()
     path.write_bytes(shared.text("true"))
-    result = shared.wait_done("blink")
-    assert result is not None
-    assert result["submitted_at_ns"] == since
+    assert shared.wait_done("blink")["submitted_at_ns"] == since
 
 
 def test_a_file_put_into_running_by_hand_is_queued(shared: Served) -> None:
     """A file in running/ that belongs to no run is moved to queued/, and runs as any other."""
     shared.drop("stray", "echo ran", place="running")
-    result = shared.wait_done("stray")
-    assert result is not None
-    assert result["outcome"] == "finished"
+    assert shared.wait_done("stray")["outcome"] == "finished"
     assert shared.log("stray") == "ran\n"
 
 
@@ -441,8 +426,6 @@ def test_a_removed_running_file_and_a_new_one_of_its_name(shared: Served) -> Non
         wait_for(lambda name=name: shared.outcome(name, 2))
         shared.wait_done(name)
         first, second = shared.result(name, 1), shared.result(name, 2)
-        assert first is not None
-        assert second is not None
         assert (first["outcome"], first.get("again")) == ("cancelled", None)
         assert second["outcome"] == "finished"
         assert second["submitted_at_ns"] > first["submitted_at_ns"]
@@ -598,8 +581,7 @@ def test_longest_and_oddest_names_run(shared: Served) -> None:
     """Names at the edge of the rule are names."""
     for name in ("a" * 100, "0", "a.toml", "x.toml.error", "a-b_c.d", "1.", "con.toml.swp"):
         shared.drop(name, 'echo "$SPOOL_JOB"')
-        result = shared.wait_done(name)
-        assert result is not None
+        assert shared.wait_done(name) is not None
         assert shared.log(name) == f"{name}\n"
 
 
@@ -669,7 +651,6 @@ def test_metadirs_deleted_under_a_running_job(served: Served) -> None:
     served.looked()
     assert served.lives()
     result = served.wait_done("robbed")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("finished", 0)
     assert served.outcome("robbed-too") == "cancelled"
     served.move("robbed", "done", "queued")
@@ -713,7 +694,6 @@ def test_a_script_whose_interpreter_is_missing_says_so(shared: Served) -> None:
     """The run fails with a reason, like that of any program that cannot be executed."""
     shared.drop("no-interpreter", ["a.sh"], script="#!/no/such/interpreter\n")
     result = shared.wait_done("no-interpreter")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 127)
 
 

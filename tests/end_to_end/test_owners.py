@@ -352,7 +352,6 @@ def test_a_dispatcher_leaves_a_spool_that_is_given_away(shared: Shared) -> None:
     shared.serve()
     os.chown(shared.root, MALLORY, MALLORY)
     process = shared.process
-    assert process is not None
     assert process.wait(20) == 5
     shared.process = None
     os.chown(shared.root, ALICE, ALICE)
@@ -702,7 +701,6 @@ def test_a_file_that_replaces_that_of_a_run_changes_nothing(shared: Shared) -> N
     shared.put(MALLORY, "running/long.toml", "long", 'time_limit = "1s"\n', command="sleep 1000")
     wait_for(lambda: "its file in running/ was changed, but it belongs to" in shared.said(), what="the warning")
     in_force = Spool(str(shared.root)).spec_in_force("long", 1)
-    assert in_force is not None
     assert in_force.time_limit_ns == 3600 * 10**9
     shared.kill()
     shared.serve()

@@ -44,9 +44,7 @@ def test_a_job_that_leaves_no_place_for_its_exit_code_ends_at_its_limit(shared: 
     """The wrapper that cannot write it is stopped like any other, and the outcome is why it was."""
     name = make.split()[0]
     shared.drop(name, f"{make}; exit 7", time_limit="500ms")
-    result = shared.wait_done(name)
-    assert result is not None
-    assert result["outcome"] == "timeout"
+    assert shared.wait_done(name)["outcome"] == "timeout"
 
 
 def test_a_job_has_the_soft_limit_of_a_login(served: Served) -> None:

@@ -59,7 +59,6 @@ def test_a_finished_command_leaves_nothing_behind(shared: Served, escape: str) -
     shared.drop(name, f"{_ESCAPES[escape]}\nuntil [ -s $SPOOL_METADIR/log ]; do sleep 0.01; done\nexit 0",
                 kill_grace="300ms")  # fmt: skip
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("finished", 0)
     pids = _pids(shared, name, 1)
     assert [pid for pid in pids if alive(pid)] == []
@@ -120,7 +119,6 @@ def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(shared: Ser
     assert "timed out waiting" in shared.spool("wait", x, "--timeout", "300ms").stderr
     gate.touch()
     result = shared.wait_done(x, after)
-    assert result is not None
     assert (result["run"], result["outcome"], result.get("again")) == (1, "cancelled", None)
     assert [line["job"] for line in shared.history() if line["job"] == x] == [x]
     assert shared.spool("wait", x).returncode == 130
@@ -139,7 +137,6 @@ def test_a_time_limit_ends_a_job(shared: Served) -> None:
     """A job over its limit is a timeout, whatever its exit code, and never before its time."""
     shared.drop("limited", "trap 'exit 0' TERM; while :; do sleep 0.02; done", time_limit="500ms")
     result = shared.wait_done("limited")
-    assert result is not None
     assert result["outcome"] == "timeout"
     assert "500ms" in result["reason"]
     assert result["ended_at_ns"] - result["started_at_ns"] >= 500_000_000
@@ -163,7 +160,6 @@ def test_the_warning_reaches_the_command(shared: Served, kind: str) -> None:
     name = f"warned-{kind}"
     shared.drop(name, command, time_limit="30s", signal="USR1@28500ms")
     result = shared.wait_done(name)
-    assert result is not None
     assert result["outcome"] == "finished", (result, shared.log(name))
     assert shared.log(name) == ("up\nwarned\ncode 0\n" if kind == "waiting-shell" else "up\nwarned\n")
 
@@ -324,7 +320,6 @@ def test_stop_files_and_cancels_without_a_reason(shared: Served) -> None:
     (shared.root / "jobs/noted/1/stop").write_text(f"cancel alice {time.time_ns()} wrong data\n")
     shared.path("running", "noted").unlink()
     result = shared.wait_done("noted")
-    assert result is not None
     assert result["outcome"] == "cancelled"
     assert "alice" in result["reason"]
     assert "wrong data" in result["reason"]
@@ -345,7 +340,6 @@ def test_a_process_tree_over_its_memory_is_stopped(shared: Served) -> None:
         kill_grace="1s", env={"CODE": _ALLOCATE},
     )  # fmt: skip
     result = shared.wait_done("greedy")
-    assert result is not None
     assert result["outcome"] == "out_of_memory"
     assert "of 100 MiB" in result["reason"]
     assert result["peak_memory_bytes"] > 100 << 20
@@ -368,7 +362,6 @@ def test_shared_memory_counts_once(served: Served) -> None:
     served.drop("shares", [sys.executable, "shares.py"], memory="250M", kill_grace="1s")
     assert served.run() == 0
     result = served.result("shares")
-    assert result is not None
     assert result["outcome"] == "finished", result
 
 

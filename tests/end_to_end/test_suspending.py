@@ -89,7 +89,6 @@ def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
     go.touch()
     _order(shared, name).unlink()
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], shared.log(name)) == ("finished", "up\nend\n")
     assert limit_s * 1e9 <= result["suspended_ns"] < result["ended_at_ns"] - result["started_at_ns"]
     line = next(line for line in shared.history() if line["job"] == name)
@@ -106,7 +105,6 @@ def test_the_limit_ends_a_job_that_goes_on_after_its_whole_time(shared: Served) 
     shared.looked()
     _order(shared, name).unlink()
     result = shared.wait_done(name)
-    assert result is not None
     assert result["outcome"] == "timeout"
     assert result["ended_at_ns"] - result["started_at_ns"] - result["suspended_ns"] >= 5e9
 
@@ -198,7 +196,6 @@ def test_a_suspended_job_survives_its_dispatcher(served: Served) -> None:
     assert _quiet(served, "kept")
     served.start()
     result = served.wait_done("kept")
-    assert result is not None
     assert result["outcome"] == "timeout"
     assert result["suspended_ns"] > 3.2e9
 
@@ -275,7 +272,6 @@ def test_a_signal_reaches_the_command_and_not_the_wrapper(shared: Served) -> Non
     assert shared.spool("signal", "KILL", name, "--dry-run").stdout == f"{name} would get KILL\n"
     shared.spool("signal", "KILL", name)
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 137)
 
 
@@ -320,5 +316,4 @@ def test_a_job_that_stops_itself_and_its_wrapper_is_cancelled_by_term(shared: Se
         shared.until(lambda: any(_stands_still(pid) for pid in marked(shared.root, name)), "a job that stands still")
     shared.spool("cancel", name)
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("cancelled", 7)

@@ -76,9 +76,7 @@ def test_the_end_of_input_can_be_typed(shared: Served) -> None:
     shared.pid("cat")
     wait_for(lambda: "cat/1" in _sessions(shared))
     _type(shared, "cat", "line", "Enter", "C-d")
-    result = shared.wait_done("cat")
-    assert result is not None
-    assert result["outcome"] == "finished"
+    assert shared.wait_done("cat")["outcome"] == "finished"
     assert shared.log("cat") == "line\n"
 
 
@@ -318,7 +316,6 @@ def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, 
     served.start()
     served.drop("never", "true")
     result = served.wait_done("never")
-    assert result is not None
     assert result["outcome"] == "failed"
     assert result["reason"] == "could not start: the wrapper ended before it could identify itself"
     assert served.record("never", "jid") == "void\n"

@@ -87,7 +87,6 @@ def test_a_job_runs_in_its_container_with_what_it_was_given(machine: Machine, tm
         memory="100M",
     )
     result = machine.spool.wait_done("inside")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 7)
     assert machine.spool.log("inside") == f"an/image:1|it's|a b|set|inside|2|{os.defpath}\n{tmp_path}/it's, here\n"
     assert machine.names() == []

@@ -296,9 +296,7 @@ def test_srun_is_one_task(cluster: Served, words: str, code: int, said: str) -> 
     given = ("-e", "KEPT=kept", "-e", "OTHER=x")
     cluster.spool("submit", "-n", "a", *given, "-", input=f"srun {words}\n", cwd=cluster.root.parent)
     cluster.run()
-    result = cluster.result("a")
-    assert result is not None
-    assert result.get("exit_code") == code
+    assert cluster.result("a").get("exit_code") == code
     assert said in cluster.log("a")
 
 

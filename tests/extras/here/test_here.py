@@ -174,7 +174,6 @@ def test_a_pipe_gets_the_command_s_own_bytes_and_code(desk: Desk) -> None:
     assert (done.returncode, done.stdout) == (3, b"in\r\n\0\xff")
     assert done.stderr == b"spool: job three\nbad\n"
     result = desk.served.wait_done("three")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 3)
     assert desk.served.log("three") == ""
 
@@ -380,7 +379,6 @@ def test_the_job_ends_with_its_terminal(desk: Desk, how: str) -> None:
     else:
         terminal.close()
     result = desk.served.wait_done("long")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 129)
 
 
@@ -393,9 +391,7 @@ def test_without_a_terminal_it_ends_with_its_caller(desk: Desk) -> None:
     once(lambda: "sleep" in _commands(desk.served, "long"), "the command")
     process.kill()
     process.wait()
-    result = desk.served.wait_done("long")
-    assert result is not None
-    assert result["exit_code"] == 129
+    assert desk.served.wait_done("long")["exit_code"] == 129
 
 
 def test_nohup_goes_on_without_the_terminal(desk: Desk) -> None:
@@ -406,9 +402,7 @@ def test_nohup_goes_on_without_the_terminal(desk: Desk) -> None:
     once(lambda: not alive(terminal.pid), "the end of the terminal's program")
     assert desk.served.places("on") == ["running"]
     (desk.home / "go").touch()
-    result = desk.served.wait_done("on")
-    assert result is not None
-    assert result["outcome"] == "finished"
+    assert desk.served.wait_done("on")["outcome"] == "finished"
     assert desk.served.log("on") == "ready\nstill there\n"  # as read, with line breaks of any kind
 
 
@@ -489,9 +483,7 @@ def test_the_dispatcher_may_die_at_any_time(desk: Desk) -> None:
     terminal.type("it\r")
     terminal.shows("got it")
     assert terminal.ends() == 0
-    result = desk.served.wait_done("here")
-    assert result is not None
-    assert result["outcome"] == "finished"
+    assert desk.served.wait_done("here")["outcome"] == "finished"
     desk.served.drop("first", _UNTIL_GO, cpus=1)
     desk.served.pid("first")
     second = desk.terminal("-n", "second", "echo", "my turn")
@@ -510,8 +502,7 @@ def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
     inner = " ".join([*desk.words("--cpus", "1", "--"), "sh", "-c", "'echo in $SPOOL_JOB'"])
     more = " ".join([*desk.words("--cpus", "2", "--"), "true"])
     desk.served.drop("outer", f"{inner}; {more}; echo gave $?", env={"PYTHONPATH": desk.environment["PYTHONPATH"]})
-    result = desk.served.wait_done("outer")
-    assert result is not None
+    assert desk.served.wait_done("outer") is not None
     log = desk.served.log("outer")
     assert "in outer\n" in log
     assert "it asks for cpus = 2, and job outer, in which it would run, has less" in log
@@ -624,7 +615,6 @@ def test_retries_of_the_defaults_are_for_other_jobs(served: Served) -> None:
     served.start()
     assert Desk(served).piped("-n", "once", "sh", "-c", "exit 3").returncode == 3
     result = served.wait_done("once")
-    assert result is not None
     assert (result["run"], "again" in result) == (1, False)
 
 
