@@ -72,37 +72,6 @@ def test_a_matrix_puts_its_values_in(shared: Served, tmp_path: Path) -> None:
     }
 
 
-def test_one_bad_task_makes_the_array_failed(shared: Served) -> None:
-    """The array has failed if one task did, and its reason counts them."""
-    shared.drop("mixed", "exit {index}", array="0-2")
-    result = shared.wait_done("mixed")
-    assert (result["outcome"], result["reason"]) == ("failed", "1 of 3 finished, 2 failed")
-
-
-def test_a_dependency_on_an_array_means_all_its_tasks(shared: Served) -> None:
-    """A job that depends on an array starts when all its tasks have finished, also when it came first."""
-    shared.drop("after-all", "cat ../*/1/log", workdir=str(shared.root / "jobs" / "part_0"), depends_on=["part"])
-    shared.drop("cleanup", "true", depends_on={"failed": ["bad-part"]})
-    shared.drop("part", "sleep 0.0{index}; echo done-{index}", array="0-4")
-    shared.drop("bad-part", "exit {index}", array="0-1")
-    shared.wait_done("after-all", "cleanup")
-    assert shared.outcome("cleanup") == "finished"
-    ends = [shared.result(f"part_{index}")["ended_at_ns"] for index in range(5)]  # type: ignore[index]
-    after = shared.result("after-all")
-    assert after["started_at_ns"] >= max(ends)
-
-
-def test_each_pairs_the_tasks_of_two_arrays(shared: Served) -> None:
-    """Task 3 of one array waits for task 3 of the other, and for no more."""
-    go = shared.root.parent / "go-each"
-    shared.drop("first", f"test {{index}} != 1 || until [ -e {go} ]; do sleep 0.01; done", cpus=0, array="0-2")
-    shared.drop("second", "true", cpus=0, array="0-2", depends_on={"each": "first"})
-    shared.wait_done("second_0", "second_2")
-    assert shared.places("second_1") == ["queued"]
-    go.touch()
-    assert shared.wait_done("second") is not None
-
-
 def test_deleting_the_array_cancels_what_is_left_of_it(shared: Served) -> None:
     """`rm running/sweep.toml` stops the tasks that run and ends those that wait, and leaves nothing alive."""
     shared.drop("doomed", "echo up; exec sleep 1000", cpus=0, array="0-19%2")
@@ -144,36 +113,35 @@ def test_a_held_array_starts_nothing_more(shared: Served) -> None:
     assert [shared.runs(f"parked_{index}") for index in range(4)] == [[1]] * 4
 
 
-def test_an_array_that_has_ended_is_one_row_of_the_list(served: Served) -> None:
+def test_an_array_that_has_ended_is_one_row_of_the_list(live: Served) -> None:
     """It stands for its tasks as they ended last, also for one that was run again; all are there when asked for."""
-    served.start()
-    served.drop("row", "test {index} != 1 || test $SPOOL_RUN = 2", cpus=0, array="0-2")
-    served.wait_done("row")
-    assert served.spool("wait", "row").returncode == 1
-    served.drop("row_9", "true", cpus=0)
-    served.move("row_1", "done", "queued")
-    served.wait_outcome("row_1", 2)
-    served.wait_done("row_9")
-    rows = {row["name"]: row for row in json.loads(served.spool("ls", "--json").stdout)["jobs"]}
+    live.drop("row", "test {index} != 1 || test $SPOOL_RUN = 2", cpus=0, array="0-2")
+    live.wait_done("row")
+    assert live.spool("wait", "row").returncode == 1
+    live.drop("row_9", "true", cpus=0)
+    live.move("row_1", "done", "queued")
+    live.wait_outcome("row_1", 2)
+    live.wait_done("row_9")
+    rows = {row["name"]: row for row in json.loads(live.spool("ls", "--json").stdout)["jobs"]}
     assert set(rows) == {"row", "row_1", "row_9"}
     assert (rows["row"]["state"], rows["row"]["reason"]) == ("finished", "3 of 3 finished")
-    assert json.loads(served.spool("ls", "row", "--json").stdout)["jobs"] == [rows["row"]]
-    shown = json.loads(served.spool("show", "row", "--json").stdout)
+    assert json.loads(live.spool("ls", "row", "--json").stdout)["jobs"] == [rows["row"]]
+    shown = json.loads(live.spool("show", "row", "--json").stdout)
     assert shown["row"] == rows["row"]
     assert (shown["runs"][-1]["state"], shown["runs"][-1]["reason"]) == ("finished", "3 of 3 finished")
-    assert served.spool("wait", "row").returncode == 0
-    served.drop("next", "true", cpus=0, depends_on="row")
-    served.wait_outcome("next")
-    assert served.outcome("next") == "finished"
-    served.move("row_0", "done", "held")
-    assert served.spool("wait", "row", "--timeout", "300ms").returncode == 124
-    [row] = json.loads(served.spool("ls", "row", "--json").stdout)["jobs"]
+    assert live.spool("wait", "row").returncode == 0
+    live.drop("next", "true", cpus=0, depends_on="row")
+    live.wait_outcome("next")
+    assert live.outcome("next") == "finished"
+    live.move("row_0", "done", "held")
+    assert live.spool("wait", "row", "--timeout", "300ms").returncode == 124
+    [row] = json.loads(live.spool("ls", "row", "--json").stdout)["jobs"]
     assert (row["state"], row["reason"]) == ("running", "2 of 3 finished, 1 still active")
-    served.move("row_0", "held", "done")
-    served.wait_outcome("row_0", 2)
-    [row] = json.loads(served.spool("ls", "row", "--json").stdout)["jobs"]
+    live.move("row_0", "held", "done")
+    live.wait_outcome("row_0", 2)
+    [row] = json.loads(live.spool("ls", "row", "--json").stdout)["jobs"]
     assert (row["state"], row["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
-    everything = json.loads(served.spool("ls", "--all", "--json").stdout)["jobs"]
+    everything = json.loads(live.spool("ls", "--all", "--json").stdout)["jobs"]
     assert {row["name"] for row in everything} == {"next", "row", "row_0", "row_1", "row_2", "row_9"}
 
 
@@ -282,45 +250,34 @@ def test_an_array_put_back_into_queued_goes_on(shared: Served) -> None:
     assert [shared.runs(f"back_{index}") for index in range(2)] == [[1], [1]]
 
 
-def test_until_idle_leaves_a_held_array_behind(served: Served) -> None:
-    """A dispatcher that runs until idle expands and runs arrays, and does not wait for one that is held."""
-    served.drop("idle", "true", array="0-9")
-    served.drop("held", "true", array="0-9", place="held")
-    assert served.run() == 0
-    assert served.places("idle") == ["done"]
-    assert served.places("held") == ["held"]
-
-
-def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(served: Served) -> None:
+def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(live: Served) -> None:
     """A higher `max_running` starts more of the tasks that are issued, a lower one waits, also after a restart."""
-    served.start()
-    served.drop("sweep", "exec sleep 1000", array="0-5", max_running=1, cpus=0)
-    served.pid("sweep_0")
-    served.wait_reason("sweep_5", "array limit: 1 of 1 running")
-    assert served.spool("edit", "sweep", "--max-running", "3").returncode == 0
-    served.wait_reason("sweep_5", "array limit: 3 of 3 running")
-    assert "array limit: 3 of 3 running" in served.spool("why", "sweep_5").stdout
-    served.kill()
-    served.start()
-    served.wait_reason("sweep_5", "array limit: 3 of 3 running")
-    assert served.spool("edit", "sweep", "--max-running", "2").returncode == 0
-    served.wait_reason("sweep_5", "array limit: 3 of 2 running")
-    served.path("running", "sweep").write_text("array = [")
-    served.looked()
-    assert "array limit: 3 of 2 running" in served.reason("sweep_5")
+    live.drop("sweep", "exec sleep 1000", array="0-5", max_running=1, cpus=0)
+    live.pid("sweep_0")
+    live.wait_reason("sweep_5", "array limit: 1 of 1 running")
+    assert live.spool("edit", "sweep", "--max-running", "3").returncode == 0
+    live.wait_reason("sweep_5", "array limit: 3 of 3 running")
+    assert "array limit: 3 of 3 running" in live.spool("why", "sweep_5").stdout
+    live.kill()
+    live.start()
+    live.wait_reason("sweep_5", "array limit: 3 of 3 running")
+    assert live.spool("edit", "sweep", "--max-running", "2").returncode == 0
+    live.wait_reason("sweep_5", "array limit: 3 of 2 running")
+    live.path("running", "sweep").write_text("array = [")
+    live.looked()
+    assert "array limit: 3 of 2 running" in live.reason("sweep_5")
 
 
-def test_a_job_with_the_name_of_an_earlier_array_stands_for_itself(served: Served) -> None:
+def test_a_job_with_the_name_of_an_earlier_array_stands_for_itself(live: Served) -> None:
     """What depends on it goes by the newest end of that name, also if the job was cancelled before it started."""
-    served.start()
-    served.drop("prep", "true", cpus=0, array="0-1")
-    served.drop("first", "true", cpus=0, depends_on="prep")
-    assert served.wait_outcome("first") == "finished"
-    (served.root / "paused").touch()
-    served.drop("prep", "true", cpus=0)
-    served.wait_reason("prep", "paused")
-    served.move("prep", "queued", "done")
-    served.wait_outcome("prep", 2)
-    (served.root / "paused").unlink()
-    served.drop("second", "true", cpus=0, depends_on="prep")
-    assert served.wait_outcome("second") == "cancelled"
+    live.drop("prep", "true", cpus=0, array="0-1")
+    live.drop("first", "true", cpus=0, depends_on="prep")
+    assert live.wait_outcome("first") == "finished"
+    (live.root / "paused").touch()
+    live.drop("prep", "true", cpus=0)
+    live.wait_reason("prep", "paused")
+    live.move("prep", "queued", "done")
+    live.wait_outcome("prep", 2)
+    (live.root / "paused").unlink()
+    live.drop("second", "true", cpus=0, depends_on="prep")
+    assert live.wait_outcome("second") == "cancelled"

@@ -108,16 +108,6 @@ def test_ctrl_c_of_run_cancels_the_job(shared: Served) -> None:
     assert shared.wait_outcome("interrupted") == "cancelled"
 
 
-def test_autostart_can_be_turned_off(auto: Served) -> None:
-    """With `autostart = false` nothing is started, and the user is told how."""
-    (auto.root / "config.toml").write_text("autostart = false\n")
-    done = auto.spool("submit", "-n", "waits", "-c", "true")
-    assert done.returncode == 0
-    assert "dispatch" in done.stderr
-    assert not dispatcher_lives(str(auto.root / ".lock"))
-    assert auto.places("waits") == ["queued"]
-
-
 def test_twenty_submissions_at_once(auto: Served) -> None:
     """Twenty parallel submissions of one command get twenty names, one dispatcher, and all run once."""
     submissions = [_command(auto, "submit", "-c", "true") for _ in range(20)]
@@ -173,16 +163,6 @@ def test_hold_release_cancel_requeue(shared: Served) -> None:
     assert shared.spool("cancel", "never-was").returncode == 3
 
 
-def test_cancel_says_who_and_why(shared: Served) -> None:
-    """The reason that is given with `cancel` is kept with the run."""
-    shared.drop("because", "exec sleep 1000")
-    shared.pid("because")
-    assert shared.spool("cancel", "--reason", "wrong\ndata 'x'", "because").returncode == 0
-    result = shared.wait_done("because")
-    assert result["outcome"] == "cancelled"
-    assert "wrong" in result["reason"]
-
-
 def test_ls_shows_every_state(shared: Served) -> None:
     """`ls --json` has a row with the right word for what waits, is held, runs, is bad and has ended."""
     shared.drop("s-done", "true")
@@ -215,29 +195,6 @@ def test_ls_shows_every_state(shared: Served) -> None:
     shared.path("held", "s-held").unlink()
     shared.path("running", "s-runs").unlink()
     shared.wait_done("s-runs")
-
-
-def test_why_and_show_tell_what_they_know(shared: Served) -> None:
-    """`why` gives the reasons, `show` the whole job; both as JSON, too."""
-    shared.drop("asked", "true", cpus=99)
-    shared.wait_reason("asked", "never fits")
-    for verb in ("why", "show"):
-        done = shared.spool(verb, "asked")
-        assert done.returncode == 0, done.stderr
-        assert "99" in done.stdout
-        done = shared.spool(verb, "--json", "asked")
-        assert done.returncode == 0, done.stderr
-        json.loads(done.stdout)
-    shared.path("queued", "asked").unlink()
-
-
-def test_a_background_dispatcher_leaves_when_it_is_idle(auto: Served) -> None:
-    """What `submit` would start leaves after its idle time, with all done."""
-    background = _command(auto, "dispatch", "--idle-exit", "300ms")
-    done = auto.spool("submit", "--wait", "-c", "exit 0")
-    assert done.returncode == 0
-    background.communicate(timeout=PATIENCE_S)
-    assert background.returncode == 0
 
 
 _VERBS = (("ls",), ("info",), ("--help",), ("submit", "--hold", "--", "true"), ("show", "x"), ("doctor",), ("no-verb",))

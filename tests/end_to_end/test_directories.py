@@ -99,28 +99,26 @@ def test_what_is_in_the_way_of_a_directory_is_told_and_never_deleted(served: Ser
 
 
 @pytest.mark.parametrize("how", ["rm -r", "mv"])
-def test_running_that_is_taken_away_cancels_what_runs_with_a_record_of_each(served: Served, how: str) -> None:
+def test_running_that_is_taken_away_cancels_what_runs_with_a_record_of_each(live: Served, how: str) -> None:
     """To take `running/` away is to take each of its files away: every run is cancelled, and recorded."""
-    served.start()
     for name in ("one", "two"):
-        served.drop(name, "sleep 1000", cpus=0)
-        served.pid(name)
-    take_away(served.root / "running", how)
+        live.drop(name, "sleep 1000", cpus=0)
+        live.pid(name)
+    take_away(live.root / "running", how)
     for name in ("one", "two"):
-        served.wait_done(name)
-        assert served.outcome(name) == "cancelled"
-    assert sorted(line["job"] for line in served.history()) == ["one", "two"]
+        live.wait_done(name)
+        assert live.outcome(name) == "cancelled"
+    assert sorted(line["job"] for line in live.history()) == ["one", "two"]
 
 
 @pytest.mark.parametrize("how", ["rm -r", "mv"])
-def test_jobs_that_are_taken_away_leave_a_record_of_each_run(served: Served, how: str) -> None:
+def test_jobs_that_are_taken_away_leave_a_record_of_each_run(live: Served, how: str) -> None:
     """Without `jobs/` a run has no place for its exit code: it is stopped by a cancel as any other, and recorded."""
-    served.start()
-    served.drop("one", "sleep 1000", requeue=False)
-    served.pid("one")
-    take_away(served.root / "jobs", how)
-    served.until((served.root / "jobs").is_dir, "jobs/ again")
-    served.path("running", "one").unlink()
-    served.until(lambda: served.history(), "a line of the history")
-    assert [line["job"] for line in served.history()] == ["one"]
-    assert served.places("one") in ([], ["done"])
+    live.drop("one", "sleep 1000", requeue=False)
+    live.pid("one")
+    take_away(live.root / "jobs", how)
+    live.until((live.root / "jobs").is_dir, "jobs/ again")
+    live.path("running", "one").unlink()
+    live.until(lambda: live.history(), "a line of the history")
+    assert [line["job"] for line in live.history()] == ["one"]
+    assert live.places("one") in ([], ["done"])

@@ -191,15 +191,14 @@ def test_a_run_without_its_jid_is_over_when_its_processes_are(served: Served, ki
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["alive", "killed"])
-def test_a_result_that_a_running_job_writes_does_not_end_it(served: Served, *, killed: bool) -> None:
+def test_a_result_that_a_running_job_writes_does_not_end_it(live: Served, *, killed: bool) -> None:
     """Beside a living wrapper it counts for nothing: every view says that the job runs."""
-    served.start()
-    served.drop("forger", f"{_result('SELF')}; echo forged; sleep 1000")
-    served.until(lambda: "forged" in served.log("forger"), "the forgery")
+    live.drop("forger", f"{_result('SELF')}; echo forged; sleep 1000")
+    live.until(lambda: "forged" in live.log("forger"), "the forgery")
     if killed:
-        served.kill()
-    listed = json.loads(served.spool("ls", "--json").stdout)["jobs"]
-    shown = json.loads(served.spool("show", "forger", "--json").stdout)
+        live.kill()
+    listed = json.loads(live.spool("ls", "--json").stdout)["jobs"]
+    shown = json.loads(live.spool("show", "forger", "--json").stdout)
     assert [job["state"] for job in listed] == ["running"]
     assert [(run["state"], run["ended_at"]) for run in shown["runs"]] == [("running", None)]
-    assert json.loads(served.spool("seff", "forger", "--json").stdout)["state"] == "running"
+    assert json.loads(live.spool("seff", "forger", "--json").stdout)["state"] == "running"

@@ -241,21 +241,6 @@ def test_a_hook_may_keep_an_idle_run_and_is_not_asked_at_every_look(gpus: Served
     assert _go(gpus, "train")["outcome"] == "finished"
 
 
-def test_the_configuration_says_it_for_jobs_that_do_not(gpus: Served) -> None:
-    """`[defaults]` of the configuration; a job that may be idle says `0s`, and one without GPUs is not concerned."""
-    (gpus.root / "config.toml").write_text(
-        'cpus = 64\ngpu.poll = "100ms"\n[defaults]\ngpu_idle = "1s"\ngpu_idle_action = "stop"\n'
-    )
-    gpus.start()
-    gpus.drop("shell", _UNTIL_GO, gpus=1, gpu_idle="0s")
-    gpus.drop("plain", _UNTIL_GO)
-    gpus.drop("idle", "sleep 1000", gpus=1)
-    assert (gpus.wait_done("idle") or {})["outcome"] == "cancelled"
-    assert gpus.places("shell") == gpus.places("plain") == ["running"]
-    assert _go(gpus, "shell")["outcome"] == "finished"
-    assert _go(gpus, "plain")["outcome"] == "finished"
-
-
 def test_what_is_unknown_is_never_called_idle(gpus: Served, fake_nvml: FakeNvml) -> None:
     """A card that does not tell its utilisation, and an NVML that fails, warn of nobody; and nothing is recorded."""
     fake_nvml.error("nvmlDeviceGetUtilizationRates", 3)
@@ -293,21 +278,6 @@ def test_an_edit_gives_a_running_job_more_time(gpus: Served) -> None:
     assert gpus.spool("edit", "train", "--gpu-idle", "0s").returncode == 0
     gpus.until(lambda: gpus.reason("train") == "", "patience")
     assert _go(gpus, "train")["outcome"] == "finished"
-
-
-def test_single_processes_are_asked_for_only_where_several_share_the_work(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """A look costs no further question while one process, or none, computes on a GPU."""
-    call = "nvmlDeviceGetProcessUtilization"
-    fake_nvml.busy(_UUID, 70, 0)
-    fake_nvml.process(_UUID, 4711)
-    gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1)
-    gpus.until(lambda: _use(gpus, "train"), "a look")
-    assert not any(each.startswith(call) for each in fake_nvml.calls())
-    fake_nvml.process(_UUID, 4712)
-    gpus.until(lambda: any(each.startswith(call) for each in fake_nvml.calls()), "the question")
-    assert not any(each.startswith(f"{call} {_OTHER}") for each in fake_nvml.calls())
-    _go(gpus, "train")
 
 
 def test_the_last_half_hour_outlives_the_dispatcher(gpus: Served, fake_nvml: FakeNvml) -> None:

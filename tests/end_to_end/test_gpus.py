@@ -135,43 +135,6 @@ def test_short_jobs_share_four_gpus_without_a_gap(gpus: Served) -> None:
         assert starts[at] <= ends[min(at, 11)]
 
 
-def test_two_jobs_that_need_all_gpus_follow_each_other(gpus: Served) -> None:
-    """Exclusive GPUs are given to one job at a time, and told so to the one that waits."""
-    gpus.start()
-    gpus.drop("all", "until [ -e go ]; do sleep 0.02; done", gpus=4)
-    gpus.pid("all")
-    gpus.drop("one", "true", gpus=1)
-    assert "gpu" in gpus.wait_reason("one", "GPU").lower()
-    (gpus.root.parent / "go").touch()
-    gpus.wait_done("one")
-    first, second = gpus.history()
-    assert first["ended_at"] <= second["started_at"]
-
-
-def test_jobs_that_state_their_memory_share_a_gpu(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """Jobs with `gpu_memory` share a GPU as far as its memory goes; one without waits for a whole one."""
-    for at in range(1, 4):
-        fake_nvml.remove(_uuid(at))
-    gpus.start()
-    for at in range(4):
-        gpus.drop(f"shared-{at}", "until [ -e go ]; do sleep 0.05; done", gpus=1, gpu_memory="25G")
-    for at in range(3):
-        gpus.pid(f"shared-{at}")
-    gpus.wait_reason("shared-3", "gpus")
-    gpus.drop("alone", "true", gpus=1)
-    gpus.wait_reason("alone", "gpus")
-    (gpus.root.parent / "go").touch()
-    gpus.wait_done("shared-3", "alone")
-    history = gpus.history()
-    assert overlap(line for line in history if line["job"] != "alone") == 3
-    alone = next(line for line in history if line["job"] == "alone")
-    assert all(
-        line["ended_at"] <= alone["started_at"] or line["started_at"] >= alone["ended_at"]
-        for line in history
-        if line["job"] != "alone"
-    )
-
-
 def test_a_gpu_that_somebody_else_uses_is_not_given(gpus: Served, fake_nvml: FakeNvml) -> None:
     """A process that is not ours keeps its GPU from being given alone, until it is gone; the reason names it."""
     stranger = subprocess.Popen(["sleep", "1000"])
@@ -269,24 +232,6 @@ def test_our_own_processes_on_a_gpu_are_not_foreign(gpus: Served, fake_nvml: Fak
 
 
 @_BOTH
-def test_a_gpu_is_free_when_the_last_process_is_gone(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """A job's GPU is given again only when its last process is gone, although that ignores TERM."""
-    for at in range(1, 4):
-        fake_nvml.remove(_uuid(at))
-    (gpus.root.parent / "stubborn.sh").write_text(
-        "trap '' TERM HUP INT\necho $$ > stubborn.pid\nwhile :; do sleep 0.02; done\n"
-    )
-    command = "setsid sh stubborn.sh & until [ -s stubborn.pid ]; do sleep 0.01; done; exit 0"
-    gpus.drop("first", command, gpus=1, kill_grace="600ms")
-    gpus.drop("second", "kill -0 $(cat stubborn.pid) 2>/dev/null && echo ALIVE; echo second", gpus=1)
-    assert gpus.run() == 0
-    first, second = gpus.history()
-    assert (first["job"], second["job"]) == ("first", "second")
-    assert first["ended_at"] <= second["started_at"]
-    assert gpus.log("second") == "second\n"
-
-
-@_BOTH
 def test_adopted_runs_keep_their_gpus(gpus: Served) -> None:
     """After a dispatcher was killed, the GPUs of what runs on are not given to others."""
     gpus.start()
@@ -316,14 +261,3 @@ def test_a_library_that_fails_stops_only_gpu_jobs(gpus: Served, fake_nvml: FakeN
     assert gpus.runs("wants") == []
     fake_nvml.mend()
     gpus.wait_done("wants")
-
-
-def test_a_gpu_job_where_there_are_none_says_so(served: Served) -> None:
-    """Without the library there are no GPUs, and a job that wants one is told."""
-    if os.path.exists("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"):
-        pytest.skip("this machine has the library")
-    served.start()
-    served.drop("wants", "true", gpus=1)
-    served.until(lambda: served.reason("wants"), "a reason")
-    served.looked()
-    assert served.runs("wants") == []

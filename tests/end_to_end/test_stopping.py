@@ -182,75 +182,39 @@ def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> N
     assert last <= served.result("second")["started_at_ns"] <= now  # type: ignore[index]
 
 
-def test_a_stop_is_carried_on_by_the_next_dispatcher(served: Served) -> None:
+def test_a_stop_is_carried_on_by_the_next_dispatcher(live: Served) -> None:
     """A dispatcher that dies while it stops a job: the next one goes on, within the grace that was left."""
-    served.start()
-    served.drop("halfway", "trap '' TERM; echo up; while :; do sleep 0.05; done", kill_grace="1500ms")
-    served.says("halfway", "up")
-    served.path("running", "halfway").unlink()
-    served.until(lambda: served.record("halfway", "stop"), "the order to stop")
-    served.kill()
-    served.start()
-    assert served.wait_outcome("halfway") == "cancelled"
-    served.wait_done("halfway")
-    assert not marked(served.root)
+    live.drop("halfway", "trap '' TERM; echo up; while :; do sleep 0.05; done", kill_grace="1500ms")
+    live.says("halfway", "up")
+    live.path("running", "halfway").unlink()
+    live.until(lambda: live.record("halfway", "stop"), "the order to stop")
+    live.kill()
+    live.start()
+    assert live.wait_outcome("halfway") == "cancelled"
+    live.wait_done("halfway")
+    assert not marked(live.root)
 
 
-def test_limits_hold_for_adopted_runs(served: Served) -> None:
+def test_limits_hold_for_adopted_runs(live: Served) -> None:
     """A time limit that passes while no dispatcher lives is enforced as soon as one does."""
-    served.start()
-    served.drop("adopted", "echo up; exec sleep 1000", time_limit="700ms", kill_grace="1s")
-    served.says("adopted", "up")
+    live.drop("adopted", "echo up; exec sleep 1000", time_limit="700ms", kill_grace="1s")
+    live.says("adopted", "up")
     begun = time.monotonic()
-    served.kill()
+    live.kill()
     wait_for(lambda: time.monotonic() - begun > 0.8)
-    assert served.run() == 0
-    assert served.outcome("adopted") == "timeout"
+    assert live.run() == 0
+    assert live.outcome("adopted") == "timeout"
 
 
-def test_leftovers_of_adopted_runs_are_ended(served: Served) -> None:
+def test_leftovers_of_adopted_runs_are_ended(live: Served) -> None:
     """What an adopted job's command leaves behind, in a session of its own, is found and ended."""
-    served.start()
-    served.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
-    pid = _pids(served, "left", 1)[0]
-    served.kill()
-    served.start()
-    (served.root.parent / "go").touch()
-    assert served.wait_outcome("left") == "finished"
+    live.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
+    pid = _pids(live, "left", 1)[0]
+    live.kill()
+    live.start()
+    (live.root.parent / "go").touch()
+    assert live.wait_outcome("left") == "finished"
     assert not alive(pid)
-
-
-def test_leftovers_of_a_run_that_ended_unseen_are_ended(served: Served) -> None:
-    """A job whose command ended while no dispatcher lived: what it left behind is ended by the next."""
-    served.start()
-    served.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
-    pid = _pids(served, "left", 1)[0]
-    served.kill()
-    (served.root.parent / "go").touch()
-    wait_for(lambda: (served.root / "jobs/left/1/rc").exists())
-    assert alive(pid)
-    assert alive(served.pid("left"))
-    assert served.run() == 0
-    assert served.outcome("left") == "finished"
-    assert not alive(pid)
-
-
-def test_a_job_that_forks_without_end_is_ended(shared: Served) -> None:
-    """A tree that starts new processes all the time, each in a session of its own, does not outrun its end."""
-    program = (
-        "import os, time\n"
-        "os.setsid()\nprint('up', flush=True)\n"
-        "for _ in range(3000):\n"
-        "    if os.fork():\n        time.sleep(0.01)\n        os._exit(0)\n"
-        "    os.setsid()\n    time.sleep(0.005)\n"
-        "time.sleep(1000)"
-    )
-    (shared.root.parent / "forks.py").write_text(program)
-    shared.drop("forks", f"{sys.executable} forks.py & sleep 1000", kill_grace="300ms")
-    shared.says("forks", "up")
-    shared.path("running", "forks").unlink()
-    assert shared.wait_outcome("forks") == "cancelled"
-    assert not marked(shared.root, "forks")
 
 
 _ATTACHES = """
@@ -272,16 +236,15 @@ def test_a_run_ends_though_its_command_stops_its_wrapper(shared: Served, stops: 
     assert (shared.record(f"stops-{stops}", "rc") or "").strip() == "3"
 
 
-def test_an_adopted_wrapper_that_was_stopped_goes_on(served: Served) -> None:
+def test_an_adopted_wrapper_that_was_stopped_goes_on(live: Served) -> None:
     """A wrapper that was stopped while no dispatcher ran, and is no child of the next one, goes on under that."""
-    served.start()
-    served.drop("stood", "echo $PPID; until [ -e go ]; do sleep 0.1; done")
-    (wrapper,) = _pids(served, "stood", 1)
-    served.kill()
+    live.drop("stood", "echo $PPID; until [ -e go ]; do sleep 0.1; done")
+    (wrapper,) = _pids(live, "stood", 1)
+    live.kill()
     os.kill(wrapper, signal.SIGSTOP)
-    (served.root.parent / "go").touch()
-    served.start()
-    assert served.wait_outcome("stood") == "finished"
+    (live.root.parent / "go").touch()
+    live.start()
+    assert live.wait_outcome("stood") == "finished"
 
 
 def test_other_jobs_are_left_alone(shared: Served) -> None:
@@ -421,38 +384,36 @@ def _views(served: Served) -> dict[str, object]:
     }
 
 
-def test_the_limit_of_a_job_that_runs_can_be_changed(served: Served) -> None:
+def test_the_limit_of_a_job_that_runs_can_be_changed(live: Served) -> None:
     """A shorter limit stops it, a longer one or none lets it go on, and a file that is not valid changes nothing."""
-    served.start()
     for name in ("shorter", "longer", "none", "broken"):
         limit = {} if name == "shorter" else {"time_limit": "1500s"}
-        served.drop(name, "exec sleep 1000", cpus=0, **limit)
-        served.pid(name)
-    path = served.path("running", "broken")
+        live.drop(name, "exec sleep 1000", cpus=0, **limit)
+        live.pid(name)
+    path = live.path("running", "broken")
     path.write_text("command = [")
-    served.until(lambda: "its file in running/ was changed and is not valid" in served.said(), "the complaint")
-    served.spool("edit", "longer", "--time-limit", "1600s", "--priority", "77")
-    served.spool("edit", "none", "--unset", "time_limit")
-    served.spool("edit", "shorter", "--time-limit", "1s")
-    assert served.wait_outcome("shorter") == "timeout"
-    assert "limit 1s" in str(served.result("shorter"))
-    served.until(lambda: served.state()["jobs"]["longer"]["priority"] == 77, "the priority")
-    served.kill()
-    served.start()
-    served.until(lambda: served.state()["jobs"].get("longer", {}).get("priority") == 77, "the priority again")
-    served.spool("edit", "longer", "--time-limit", "1s")
-    assert served.wait_outcome("longer") == "timeout"
+    live.until(lambda: "its file in running/ was changed and is not valid" in live.said(), "the complaint")
+    live.spool("edit", "longer", "--time-limit", "1600s", "--priority", "77")
+    live.spool("edit", "none", "--unset", "time_limit")
+    live.spool("edit", "shorter", "--time-limit", "1s")
+    assert live.wait_outcome("shorter") == "timeout"
+    assert "limit 1s" in str(live.result("shorter"))
+    live.until(lambda: live.state()["jobs"]["longer"]["priority"] == 77, "the priority")
+    live.kill()
+    live.start()
+    live.until(lambda: live.state()["jobs"].get("longer", {}).get("priority") == 77, "the priority again")
+    live.spool("edit", "longer", "--time-limit", "1s")
+    assert live.wait_outcome("longer") == "timeout"
     for name in ("none", "broken"):
-        assert served.state()["jobs"][name]["state"] == "running"
+        assert live.state()["jobs"][name]["state"] == "running"
 
 
-def test_a_limit_that_is_lengthened_in_time_stops_nothing(served: Served) -> None:
+def test_a_limit_that_is_lengthened_in_time_stops_nothing(live: Served) -> None:
     """The moment of the old limit passes, and the run goes on to its end."""
-    served.start()
-    served.drop("a", "until [ -e go ]; do sleep 0.05; done", time_limit="3s", workdir=str(served.root))
-    served.pid("a")
-    served.spool("edit", "a", "--time-limit", "1000s")
-    served.drop("b", "exec sleep 1000", time_limit="3s")
-    assert served.wait_outcome("b") == "timeout"
-    (served.root / "go").touch()
-    assert served.wait_outcome("a") == "finished"
+    live.drop("a", "until [ -e go ]; do sleep 0.05; done", time_limit="3s", workdir=str(live.root))
+    live.pid("a")
+    live.spool("edit", "a", "--time-limit", "1000s")
+    live.drop("b", "exec sleep 1000", time_limit="3s")
+    assert live.wait_outcome("b") == "timeout"
+    (live.root / "go").touch()
+    assert live.wait_outcome("a") == "finished"

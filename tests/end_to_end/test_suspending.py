@@ -49,11 +49,11 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _quiet(served: Served, name: str) -> bool:
+def _quiet(served: Served, name: str, run: int = 1) -> bool:
     """Whether a job that writes all the time writes nothing for a while."""
-    before = served.log(name)
+    before = served.log(name, run)
     time.sleep(0.4)
-    return served.log(name) == before
+    return served.log(name, run) == before
 
 
 def test_every_process_of_a_suspended_job_stands_still_and_goes_on_again(shared: Served) -> None:
@@ -153,17 +153,11 @@ def test_the_next_run_of_a_job_is_not_suspended(shared: Served) -> None:
     shared.spool("requeue", name)
     shared.says(name, "\n5\n", run=2)
     shared.until(lambda: not _order(shared, name).exists(), "no order")
-    shared.until(lambda: not _quiet_run(shared, name, 2), "a second run that moves")
+    shared.until(lambda: not _quiet(shared, name, 2), "a second run that moves")
     _order(shared, "nobody").touch()
     shared.until(lambda: not _order(shared, "nobody").exists(), "a file that suspends nothing taken away")
     shared.spool("cancel", name)
     shared.wait_done(name)
-
-
-def _quiet_run(served: Served, name: str, run: int) -> bool:
-    before = served.log(name, run)
-    time.sleep(0.4)
-    return served.log(name, run) == before
 
 
 def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Served) -> None:
@@ -179,46 +173,42 @@ def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Serv
     served.until(lambda: _quiet(served, "woken"), "a job that stands still again")
 
 
-def test_a_suspended_job_survives_its_dispatcher(served: Served) -> None:
+def test_a_suspended_job_survives_its_dispatcher(live: Served) -> None:
     """Killed and started again, the dispatcher leaves it suspended; what was asked meanwhile is done then."""
-    served.start()
-    served.drop("kept", _COUNTS, time_limit="6s")
-    served.says("kept", "3")
-    served.spool("suspend", "kept")
-    served.until(lambda: _is_suspended(served, "kept") and _quiet(served, "kept"), "a suspended job")
-    served.kill()
-    served.start()
+    live.drop("kept", _COUNTS, time_limit="6s")
+    live.says("kept", "3")
+    live.spool("suspend", "kept")
+    live.until(lambda: _is_suspended(live, "kept") and _quiet(live, "kept"), "a suspended job")
+    live.kill()
+    live.start()
     time.sleep(6.2)
-    assert _quiet(served, "kept")
-    assert served.places("kept") == ["running"]
-    served.kill()
-    _order(served, "kept").unlink()
-    assert _quiet(served, "kept")
-    served.start()
-    result = served.wait_done("kept")
+    assert _quiet(live, "kept")
+    assert live.places("kept") == ["running"]
+    live.kill()
+    _order(live, "kept").unlink()
+    assert _quiet(live, "kept")
+    live.start()
+    result = live.wait_done("kept")
     assert result["outcome"] == "timeout"
     assert result["suspended_ns"] > 3.2e9
 
 
-def test_only_a_file_suspends(served: Served) -> None:
+def test_only_a_file_suspends(live: Served) -> None:
     """A directory, a FIFO or a link of that name has no effect, hangs nobody and stays."""
-    served.start()
     for name in ("dir", "fifo", "link"):
-        served.drop(name, _COUNTS, cpus=0)
-        served.says(name, "3")
-    _order(served, "dir").mkdir()
-    os.mkfifo(_order(served, "fifo"))
-    _order(served, "link").symlink_to("/dev/zero")
-    served.looked()
+        live.drop(name, _COUNTS, cpus=0)
+        live.says(name, "3")
+    _order(live, "dir").mkdir()
+    os.mkfifo(_order(live, "fifo"))
+    _order(live, "link").symlink_to("/dev/zero")
+    live.looked()
     for name in ("dir", "fifo", "link"):
-        served.until(lambda name=name: not _quiet(served, name), "a job that moves")
-        assert served.spool("cancel", name).returncode == 0
-    served.wait_done("dir", "fifo", "link")
-    served.looked()
-    assert (
-        sum(_order(served, name).is_symlink() or _order(served, name).exists() for name in ("dir", "fifo", "link")) == 3
-    )
-    assert "ERROR" not in served.said()
+        live.until(lambda name=name: not _quiet(live, name), "a job that moves")
+        assert live.spool("cancel", name).returncode == 0
+    live.wait_done("dir", "fifo", "link")
+    live.looked()
+    assert sum(_order(live, name).is_symlink() or _order(live, name).exists() for name in ("dir", "fifo", "link")) == 3
+    assert "ERROR" not in live.said()
 
 
 def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shared: Served) -> None:

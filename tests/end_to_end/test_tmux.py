@@ -70,16 +70,6 @@ def test_typing_reaches_the_job_and_stays_out_of_the_log(shared: Served) -> None
     assert shared.wait_outcome("ask") == "cancelled"
 
 
-def test_the_end_of_input_can_be_typed(shared: Served) -> None:
-    """Ctrl-D ends the input of a job that reads to its end."""
-    shared.drop("cat", ["cat"])
-    shared.pid("cat")
-    wait_for(lambda: "cat/1" in _sessions(shared))
-    _type(shared, "cat", "line", "Enter", "C-d")
-    assert shared.wait_done("cat")["outcome"] == "finished"
-    assert shared.log("cat") == "line\n"
-
-
 def test_only_the_input_is_a_terminal(shared: Served) -> None:
     """The job's outputs are its files, and /dev/tty is there for what is for the person alone."""
     shared.drop("tty", f'echo secret > /dev/tty; {sys.executable} -c "$CODE"; exec sleep 1000', env={"CODE": _FACTS})
@@ -178,47 +168,45 @@ def test_attach_says_why_it_cannot(shared: Served) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill-session", "kill-server", "kill -9"])
-def test_who_loses_its_terminal_is_lost(served: Served, how: str) -> None:
+def test_who_loses_its_terminal_is_lost(live: Served, how: str) -> None:
     """A session or server that is killed takes its jobs along, even those that ignore HUP, and none has finished."""
-    served.start()
     for name, command in (
         ("plain", "echo up; exec sleep 1000"),
         ("shell", "trap 'exit 0' HUP TERM; echo up; while :; do sleep 0.02; done"),
         ("stubborn", "trap '' HUP; echo up; while :; do sleep 0.02; done"),
         ("reads", "echo up; cat; exit 0"),
     ):
-        served.drop(name, command, requeue=False, kill_grace="300ms", cpus=0)
-        served.says(name, "up")
+        live.drop(name, command, requeue=False, kill_grace="300ms", cpus=0)
+        live.says(name, "up")
     if how == "kill -9":
-        os.kill(_server(served), signal.SIGKILL)
+        os.kill(_server(live), signal.SIGKILL)
     elif how == "kill-server":
-        served.tmux("kill-server")
+        live.tmux("kill-server")
     else:
-        for session in _sessions(served):
-            served.tmux("kill-session", "-t", f"={session}")
-    served.wait_done("plain", "shell", "stubborn", "reads")
-    assert {line["job"]: line["outcome"] for line in served.history()} == dict.fromkeys(
+        for session in _sessions(live):
+            live.tmux("kill-session", "-t", f"={session}")
+    live.wait_done("plain", "shell", "stubborn", "reads")
+    assert {line["job"]: line["outcome"] for line in live.history()} == dict.fromkeys(
         ("plain", "shell", "stubborn", "reads"), "lost"
     )
-    assert not marked(served.root)
-    served.drop("later", "true")
-    assert served.wait_outcome("later") == "finished"
+    assert not marked(live.root)
+    live.drop("later", "true")
+    assert live.wait_outcome("later") == "finished"
 
 
-def test_the_dispatchers_death_and_the_servers_are_two(served: Served) -> None:
+def test_the_dispatchers_death_and_the_servers_are_two(live: Served) -> None:
     """Jobs outlive the dispatcher in their sessions; one whose session went meanwhile is lost, another goes on."""
-    served.start()
     for name in ("kept", "gone"):
-        served.drop(name, "echo up; read -r x; echo $x", requeue=False)
-        served.says(name, "up")
-    server = _server(served)
-    served.kill()
-    served.tmux("kill-session", "-t", "=gone/1")
-    served.start()
-    assert served.wait_outcome("gone") == "lost"
-    _type(served, "kept", "still", "Enter")
-    assert served.wait_outcome("kept") == "finished"
-    assert served.log("kept") == "up\nstill\n"
+        live.drop(name, "echo up; read -r x; echo $x", requeue=False)
+        live.says(name, "up")
+    server = _server(live)
+    live.kill()
+    live.tmux("kill-session", "-t", "=gone/1")
+    live.start()
+    assert live.wait_outcome("gone") == "lost"
+    _type(live, "kept", "still", "Enter")
+    assert live.wait_outcome("kept") == "finished"
+    assert live.log("kept") == "up\nstill\n"
     wait_for(lambda: not alive(server))
 
 
@@ -345,16 +333,15 @@ def test_a_kept_session_can_be_read_until_the_next_run(served: Served) -> None:
     wait_for(lambda: _sessions(served) == [])
 
 
-def test_a_session_that_is_not_kept_goes_with_its_job(served: Served) -> None:
+def test_a_session_that_is_not_kept_goes_with_its_job(live: Served) -> None:
     """After the last job no session, no viewer and no server is left."""
-    served.start()
-    served.drop("ends", "echo up; read -r x")
-    served.says("ends", "up")
-    server = _server(served)
-    _type(served, "ends", "Enter")
-    assert served.wait_outcome("ends") == "finished"
+    live.drop("ends", "echo up; read -r x")
+    live.says("ends", "up")
+    server = _server(live)
+    _type(live, "ends", "Enter")
+    assert live.wait_outcome("ends") == "finished"
     wait_for(lambda: not alive(server))
-    assert [pid for pid in _with(b"first_program.py", served) if alive(pid)] == []
+    assert [pid for pid in _with(b"first_program.py", live) if alive(pid)] == []
 
 
 def test_a_viewer_belongs_to_no_run(shared: Served) -> None:

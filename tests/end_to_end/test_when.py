@@ -200,18 +200,17 @@ def test_a_cancel_by_a_move_is_dated_by_the_move(served: Served) -> None:
     assert (result["outcome"], result["ended_at_ns"]) == ("cancelled", moved_ns)
 
 
-def test_an_array_ends_with_the_last_of_its_tasks(served: Served) -> None:
+def test_an_array_ends_with_the_last_of_its_tasks(live: Served) -> None:
     """An array whose tasks ended while no dispatcher ran has ended when the last of them did."""
-    served.start()
-    go = served.root.parent / "go"
-    served.drop("many", f"until [ -e {go} ]; do sleep 0.01; done", array="0-1", cpus=0)
-    served.until(lambda: len(marked(served.root, "many_0")) and len(marked(served.root, "many_1")), "two tasks")
-    served.kill()
+    go = live.root.parent / "go"
+    live.drop("many", f"until [ -e {go} ]; do sleep 0.01; done", array="0-1", cpus=0)
+    live.until(lambda: len(marked(live.root, "many_0")) and len(marked(live.root, "many_1")), "two tasks")
+    live.kill()
     go.touch()
-    served.until(lambda: all(served.record(f"many_{index}", "rc") for index in range(2)), "two exit codes")
-    served.start()
-    result = served.wait_done("many")
-    ends = [served.result(f"many_{index}") for index in range(2)]
+    live.until(lambda: all(live.record(f"many_{index}", "rc") for index in range(2)), "two exit codes")
+    live.start()
+    result = live.wait_done("many")
+    ends = [live.result(f"many_{index}") for index in range(2)]
     assert result["ended_at_ns"] == max(end["ended_at_ns"] for end in ends if end is not None)
 
 
