@@ -161,11 +161,12 @@ def test_what_a_plugin_has_started_does_not_hide_the_end_of_its_process(plugged:
         return [line.split() for line in lines if line.split()[1] == job]
 
     spool.start()
-    spool.drop("x", ["/bin/true"])
-    spool.until(lambda: "finished" in [line[0] for line in told_of("x")], "the end of x to be told")
-    os.kill(int(told_of("x")[0][2]), signal.SIGKILL)
-    spool.drop("y", ["/bin/true"])
-    spool.until(lambda: "finished" in [line[0] for line in told_of("y")], "the end of y to be told")
+    try:
+        spool.drop("x", ["/bin/true"])
+        spool.until(lambda: "finished" in [line[0] for line in told_of("x")], "the end of x to be told")
+        os.kill(int(told_of("x")[0][2]), signal.SIGKILL)
+        spool.drop("y", ["/bin/true"])
+        spool.until(lambda: "finished" in [line[0] for line in told_of("y")], "the end of y to be told")
     finally:
         for line in told_of("x"):
             with suppress(ProcessLookupError):
