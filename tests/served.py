@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -100,6 +100,38 @@ class Served(ServedSpool):
     def move(self, name: str, source: str, target: str) -> None:
         """`mv SOURCE/NAME.toml TARGET/`."""
         self.path(source, name).rename(self.path(target, name))
+
+    # What many tests do with a job.
+
+    def restart(self) -> None:
+        """Kill the dispatcher and start the next one."""
+        self.kill()
+        self.start()
+
+    def serves(self, configuration: str) -> Self:
+        """Write the configuration and start a dispatcher."""
+        (self.root / "config.toml").write_text(configuration)
+        return self.start()
+
+    def begun(self, name: str, command: str | Sequence[str], **keys: Any) -> int:
+        """Drop a job and return the pid of its wrapper, once that has said who it is."""
+        self.drop(name, command, **keys)
+        return self.pid(name)
+
+    def up(self, name: str, command: str | Sequence[str], **keys: Any) -> None:
+        """Drop a job and wait until its command has said `up`."""
+        self.drop(name, command, **keys)
+        self.says(name, "up")
+
+    def completes(self, name: str, command: str | Sequence[str] | bytes, **keys: Any) -> dict[str, Any]:
+        """Drop a job, wait until it lies in `done/`, and return how it ended."""
+        self.drop(name, command, **keys)
+        return self.wait_done(name) or {}
+
+    def cancels(self, name: str, run: int = 1) -> None:
+        """Cancel a job that runs by `rm`, and wait until that is recorded."""
+        self.path("running", name).unlink()
+        assert self.wait_outcome(name, run) == "cancelled"
 
     # What became of them.
 

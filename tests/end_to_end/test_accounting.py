@@ -39,8 +39,7 @@ def test_what_real_jobs_used_is_known_also_of_one_that_outlived_its_dispatcher(s
     gate = served.root.parent / "gate"
     works = "n=0; until [ $n -eq 100000 ]; do n=$((n + 1)); done"  # for more than a tick of the kernel's count
     waits = f"until [ -e {gate} ]; do sleep 0.05; done"
-    served.drop("outlives", f"{works}; echo up; {waits}", memory="1G", time_limit="1h")
-    served.says("outlives", "up")
+    served.up("outlives", f"{works}; echo up; {waits}", memory="1G", time_limit="1h")
     served.kill()
     now = said(served, "seff", "outlives")
     assert (now["state"], now["so_far"], now["time_limit_ns"]) == ("running", True, 3600 * 10**9)
@@ -65,8 +64,7 @@ def test_what_real_jobs_used_is_known_also_of_one_that_outlived_its_dispatcher(s
 
 def test_an_array_and_a_run_over_its_memory(served: Served) -> None:
     """The tasks are summed up while one still runs; a job that was ended for its memory is told to ask for twice."""
-    (served.root / "config.toml").write_text("cpus = 8\n")
-    served.start()
+    served.serves("cpus = 8\n")
     gate = served.root.parent / "gate"
     command = f"[ $SPOOL_ARRAY_INDEX != 2 ] || until [ -e {gate} ]; do sleep 0.05; done"
     served.drop("sweep", command, array="0-2", time_limit="1h")

@@ -31,8 +31,7 @@ def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Se
 
 def test_tasks_run_in_the_order_of_their_indices(shared: Served) -> None:
     """With one at a time, task 2 runs before task 10."""
-    shared.drop("ordered", "true", cpus=0, array="0-11%1")
-    shared.wait_done("ordered")
+    shared.completes("ordered", "true", cpus=0, array="0-11%1")
     lines = sorted(_ledger(shared, "ordered_"), key=lambda line: str(line["started_at"]))
     assert [line["job"] for line in lines] == [f"ordered_{index}" for index in range(12)]
 
@@ -115,8 +114,7 @@ def test_a_held_array_starts_nothing_more(shared: Served) -> None:
 
 def test_an_array_that_has_ended_is_one_row_of_the_list(live: Served) -> None:
     """It stands for its tasks as they ended last, also for one that was run again; all are there when asked for."""
-    live.drop("row", "test {index} != 1 || test $SPOOL_RUN = 2", cpus=0, array="0-2")
-    live.wait_done("row")
+    live.completes("row", "test {index} != 1 || test $SPOOL_RUN = 2", cpus=0, array="0-2")
     assert live.spool("wait", "row").returncode == 1
     live.drop("row_9", "true", cpus=0)
     live.move("row_1", "done", "queued")
@@ -147,8 +145,7 @@ def test_an_array_that_has_ended_is_one_row_of_the_list(live: Served) -> None:
 
 def test_an_array_is_not_expanded_onto_a_disk_that_is_short(served: Served) -> None:
     """It waits, with the reason of any other job, and nothing is written; with room it goes on."""
-    (served.root / "config.toml").write_text('disk_floor = "8000000T"\n')
-    served.start()
+    served.serves('disk_floor = "8000000T"\n')
     served.drop("wide", "true", cpus=0, array="0-2")
     served.wait_reason("wide", " free, floor ")
     assert not (served.root / "jobs" / "wide").exists()
@@ -158,8 +155,7 @@ def test_an_array_is_not_expanded_onto_a_disk_that_is_short(served: Served) -> N
 
 def test_an_array_runs_again_from_done(shared: Served) -> None:
     """Moved from done/ to queued/ it is expanded again, edits and all; earlier runs keep their metadirs."""
-    shared.drop("again", "true", cpus=0, array="0-2")
-    shared.wait_done("again")
+    shared.completes("again", "true", cpus=0, array="0-2")
     shared.drop("again", "true", cpus=0, array="0-1")
     wait_for(lambda: shared.result("again", 2), what="the second run")
     shared.wait_done("again")
@@ -186,8 +182,7 @@ def test_a_value_that_makes_no_job_is_told_beside_the_array(shared: Served) -> N
     wait_for(error.exists, what="the complaint")
     assert "task wrong_1" in error.read_text()
     assert shared.runs("wrong_0") == []
-    shared.drop("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "/"]})
-    shared.wait_done("wrong")
+    shared.completes("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "/"]})
     assert not error.exists()
 
 
@@ -258,8 +253,7 @@ def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(live: Served) -
     assert live.spool("edit", "sweep", "--max-running", "3").returncode == 0
     live.wait_reason("sweep_5", "array limit: 3 of 3 running")
     assert "array limit: 3 of 3 running" in live.spool("why", "sweep_5").stdout
-    live.kill()
-    live.start()
+    live.restart()
     live.wait_reason("sweep_5", "array limit: 3 of 3 running")
     assert live.spool("edit", "sweep", "--max-running", "2").returncode == 0
     live.wait_reason("sweep_5", "array limit: 3 of 2 running")

@@ -50,8 +50,7 @@ _HOSTILE = [
 
 
 def _shown(served: Served, name: str, command: list[str], **keys: Any) -> tuple[list[str], dict[str, str], str]:
-    served.drop(name, command, **keys)
-    result = served.wait_done(name)
+    result = served.completes(name, command, **keys)
     assert result["outcome"] == "finished", (result, served.log(name)[-500:])
     arguments, environment, directory = json.loads(served.log(name))
     return arguments, environment, directory
@@ -138,8 +137,7 @@ def test_a_spool_may_lie_anywhere(odd_spool: Served) -> None:
     _, found, directory = _shown(odd_spool, "anywhere", [sys.executable, "-c", _SHOW])
     assert found["SPOOL_DIR"] == str(odd_spool.root)
     assert directory == str(odd_spool.root.parent)
-    odd_spool.drop("stays", "echo up; setsid sleep 1000 & wait", kill_grace="1s")
-    odd_spool.says("stays", "up")
+    odd_spool.up("stays", "echo up; setsid sleep 1000 & wait", kill_grace="1s")
     odd_spool.path("running", "stays").unlink()
     assert odd_spool.wait_done("stays")["outcome"] == "cancelled"
 
@@ -156,8 +154,7 @@ def test_a_workdir_may_be_called_anything(odd_spool: Served, tmp_path: Path) -> 
 
 def test_without_a_workdir_it_is_the_home_directory(shared: Served) -> None:
     """A job file that names no workdir runs in the home directory."""
-    shared.drop("at-home", b'command = "pwd -P"\n')
-    shared.wait_done("at-home")
+    shared.completes("at-home", b'command = "pwd -P"\n')
     assert shared.log("at-home").strip() == os.path.realpath(shared.environment["HOME"])
 
 
@@ -179,8 +176,7 @@ def test_without_a_workdir_it_is_the_home_directory(shared: Served) -> None:
 )
 def test_what_cannot_be_started_says_why(shared: Served, name: str, keys: dict[str, Any], code: int, why: str) -> None:
     """A job that could not be run failed with the usual code, and its reason says what was wrong in words."""
-    shared.drop(name, **{"workdir": "/tmp", **keys})
-    result = shared.wait_done(name)
+    result = shared.completes(name, **{"workdir": "/tmp", **keys})
     assert (result["outcome"], result["exit_code"]) == ("failed", code)
     assert result["reason"].startswith("could not start: ")
     assert why in result["reason"]
@@ -221,8 +217,7 @@ def test_a_prolog_reaches_the_command_in_every_run(shared: Served) -> None:
     )
     shared.wait_done("reached")
     assert [shared.log("reached", run) for run in (1, 2)] == ["t 1|2\n", "t 2|2\n"]
-    shared.drop("unreached", "echo ran", prolog='echo SPOOL_JOB=other >> "$SPOOL_ENV"')
-    result = shared.wait_done("unreached")
+    result = shared.completes("unreached", "echo ran", prolog='echo SPOOL_JOB=other >> "$SPOOL_ENV"')
     why = "cannot run the command: $SPOOL_ENV has SPOOL_JOB in line 1, which spool sets itself"
     assert (result["outcome"], result["exit_code"]) == ("failed", 125)
     assert result["reason"] == f"could not start: {why}"
@@ -238,8 +233,7 @@ def test_a_setup_runs_in_the_shell_of_the_command(shared: Served) -> None:
     for name, log in (("set-up_0", "a b 1\n"), ("set-text", "text\n"), ("set-script", "script 1\n")):
         shared.wait_done(name)
         assert shared.log(name) == log
-    shared.drop("not-set-up", "echo ran", setup="cd /no/such 2> /dev/null", retry={"max": 1})
-    result = shared.wait_done("not-set-up")
+    result = shared.completes("not-set-up", "echo ran", setup="cd /no/such 2> /dev/null", retry={"max": 1})
     assert shared.runs("not-set-up") == [1, 2]
     code = result["exit_code"]
     assert result["reason"] == f"could not start: cannot run the command: the setup ended with exit code {code}"
@@ -284,8 +278,7 @@ def test_outputs_go_where_the_job_says(shared: Served, tmp_path: Path) -> None:
 def test_one_file_for_both_outputs_keeps_their_order(shared: Served, tmp_path: Path) -> None:
     """Without `stderr` both go to `stdout`'s file, which is appended to."""
     (tmp_path / "both").write_text("before\n")
-    shared.drop("both", "echo 1; echo 2 >&2; echo 3", workdir=str(tmp_path), stdout="both")
-    shared.wait_done("both")
+    shared.completes("both", "echo 1; echo 2 >&2; echo 3", workdir=str(tmp_path), stdout="both")
     assert (tmp_path / "both").read_text() == "before\n1\n2\n3\n"
 
 
@@ -293,8 +286,7 @@ def test_one_file_for_both_outputs_keeps_their_order(shared: Served, tmp_path: P
 def test_a_command_that_dies_of_a_signal_failed_with_128_and_it(shared: Served, number: signal.Signals) -> None:
     """The exit code of a signal is 128 + n, and the reason names it."""
     name = f"dies-{number.name.lower()}"
-    shared.drop(name, [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
-    result = shared.wait_done(name)
+    result = shared.completes(name, [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
     assert (result["outcome"], result["exit_code"]) == ("failed", 128 + number)
     assert f"signal {int(number)}" in result["reason"]
 
@@ -303,8 +295,7 @@ def test_a_command_that_dies_of_a_signal_failed_with_128_and_it(shared: Served, 
 def test_exit_codes_are_the_commands(shared: Served, code: int) -> None:
     """Every exit code is reported as it is; those that others use as marks mean nothing special."""
     name = f"exits-{code}"
-    shared.drop(name, f"exit {code}")
-    result = shared.wait_done(name)
+    result = shared.completes(name, f"exit {code}")
     assert result["outcome"] == ("finished" if code == 0 else "failed")
     assert result["exit_code"] == code
     assert shared.record(name, "rc") == f"{code}\n"
@@ -339,8 +330,7 @@ def test_a_job_inherits_no_descriptor_of_the_dispatcher(shared: Served) -> None:
         "  try: print(n, os.readlink('/proc/self/fd/' + n))\n"
         "  except OSError: pass"
     )
-    shared.drop("descriptors", [sys.executable, "-c", program])
-    shared.wait_done("descriptors")
+    shared.completes("descriptors", [sys.executable, "-c", program])
     numbers = {int(line.split()[0]) for line in shared.log("descriptors").splitlines()}
     assert numbers <= {0, 1, 2, 3}, shared.log("descriptors")
     assert str(shared.root / ".lock") not in shared.log("descriptors")

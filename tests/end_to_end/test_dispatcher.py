@@ -59,8 +59,7 @@ def test_every_waiting_job_has_its_reason(served: Served) -> None:
     """Each kind of waiting is said in words, with numbers and names."""
     _configure(served, "cpus = 2\n[quotas.projects.p]\nmax_running_jobs = 1\n")
     served.start()
-    served.drop("holder", "exec sleep 1000", group="g", group_limit=1, project="p")
-    served.pid("holder")
+    served.begun("holder", "exec sleep 1000", group="g", group_limit=1, project="p")
     cases = {
         "wants-cpus": ({"cpus": 2}, "cpus: needs 2"),
         "grouped": ({"group": "g", "group_limit": 1, "cpus": 0}, "group g is full"),
@@ -145,8 +144,7 @@ def test_the_wrapper_that_is_configured_carries_out_the_next_start(live: Served,
     for at, (text, expected) in enumerate([("", True), ('wrapper = "sh"\n', False), ('wrapper = "auto"\n', True)]):
         _configure(live, text)
         live.looked()
-        live.drop(f"job-{at}", f"readlink /proc/$PPID/exe > {at}; exit {at}")
-        live.wait_done(f"job-{at}")
+        live.completes(f"job-{at}", f"readlink /proc/$PPID/exe > {at}; exit {at}")
         ran = (live.root.parent / str(at)).read_text().rstrip("\n")
         assert (ran == installed) == expected, ran
     codes = {line["job"]: line["exit_code"] for line in live.history()}
@@ -168,8 +166,7 @@ def test_a_broken_configuration_is_reported_and_the_last_good_one_stays(shared: 
             problem = shared.until(lambda told=told: set(shared.state()["problems"]) - told, "a problem").pop()
             told = {problem}
             assert problem.startswith("cannot use the configuration, so the previous one stays in force")
-            shared.drop(f"five-wide-{at}", "true", cpus=5)
-            shared.wait_done(f"five-wide-{at}")
+            shared.completes(f"five-wide-{at}", "true", cpus=5)
         except BaseException:
             _configure(shared, good)
             raise
@@ -179,8 +176,7 @@ def test_a_broken_configuration_is_reported_and_the_last_good_one_stays(shared: 
 
 def test_a_dispatcher_says_that_the_defaults_apply(served: Served) -> None:
     """Where people look: one that begins with keys that it does not know, as after a downgrade, uses no other."""
-    (served.root / "config.toml").write_text("cpus = 1\nof_a_later_version = 3\n")
-    served.start()
+    served.serves("cpus = 1\nof_a_later_version = 3\n")
     served.until(lambda: served.state()["problems"], "the problem")
     for command in ("ls", "info"):
         said = served.spool(command)
@@ -224,8 +220,7 @@ def test_term_leaves_jobs_running(served: Served) -> None:
         assert served.outcome(name) is None
     served.start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        served.path("running", f"on-{number}").unlink()
-        assert served.wait_outcome(f"on-{number}") == "cancelled"
+        served.cancels(f"on-{number}")
 
 
 def test_a_second_dispatcher_is_refused(live: Served) -> None:
@@ -332,8 +327,7 @@ def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
         file.write(b"# a comment\n")
         file.flush()
         served.start("--until-idle")
-        served.drop("other", "true")
-        served.wait_done("other")
+        served.completes("other", "true")
         assert served.lives()
         file.write(served.text("true"))
     served.wait_done("slow")
@@ -353,8 +347,7 @@ def test_idle_exit_leaves_after_a_while(served: Served) -> None:
 
 def test_a_paused_spool_starts_nothing(live: Served) -> None:
     """While `paused` is there nothing starts and what runs goes on; it starts at once when the file goes."""
-    live.drop("before", "echo up; until [ -e go ]; do sleep 0.02; done")
-    live.says("before", "up")
+    live.up("before", "echo up; until [ -e go ]; do sleep 0.02; done")
     (live.root / "paused").touch()
     live.until(lambda: live.state().get("paused"), "the pause")
     live.drop("while", "true")
@@ -382,8 +375,7 @@ def test_the_first_failure_cancels_everything_where_that_is_asked_for(served: Se
     """`on_failure = "halt"`: what waits is cancelled and what runs is stopped, arrays too; what comes later runs."""
     _configure(served, 'cpus = 2\non_failure = "halt"\n')
     served.start()
-    served.drop("running", "exec sleep 1000")
-    served.pid("running")
+    served.begun("running", "exec sleep 1000")
     served.drop("waiting", "true", cpus=2)
     served.drop("sweep", "exec sleep 1000", array="0-9", cpus=2)
     (served.root / "held" / "parked.toml").write_text('command = "true"\n')
@@ -425,20 +417,16 @@ def test_without_file_events_it_polls_and_says_so_once(served: Served) -> None:
         )  # fmt: skip
     served.until(lambda: "serves" in served.said(), "the dispatcher")
     for at in range(2):
-        served.drop(f"blind-{at}", "true")
-        served.wait_done(f"blind-{at}")
-    served.drop("blind-cancel", "exec sleep 1000")
-    served.pid("blind-cancel")
-    served.path("running", "blind-cancel").unlink()
-    assert served.wait_outcome("blind-cancel") == "cancelled"
+        served.completes(f"blind-{at}", "true")
+    served.begun("blind-cancel", "exec sleep 1000")
+    served.cancels("blind-cancel")
     assert served.said().count("no file events") == 1
     assert "no file events" in served.state()["problems"][0]
 
 
 def test_a_sleeping_dispatcher_uses_no_cpu(live: Served) -> None:
     """With nothing to do, or a job that just runs, the dispatcher sleeps: its CPU time stands still."""
-    live.drop("sleeper", "exec sleep 1000")
-    live.pid("sleeper")
+    live.begun("sleeper", "exec sleep 1000")
     live.looked()
     assert live.process is not None
     pid = live.process.pid
@@ -474,8 +462,7 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
     served.stderr = tmp_path / "stderr"
     _configure(served, 'disk_floor = "64K"\nlook_every = "300ms"\n')
     served.start()
-    served.drop("runs", "until [ -e go ]; do sleep 0.05; done; exit 4", workdir=str(tmp_path))
-    served.pid("runs")
+    served.begun("runs", "until [ -e go ]; do sleep 0.05; done; exit 4", workdir=str(tmp_path))
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
@@ -490,8 +477,7 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
     filler.unlink()
     served.wait_done("runs")
     assert served.result("runs")["exit_code"] == 4  # type: ignore[index]
-    served.drop("after", "true", workdir=str(tmp_path))
-    served.wait_done("after")
+    served.completes("after", "true", workdir=str(tmp_path))
     served.close()
     assert [line["job"] for line in served.history()] == ["runs", "after"]
 
@@ -631,8 +617,7 @@ def test_a_dispatcher_waits_for_a_damaged_spool_to_be_mended(served: Served) -> 
     assert not readme.exists()
     queued.unlink()
     queued.mkdir()
-    served.drop("x", "true")
-    served.wait_done("x")
+    served.completes("x", "true")
     assert served.said().count("cannot serve") == 2
     assert "created a new spool" not in served.said()
 

@@ -35,8 +35,7 @@ def test_a_killed_wrapper_is_lost_and_runs_again_three_times(live: Served) -> No
 
 def test_a_lost_job_that_may_not_run_again_is_final(shared: Served) -> None:
     """With `requeue = false` what was lost stays lost, whatever may be retried."""
-    shared.drop("once", "echo up; exec sleep 1000", requeue=False, retry={"max": 3})
-    shared.says("once", "up")
+    shared.up("once", "echo up; exec sleep 1000", requeue=False, retry={"max": 3})
     os.kill(shared.pid("once"), signal.SIGKILL)
     assert shared.wait_done("once")["outcome"] == "lost"
     assert shared.runs("once") == [1]
@@ -49,8 +48,7 @@ def test_a_wrapper_that_is_told_to_end_never_finishes(shared: Served, number: si
     In a terminal INT and QUIT come from its keys, to the command and the wrapper alike, and the command gets one.
     """
     name = f"told-{number.name.lower()}"
-    shared.drop(name, "echo up; exec sleep 1000")
-    shared.says(name, "up")
+    shared.up(name, "echo up; exec sleep 1000")
     if shared.executor == "tmux" and number in _KEYS:
         assert shared.tmux("send-keys", "-t", f"={name}/1:", _KEYS[number]) == ""
     else:
@@ -78,11 +76,9 @@ def test_jobs_outlive_a_killed_dispatcher_and_are_adopted(live: Served) -> None:
 
 def test_jobs_that_ended_while_nobody_looked_are_proved(served: Served) -> None:
     """What ended while no dispatcher lived is settled by its evidence: finished, failed, lost, and cancelled."""
-    (served.root / "config.toml").write_text("cpus = 8\n")
-    served.start()
+    served.serves("cpus = 8\n")
     for name, end in (("good", "exit 0"), ("bad", "exit 3"), ("dead", ""), ("gone", "")):
-        served.drop(name, f"echo up; until [ -e go ]; do sleep 0.02; done; {end}", requeue=False)
-        served.says(name, "up")
+        served.up(name, f"echo up; until [ -e go ]; do sleep 0.02; done; {end}", requeue=False)
     served.kill()
     os.kill(served.pid("dead"), signal.SIGKILL)
     served.path("running", "gone").unlink()
@@ -113,14 +109,12 @@ def test_once_files_what_ended_between_two_passes(served: Served) -> None:
 
 def test_many_adopted_ends_are_noticed_without_a_poll(served: Served) -> None:
     """The ends of adopted runs wake the dispatcher: none has to wait for a poll."""
-    (served.root / "config.toml").write_text("cpus = 8\n")
-    served.start()
+    served.serves("cpus = 8\n")
     for at in range(8):
         served.drop(f"chained-{at}", f"until [ -e go-{at} ]; do sleep 0.01; done")
     for at in range(8):
         served.pid(f"chained-{at}")
-    served.kill()
-    served.start()
+    served.restart()
     for at in range(8):
         (served.root.parent / f"go-{at}").touch()
         assert served.wait_outcome(f"chained-{at}") == "finished"
@@ -139,8 +133,7 @@ def test_a_zombie_is_not_alive(served: Served) -> None:
         "time.sleep(1000)"
     )
     served.start(prefix=(sys.executable, "-c", careless))
-    served.drop("undead", "echo up; exec sleep 1000", requeue=False)
-    served.says("undead", "up")
+    served.up("undead", "echo up; exec sleep 1000", requeue=False)
     wrapper = served.pid("undead")
     dispatcher = served.state()["pid"] if served.state().get("pid") else wait_for(lambda: served.state().get("pid"))
     os.kill(int(dispatcher), signal.SIGKILL)
@@ -177,8 +170,7 @@ def test_the_dispatcher_of_a_spool_may_be_started_by_a_job_of_it(served: Served)
     served.says("starter", "up")
     served.environment |= {"SPOOL_DIR": str(served.root), "SPOOL_JOB": "starter", "SPOOL_RUN": "1"}
     served.start()
-    served.path("running", "starter").unlink()
-    assert served.wait_outcome("starter") == "cancelled"
+    served.cancels("starter")
     served.looked()
     assert served.lives()
 
@@ -208,8 +200,7 @@ def test_retries_follow_delay_and_backoff_and_keep_everything(shared: Served) ->
 def test_a_retry_reads_its_file_anew(shared: Served) -> None:
     """What was edited in running/ counts for the next try."""
     path = shared.path("running", "mended")
-    shared.drop("mended", "echo up; until [ -e mend-go ]; do sleep 0.02; done; exit 1", retry={"max": 5})
-    shared.says("mended", "up")
+    shared.up("mended", "echo up; until [ -e mend-go ]; do sleep 0.02; done; exit 1", retry={"max": 5})
     path.write_bytes(shared.text("echo mended"))
     (shared.root.parent / "mend-go").touch()
     shared.wait_done("mended")
@@ -223,8 +214,7 @@ def test_retries_survive_a_killed_dispatcher(served: Served) -> None:
     served.start()
     served.wait_outcome("kept")
     served.wait_place("kept", "queued")
-    served.kill()
-    served.start()
+    served.restart()
     served.wait_done("kept")
     first, second = served.result("kept", 1), served.result("kept", 2)
     assert (second["attempt"], second.get("again")) == (2, None)
@@ -234,8 +224,7 @@ def test_retries_survive_a_killed_dispatcher(served: Served) -> None:
 
 def test_a_new_submission_begins_its_tries_anew(shared: Served) -> None:
     """`mv done/x queued/` after all tries: attempt 1 again, with the next run number."""
-    shared.drop("renewed", "echo $SPOOL_ATTEMPT; exit 1", retry={"max": 1})
-    shared.wait_done("renewed")
+    shared.completes("renewed", "echo $SPOOL_ATTEMPT; exit 1", retry={"max": 1})
     shared.move("renewed", "done", "queued")
     wait_for(lambda: shared.outcome("renewed", 4))
     shared.wait_done("renewed")
@@ -244,8 +233,7 @@ def test_a_new_submission_begins_its_tries_anew(shared: Served) -> None:
 
 def test_every_line_of_the_history_can_be_read(shared: Served) -> None:
     """The accounting has one valid line for every run that has a result, and none twice."""
-    shared.drop("accounted", "true")
-    shared.wait_done("accounted")
+    shared.completes("accounted", "true")
     lines = [json.loads(line) for line in (shared.root / "history.jsonl").read_text().splitlines()]
     keys = [(line["job"], line["run"]) for line in lines]
     assert len(keys) == len(set(keys))
@@ -271,8 +259,7 @@ def test_why_a_job_never_ran_stands_in_its_log(shared: Served) -> None:
     for name in ("nowhere", "unprepared", "after", "late"):
         said = shared.spool("log", name)
         assert (said.returncode, said.stdout) == (0, shared.log(name))
-    shared.drop("unheard", "true", stdout="/proc/nowhere/out")
-    shared.wait_done("unheard")
+    shared.completes("unheard", "true", stdout="/proc/nowhere/out")
     assert "it could not start: cannot open stdout: /proc/nowhere/out" in shared.spool("log", "unheard").stderr
 
 
@@ -291,10 +278,8 @@ def test_a_time_limit_counts_from_the_begin_of_the_command(live: Served) -> None
     fifos = {name: str(live.root.parent / name) for name in ("short", "long")}
     for name, command in (("short", "true"), ("long", "sleep 1000")):
         os.mkfifo(fifos[name])  # whoever opens it waits for a reader
-        live.drop(name, command, stdout=fifos[name], time_limit="2s", cpus=0)
-        live.pid(name)
-    live.drop("other", "sleep 1000", time_limit="2s", cpus=0)
-    live.wait_done("other")
+        live.begun(name, command, stdout=fifos[name], time_limit="2s", cpus=0)
+    live.completes("other", "sleep 1000", time_limit="2s", cpus=0)
     readers = [os.open(fifo, os.O_RDONLY | os.O_NONBLOCK) for fifo in fifos.values()]
     live.wait_done("short", "long")
     for reader in readers:

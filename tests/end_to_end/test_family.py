@@ -42,8 +42,7 @@ def test_what_hides_from_everything_is_its_wrappers_child(shared: Served, epilog
     """It is ended with its run; a wrapper with an epilog is a shell, and hands over to a reaper."""
     name = f"hidden-{epilog}"
     command, to = _leaving(shared, name, _HIDDEN, 3)
-    shared.drop(name, command, kill_grace="300ms", **({"epilog": epilog} if epilog else {}))
-    result = shared.wait_done(name)
+    result = shared.completes(name, command, kill_grace="300ms", **({"epilog": epilog} if epilog else {}))
     assert (result["outcome"], result["exit_code"]) == ("failed", 3)
     assert not alive(int(to.read_text()))
     assert shared.record(name, "leftovers") is None

@@ -133,10 +133,8 @@ def test_an_edit_of_a_waiting_file_counts(shared: Served, save: object, request:
 
 def test_an_edit_changes_the_priority(served: Served) -> None:
     """A priority that is edited in a waiting file decides who is next."""
-    (served.root / "config.toml").write_text("cpus = 1\n")
-    served.start()
-    served.drop("blocker", "until [ -e go ]; do sleep 0.02; done")
-    served.pid("blocker")
+    served.serves("cpus = 1\n")
+    served.begun("blocker", "until [ -e go ]; do sleep 0.02; done")
     served.drop("first", "true", priority=20)
     served.wait_reason("first", "cpus")
     path = served.drop("second", "true", priority=10)
@@ -167,8 +165,7 @@ def test_a_file_that_is_open_in_an_editor_waits(shared: Served, mark: str) -> No
 
 def test_an_editor_that_saves_a_running_file_cancels_nothing(shared: Served) -> None:
     """A file in running/ that is gone for a moment while an editor saves it was never gone."""
-    shared.drop("saved-running", "echo up; until [ -e saved ]; do sleep 0.02; done")
-    shared.says("saved-running", "up")
+    shared.up("saved-running", "echo up; until [ -e saved ]; do sleep 0.02; done")
     path = shared.path("running", "saved-running")
     _vim(path, path.read_bytes() + b"# edited\n")
     shared.looked()
@@ -221,8 +218,7 @@ def test_rm_withdraws_a_waiting_job(shared: Served) -> None:
 def test_rm_cancels_a_running_job(shared: Served) -> None:
     """Removing the file of a running job ends it, and done/ has its file again, from the run's own copy."""
     text = shared.text("echo up; exec sleep 1000")
-    shared.drop("removed", text)
-    shared.says("removed", "up")
+    shared.up("removed", text)
     pid = shared.pid("removed")
     shared.path("running", "removed").unlink()
     result = shared.wait_done("removed")
@@ -234,8 +230,7 @@ def test_rm_cancels_a_running_job(shared: Served) -> None:
 
 def test_mv_running_to_done_cancels_it(shared: Served) -> None:
     """A running file that is moved to done/ is cancelled, and its file stays where it was put."""
-    shared.drop("filed", "echo up; exec sleep 1000")
-    shared.says("filed", "up")
+    shared.up("filed", "echo up; exec sleep 1000")
     shared.move("filed", "running", "done")
     assert shared.wait_outcome("filed") == "cancelled"
     shared.wait_place("filed", "done")
@@ -243,8 +238,7 @@ def test_mv_running_to_done_cancels_it(shared: Served) -> None:
 
 def test_mv_running_to_queued_stops_and_runs_again(shared: Served) -> None:
     """A running file that is moved to queued/ is stopped and runs anew in its old place; nothing is counted."""
-    shared.drop("again", "echo up $SPOOL_RUN $SPOOL_ATTEMPT; [ $SPOOL_RUN = 2 ] || exec sleep 1000")
-    shared.says("again", "up")
+    shared.up("again", "echo up $SPOOL_RUN $SPOOL_ATTEMPT; [ $SPOOL_RUN = 2 ] || exec sleep 1000")
     shared.move("again", "running", "queued")
     shared.wait_done("again")
     first, second = shared.result("again", 1), shared.result("again", 2)
@@ -256,8 +250,7 @@ def test_mv_running_to_queued_stops_and_runs_again(shared: Served) -> None:
 
 def test_mv_running_to_held_stops_and_holds(shared: Served) -> None:
     """A running file that is moved to held/ is stopped, stays there, and begins anew when it is released."""
-    shared.drop("paused", "echo up; [ $SPOOL_RUN = 2 ] || exec sleep 1000")
-    shared.says("paused", "up")
+    shared.up("paused", "echo up; [ $SPOOL_RUN = 2 ] || exec sleep 1000")
     pid = shared.pid("paused")
     shared.move("paused", "running", "held")
     assert shared.wait_outcome("paused") == "cancelled"
@@ -271,8 +264,7 @@ def test_mv_running_to_held_stops_and_holds(shared: Served) -> None:
 
 def test_mv_done_to_queued_runs_it_again(shared: Served) -> None:
     """A file that is moved from done/ to queued/ runs again as a new submission with the next number."""
-    shared.drop("twice", "echo $SPOOL_RUN")
-    shared.wait_done("twice")
+    shared.completes("twice", "echo $SPOOL_RUN")
     for run in (2, 3):
         shared.move("twice", "done", "queued")
         wait_for(lambda run=run: shared.outcome("twice", run))
@@ -301,8 +293,7 @@ def test_a_second_file_of_a_running_name_waits_and_takes_its_place(shared: Serve
 
 def test_a_newer_file_ends_the_retries_of_the_older(shared: Served) -> None:
     """Where a newer file of the name waits, a failed one is not tried again."""
-    shared.drop("newer", "echo up; until [ -e newer-go ]; do sleep 0.02; done; exit 3", retry={"max": 5})
-    shared.says("newer", "up")
+    shared.up("newer", "echo up; until [ -e newer-go ]; do sleep 0.02; done; exit 3", retry={"max": 5})
     shared.drop("newer", "true")
     shared.looked()
     (shared.root.parent / "newer-go").touch()
@@ -355,8 +346,7 @@ def test_a_removed_running_file_and_a_new_one_of_its_name(shared: Served) -> Non
     """`rm running/x.toml; cp new queued/x.toml` cancels the first and runs the second, whatever inode it got."""
     for at in range(3):
         name = f"reborn-{at}"
-        shared.drop(name, "echo up; exec sleep 1000")
-        shared.says(name, "up")
+        shared.up(name, "echo up; exec sleep 1000")
         shared.path("running", name).unlink()
         shared.path("queued", name).write_bytes(shared.text("echo new"))
         wait_for(lambda name=name: shared.outcome(name, 2))
@@ -455,8 +445,7 @@ def test_no_bad_file_stops_the_others(shared: Served) -> None:
     """Whatever is in a file, it is explained beside it, and the next job runs."""
     for name, data in _BAD.items():
         shared.drop(f"bad-{name}", data)
-    shared.drop("after-bad", "true")
-    shared.wait_done("after-bad")
+    shared.completes("after-bad", "true")
     for name in _BAD:
         error = shared.root / "queued" / f"bad-{name}.toml.error"
         wait_for(lambda error=error: error.exists(), what=f"{error}")
@@ -492,8 +481,7 @@ def test_what_is_no_job_file_is_none_of_spools_business(shared: Served, tmp_path
     with open(raw, "wb") as file:
         file.write(good)
     shared.looked()
-    shared.drop("beside-odd-ones", "true")
-    shared.wait_done("beside-odd-ones")
+    shared.completes("beside-odd-ones", "true")
     assert all(os.path.lexists(path) for path in left), [str(p) for p in left if not os.path.lexists(p)]
     for name in ("dir", "fifo", "link", "dangling", "loop", "socket", "x", "-rf"):
         assert shared.runs(name) == []
@@ -518,8 +506,7 @@ def test_directories_in_the_way_of_spools_own_files(live: Served) -> None:
     live.drop("wrong", b"]")
     live.drop("blocked", "echo blocked")
     live.drop("taken", "echo taken")
-    live.drop("other", "true")
-    live.wait_done("other")
+    live.completes("other", "true")
     wait_for(lambda: live.outcome("blocked"))
     live.looked()
     assert live.lives()
@@ -580,8 +567,7 @@ def test_a_captured_script_runs_as_a_file_of_its_run(shared: Served) -> None:
     assert (path.read_text(), path.stat().st_mode & 0o777) == (script, 0o700)
     assert shared.log("captured", 2) == f"{path.parent.parent}/2/script: x y --lr\n"
     text = "#!/bin/sh\necho {index} $SPOOL_ARRAY_INDEX $1\n"
-    shared.drop("captured-many", ["a.sh", "task {index}"], script=text, array="0-1")
-    shared.wait_done("captured-many")
+    shared.completes("captured-many", ["a.sh", "task {index}"], script=text, array="0-1")
     assert [shared.log(f"captured-many_{at}") for at in (0, 1)] == ["{index} 0 task 0\n", "{index} 1 task 1\n"]
 
 

@@ -142,20 +142,17 @@ def test_forged_records_harm_no_other_job(tmp_path: Path, stranger: subprocess.P
     """Another's run goes on, begins once and ends as it does; forgers can be stopped; no other process is harmed."""
     with Served(tmp_path / "deep" / "er" / "spool") as spool:
         spool.patience = 60.0
-        (spool.root / "config.toml").write_text(f"cpus = {len(FORGED) + 1}\n")
-        spool.start()
+        spool.serves(f"cpus = {len(FORGED) + 1}\n")
         forgers = _forge(spool, stranger.pid)
         pids = marked(spool.root, VICTIM)
         for _ in range(2 if killed else 0):
-            spool.kill()
-            spool.start()
+            spool.restart()
         for name in forgers:
             spool.path("running", name).unlink(missing_ok=True)
         for name, kind in forgers.items():
             spool.until(lambda name=name: not marked(spool.root, name), f"the end of what forged {kind}")  # type: ignore[misc]
         if killed:
-            spool.kill()
-            spool.start()
+            spool.restart()
         assert stranger.poll() is None
         assert [path.name for path in _elsewhere(spool).rglob("*")] == ["1"], "something was written outside"
         assert marked(spool.root, VICTIM) & pids, "the victim was stopped"
@@ -182,8 +179,7 @@ def test_a_run_without_its_jid_is_over_when_its_processes_are(served: Served, ki
     command = f"trap '' TERM; {FORGED[kind]}; touch {here}/forged; while :; do sleep 0.1; done"
     served.drop("forger", command, kill_grace="3s", requeue=False)
     served.until((here / "forged").exists, "the forgery")
-    served.kill()
-    served.start()
+    served.restart()
     served.path("running", "forger").unlink()
     served.until(lambda: served.path("done", "forger").exists(), "the end of the job")
     assert not marked(served.root, "forger")

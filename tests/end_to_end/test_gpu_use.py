@@ -65,8 +65,7 @@ def test_the_energy_of_a_run_is_recorded_and_costs_money(gpus: Served, fake_nvml
     config.write_text(config.read_text() + 'tariff = { currency = "EUR", kwh = 0.5, gpu_hour = 0 }\n')
     fake_nvml.energy(_UUID, 1_000_000)
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1, project="llm")
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=1, project="llm")
     gpus.until(lambda: _counted(gpus), "the record of its use")
     gpus.kill()
     fake_nvml.energy(_UUID, 1_000_000 + 7_200_000_000)  # 2 kWh
@@ -94,8 +93,7 @@ def _counted(spool: Served) -> bool:
 def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nvml: FakeNvml) -> None:
     """Result, history, `seff`, `show`, `stats` and `ls` say how busy its GPUs were, and which was not."""
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=2)
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=2)
     fake_nvml.busy(_UUID, 90, 10)
     fake_nvml.gpu(_UUID, bus=0, free=40 * GIB)
     gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [90, 0], "a look at both")
@@ -127,8 +125,7 @@ def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nv
 def test_what_was_added_up_outlives_the_dispatcher(gpus: Served, fake_nvml: FakeNvml) -> None:
     """One that is killed leaves its sums in the metadir, and the next one goes on from there."""
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1)
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=1)
     fake_nvml.busy(_UUID, 80, 0)
     fake_nvml.busy(_OTHER, 80, 0)
     gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [80], "a look")
@@ -139,8 +136,7 @@ def test_what_was_added_up_outlives_the_dispatcher(gpus: Served, fake_nvml: Fake
     fake_nvml.busy(_OTHER, 10, 0)
     gpus.start()
     gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [10], "another look")
-    gpus.kill()
-    gpus.start()
+    gpus.restart()
     use = _go(gpus, "train")["gpu_use"][0]
     assert use["peak_percent"] == 80
     assert use["watched_ms"] >= before["watched_ms"]
@@ -256,8 +252,7 @@ def test_what_is_unknown_is_never_called_idle(gpus: Served, fake_nvml: FakeNvml)
 def test_a_suspended_run_is_not_idle(gpus: Served) -> None:
     """It cannot work, so the clock of `gpu_idle` stands still until it goes on."""
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1, gpu_idle="2s")
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="2s")
     (gpus.root / "running/train.toml.suspended").touch()
     gpus.wait_reason("train", "suspended")
     watched = gpus.state()["jobs"]["train"]["started_at_ns"]
@@ -271,8 +266,7 @@ def test_a_suspended_run_is_not_idle(gpus: Served) -> None:
 def test_an_edit_gives_a_running_job_more_time(gpus: Served) -> None:
     """`spool edit` of a job that runs changes `gpu_idle` at once."""
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1, gpu_idle="1h", gpu_idle_action="stop")
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="1h", gpu_idle_action="stop")
     assert gpus.spool("edit", "train", "--gpu-idle-action", "warn", "--gpu-idle", "300ms").returncode == 0
     gpus.wait_reason("train", "gpu_idle = 300ms")
     assert gpus.spool("edit", "train", "--gpu-idle", "0s").returncode == 0

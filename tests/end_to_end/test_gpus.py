@@ -73,10 +73,8 @@ def test_gpus_by_their_size_and_by_several_types(gpus: Served, fake_nvml: FakeNv
         fake_nvml.gpu(_uuid(at), bus=at, total=size * GIB, name=name)
     gpus.start()
     hold = "until [ -e go ]; do sleep 0.02; done"
-    gpus.drop("large", hold, gpus=1, gpu_min_memory="40G")
-    gpus.pid("large")
-    gpus.drop("either", hold, gpus=1, gpu_type=["A100", "H100"])
-    gpus.pid("either")
+    gpus.begun("large", hold, gpus=1, gpu_min_memory="40G")
+    gpus.begun("either", hold, gpus=1, gpu_type=["A100", "H100"])
     gpus.drop("third", "true", gpus=1, gpu_type=["a100", "h100"], gpu_min_memory="30G")
     reason = gpus.wait_reason("third", "unshared GPU of type a100 or h100 of at least 30 GiB; none is idle")
     assert "GPU 1 is in exclusive use by large" in reason
@@ -160,8 +158,7 @@ def test_who_came_to_a_gpu_since_nvml_was_asked_is_not_missed(gpus: Served, fake
     gpus.start()
     gpus.looked()
     assert fake_nvml.calls() == []  # no job has to do with GPUs
-    gpus.drop("holder", "until [ -e go ]; do sleep 0.02; done", gpus=1, gpu_memory="10G")
-    gpus.pid("holder")
+    gpus.begun("holder", "until [ -e go ]; do sleep 0.02; done", gpus=1, gpu_memory="10G")
     before = fake_nvml.calls()
     for _ in range(3):
         gpus.looked()
@@ -186,8 +183,7 @@ def test_a_hook_that_is_asked_about_a_start_on_gpus_is_asked_once(gpus: Served) 
     hook.write_text('#!/bin/sh\necho asked >> "$SPOOL_DIR/asked"\n')
     hook.chmod(0o755)
     gpus.start()
-    gpus.drop("job", "true", gpus=1)
-    gpus.wait_done("job")
+    gpus.completes("job", "true", gpus=1)
     assert (gpus.root / "asked").read_text() == "asked\n"
 
 
@@ -200,15 +196,12 @@ def test_one_pass_waits_for_the_answer_that_its_starts_need(gpus: Served) -> Non
 
 def test_a_start_that_waits_for_nvml_delays_nobody_else(gpus: Served, fake_nvml: FakeNvml) -> None:
     """NVML hangs: the job whose start needs its answer waits and says so, others start beside it and in its place."""
-    (gpus.root / "config.toml").write_text('cpus = 2\ngpu.poll = "1h"\n')
-    gpus.start()
-    gpus.drop("first", "until [ -e go ]; do sleep 0.02; done", gpus=1, cpus=1)
-    gpus.pid("first")
+    gpus.serves('cpus = 2\ngpu.poll = "1h"\n')
+    gpus.begun("first", "until [ -e go ]; do sleep 0.02; done", gpus=1, cpus=1)
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
     gpus.drop("waits", "true", gpus=1, cpus=1)
     gpus.wait_reason("waits", "NVML has not answered yet")
-    gpus.drop("plain", "true", cpus=1)
-    gpus.wait_done("plain")
+    gpus.completes("plain", "true", cpus=1)
     assert gpus.runs("waits") == []
     fake_nvml.mend()
     gpus.wait_done("waits")
@@ -225,8 +218,7 @@ def test_our_own_processes_on_a_gpu_are_not_foreign(gpus: Served, fake_nvml: Fak
     gpus.drop("user", command, gpus=1, gpu_memory="10G", kill_grace="500ms")
     pid = wait_for(lambda: pids_in(gpus.log("user")))[0]
     fake_nvml.process(_uuid(0), pid)
-    gpus.drop("companion", "true", gpus=1, gpu_memory="10G")
-    gpus.wait_done("companion")
+    gpus.completes("companion", "true", gpus=1, gpu_memory="10G")
     (gpus.root.parent / "go").touch()
     gpus.wait_done("user")
 
@@ -235,10 +227,8 @@ def test_our_own_processes_on_a_gpu_are_not_foreign(gpus: Served, fake_nvml: Fak
 def test_adopted_runs_keep_their_gpus(gpus: Served) -> None:
     """After a dispatcher was killed, the GPUs of what runs on are not given to others."""
     gpus.start()
-    gpus.drop("keeper", "until [ -e go ]; do sleep 0.02; done", gpus=3)
-    gpus.pid("keeper")
-    gpus.kill()
-    gpus.start()
+    gpus.begun("keeper", "until [ -e go ]; do sleep 0.02; done", gpus=3)
+    gpus.restart()
     gpus.drop("small", "true", gpus=1)
     gpus.drop("wide", "true", gpus=2)
     gpus.wait_done("small")
@@ -255,8 +245,7 @@ def test_a_library_that_fails_stops_only_gpu_jobs(gpus: Served, fake_nvml: FakeN
     fake_nvml.error("nvmlDeviceGetCount_v2", 999)
     gpus.start()
     gpus.drop("wants", "true", gpus=1)
-    gpus.drop("plain", "true")
-    gpus.wait_done("plain")
+    gpus.completes("plain", "true")
     assert gpus.wait_reason("wants", "")
     assert gpus.runs("wants") == []
     fake_nvml.mend()

@@ -113,8 +113,7 @@ def test_a_gpu_that_is_taken_is_told_with_by_whom(gpus: Served, fake_nvml: FakeN
     gpus.drop("one", ["sleep", "30"], gpus=1)
     gpus.start()
     gpus.until(lambda: ["gpu_taken", "GPU-0", "job one"] in ledger(gpus), "GPU-0 taken by the job")
-    gpus.kill()
-    gpus.start()
+    gpus.restart()
     fake_nvml.process("GPU-1", os.getpid())
     gpus.until(lambda: any(line[:2] == ["gpu_taken", "GPU-1"] for line in ledger(gpus)), "GPU-1 taken by a process")
     assert f"pid {os.getpid()} " in next(line[2] for line in ledger(gpus) if line[1] == "GPU-1")
@@ -138,8 +137,7 @@ def test_reservations_are_told_by_the_clock_and_by_hand(gpus: Served) -> None:
         return sorted((line[0], line[5]) for line in ledger(gpus))
 
     gpus.until(lambda: ("reservation_ended", "short") in lines(), "the end of the short one")
-    gpus.kill()
-    gpus.start()
+    gpus.restart()
     (gpus.root / "reservations" / "long.toml").unlink()
     gpus.until(lambda: ("reservation_ended", "long") in lines(), "the end of the long one")
     assert lines() == [
@@ -215,8 +213,7 @@ def test_a_hook_that_comes_while_the_dispatcher_runs_counts_at_once(served: Serv
     """Without hooks nobody listens and nothing is written; the first that is put there is run for the next job."""
     _limit(served, more='look_every = "1h"\n')
     served.start()
-    served.drop("before", ["/bin/true"])
-    served.wait_done("before")
+    served.completes("before", ["/bin/true"])
     assert listeners(served) is None
     assert not (served.root / "events.jsonl").exists()
     hook(served, "finished")
@@ -331,8 +328,7 @@ def test_the_dispatcher_killed_loses_nothing(served: Served) -> None:
     for name in names:
         served.drop(name, ["/bin/true"])
     served.wait_done(*names)
-    served.kill()
-    served.start()
+    served.restart()
     for name in names:
         wait_told(served, "finished", name)
     assert "killed" in wait_told(served, "dispatcher_stopped")[4]
@@ -488,14 +484,12 @@ def test_a_cancel_that_is_refused_is_dropped(served: Served, how: str) -> None:
     assert alive(served.pid("x"))
     served.wait_reason("x", "nearly done")
     assert "hook cancelling: nearly done" in served.spool("why", "x").stdout
-    served.kill()
-    served.start()
+    served.restart()
     served.wait_reason("x", "hook cancelling: nearly done")
     assert "not cancelled: hook cancelling: nearly done" in served.spool("show", "x").stdout
     gate.unlink()
     served.looked()
-    served.path("running", "x").unlink()
-    assert served.wait_outcome("x") == "cancelled"
+    served.cancels("x")
     served.wait_done("x")
 
 
@@ -527,8 +521,7 @@ def test_a_time_limit_asks_nobody_also_while_a_cancel_is_asked_about(served: Ser
     hook(served, "cancelling", WAITS)
     served.start()
     tidy = f"trap 'echo tidying; until [ -e {served.root}/go ]; do sleep 0.02; done; exit 1' TERM"
-    served.drop("x", f"{tidy}; echo up; sleep 600 & wait", time_limit="4s", kill_grace="20s")
-    served.says("x", "up")
+    served.up("x", f"{tidy}; echo up; sleep 600 & wait", time_limit="4s", kill_grace="20s")
     assert served.spool("cancel", "x").returncode == 0
     served.until(lambda: ledger(served) == [["asked"]], "the question")
     served.until(lambda: "tidying" in served.log("x"), "the time limit")
@@ -545,12 +538,10 @@ def test_a_cancel_is_asked_about_across_a_restart(served: Served) -> None:
     _limit(served, "20s")
     hook(served, "cancelling", "echo asked >> ledger; while [ ! -e go ]; do sleep 0.02; done")
     served.start()
-    served.drop("x", HANG)
-    served.pid("x")
+    served.begun("x", HANG)
     assert served.spool("cancel", "x").returncode == 0
     served.until(lambda: ledger(served) == [["asked"]], "the question")
-    served.kill()
-    served.start()
+    served.restart()
     served.until(lambda: ledger(served) == [["asked"]] * 2, "the question again")
     assert alive(served.pid("x"))
     (served.root / "go").touch()

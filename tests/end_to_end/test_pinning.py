@@ -75,8 +75,7 @@ def test_a_job_without_cpus_runs_anywhere_between_pinned_ones(served: Served, ga
     """With `cpus = 0` it has the affinity of the dispatcher, though the run before it was pinned."""
     served.start()
     for name, cpus in (("a", 1), ("free", 0), ("b", 1), ("free2", 0)):
-        served.drop(name, HAS, cpus=cpus)
-        served.wait_done(name)
+        served.completes(name, HAS, cpus=cpus)
     assert [has(served, name) for name in ("free", "free2")] == [(OURS, "None")] * 2
     assert len(has(served, "a")[0]) == len(has(served, "b")[0]) == 1
     assert "cpu_list" not in (served.record("free", "grant.toml") or "")
@@ -148,8 +147,7 @@ def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
     served.start()
     served.drop("first", until(gate))
     cpu = has(served, "first")[1]
-    served.drop("other", HAS)
-    served.wait_done("other")
+    served.completes("other", HAS)
     gate.touch()
     served.wait_done("first")
     own = {name: has(served, name)[1] for name in ("first", "other")}
@@ -168,8 +166,7 @@ def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
 def test_a_command_in_a_pinned_job_sees_the_whole_machine(served: Served, gate: Path) -> None:
     """What it says of the machine, and of jobs that wait for room, does not depend on where it runs."""
     served.start()
-    served.drop("job", f"{sys.executable} -m spool info --json", env={"PYTHONPATH": str(ROOT / "src")})
-    served.wait_done("job")
+    served.completes("job", f"{sys.executable} -m spool info --json", env={"PYTHONPATH": str(ROOT / "src")})
     assert json.loads(served.log("job"))["cpus"] == len(OURS)
 
 
@@ -180,8 +177,7 @@ def test_a_dispatcher_that_a_pinned_job_starts_is_not_pinned(served: Served, gat
     served.start()
     spool = f"{sys.executable} -m spool --spool {other}"
     text = f"{spool} submit --name inner -c {shlex.quote(HAS)} && {spool} wait inner"
-    served.drop("job", text, env={"PYTHONPATH": str(ROOT / "src")})
-    served.wait_done("job")
+    served.completes("job", text, env={"PYTHONPATH": str(ROOT / "src")})
     assert served.outcome("job") == "finished", served.log("job")
     text = (other / "jobs/inner/1/log").read_text()
     assert text.split()[1:-1] == list(map(str, OURS))

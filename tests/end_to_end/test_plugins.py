@@ -25,8 +25,7 @@ def test_the_example_does_what_it_says(plugged: Plugged, tmp_path: Path) -> None
     install(tmp_path / "site", module, (EXAMPLE / f"{module}.py").read_text(), entry)
     spool = plugged("5s")
     spool.start()
-    spool.drop("x", "echo mine", prolog="echo before", epilog="echo after")
-    spool.wait_done("x")
+    spool.completes("x", "echo mine", prolog="echo before", epilog="echo after")
     user = spool.history()[0]["user"]
     assert spool.log("x") == f"before\nhouse rules: this is a job of {user}\nmine\nafter\n"
     record = (spool.root / "jobs" / "x" / "1" / "defaults.toml").read_text()
@@ -53,8 +52,7 @@ def test_a_bad_plugin_is_reported_and_harms_nobody(plugged: Plugged, how: str) -
     spool = plugged(bad=PLUGINS[how], good=good)
     hook(spool, "finished")
     spool.start()
-    spool.drop("x", ["/bin/true"])
-    spool.wait_done("x")
+    spool.completes("x", ["/bin/true"])
     wait_told(spool, "finished", "x")
     heard = spool.root / "good"
     spool.until(lambda: heard.exists() and "finished" in heard.read_text(), "the good plugin")
@@ -119,8 +117,7 @@ def test_texts_of_plugins_stand_in_the_wrapper(plugged: Plugged) -> None:
     )
     spool = plugged("5s", one=source)
     spool.start()
-    spool.drop("x", "echo command", prolog="echo prolog", epilog="echo epilog")
-    spool.wait_done("x")
+    spool.completes("x", "echo command", prolog="echo prolog", epilog="echo epilog")
     assert spool.log("x") == "init x\nprolog\nprep x\ncommand\nend x\nepilog\n"
 
 
@@ -128,8 +125,7 @@ def test_a_plugin_may_refuse_a_cancel(plugged: Plugged) -> None:
     """The run goes on, with the plugin's words."""
     spool = plugged(bad="@hookimpl\ndef spool_cancelling(event):\n    return 'never ' + event.job\n")
     spool.start()
-    spool.drop("x", "sleep 600")
-    spool.pid("x")
+    spool.begun("x", "sleep 600")
     spool.path("running", "x").unlink()
     spool.wait_reason("x", "plugin bad: never x")
     assert spool.places("x") == ["running"]

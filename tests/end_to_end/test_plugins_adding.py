@@ -50,8 +50,7 @@ def test_a_run_has_the_added_keys_and_the_records_say_of_which_plugin(plugged: P
     with (spool.root / "config.toml").open("a") as config:
         config.write('[defaults]\ntime_limit = "2h"\nmemory = "10M"\n')
     spool.start()
-    spool.drop("x", "echo $A $B", env={"A": "own"})
-    spool.wait_done("x")
+    spool.completes("x", "echo $A $B", env={"A": "own"})
     assert spool.log("x") == "own added\n"
     assert spool.history()[0]["project"] == "p"
     record = (spool.root / "jobs" / "x" / "1" / "defaults.toml").read_text()
@@ -126,8 +125,7 @@ def test_a_retry_keeps_the_keys_and_nobody_is_asked_again(plugged: Plugged) -> N
     """A job that runs again is the same submission."""
     spool = plugged("5s", rules=adding("{'retry': {'max': 1, 'delay': '0s'}, 'project': 'p'}"))
     spool.start()
-    spool.drop("x", "exit 3")
-    spool.wait_done("x")
+    spool.completes("x", "exit 3")
     assert [line["project"] for line in spool.history()] == ["p", "p"]
     assert asked(spool) == ["x"]
 
@@ -188,8 +186,7 @@ def test_without_the_function_nothing_is_asked_or_noted(plugged: Plugged) -> Non
     """A plugin that adds no keys leaves no trace: no line in the journal and no defaults."""
     spool = plugged("5s", rules="@hookimpl\ndef spool_polling(event):\n    pass\n")
     spool.start()
-    spool.drop("x", "true")
-    spool.wait_done("x")
+    spool.completes("x", "true")
     assert b'"added"' not in (spool.root / ".journal").read_bytes()
     assert not (spool.root / "jobs" / "x" / "1" / "defaults.toml").exists()
 
@@ -199,8 +196,7 @@ def test_of_two_plugins_the_first_to_set_a_key_is_heard(plugged: Plugged) -> Non
     first, second = adding("{'priority': 1}"), adding("{'priority': 2, 'project': 'q'}")
     spool = plugged("5s", first=first, second=second)
     spool.start()
-    spool.drop("x", "true")
-    spool.wait_done("x")
+    spool.completes("x", "true")
     winner = defaults(spool, "x")["priority"]
     loser = {1: "second", 2: "first"}[winner]
     assert defaults(spool, "x")["project"] == "q"

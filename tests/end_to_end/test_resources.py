@@ -50,8 +50,7 @@ def test_a_lost_grant_keeps_its_resources(served: Served) -> None:
     (served.root / "config.toml").write_text("cpus = 8\nresources = { licence = 2, tpu = { indices = [0, 1] } }\n")
     gate = served.root.parent / "gate"
     served.start()
-    served.drop("one", f"echo up; until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1, "tpu": 1})
-    served.says("one", "up")
+    served.up("one", f"echo up; until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1, "tpu": 1})
     served.kill()
     (served.root / "jobs/one/1/grant.toml").write_bytes(b"")
     served.drop("two", "true", resources={"licence": 2})

@@ -50,8 +50,7 @@ def test_a_job_that_leaves_no_place_for_its_exit_code_ends_at_its_limit(shared: 
 def test_a_job_has_the_soft_limit_of_a_login(served: Served) -> None:
     """What the dispatcher takes for itself it keeps, and what its starter had counts only as far as it is hard."""
     served.start(prefix=["prlimit", "--nofile=512:4096"])
-    served.drop("limits", "ulimit -S -n; ulimit -H -n")
-    served.wait_done("limits")
+    served.completes("limits", "ulimit -S -n; ulimit -H -n")
     assert served.log("limits") == "1024\n4096\n"
     assert served.process is not None
     with open(f"/proc/{served.process.pid}/limits", encoding="ascii") as limits:

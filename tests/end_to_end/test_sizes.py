@@ -38,8 +38,7 @@ def test_a_guess_that_was_too_small_is_followed_by_a_larger_run(live: Served) ->
 @pytest.mark.parametrize("keys", [{"memory": "auto:50M"}, {"memory": "50M", "retry": {"max": 1, "memory_factor": 4}}])
 def test_what_a_killed_run_had_survives_its_dispatcher(live: Served, keys: dict[str, Any]) -> None:
     """The larger request follows from the record of that run, which another dispatcher reads."""
-    live.drop("eager", FIRST, **keys)
-    live.pid("eager")
+    live.begun("eager", FIRST, **keys)
     (live.root / "paused").touch()
     assert live.wait_outcome("eager", 1) == "out_of_memory"
     live.kill()

@@ -46,8 +46,7 @@ def test_a_cancelled_job_takes_all_its_processes_along(shared: Served, escape: s
     name = f"cancel-{escape}"
     shared.drop(name, f"{_ESCAPES[escape]}\necho $$\nexec sleep 1000", kill_grace="300ms")
     pids = _pids(shared, name, 2)
-    shared.path("running", name).unlink()
-    assert shared.wait_outcome(name) == "cancelled"
+    shared.cancels(name)
     assert [pid for pid in pids if alive(pid)] == []
     assert not marked(shared.root, name)
 
@@ -77,20 +76,16 @@ def test_a_killed_wrapper_leaves_nothing_behind(shared: Served, escape: str) -> 
 
 def test_term_comes_first_and_the_command_may_tidy_up(shared: Served) -> None:
     """A command that handles TERM has its grace to do so; its exit code does not make it finished."""
-    shared.drop("tidy", "trap 'sleep 0.2; echo tidied; exit 0' TERM; echo up; while :; do sleep 0.05; done")
-    shared.says("tidy", "up")
-    shared.path("running", "tidy").unlink()
-    assert shared.wait_outcome("tidy") == "cancelled"
+    shared.up("tidy", "trap 'sleep 0.2; echo tidied; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    shared.cancels("tidy")
     assert shared.log("tidy").endswith("tidied\n")
 
 
 def test_what_ignores_term_is_killed_after_its_grace(shared: Served) -> None:
     """KILL comes after `kill_grace`, not before."""
-    shared.drop("stubborn", "trap '' TERM INT HUP; echo up; while :; do sleep 0.05; done", kill_grace="700ms")
-    shared.says("stubborn", "up")
+    shared.up("stubborn", "trap '' TERM INT HUP; echo up; while :; do sleep 0.05; done", kill_grace="700ms")
     begun = time.monotonic()
-    shared.path("running", "stubborn").unlink()
-    assert shared.wait_outcome("stubborn") == "cancelled"
+    shared.cancels("stubborn")
     assert time.monotonic() - begun >= 0.7  # how early is a claim, how late is not
 
 
@@ -126,17 +121,14 @@ def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(shared: Ser
 
 def test_the_epilog_runs_after_a_stop(shared: Served) -> None:
     """A stopped job's epilog runs, and finds 143."""
-    shared.drop("epilogue", "echo up; exec sleep 1000", epilog="echo after $SPOOL_EXIT_CODE")
-    shared.says("epilogue", "up")
-    shared.path("running", "epilogue").unlink()
-    assert shared.wait_outcome("epilogue") == "cancelled"
+    shared.up("epilogue", "echo up; exec sleep 1000", epilog="echo after $SPOOL_EXIT_CODE")
+    shared.cancels("epilogue")
     assert shared.log("epilogue") == "up\nafter 143\n"
 
 
 def test_a_time_limit_ends_a_job(shared: Served) -> None:
     """A job over its limit is a timeout, whatever its exit code, and never before its time."""
-    shared.drop("limited", "trap 'exit 0' TERM; while :; do sleep 0.02; done", time_limit="500ms")
-    result = shared.wait_done("limited")
+    result = shared.completes("limited", "trap 'exit 0' TERM; while :; do sleep 0.02; done", time_limit="500ms")
     assert result["outcome"] == "timeout"
     assert "500ms" in result["reason"]
     assert result["ended_at_ns"] - result["started_at_ns"] >= 500_000_000
@@ -158,8 +150,7 @@ def test_the_warning_reaches_the_command(shared: Served, kind: str) -> None:
         "waiting-shell": f"{sys.executable} {script}; echo code $?",
     }[kind]
     name = f"warned-{kind}"
-    shared.drop(name, command, time_limit="30s", signal="USR1@28500ms")
-    result = shared.wait_done(name)
+    result = shared.completes(name, command, time_limit="30s", signal="USR1@28500ms")
     assert result["outcome"] == "finished", (result, shared.log(name))
     assert shared.log(name) == ("up\nwarned\ncode 0\n" if kind == "waiting-shell" else "up\nwarned\n")
 
@@ -184,12 +175,10 @@ def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> N
 
 def test_a_stop_is_carried_on_by_the_next_dispatcher(live: Served) -> None:
     """A dispatcher that dies while it stops a job: the next one goes on, within the grace that was left."""
-    live.drop("halfway", "trap '' TERM; echo up; while :; do sleep 0.05; done", kill_grace="1500ms")
-    live.says("halfway", "up")
+    live.up("halfway", "trap '' TERM; echo up; while :; do sleep 0.05; done", kill_grace="1500ms")
     live.path("running", "halfway").unlink()
     live.until(lambda: live.record("halfway", "stop"), "the order to stop")
-    live.kill()
-    live.start()
+    live.restart()
     assert live.wait_outcome("halfway") == "cancelled"
     live.wait_done("halfway")
     assert not marked(live.root)
@@ -197,8 +186,7 @@ def test_a_stop_is_carried_on_by_the_next_dispatcher(live: Served) -> None:
 
 def test_limits_hold_for_adopted_runs(live: Served) -> None:
     """A time limit that passes while no dispatcher lives is enforced as soon as one does."""
-    live.drop("adopted", "echo up; exec sleep 1000", time_limit="700ms", kill_grace="1s")
-    live.says("adopted", "up")
+    live.up("adopted", "echo up; exec sleep 1000", time_limit="700ms", kill_grace="1s")
     begun = time.monotonic()
     live.kill()
     wait_for(lambda: time.monotonic() - begun > 0.8)
@@ -210,8 +198,7 @@ def test_leftovers_of_adopted_runs_are_ended(live: Served) -> None:
     """What an adopted job's command leaves behind, in a session of its own, is found and ended."""
     live.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
     pid = _pids(live, "left", 1)[0]
-    live.kill()
-    live.start()
+    live.restart()
     (live.root.parent / "go").touch()
     assert live.wait_outcome("left") == "finished"
     assert not alive(pid)
@@ -253,8 +240,7 @@ def test_other_jobs_are_left_alone(shared: Served) -> None:
         shared.drop(name, "setsid sleep 1000 & echo $!; exec sleep 1000")
     (kept,) = _pids(shared, "bystander", 1)
     (ended,) = _pids(shared, "victim", 1)
-    shared.path("running", "victim").unlink()
-    assert shared.wait_outcome("victim") == "cancelled"
+    shared.cancels("victim")
     assert not alive(ended)
     assert alive(kept)
     assert alive(shared.pid("bystander"))
@@ -271,15 +257,13 @@ def test_an_unmarked_child_of_one_job_survives_the_end_of_another(shared: Served
     shared.drop("passer-by", "true")
     assert shared.wait_outcome("passer-by") == "finished"
     assert alive(hidden)
-    shared.path("running", "hider").unlink()
-    assert shared.wait_outcome("hider") == "cancelled"
+    shared.cancels("hider")
     assert not alive(hidden)
 
 
 def test_stop_files_and_cancels_without_a_reason(shared: Served) -> None:
     """A stop record that somebody else wrote stays: it says who cancelled the job, and why."""
-    shared.drop("noted", "echo up; exec sleep 1000")
-    shared.says("noted", "up")
+    shared.up("noted", "echo up; exec sleep 1000")
     (shared.root / "jobs/noted/1/stop").write_text(f"cancel alice {time.time_ns()} wrong data\n")
     shared.path("running", "noted").unlink()
     result = shared.wait_done("noted")
@@ -334,10 +318,8 @@ def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
         "x = ", "import os\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nx = "
     )
     served.start()
-    served.drop("late", [sys.executable, "-c", program, "150"], memory="100M", kill_grace="1s")
-    served.says("late", "up")
-    served.kill()
-    served.start()
+    served.up("late", [sys.executable, "-c", program, "150"], memory="100M", kill_grace="1s")
+    served.restart()
     (served.root.parent / "go").touch()
     assert served.wait_outcome("late") == "out_of_memory"
 
@@ -345,8 +327,7 @@ def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
 @pytest.mark.executors("process")
 def test_every_view_says_that_leftovers_are_being_ended(served: Served) -> None:
     """While what a command left behind is being ended, its run is stopping and keeps what it has, in every view."""
-    (served.root / "config.toml").write_text("cpus = 1\n")
-    served.start()
+    served.serves("cpus = 1\n")
     stubborn = "setsid sh -c 'trap \"\" TERM; echo $$; exec >/dev/null 2>&1; while :; do sleep 0.05; done' &\n"
     served.drop("left", f"{stubborn}until [ -s $SPOOL_METADIR/log ]; do sleep 0.01; done", kill_grace="1h")
     served.drop("next", "true")
@@ -388,8 +369,7 @@ def test_the_limit_of_a_job_that_runs_can_be_changed(live: Served) -> None:
     """A shorter limit stops it, a longer one or none lets it go on, and a file that is not valid changes nothing."""
     for name in ("shorter", "longer", "none", "broken"):
         limit = {} if name == "shorter" else {"time_limit": "1500s"}
-        live.drop(name, "exec sleep 1000", cpus=0, **limit)
-        live.pid(name)
+        live.begun(name, "exec sleep 1000", cpus=0, **limit)
     path = live.path("running", "broken")
     path.write_text("command = [")
     live.until(lambda: "its file in running/ was changed and is not valid" in live.said(), "the complaint")
@@ -399,8 +379,7 @@ def test_the_limit_of_a_job_that_runs_can_be_changed(live: Served) -> None:
     assert live.wait_outcome("shorter") == "timeout"
     assert "limit 1s" in str(live.result("shorter"))
     live.until(lambda: live.state()["jobs"]["longer"]["priority"] == 77, "the priority")
-    live.kill()
-    live.start()
+    live.restart()
     live.until(lambda: live.state()["jobs"].get("longer", {}).get("priority") == 77, "the priority again")
     live.spool("edit", "longer", "--time-limit", "1s")
     assert live.wait_outcome("longer") == "timeout"
@@ -410,8 +389,7 @@ def test_the_limit_of_a_job_that_runs_can_be_changed(live: Served) -> None:
 
 def test_a_limit_that_is_lengthened_in_time_stops_nothing(live: Served) -> None:
     """The moment of the old limit passes, and the run goes on to its end."""
-    live.drop("a", "until [ -e go ]; do sleep 0.05; done", time_limit="3s", workdir=str(live.root))
-    live.pid("a")
+    live.begun("a", "until [ -e go ]; do sleep 0.05; done", time_limit="3s", workdir=str(live.root))
     live.spool("edit", "a", "--time-limit", "1000s")
     live.drop("b", "exec sleep 1000", time_limit="3s")
     assert live.wait_outcome("b") == "timeout"

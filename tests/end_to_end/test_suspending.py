@@ -78,8 +78,7 @@ def test_every_process_of_a_suspended_job_stands_still_and_goes_on_again(shared:
 def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
     """A job that has stood still for longer than its whole limit goes on, and ends by itself."""
     name, go, limit_s = "limited", shared.root.parent / "go-limited", 5
-    shared.drop(name, f"echo up; until [ -e {go} ]; do sleep 0.05; done; echo end", time_limit=f"{limit_s}s")
-    shared.says(name, "up")
+    shared.up(name, f"echo up; until [ -e {go} ]; do sleep 0.05; done; echo end", time_limit=f"{limit_s}s")
     _order(shared, name).touch()
     shared.until(lambda: _is_suspended(shared, name), "a suspended job")
     suspended = (shared.root / "jobs" / name / "1" / "suspended").stat().st_mtime
@@ -98,8 +97,7 @@ def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
 def test_the_limit_ends_a_job_that_goes_on_after_its_whole_time(shared: Served) -> None:
     """What was left of the limit is left when it goes on, and no more."""
     name = "over"
-    shared.drop(name, "echo up; sleep 1000", time_limit="5s")
-    shared.says(name, "up")
+    shared.up(name, "echo up; sleep 1000", time_limit="5s")
     _order(shared, name).touch()
     shared.until(lambda: _is_suspended(shared, name), "a suspended job")
     shared.looked()
@@ -162,8 +160,7 @@ def test_the_next_run_of_a_job_is_not_suspended(shared: Served) -> None:
 
 def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Served) -> None:
     """A process that somebody lets go on while its job is suspended is stopped again at the next look."""
-    (served.root / "config.toml").write_text('look_every = "1s"\n')
-    served.start()
+    served.serves('look_every = "1s"\n')
     served.drop("woken", _COUNTS)
     served.says("woken", "3")
     served.spool("suspend", "woken")
@@ -179,8 +176,7 @@ def test_a_suspended_job_survives_its_dispatcher(live: Served) -> None:
     live.says("kept", "3")
     live.spool("suspend", "kept")
     live.until(lambda: _is_suspended(live, "kept") and _quiet(live, "kept"), "a suspended job")
-    live.kill()
-    live.start()
+    live.restart()
     time.sleep(6.2)
     assert _quiet(live, "kept")
     assert live.places("kept") == ["running"]
@@ -300,8 +296,7 @@ def test_a_signal_that_cannot_be_sent_is_told(shared: Served, words: tuple[str, 
 def test_a_job_that_stops_itself_and_its_wrapper_is_cancelled_by_term(shared: Served, executor: str | None) -> None:
     """It hears TERM at once, with a grace of an hour, and ends with its own code."""
     name = "stops-itself"
-    shared.drop(name, "trap 'exit 7' TERM; echo up; kill -STOP 0; while :; do sleep 0.02; done", kill_grace="1h")
-    shared.says(name, "up")
+    shared.up(name, "trap 'exit 7' TERM; echo up; kill -STOP 0; while :; do sleep 0.02; done", kill_grace="1h")
     if executor != "tmux":  # which wakes what stops in its panes
         shared.until(lambda: any(_stands_still(pid) for pid in marked(shared.root, name)), "a job that stands still")
     shared.spool("cancel", name)

@@ -66,8 +66,7 @@ def test_typing_reaches_the_job_and_stays_out_of_the_log(shared: Served) -> None
     shared.says("ask", "!\n\t\n")
     assert "J. Doe" in _shows(shared, "ask", "hello J. Doe!")
     assert shared.log("ask") == "name? hello J. Doe\x1b[1m!\n\t\n"
-    shared.path("running", "ask").unlink()
-    assert shared.wait_outcome("ask") == "cancelled"
+    shared.cancels("ask")
 
 
 def test_only_the_input_is_a_terminal(shared: Served) -> None:
@@ -77,8 +76,7 @@ def test_only_the_input_is_a_terminal(shared: Served) -> None:
     _shows(shared, "tty", "secret")
     assert "secret" not in shared.log("tty")
     assert json.loads(shared.log("tty"))["terminal"] == [True, False, False]
-    shared.path("running", "tty").unlink()
-    assert shared.wait_outcome("tty") == "cancelled"
+    shared.cancels("tty")
 
 
 def test_outputs_of_the_jobs_choice_are_shown_too(shared: Served) -> None:
@@ -88,8 +86,7 @@ def test_outputs_of_the_jobs_choice_are_shown_too(shared: Served) -> None:
     _shows(shared, "own", "new")
     assert "of old" not in _shows(shared, "own", "bad")
     assert (shared.root.parent / "own.out").read_text() == "of old\nnew\n"
-    shared.path("running", "own").unlink()
-    assert shared.wait_outcome("own") == "cancelled"
+    shared.cancels("own")
 
 
 def test_an_interrupt_from_the_keyboard_comes_once(shared: Served) -> None:
@@ -102,8 +99,7 @@ def test_an_interrupt_from_the_keyboard_comes_once(shared: Served) -> None:
         "while not count:\n    time.sleep(0.01)\n"
         "time.sleep(0.3)\nprint('interrupts:', count)"
     )
-    shared.drop("keys", [sys.executable, "-c", program])
-    shared.says("keys", "up")
+    shared.up("keys", [sys.executable, "-c", program])
     _type(shared, "keys", "C-c")
     assert shared.wait_outcome("keys") == "finished"
     assert shared.log("keys") == "up\ninterrupts: 1\n"
@@ -111,8 +107,7 @@ def test_an_interrupt_from_the_keyboard_comes_once(shared: Served) -> None:
 
 def test_a_job_cannot_be_suspended_from_the_keyboard(shared: Served) -> None:
     """Ctrl-Z does nothing: nobody would be there to let the job go on."""
-    shared.drop("susp", "echo up; read -r x; echo $x")
-    shared.says("susp", "up")
+    shared.up("susp", "echo up; read -r x; echo $x")
     _type(shared, "susp", "C-z", "on", "Enter")
     assert shared.wait_outcome("susp") == "finished"
     assert shared.log("susp").endswith("on\n")
@@ -160,8 +155,7 @@ def test_attach_says_why_it_cannot(shared: Served) -> None:
     would = shared.spool("attach", "live", "--read-only", "--dry-run")
     assert would.stdout.split()[-4:] == ["attach-session", "-r", "-t", "=live/1"]
     for name in ("plain", "live"):
-        shared.path("running", name).unlink()
-        assert shared.wait_outcome(name) == "cancelled"
+        shared.cancels(name)
 
 
 # The server.
@@ -176,8 +170,7 @@ def test_who_loses_its_terminal_is_lost(live: Served, how: str) -> None:
         ("stubborn", "trap '' HUP; echo up; while :; do sleep 0.02; done"),
         ("reads", "echo up; cat; exit 0"),
     ):
-        live.drop(name, command, requeue=False, kill_grace="300ms", cpus=0)
-        live.says(name, "up")
+        live.up(name, command, requeue=False, kill_grace="300ms", cpus=0)
     if how == "kill -9":
         os.kill(_server(live), signal.SIGKILL)
     elif how == "kill-server":
@@ -197,8 +190,7 @@ def test_who_loses_its_terminal_is_lost(live: Served, how: str) -> None:
 def test_the_dispatchers_death_and_the_servers_are_two(live: Served) -> None:
     """Jobs outlive the dispatcher in their sessions; one whose session went meanwhile is lost, another goes on."""
     for name in ("kept", "gone"):
-        live.drop(name, "echo up; read -r x; echo $x", requeue=False)
-        live.says(name, "up")
+        live.up(name, "echo up; read -r x; echo $x", requeue=False)
     server = _server(live)
     live.kill()
     live.tmux("kill-session", "-t", "=gone/1")
@@ -216,8 +208,7 @@ def test_what_a_job_inherits_is_not_the_servers(served: Served, tmp_path: Path) 
     (Path(os.environ["HOME"]) / ".tmux.conf").write_text("set -g destroy-unattached on\n")
     served.environment |= {"WHOSE": "first", "TMUX": "/elsewhere,1,0", "SPOOL_ARRAY_INDEX": "7", "OLD": "x"}
     served.start()
-    served.drop("keeper", "echo up; exec sleep 1000")
-    served.says("keeper", "up")
+    served.up("keeper", "echo up; exec sleep 1000")
     server = _server(served)
     served.stop()
     large = {f"LARGE_{at}": "x" * 20_000 for at in range(20)}
@@ -237,17 +228,14 @@ def test_what_a_job_inherits_is_not_the_servers(served: Served, tmp_path: Path) 
     assert (facts["umask"], facts["core"]) == (0o007, [1024, 8192])
     assert (served.root / "jobs/keeper/1/jid").exists()
     assert not list(served.root.glob("jobs/*/*/launch"))
-    served.path("running", "keeper").unlink()
-    assert served.wait_outcome("keeper") == "cancelled"
+    served.cancels("keeper")
     (Path(os.environ["HOME"]) / ".tmux.conf").unlink()
 
 
 def test_a_server_that_hangs_delays_nobody_else(served: Served) -> None:
     """While the server stands still other jobs run, those for it wait with the reason, and later each runs once."""
-    (served.root / "config.toml").write_text('look_every = "200ms"\ncpus = 8\n')
-    served.start()
-    served.drop("first", "echo up; exec sleep 1000")
-    served.says("first", "up")
+    served.serves('look_every = "200ms"\ncpus = 8\n')
+    served.up("first", "echo up; exec sleep 1000")
     server = _server(served)
     os.kill(server, signal.SIGSTOP)
     try:
@@ -262,8 +250,7 @@ def test_a_server_that_hangs_delays_nobody_else(served: Served) -> None:
         os.kill(server, signal.SIGCONT)
     served.wait_done("second", "third")
     assert [(served.runs(name), served.log(name)) for name in ("second", "third")] == [([1], "here\n")] * 2
-    served.path("running", "first").unlink()
-    assert served.wait_outcome("first") == "cancelled"
+    served.cancels("first")
 
 
 def test_a_job_waits_until_tmux_is_installed(served: Served, tmp_path: Path) -> None:
@@ -275,8 +262,7 @@ def test_a_job_waits_until_tmux_is_installed(served: Served, tmp_path: Path) -> 
         assert found is not None
         (programs / name).symlink_to(found)
     served.environment["PATH"] = str(programs)
-    (served.root / "config.toml").write_text('executor = "tmux"\nlook_every = "200ms"\n')
-    served.start()
+    served.serves('executor = "tmux"\nlook_every = "200ms"\n')
     served.drop("wants", "echo $TERM", executor=None)
     served.drop("plain", "true", executor="process")
     assert served.wait_reason("wants", "tmux") == "executor: tmux is not installed"
@@ -302,8 +288,7 @@ def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, 
     (programs / "tmux").chmod(0o755)
     served.environment["PATH"] = f"{programs}:{served.environment['PATH']}"
     served.start()
-    served.drop("never", "true")
-    result = served.wait_done("never")
+    result = served.completes("never", "true")
     assert result["outcome"] == "failed"
     assert result["reason"] == "could not start: the wrapper ended before it could identify itself"
     assert served.record("never", "jid") == "void\n"
@@ -314,8 +299,7 @@ def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, 
 
 def test_a_kept_session_can_be_read_until_the_next_run(served: Served) -> None:
     """With `keep_session` all that was written can be read after the end; the next run closes it, and `gc` the last."""
-    (served.root / "config.toml").write_text("keep_session = true\n")
-    served.start()
+    served.serves("keep_session = true\n")
     served.drop("kept", "echo run $SPOOL_RUN; echo the last line", time_limit="1m")
     served.drop("not", "true", keep_session=False)
     served.wait_done("kept", "not")
@@ -335,8 +319,7 @@ def test_a_kept_session_can_be_read_until_the_next_run(served: Served) -> None:
 
 def test_a_session_that_is_not_kept_goes_with_its_job(live: Served) -> None:
     """After the last job no session, no viewer and no server is left."""
-    live.drop("ends", "echo up; read -r x")
-    live.says("ends", "up")
+    live.up("ends", "echo up; read -r x")
     server = _server(live)
     _type(live, "ends", "Enter")
     assert live.wait_outcome("ends") == "finished"
@@ -346,8 +329,7 @@ def test_a_session_that_is_not_kept_goes_with_its_job(live: Served) -> None:
 
 def test_a_viewer_belongs_to_no_run(shared: Served) -> None:
     """What copies the output to the terminal is not counted, stopped or waited for; without it the job goes on."""
-    shared.drop("seen", "echo up; read -r x; echo $x; echo $$")
-    shared.says("seen", "up")
+    shared.up("seen", "echo up; read -r x; echo $x; echo $$")
     (viewer,) = [pid for pid in _with(b"jobs/seen/1", shared) if pid not in marked(shared.root, "seen")]
     os.kill(viewer, signal.SIGKILL)
     _type(shared, "seen", "on", "Enter")

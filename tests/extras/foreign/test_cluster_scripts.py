@@ -200,18 +200,19 @@ wait
 }
 
 
-def _without_slurm(directory: Path) -> Path:
-    """Return a directory with every program in the PATH but those of Slurm, which a machine of ours may have."""
-    directory.mkdir()
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give every program in the PATH but those of Slurm and pyenv, which a machine of ours may have."""
+    directory = tmp_path_factory.mktemp("usual")
     for place in os.get_exec_path():
         for name in os.listdir(place) if os.path.isdir(place) else ():
-            if name not in ("srun", "sbatch", "scontrol") and not os.path.lexists(directory / name):
+            if name not in ("srun", "sbatch", "scontrol", "activate") and not os.path.lexists(directory / name):
                 (directory / name).symlink_to(os.path.join(place, name))
     return directory
 
 
 @pytest.fixture
-def cluster(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
+def cluster(fake_nvml: FakeNvml, usual: Path, tmp_path: Path) -> Iterator[Served]:
     """Give a spool with two GPUs, a licence, and the programs that the scripts call in the caller's PATH."""
     for at in range(2):
         fake_nvml.gpu(f"GPU-{at:08d}-1111-2222-3333-444444444444", bus=at)
@@ -222,7 +223,7 @@ def cluster(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
         (programs / name).chmod(0o755)
     (tmp_path / "logs").mkdir()
     with Served(tmp_path / "spool", fake_nvml.variables) as spool:
-        spool.environment["PATH"] = f"{programs}:{_without_slurm(tmp_path / 'usual')}"
+        spool.environment["PATH"] = f"{programs}:{usual}"
         (spool.root / "config.toml").write_text(
             'cpus = 16\nautostart = false\ngpu.poll = "200ms"\n[resources]\nmatlab = 1\n'
         )
@@ -380,7 +381,6 @@ def conda(cluster: Served) -> Path:
     (home / ".bashrc").write_text(_BASHRC.replace("@", str(place)))
     (home / ".profile").write_text('. "$HOME/.bashrc"\n')
     cluster.environment["HOME"] = str(home)
-    (cluster.root.parent / "usual" / "activate").unlink(missing_ok=True)  # of pyenv, on some machines
     return place
 
 

@@ -916,8 +916,7 @@ def test_calls_outlive_their_caller_and_their_dispatcher(tmp_path: Path) -> None
         caller.wait()
         caller.stdout.close()
         for _ in range(4):
-            served.kill()
-            served.start()
+            served.restart()
         names = [f"orphan-{number}" for number in range(1, 6)] + [f"orphan-6_{number}" for number in range(5)]
         wait_for(lambda: all((served.root / "done" / f"{name}.toml").exists() for name in names))
         assert [again(served, name) for name in names] == list(range(10))
