@@ -29,13 +29,6 @@ def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Se
     assert "hundred" not in {line["job"] for line in shared.history()}, "an array is no run"
 
 
-def test_tasks_run_in_the_order_of_their_indices(shared: Served) -> None:
-    """With one at a time, task 2 runs before task 10."""
-    shared.completes("ordered", "true", cpus=0, array="0-11%1")
-    lines = sorted(_ledger(shared, "ordered_"), key=lambda line: str(line["started_at"]))
-    assert [line["job"] for line in lines] == [f"ordered_{index}" for index in range(12)]
-
-
 def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served) -> None:
     """Also where the task runs again after the array is over, and where a job has no right to its metrics."""
     shared.drop(
@@ -141,16 +134,6 @@ def test_an_array_that_has_ended_is_one_row_of_the_list(live: Served) -> None:
     assert (row["state"], row["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
     everything = json.loads(live.spool("ls", "--all", "--json").stdout)["jobs"]
     assert {row["name"] for row in everything} == {"next", "row", "row_0", "row_1", "row_2", "row_9"}
-
-
-def test_an_array_is_not_expanded_onto_a_disk_that_is_short(served: Served) -> None:
-    """It waits, with the reason of any other job, and nothing is written; with room it goes on."""
-    served.serves('disk_floor = "8000000T"\n')
-    served.drop("wide", "true", cpus=0, array="0-2")
-    served.wait_reason("wide", " free, floor ")
-    assert not (served.root / "jobs" / "wide").exists()
-    (served.root / "config.toml").write_text('disk_floor = "0M"\n')
-    assert served.wait_done("wide")["reason"] == "3 of 3 finished"
 
 
 def test_an_array_runs_again_from_done(shared: Served) -> None:

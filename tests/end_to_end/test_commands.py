@@ -19,34 +19,10 @@ EXECUTORS = ("process", "tmux")
 _SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
 
 _HOSTILE = [
-    "",
-    " ",
-    "'",
-    '"',
-    'it\'s "quoted"',
-    "$HOME ${IFS} $(touch pwned) `touch pwned`",
-    "*",
-    "[a-z]* ?",
-    "~",
-    "-n",
-    "--",
-    "-rf /",
-    "a\nb\n",
-    "\n",
-    "trailing \\",
-    "\\n",
-    "!!",
-    "#x",
-    ";",
-    "&& || | < > &",
-    "ä ß € 🚀",
-    "\t\r\x01\x7f",
-    "=",
-    "A=B",
-    "%s%n%d",
-    "x" * 100_000,
-    "'" * 30_000,
-]
+    "", " ", "'", '"', 'it\'s "quoted"', "$HOME ${IFS} $(touch pwned) `touch pwned`", "*", "[a-z]* ?", "~", "-n",
+    "--", "-rf /", "a\nb\n", "\n", "trailing \\", "\\n", "!!", "#x", ";", "&& || | < > &", "ä ß € 🚀",
+    "\t\r\x01\x7f", "=", "A=B", "%s%n%d", "x" * 100_000, "'" * 30_000,
+]  # fmt: skip
 
 
 def _shown(served: Served, name: str, command: list[str], **keys: Any) -> tuple[list[str], dict[str, str], str]:
@@ -275,13 +251,6 @@ def test_outputs_go_where_the_job_says(shared: Served, tmp_path: Path) -> None:
     assert shared.record("outputs", "log") is None
 
 
-def test_one_file_for_both_outputs_keeps_their_order(shared: Served, tmp_path: Path) -> None:
-    """Without `stderr` both go to `stdout`'s file, which is appended to."""
-    (tmp_path / "both").write_text("before\n")
-    shared.completes("both", "echo 1; echo 2 >&2; echo 3", workdir=str(tmp_path), stdout="both")
-    assert (tmp_path / "both").read_text() == "before\n1\n2\n3\n"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGSEGV])
 def test_a_command_that_dies_of_a_signal_failed_with_128_and_it(shared: Served, number: signal.Signals) -> None:
     """The exit code of a signal is 128 + n, and the reason names it."""
@@ -302,26 +271,6 @@ def test_exit_codes_are_the_commands(shared: Served, code: int) -> None:
     assert shared.record(name, "status") == f"{result['outcome']}\n"
 
 
-def test_a_job_can_be_interrupted_although_its_dispatcher_ignores_that(served: Served) -> None:
-    """A dispatcher started with SIGINT, SIGQUIT and SIGHUP ignored (`nohup … &`) hands none of that on."""
-    ignoring = (
-        "import os, signal, sys\n"
-        "for n in (1, 2, 3): signal.signal(n, signal.SIG_IGN)\n"
-        "os.execvp(sys.argv[1], sys.argv[1:])"
-    )
-    served.drop("ignored", [sys.executable, "-c", "print(open('/proc/self/status').read())"])
-    served.drop("ignored-sh", "cat /proc/self/status; echo stdin: $(readlink /proc/self/fd/0)")
-    served.start(prefix=(sys.executable, "-c", ignoring))
-    for name in ("ignored", "ignored-sh"):
-        served.wait_done(name)
-        fields = dict(line.split(":\t", 1) for line in served.log(name).splitlines() if ":\t" in line)
-        ignored = int(fields["SigIgn"], 16)
-        assert not ignored & 0b111, name
-        assert int(fields["SigBlk"], 16) == 0
-    stdin = "/dev/pts/" if served.executor == "tmux" else "/dev/null"
-    assert f"stdin: {stdin}" in served.log("ignored-sh")
-
-
 def test_a_job_inherits_no_descriptor_of_the_dispatcher(shared: Served) -> None:
     """A job has its three standard descriptors, and none of the dispatcher's lock, logs or watches."""
     program = (
@@ -334,17 +283,6 @@ def test_a_job_inherits_no_descriptor_of_the_dispatcher(shared: Served) -> None:
     numbers = {int(line.split()[0]) for line in shared.log("descriptors").splitlines()}
     assert numbers <= {0, 1, 2, 3}, shared.log("descriptors")
     assert str(shared.root / ".lock") not in shared.log("descriptors")
-
-
-def test_the_marks_of_an_outer_job_are_not_handed_on(served: Served) -> None:
-    """A dispatcher that runs with the marks of another run gives its jobs their own, and no variable of that one."""
-    served.environment |= {"SPOOL_JOB": "outer", "SPOOL_RUN": "9", "SPOOL_ARRAY_INDEX": "3", "SPOOL_MEMORY_MB": "5"}
-    served.drop("inner", [sys.executable, "-c", _SHOW])
-    assert served.run() == 0
-    _, found, _ = json.loads(served.log("inner"))
-    assert (found["SPOOL_JOB"], found["SPOOL_RUN"]) == ("inner", "1")
-    assert "SPOOL_ARRAY_INDEX" not in found
-    assert "SPOOL_MEMORY_MB" not in found
 
 
 def test_a_job_that_floods_its_log_harms_nobody(shared: Served) -> None:

@@ -332,16 +332,6 @@ def test_a_link_beside_a_running_job_is_a_second_submission(shared: Served) -> N
     assert shared.runs("linked") == [1, 2]
 
 
-def test_two_names_of_one_file_are_two_jobs(shared: Served, tmp_path: Path) -> None:
-    """Hard links of one file under two names run as two jobs."""
-    file = tmp_path / "job"
-    file.write_bytes(shared.text("echo $SPOOL_JOB"))
-    for name in ("link-a", "link-b"):
-        os.link(file, shared.path("queued", name))
-    shared.wait_done("link-a", "link-b")
-    assert (shared.log("link-a"), shared.log("link-b")) == ("link-a\n", "link-b\n")
-
-
 def test_a_removed_running_file_and_a_new_one_of_its_name(shared: Served) -> None:
     """`rm running/x.toml; cp new queued/x.toml` cancels the first and runs the second, whatever inode it got."""
     for at in range(3):
@@ -489,14 +479,6 @@ def test_what_is_no_job_file_is_none_of_spools_business(shared: Served, tmp_path
         path.rmdir() if path.name == "dir.toml" else path.unlink()
     os.unlink(raw)
     assert shared.lives()
-
-
-def test_longest_and_oddest_names_run(shared: Served) -> None:
-    """Names at the edge of the rule are names."""
-    for name in ("a" * 100, "0", "a.toml", "x.toml.error", "a-b_c.d", "1.", "con.toml.swp"):
-        shared.drop(name, 'echo "$SPOOL_JOB"')
-        assert shared.wait_done(name) is not None
-        assert shared.log(name) == f"{name}\n"
 
 
 def test_directories_in_the_way_of_spools_own_files(live: Served) -> None:

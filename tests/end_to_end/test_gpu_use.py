@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.formats.state import parse_recent
@@ -45,16 +46,8 @@ def _use(spool: Served, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _hook(spool: Served, event: str, text: str) -> Path:
-    """Put up a hook, and return the file that it is to write to."""
-    hook = spool.root / "hooks" / event
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\n{text}\n")
-    hook.chmod(0o755)
-    return spool.root / "told"
-
-
-def _told(path: Path) -> list[str]:
+def _told(spool: Served) -> list[str]:
+    path = spool.root / "told"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -171,10 +164,10 @@ def test_a_metadir_that_was_removed_is_not_made_again(gpus: Served) -> None:
 
 def test_a_run_that_leaves_its_gpu_idle_is_told_of_once(gpus: Served, fake_nvml: FakeNvml) -> None:
     """A hook hears `gpu_idle`, `ls` and `show` give the reason, the log too; work ends it, and it goes on."""
-    told = _hook(gpus, "gpu_idle", 'echo "$SPOOL_JOB $SPOOL_EVENT_ID $SPOOL_REASON" >> "$SPOOL_DIR/told"')
+    hook(gpus, "gpu_idle", 'echo "$SPOOL_JOB $SPOOL_EVENT_ID $SPOOL_REASON" >> "$SPOOL_DIR/told"')
     gpus.start()
     gpus.drop("train", _UNTIL_GO, **_IDLE)
-    gpus.until(lambda: _told(told), "the hook")
+    gpus.until(lambda: _told(gpus), "the hook")
     assert "its GPU has been idle for" in gpus.wait_reason("train", "gpu_idle = 1s")
     assert "its GPU has been idle for" in gpus.spool("ls", "train").stdout
     assert "its GPU has been idle for" in gpus.spool("show", "train").stdout
@@ -183,33 +176,33 @@ def test_a_run_that_leaves_its_gpu_idle_is_told_of_once(gpus: Served, fake_nvml:
     for uuid in (_UUID, _OTHER):
         fake_nvml.busy(uuid, 50, 0)
     gpus.until(lambda: gpus.reason("train") == "", "work")
-    assert len(_told(told)) == 1
-    assert _told(told)[0].startswith("train train:1:gpu_idle:1 its GPU has been idle for 1")
+    assert len(_told(gpus)) == 1
+    assert _told(gpus)[0].startswith("train train:1:gpu_idle:1 its GPU has been idle for 1")
     for uuid in (_UUID, _OTHER):
         fake_nvml.busy(uuid, 1, 0)
-    gpus.until(lambda: len(_told(told)) == 2, "the second time")
-    assert " train:1:gpu_idle:2 " in _told(told)[1]
+    gpus.until(lambda: len(_told(gpus)) == 2, "the second time")
+    assert " train:1:gpu_idle:2 " in _told(gpus)[1]
     assert _go(gpus, "train")["outcome"] == "finished"
 
 
 def test_a_new_dispatcher_does_not_tell_it_again(gpus: Served) -> None:
     """That it was told stands in the metadir, as does for how long the GPU has been idle."""
-    told = _hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
+    hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
     gpus.start()
     gpus.drop("train", _UNTIL_GO, **_IDLE)
-    gpus.until(lambda: _told(told), "the hook")
+    gpus.until(lambda: _told(gpus), "the hook")
     gpus.kill()
     assert "its GPU has been idle for" in gpus.spool("ls", "train").stdout  # the files alone say so
     gpus.start()
     gpus.wait_reason("train", "its GPU has been idle for")
     gpus.looked()
-    assert _told(told) == ["train:1:gpu_idle:1"]
+    assert _told(gpus) == ["train:1:gpu_idle:1"]
     _go(gpus, "train")
 
 
 def test_a_run_that_leaves_its_gpu_idle_is_stopped_if_it_wants_that(gpus: Served) -> None:
     """It is `cancelled`, with the reason, and not tried again; its GPU goes to the next."""
-    told = _hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
+    hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
     gpus.start()
     gpus.drop("train", "sleep 1000", gpus=2, gpu_idle="1s", gpu_idle_action="stop", retry={"max": 3, "on": ["failed"]})
     gpus.drop("next", "true", gpus=2)
@@ -220,20 +213,20 @@ def test_a_run_that_leaves_its_gpu_idle_is_stopped_if_it_wants_that(gpus: Served
     assert "again" not in result
     assert gpus.runs("train") == [1]
     assert result["gpu_use"][0]["mean_percent"] == 0
-    gpus.until(lambda: _told(told), "the hook")
+    gpus.until(lambda: _told(gpus), "the hook")
 
 
 def test_a_hook_may_keep_an_idle_run_and_is_not_asked_at_every_look(gpus: Served) -> None:
     """A no to the stop holds for as long again as the run may be idle; that it was kept is shown."""
-    told = _hook(gpus, "cancelling", 'echo asked >> "$SPOOL_DIR/told"; echo "a demonstration"; exit 1')
+    hook(gpus, "cancelling", 'echo asked >> "$SPOOL_DIR/told"; echo "a demonstration"; exit 1')
     gpus.start()
     gpus.drop("train", _UNTIL_GO, gpus=1, gpu_idle="2s", gpu_idle_action="stop")
-    gpus.until(lambda: _told(told), "the question")
+    gpus.until(lambda: _told(gpus), "the question")
     gpus.wait_reason("train", "a demonstration")
     for _ in range(3):
         gpus.looked()
-    assert _told(told) == ["asked"]
-    gpus.until(lambda: len(_told(told)) == 2, "the second question")
+    assert _told(gpus) == ["asked"]
+    gpus.until(lambda: len(_told(gpus)) == 2, "the second question")
     assert _go(gpus, "train")["outcome"] == "finished"
 
 

@@ -131,16 +131,6 @@ def test_a_dispatcher_gives_out_only_cpus_that_it_may_use(served: Served, gate: 
     served.wait_reason("two", "never fits: needs 2 CPUs, the machine has 1")
 
 
-def test_a_retry_and_the_tasks_of_an_array_are_pinned_anew(served: Served, gate: Path) -> None:
-    """Each run has its own grant."""
-    served.start()
-    served.drop("again", f"{HAS}; exit 3", retry={"max": 1})
-    served.drop("many", HAS, array="0-2")
-    served.wait_done("again", "many")
-    assert [len(cpus_in((served.result("again", run) or {})["grant"]["cpu_list"])) for run in (1, 2)] == [1, 1]
-    assert all(len(has(served, f"many_{at}")[0]) == 1 for at in range(3))
-
-
 @pytest.mark.executors("process")
 def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
     """`ls`, `show` and `plot` tell which CPUs a run has or had; a row of `plot` is that CPU."""

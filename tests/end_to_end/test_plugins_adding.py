@@ -182,15 +182,6 @@ def test_a_plugin_that_ends_its_process_holds_the_job(plugged: Plugged) -> None:
     spool.wait_reason("x", "a plugin: it crashed the listeners' process 3 times")
 
 
-def test_without_the_function_nothing_is_asked_or_noted(plugged: Plugged) -> None:
-    """A plugin that adds no keys leaves no trace: no line in the journal and no defaults."""
-    spool = plugged("5s", rules="@hookimpl\ndef spool_polling(event):\n    pass\n")
-    spool.start()
-    spool.completes("x", "true")
-    assert b'"added"' not in (spool.root / ".journal").read_bytes()
-    assert not (spool.root / "jobs" / "x" / "1" / "defaults.toml").exists()
-
-
 def test_of_two_plugins_the_first_to_set_a_key_is_heard(plugged: Plugged) -> None:
     """What the second adds besides is taken, and the log says what was not."""
     first, second = adding("{'priority': 1}"), adding("{'priority': 2, 'project': 'q'}")

@@ -385,13 +385,3 @@ def test_the_limit_of_a_job_that_runs_can_be_changed(live: Served) -> None:
     assert live.wait_outcome("longer") == "timeout"
     for name in ("none", "broken"):
         assert live.state()["jobs"][name]["state"] == "running"
-
-
-def test_a_limit_that_is_lengthened_in_time_stops_nothing(live: Served) -> None:
-    """The moment of the old limit passes, and the run goes on to its end."""
-    live.begun("a", "until [ -e go ]; do sleep 0.05; done", time_limit="3s", workdir=str(live.root))
-    live.spool("edit", "a", "--time-limit", "1000s")
-    live.drop("b", "exec sleep 1000", time_limit="3s")
-    assert live.wait_outcome("b") == "timeout"
-    (live.root / "go").touch()
-    assert live.wait_outcome("a") == "finished"

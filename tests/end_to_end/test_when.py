@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from plugins.fake_nvml import FakeNvml
 from served import Served, alive, marked
 from support import wait_for
 
@@ -163,14 +162,6 @@ def test_the_clock_of_another_machines_file_system_does_not_count(served: Served
     assert served.result("skewed")["ended_at_ns"] / 1e9 == pytest.approx(left_at, abs=1)
 
 
-def test_a_limit_that_a_run_did_not_reach_is_none_of_its_outcome(served: Served) -> None:
-    """A run that ended by itself within its limit has finished, though the first look comes long after the limit."""
-    _left(served, "limited", "true", time_limit="10m")
-    _age(served, "limited", _HOUR_S)
-    assert served.run("--once") == 0
-    assert served.outcome("limited") == "finished", served.said()
-
-
 def test_what_outlives_the_wrapper_keeps_the_run(served: Served, tmp_path: Path) -> None:
     """A run whose processes outlived its exit code has ended when the last of them was gone."""
     done = tmp_path / "done"
@@ -212,18 +203,3 @@ def test_an_array_ends_with_the_last_of_its_tasks(live: Served) -> None:
     result = live.wait_done("many")
     ends = [live.result(f"many_{index}") for index in range(2)]
     assert result["ended_at_ns"] == max(end["ended_at_ns"] for end in ends if end is not None)
-
-
-def test_gpu_hours_are_those_of_the_run(served: Served, fake_nvml: FakeNvml) -> None:
-    """A GPU counts until its run ended, not until a dispatcher looked, in the record as in `stats`."""
-    fake_nvml.gpu("GPU-00000000-1111-2222-3333-444444444444", bus=0)
-    served.environment.update(fake_nvml.variables)
-    (served.root / "config.toml").write_text("cpus = 8\nautostart = false\n")
-    left_at = _left(served, "train", "true", gpus=1)
-    _age(served, "train", _HOUR_S)
-    assert served.run("--once") == 0
-    result = served.result("train")
-    took_s = left_at - _HOUR_S - result["started_at_ns"] / 1e9
-    assert (result["ended_at_ns"] - result["started_at_ns"]) / 1e9 == pytest.approx(took_s, abs=0.001)
-    total = json.loads(served.spool("stats", "--json").stdout)["total"]
-    assert total["gpu_hours"] == pytest.approx(took_s / 3600, abs=1e-5)

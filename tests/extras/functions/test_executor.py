@@ -284,13 +284,6 @@ def test_callbacks_are_called_with_the_future_that_has_ended(executor: Executor)
     assert heard == [8, 9]
 
 
-def test_futures_are_those_of_the_language(executor: Executor) -> None:
-    """`wait` and `as_completed` take them, in the order of their ends."""
-    futures = [executor.submit(called.double, number) for number in range(3)]
-    assert concurrent.futures.wait(futures, PATIENCE_S).not_done == set()
-    assert sorted(future.result() for future in concurrent.futures.as_completed(futures)) == [0, 2, 4]
-
-
 # Shutdown.
 
 
@@ -314,13 +307,6 @@ def test_a_shut_executor_leaves_no_thread(served: Served) -> None:
     other.shutdown(wait=False)
     assert future.result(PATIENCE_S) == 8
     wait_for(lambda: set(threading.enumerate()) <= before)
-
-
-def test_leaving_the_block_waits_for_every_call(served: Served) -> None:
-    """Calls of `submit` and of `map`."""
-    with Executor(served.root) as made:
-        futures = [made.submit(called.double, 3), *made.submit_all(called.double, range(3))]
-    assert all(future.done() for future in futures)
 
 
 def test_a_shutdown_can_cancel_what_waits(alone: Executor) -> None:
