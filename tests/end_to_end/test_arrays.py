@@ -46,24 +46,6 @@ def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served)
     assert not {"parameters", "metrics"} & result.keys()
 
 
-def test_a_matrix_puts_its_values_in(shared: Served, tmp_path: Path) -> None:
-    """Every combination runs with its own values in the command, the variables and the paths."""
-    shared.drop(
-        "grid",
-        ["/bin/sh", "-c", 'echo "$0 $X ${rate}"', "{rate}-{kind}"],
-        matrix={"rate": [0.1, 1], "kind": ["a b", "c"]},
-        env={"X": "x{index}", "rate": "env"},
-        stdout=str(tmp_path / "{rate}{kind}.out"),
-    )
-    shared.wait_done("grid")
-    assert {path.name: path.read_text() for path in tmp_path.glob("*.out")} == {
-        "0.1a b.out": "0.1-a b x0 env\n",
-        "0.1c.out": "0.1-c x1 env\n",
-        "1a b.out": "1-a b x2 env\n",
-        "1c.out": "1-c x3 env\n",
-    }
-
-
 def test_deleting_the_array_cancels_what_is_left_of_it(shared: Served) -> None:
     """`rm running/sweep.toml` stops the tasks that run and ends those that wait, and leaves nothing alive."""
     shared.drop("doomed", "echo up; exec sleep 1000", cpus=0, array="0-19%2")

@@ -168,20 +168,6 @@ def test_what_no_process_can_be_given_is_refused(shared: Served) -> None:
     shared.path("queued", "too-long").unlink(missing_ok=True)
 
 
-def test_prolog_command_and_epilog_run_in_their_order(shared: Served) -> None:
-    """The three run one after the other in the job's surroundings; the epilog knows the exit code and changes none."""
-    shared.drop(
-        "phases",
-        "echo command $MARK $LEAK; exit 3",
-        prolog="echo prolog $MARK; LEAK=leak; export LEAK; exit 0",
-        epilog="echo epilog $SPOOL_EXIT_CODE; exit 5",
-        env={"MARK": "m"},
-    )
-    result = shared.wait_done("phases")
-    assert (result["outcome"], result["exit_code"]) == ("failed", 3)
-    assert shared.log("phases") == "prolog m\ncommand m\nepilog 3\n"
-
-
 def test_a_prolog_reaches_the_command_in_every_run(shared: Served) -> None:
     """Its lines are in the environment of the command, anew for each retry; a line that is not good fails the run."""
     shared.drop(

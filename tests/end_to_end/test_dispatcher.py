@@ -56,37 +56,6 @@ def test_nothing_is_given_twice(served: Served) -> None:
     assert overlap(history) == 3
 
 
-def test_every_waiting_job_has_its_reason(served: Served) -> None:
-    """Each kind of waiting is said in words, with numbers and names."""
-    _configure(served, "cpus = 2\n[quotas.projects.p]\nmax_running_jobs = 1\n")
-    served.start()
-    served.begun("holder", "exec sleep 1000", group="g", group_limit=1, project="p")
-    cases = {
-        "wants-cpus": ({"cpus": 2}, "cpus: needs 2"),
-        "grouped": ({"group": "g", "group_limit": 1, "cpus": 0}, "group g is full"),
-        "depends": ({"depends_on": "never-seen"}, "never-seen"),
-        "later": ({"start_after": "2h"}, "begins"),
-        "quota": ({"project": "p", "cpus": 0}, "quota"),
-        "holder": ({}, "another run of this name"),
-    }
-    for name, (keys, _) in cases.items():
-        served.drop(name, "true", **keys)
-    for name, (_, words) in cases.items():
-        if name == "holder":
-            continue
-        served.wait_reason(name, words)
-    served.drop("circle-a", "true", depends_on="circle-b")
-    served.drop("circle-b", "true", depends_on="circle-a")
-    served.wait_reason("circle-b", "circle-a")
-    (served.root / "paused").touch()
-    served.wait_reason("wants-cpus", "paused")
-    (served.root / "paused").unlink()
-    served.wait_reason("wants-cpus", "cpus")
-    served.path("queued", "holder").unlink()
-    served.path("running", "holder").unlink()
-    served.wait_done("holder", "wants-cpus", "grouped", "quota")
-
-
 def test_a_job_cancelled_without_a_dispatcher_is_told_as_its_record_will_be(served: Served) -> None:
     """Every view has who, what and why, before the next dispatcher records the end and after."""
     _configure(served, "autostart = false\n")

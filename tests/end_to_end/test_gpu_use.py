@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,26 +112,6 @@ def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nv
     assert "busy" in gpus.spool("stats").stdout
     assert "BUSY" in gpus.spool("stats", "--by", "user").stdout
     assert "90% at most" in gpus.spool("show", "train").stdout
-
-
-def test_what_was_added_up_outlives_the_dispatcher(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """One that is killed leaves its sums in the metadir, and the next one goes on from there."""
-    gpus.start()
-    gpus.begun("train", _UNTIL_GO, gpus=1)
-    fake_nvml.busy(_UUID, 80, 0)
-    fake_nvml.busy(_OTHER, 80, 0)
-    gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [80], "a look")
-    gpus.stop()
-    before = tomllib.loads(gpus.record("train", "gpus.toml") or "")["gpu_use"][0]
-    assert before["peak_percent"] == 80
-    fake_nvml.busy(_UUID, 10, 0)
-    fake_nvml.busy(_OTHER, 10, 0)
-    gpus.start()
-    gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [10], "another look")
-    gpus.restart()
-    use = _go(gpus, "train")["gpu_use"][0]
-    assert use["peak_percent"] == 80
-    assert use["watched_ms"] >= before["watched_ms"]
 
 
 def test_a_record_that_says_nonsense_counts_as_none(gpus: Served) -> None:

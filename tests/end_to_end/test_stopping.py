@@ -11,11 +11,6 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, pids_in
-from spool.query.details import job_details
-from spool.query.explain import preview, why
-from spool.query.jobs import JobLister
-from spool.query.machine import machine_status
-from spool.store.spool import Spool
 from support import wait_for
 
 EXECUTORS = ("process", "sh", "tmux")
@@ -293,25 +288,6 @@ def test_a_process_tree_over_its_memory_is_stopped(shared: Served) -> None:
     assert not marked(shared.root, "greedy")
 
 
-@pytest.mark.executors("process")
-def test_shared_memory_counts_once(served: Served) -> None:
-    """Ten processes that share 100 MB by fork use 100 MB, and stay within 200."""
-    program = (
-        "import os, time\n"
-        "x = bytearray(100 << 20)\nx[::4096] = b'x' * len(x[::4096])\n"
-        "import gc; gc.freeze()\n"
-        "children = [os.fork() for _ in range(1)]\n"
-        "for _ in range(3):\n    children.append(os.fork())\n"
-        "time.sleep(3)\n"
-        "print('done', flush=True)"
-    )
-    (served.root.parent / "shares.py").write_text(program)
-    served.drop("shares", [sys.executable, "shares.py"], memory="250M", kill_grace="1s")
-    assert served.run() == 0
-    result = served.result("shares")
-    assert result["outcome"] == "finished", result
-
-
 def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
     """A run that goes over its memory under a second dispatcher is stopped by that."""
     program = _ALLOCATE.replace(
@@ -322,47 +298,6 @@ def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
     served.restart()
     (served.root.parent / "go").touch()
     assert served.wait_outcome("late") == "out_of_memory"
-
-
-@pytest.mark.executors("process")
-def test_every_view_says_that_leftovers_are_being_ended(served: Served) -> None:
-    """While what a command left behind is being ended, its run is stopping and keeps what it has, in every view."""
-    served.serves("cpus = 1\n")
-    stubborn = "setsid sh -c 'trap \"\" TERM; echo $$; exec >/dev/null 2>&1; while :; do sleep 0.05; done' &\n"
-    served.drop("left", f"{stubborn}until [ -s $SPOOL_METADIR/log ]; do sleep 0.01; done", kill_grace="1h")
-    served.drop("next", "true")
-    served.until(lambda: served.state()["jobs"].get("left", {}).get("state") == "stopping", "the end of the command")
-    seen = _views(served)
-    served.kill()  # and without a dispatcher the files and the processes say the same
-    unserved = _views(served)
-    served.start()
-    os.kill(_pids(served, "left", 1)[0], signal.SIGKILL)
-    assert served.wait_outcome("left") == "finished"
-    assert seen == unserved
-    assert seen == {
-        "ls": ("stopping", "its command has ended, but processes that it started are still running"),
-        "show": [("stopping", "its command has ended, but processes that it started are still running")],
-        "why left": "is being stopped",
-        "why next": ["cpus"],
-        "plan": ["cpus"],
-        "info": (1, [("left", True)]),
-    }
-
-
-def _views(served: Served) -> dict[str, object]:
-    """Return what the commands print; asked here, since starting them takes longer than they do."""
-    spool = Spool(str(served.root))
-    row = next(row for row in JobLister(spool).listing().rows if row.name == "left")
-    doing = why(spool, "left").doing
-    info = machine_status(spool)
-    return {
-        "ls": (row.state, row.reason),
-        "show": [(run.state, run.reason) for run in job_details(spool, "left").runs],
-        "why left": "is being stopped" if "is being stopped" in doing else doing,
-        "why next": [no.code for no in why(spool, "next").reasons],
-        "plan": [each.code for each in preview(spool).waits],
-        "info": (info.cpus_granted, [(each.run.name, each.run.stopping) for each in info.runs]),
-    }
 
 
 def test_the_limit_of_a_job_that_runs_can_be_changed(live: Served) -> None:

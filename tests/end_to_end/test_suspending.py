@@ -94,19 +94,6 @@ def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
     assert line["suspended_ms"] == result["suspended_ns"] // 1_000_000
 
 
-def test_the_limit_ends_a_job_that_goes_on_after_its_whole_time(shared: Served) -> None:
-    """What was left of the limit is left when it goes on, and no more."""
-    name = "over"
-    shared.up(name, "echo up; sleep 1000", time_limit="5s")
-    _order(shared, name).touch()
-    shared.until(lambda: _is_suspended(shared, name), "a suspended job")
-    shared.looked()
-    _order(shared, name).unlink()
-    result = shared.wait_done(name)
-    assert result["outcome"] == "timeout"
-    assert result["ended_at_ns"] - result["started_at_ns"] - result["suspended_ns"] >= 5e9
-
-
 def test_a_suspended_job_that_is_cancelled_hears_term_before_its_grace_is_over(shared: Served) -> None:
     """It is woken to hear it, so that it can tidy up, and does not wait for KILL."""
     name = "tidy"

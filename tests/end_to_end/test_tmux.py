@@ -253,29 +253,6 @@ def test_a_server_that_hangs_delays_nobody_else(served: Served) -> None:
     served.cancels("first")
 
 
-def test_a_job_waits_until_tmux_is_installed(served: Served, tmp_path: Path) -> None:
-    """Without tmux its jobs wait and say why, others run, and once it is there they start by themselves."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in ("sh", "env", "true", "sleep"):
-        found = shutil.which(name)
-        assert found is not None
-        (programs / name).symlink_to(found)
-    served.environment["PATH"] = str(programs)
-    served.serves('executor = "tmux"\nlook_every = "200ms"\n')
-    served.drop("wants", "echo $TERM", executor=None)
-    served.drop("plain", "true", executor="process")
-    assert served.wait_reason("wants", "tmux") == "executor: tmux is not installed"
-    assert served.wait_outcome("plain") == "finished"
-    said = served.spool("why", "wants").stdout
-    assert "executor: tmux is not installed" in said
-    tmux = shutil.which("tmux")
-    assert tmux is not None
-    (programs / "tmux").symlink_to(tmux)
-    assert served.wait_outcome("wants") == "finished"
-    assert (served.result("wants") or {})["executor"] == "tmux"
-
-
 def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, tmp_path: Path) -> None:
     """When the process that was to be the wrapper ends before it has written its jid, that is a start that failed."""
     programs = tmp_path / "bin"
