@@ -144,7 +144,6 @@ def test_without_a_workdir_it_is_the_home_directory(shared: Served) -> None:
         ("not-executable", {"command": ["/etc/passwd"]}, 126, "may not be executed"),
         ("a-directory", {"command": ["/etc"]}, 126, "directory"),
         ("no-shell", {"command": "true", "shell": "/no/shell"}, 127, "/no/shell"),
-        ("no-interpreter", {"command": ["a.sh"], "script": "#!/no/such/interpreter\n"}, 127, "/no/such/interpreter"),
         ("no-output", {"command": "true", "stdout": "/proc/nowhere/x"}, 125, "/proc/nowhere/x"),
         ("dir-output", {"command": "true", "stdout": "/tmp"}, 125, "it is a directory"),
         ("bad-prolog", {"command": "echo never", "prolog": "exit 9"}, 9, "the prolog ended with exit code 9"),

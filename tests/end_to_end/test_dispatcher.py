@@ -18,7 +18,7 @@ from end_to_end.hooking import hook
 from served import Served, alive, marked, overlap, pids_in
 from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
-from support import PATIENCE_S, ROOT, wait_for
+from support import PATIENCE_S, wait_for
 
 _BOTH = pytest.mark.executors("process", "tmux")
 _BLIND = """
@@ -455,19 +455,6 @@ def _read(path: Path) -> str:
         return path.read_text()
     except FileNotFoundError:
         return ""
-
-
-def test_a_spool_that_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None:
-    """No directory, no permission, a file in its place: exit code 5 and one line, no traceback."""
-    (tmp_path / "file").write_text("x")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-m", "spool", "--spool", str(tmp_path / "file"), "dispatch", "--once"],
-        env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 5, done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tmp_path: Path) -> None:

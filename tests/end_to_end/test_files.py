@@ -534,6 +534,7 @@ def test_metadirs_deleted_under_a_running_job(live: Served) -> None:
 def test_a_captured_script_runs_as_a_file_of_its_run(shared: Served) -> None:
     """Its first line says what runs it; it stays in the metadir; retries and arrays have it too."""
     script = '#!/bin/sh -e\necho $0: "$@"\n[ "$SPOOL_RUN" = 2 ] || exit 3\n'
+    assert shared.completes("no-interpreter", ["a.sh"], script="#!/no/such/interpreter\n")["exit_code"] == 127
     shared.drop("captured", ["a.sh", "x y", "--lr"], script=script, retry={"max": 1})
     assert shared.wait_done("captured") is not None
     path = shared.root / "jobs" / "captured" / "1" / "script"
