@@ -34,6 +34,7 @@ def _limit(spool: Served, limit: str = "300ms", more: str = "") -> None:
 
 def test_a_job_that_runs_is_told_from_its_arrival_to_its_end(served: Served) -> None:
     """In the order in which it happens, whoever is asked; each run that is not the last is followed by a retrying."""
+    _limit(served, "10m")  # for so long a question waits for what comes before it
     _hook_all(served)
     # Slow: who is asked meanwhile, without waiting for it, is first.
     hook(served, "queued", f"for i in 1 2 3 4 5; do grep -q submitting {LEDGER} && break; sleep 0.05; done; {RECORD}")
@@ -150,6 +151,7 @@ def test_reservations_are_told_by_the_clock_and_by_hand(gpus: Served) -> None:
 
 def test_an_array_is_told_of_with_its_tasks(served: Served) -> None:
     """Each task is queued and ends as a job of its own, and the array's end comes after theirs."""
+    _limit(served, "10m")  # for so long a question waits for what comes before it
     _hook_all(served)
     hook(served, "finished.d/facts", "cat >> facts")
     served.drop("sweep", ["/bin/true"], array="0-1")
@@ -336,6 +338,7 @@ def test_the_dispatcher_killed_loses_nothing(served: Served) -> None:
 
 def test_a_dispatcher_of_one_pass_tells_what_it_has_done(served: Served, tmp_path: Path) -> None:
     """`dispatch --once` returns when its hooks have run; one that is asked about is waited for."""
+    _limit(served, "10m")  # for so long a question waits for what comes before it
     for name in ("queued", "submitting", "submitted"):
         hook(served, name)
     gate = tmp_path / "gate"  # else a slow first pass would see the end as well
