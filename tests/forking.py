@@ -33,6 +33,13 @@ _LIMITS = {number for name, number in vars(resource).items() if name.startswith(
 # Where other tests start and end processes all the time no search for what a killed wrapper has left is certain; each
 # would then go on for ten seconds.
 _SEARCH_NS = 2 * 10**9
+
+
+def _counts(environment: Mapping[str, str]) -> dict[str, str]:
+    return {key: environment[key] for key in environment if key.startswith(_AT_START)}
+
+
+_OWN = _counts(os.environ) | {"PYTHONPATH": SOURCE}
 _IS_REAL = "REAL_STARTS" in os.environ
 
 
@@ -78,8 +85,7 @@ class Forked:
 def can_fork(environment: Mapping[str, str]) -> bool:
     """Whether a fork can have that environment."""
     size = sum(len(os.fsencode(f"{key}={value}")) + 1 for key, value in environment.items())
-    given, own = ({key: each[key] for key in each if key.startswith(_AT_START)} for each in (environment, os.environ))
-    return not _IS_REAL and size < _ROOM and given == own | {"PYTHONPATH": SOURCE}
+    return not _IS_REAL and size < _ROOM and _counts(environment) == _OWN
 
 
 def fork(words: Sequence[str], environment: Mapping[str, str], streams: Sequence[int], cwd: str | None = None, *,
