@@ -11,10 +11,11 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from msgspec.structs import replace
 
+import forking
 from spool.core import layout
 from spool.core.errors import ExitCode
 from spool.core.model import Grant, Result, State
@@ -23,6 +24,8 @@ from spool.machine import identity
 from spool.store.ownership import this_user
 from spool.testing.served import PATIENCE_S, ServedSpool, wait_for
 from support import ROOT
+
+forking.parent()  # before any test: it belongs to none
 
 _WITHOUT_COMPILED = (
     "-c",
@@ -56,6 +59,9 @@ class Served(ServedSpool):
         *inherits* are descriptors that are left open for it.
         """
         with self.stderr.open("ab") as stderr:
+            if not inherits and forking.can_fork(self.environment):
+                code = self._forked(arguments or ("--until-idle",)).wait(PATIENCE_S)
+                return 0 if code == ExitCode.JOBS_FAILED and not arguments else code
             code = subprocess.run(
                 self._command(arguments or ("--until-idle",)),
                 env=self.environment,
@@ -68,9 +74,64 @@ class Served(ServedSpool):
             ).returncode
         return 0 if code == ExitCode.JOBS_FAILED and not arguments else code
 
+    def begin(self, *arguments: str, prefix: Sequence[str] = ()) -> Any:
+        """Start a dispatcher and do not wait for it."""
+        if prefix or not forking.can_fork(self.environment):
+            return super().begin(*arguments, prefix=prefix)
+        assert self.process is None
+        self.process = self._forked(arguments)  # type: ignore[assignment]
+        return self.process
+
+    def _forked(self, arguments: Sequence[str]) -> forking.Forked:
+        words = ["--spool", str(self.root), "dispatch", *arguments]
+        with self.stderr.open("ab") as stderr, open(os.devnull) as stdin:
+            streams = [stdin.fileno(), stderr.fileno(), stderr.fileno()]
+            return forking.fork(words, self.environment, streams, compiled=self._program[0] == "-m")
+
+    def spool(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command of the command line to its end."""
+        environment = options.get("env", self.environment)
+        if options.keys() - {"env", "cwd", "input"} or not forking.can_fork(environment):
+            return super().spool(*arguments, **options)
+        return forking.answered(
+            arguments, environment, cwd=options.get("cwd"), data=options.get("input", ""), timeout=PATIENCE_S
+        )
+
     def move(self, name: str, source: str, target: str) -> None:
         """`mv SOURCE/NAME.toml TARGET/`."""
         self.path(source, name).rename(self.path(target, name))
+
+    # What many tests do with a job.
+
+    def restart(self) -> None:
+        """Kill the dispatcher and start the next one."""
+        self.kill()
+        self.start()
+
+    def serves(self, configuration: str) -> Self:
+        """Write the configuration and start a dispatcher."""
+        (self.root / "config.toml").write_text(configuration)
+        return self.start()
+
+    def begun(self, name: str, command: str | Sequence[str], **keys: Any) -> int:
+        """Drop a job and return the pid of its wrapper, once that has said who it is."""
+        self.drop(name, command, **keys)
+        return self.pid(name)
+
+    def up(self, name: str, command: str | Sequence[str], **keys: Any) -> None:
+        """Drop a job and wait until its command has said `up`."""
+        self.drop(name, command, **keys)
+        self.says(name, "up")
+
+    def completes(self, name: str, command: str | Sequence[str] | bytes, **keys: Any) -> dict[str, Any]:
+        """Drop a job, wait until it lies in `done/`, and return how it ended."""
+        self.drop(name, command, **keys)
+        return self.wait_done(name) or {}
+
+    def cancels(self, name: str, run: int = 1) -> None:
+        """Cancel a job that runs by `rm`, and wait until that is recorded."""
+        self.path("running", name).unlink()
+        assert self.wait_outcome(name, run) == "cancelled"
 
     # What became of them.
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from served import Served
 from support import ROOT
+
+Plugged = Callable[..., Served]
+"""Makes a spool whose dispatcher has plugins: the fixture `plugged`."""
 
 MARKER = "from spool.listeners.plugins import hookimpl\n"
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from typing import Any
 
 from served import Served
 
 EXECUTORS = ("process",)
-EATS = f"{sys.executable} -c 'b = bytearray(150 << 20); b[::4096] = b[::4096]; print(\"fed\", flush=True); input()'"
 
 
 def said(served: Served, *words: str) -> dict[str, Any]:
@@ -39,8 +37,7 @@ def test_what_real_jobs_used_is_known_also_of_one_that_outlived_its_dispatcher(s
     gate = served.root.parent / "gate"
     works = "n=0; until [ $n -eq 100000 ]; do n=$((n + 1)); done"  # for more than a tick of the kernel's count
     waits = f"until [ -e {gate} ]; do sleep 0.05; done"
-    served.drop("outlives", f"{works}; echo up; {waits}", memory="1G", time_limit="1h")
-    served.says("outlives", "up")
+    served.up("outlives", f"{works}; echo up; {waits}", memory="1G", time_limit="1h")
     served.kill()
     now = said(served, "seff", "outlives")
     assert (now["state"], now["so_far"], now["time_limit_ns"]) == ("running", True, 3600 * 10**9)
@@ -61,26 +58,3 @@ def test_what_real_jobs_used_is_known_also_of_one_that_outlived_its_dispatcher(s
     assert (whole["total"]["cpu_used_runs"], whole["unreadable_lines"]) == (4, 0)
     assert {each["state"]: each["runs"] for each in whole["groups"]} == {"finished": 2, "failed": 2}
     assert 2 <= whole["total"]["peak_cpus"] <= 4
-
-
-def test_an_array_and_a_run_over_its_memory(served: Served) -> None:
-    """The tasks are summed up while one still runs; a job that was ended for its memory is told to ask for twice."""
-    (served.root / "config.toml").write_text("cpus = 8\n")
-    served.start()
-    gate = served.root.parent / "gate"
-    command = f"[ $SPOOL_ARRAY_INDEX != 2 ] || until [ -e {gate} ]; do sleep 0.05; done"
-    served.drop("sweep", command, array="0-2", time_limit="1h")
-    served.drop("greedy", f"tail -f /dev/null | {EATS}", memory="100M")
-    served.wait_done("greedy", "sweep_0", "sweep_1")
-    served.pid("sweep_2")  # it has begun
-    found = said(served, "seff", "sweep")
-    assert (found["tasks"], found["states"]) == (3, {"running": 1, "finished": 2})
-    assert (found["time_limit_ns"], found["run_time_ns"]["known"]) == (3600 * 10**9, 2)
-    gate.touch()
-    served.wait_done("sweep")
-    assert said(served, "seff", "sweep")["states"] == {"finished": 3}
-    greedy = said(served, "seff", "greedy")
-    assert greedy["state"] == "out_of_memory"
-    assert greedy["memory_efficiency"] > 1
-    assert greedy["advice"]["memory_bytes"] >= 200 << 20
-    assert served.stop(signal.SIGTERM) == 0

@@ -20,7 +20,6 @@ def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Se
     file = shared.drop("hundred", "echo $SPOOL_ARRAY_INDEX {index}; sleep 0.02", cpus=0, array="0-99%4")
     text = file.read_bytes()
     result = shared.wait_done("hundred")
-    assert result is not None
     assert (result["outcome"], result["reason"]) == ("finished", "100 of 100 finished")
     lines = _ledger(shared, "hundred_")
     assert sorted(str(line["job"]) for line in lines) == sorted(f"hundred_{index}" for index in range(100))
@@ -28,14 +27,6 @@ def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Se
     assert all(shared.log(f"hundred_{index}") == f"{index} {index}\n" for index in (0, 7, 99))
     assert shared.path("done", "hundred").read_bytes() == text
     assert "hundred" not in {line["job"] for line in shared.history()}, "an array is no run"
-
-
-def test_tasks_run_in_the_order_of_their_indices(shared: Served) -> None:
-    """With one at a time, task 2 runs before task 10."""
-    shared.drop("ordered", "true", cpus=0, array="0-11%1")
-    shared.wait_done("ordered")
-    lines = sorted(_ledger(shared, "ordered_"), key=lambda line: str(line["started_at"]))
-    assert [line["job"] for line in lines] == [f"ordered_{index}" for index in range(12)]
 
 
 def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served) -> None:
@@ -55,57 +46,6 @@ def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served)
     assert not {"parameters", "metrics"} & result.keys()
 
 
-def test_a_matrix_puts_its_values_in(shared: Served, tmp_path: Path) -> None:
-    """Every combination runs with its own values in the command, the variables and the paths."""
-    shared.drop(
-        "grid",
-        ["/bin/sh", "-c", 'echo "$0 $X ${rate}"', "{rate}-{kind}"],
-        matrix={"rate": [0.1, 1], "kind": ["a b", "c"]},
-        env={"X": "x{index}", "rate": "env"},
-        stdout=str(tmp_path / "{rate}{kind}.out"),
-    )
-    shared.wait_done("grid")
-    assert {path.name: path.read_text() for path in tmp_path.glob("*.out")} == {
-        "0.1a b.out": "0.1-a b x0 env\n",
-        "0.1c.out": "0.1-c x1 env\n",
-        "1a b.out": "1-a b x2 env\n",
-        "1c.out": "1-c x3 env\n",
-    }
-
-
-def test_one_bad_task_makes_the_array_failed(shared: Served) -> None:
-    """The array has failed if one task did, and its reason counts them."""
-    shared.drop("mixed", "exit {index}", array="0-2")
-    result = shared.wait_done("mixed")
-    assert result is not None
-    assert (result["outcome"], result["reason"]) == ("failed", "1 of 3 finished, 2 failed")
-
-
-def test_a_dependency_on_an_array_means_all_its_tasks(shared: Served) -> None:
-    """A job that depends on an array starts when all its tasks have finished, also when it came first."""
-    shared.drop("after-all", "cat ../*/1/log", workdir=str(shared.root / "jobs" / "part_0"), depends_on=["part"])
-    shared.drop("cleanup", "true", depends_on={"failed": ["bad-part"]})
-    shared.drop("part", "sleep 0.0{index}; echo done-{index}", array="0-4")
-    shared.drop("bad-part", "exit {index}", array="0-1")
-    shared.wait_done("after-all", "cleanup")
-    assert shared.outcome("cleanup") == "finished"
-    ends = [shared.result(f"part_{index}")["ended_at_ns"] for index in range(5)]  # type: ignore[index]
-    after = shared.result("after-all")
-    assert after is not None
-    assert after["started_at_ns"] >= max(ends)
-
-
-def test_each_pairs_the_tasks_of_two_arrays(shared: Served) -> None:
-    """Task 3 of one array waits for task 3 of the other, and for no more."""
-    go = shared.root.parent / "go-each"
-    shared.drop("first", f"test {{index}} != 1 || until [ -e {go} ]; do sleep 0.01; done", cpus=0, array="0-2")
-    shared.drop("second", "true", cpus=0, array="0-2", depends_on={"each": "first"})
-    shared.wait_done("second_0", "second_2")
-    assert shared.places("second_1") == ["queued"]
-    go.touch()
-    assert shared.wait_done("second") is not None
-
-
 def test_deleting_the_array_cancels_what_is_left_of_it(shared: Served) -> None:
     """`rm running/sweep.toml` stops the tasks that run and ends those that wait, and leaves nothing alive."""
     shared.drop("doomed", "echo up; exec sleep 1000", cpus=0, array="0-19%2")
@@ -113,7 +53,6 @@ def test_deleting_the_array_cancels_what_is_left_of_it(shared: Served) -> None:
     shared.says("doomed_1", "up")
     shared.path("running", "doomed").unlink()
     result = shared.wait_done("doomed")
-    assert result is not None
     assert result["outcome"] == "cancelled"
     assert "deleted from running/" in result["reason"]
     outcomes = {str(line["job"]): line["outcome"] for line in _ledger(shared, "doomed_")}
@@ -128,7 +67,6 @@ def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
     shared.says("alone_1", "up")
     shared.path("running", "alone_1").unlink()
     result = shared.wait_done("alone")
-    assert result is not None
     assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
 
 
@@ -145,62 +83,44 @@ def test_a_held_array_starts_nothing_more(shared: Served) -> None:
     assert shared.runs("parked_1") == []
     assert shared.state()["jobs"]["parked"]["state"] == "held"
     shared.move("parked", "held", "queued")
-    result = shared.wait_done("parked")
-    assert result is not None
-    assert result["reason"] == "4 of 4 finished"
+    assert shared.wait_done("parked")["reason"] == "4 of 4 finished"
     assert [shared.runs(f"parked_{index}") for index in range(4)] == [[1]] * 4
 
 
-def test_an_array_that_has_ended_is_one_row_of_the_list(served: Served) -> None:
+def test_an_array_that_has_ended_is_one_row_of_the_list(live: Served) -> None:
     """It stands for its tasks as they ended last, also for one that was run again; all are there when asked for."""
-    served.start()
-    served.drop("row", "test {index} != 1 || test $SPOOL_RUN = 2", cpus=0, array="0-2")
-    served.wait_done("row")
-    assert served.spool("wait", "row").returncode == 1
-    served.drop("row_9", "true", cpus=0)
-    served.move("row_1", "done", "queued")
-    served.wait_outcome("row_1", 2)
-    served.wait_done("row_9")
-    rows = {row["name"]: row for row in json.loads(served.spool("ls", "--json").stdout)["jobs"]}
+    live.completes("row", "test {index} != 1 || test $SPOOL_RUN = 2", cpus=0, array="0-2")
+    assert live.spool("wait", "row").returncode == 1
+    live.drop("row_9", "true", cpus=0)
+    live.move("row_1", "done", "queued")
+    live.wait_outcome("row_1", 2)
+    live.wait_done("row_9")
+    rows = {row["name"]: row for row in json.loads(live.spool("ls", "--json").stdout)["jobs"]}
     assert set(rows) == {"row", "row_1", "row_9"}
     assert (rows["row"]["state"], rows["row"]["reason"]) == ("finished", "3 of 3 finished")
-    assert json.loads(served.spool("ls", "row", "--json").stdout)["jobs"] == [rows["row"]]
-    shown = json.loads(served.spool("show", "row", "--json").stdout)
+    assert json.loads(live.spool("ls", "row", "--json").stdout)["jobs"] == [rows["row"]]
+    shown = json.loads(live.spool("show", "row", "--json").stdout)
     assert shown["row"] == rows["row"]
     assert (shown["runs"][-1]["state"], shown["runs"][-1]["reason"]) == ("finished", "3 of 3 finished")
-    assert served.spool("wait", "row").returncode == 0
-    served.drop("next", "true", cpus=0, depends_on="row")
-    served.wait_outcome("next")
-    assert served.outcome("next") == "finished"
-    served.move("row_0", "done", "held")
-    assert served.spool("wait", "row", "--timeout", "300ms").returncode == 124
-    [row] = json.loads(served.spool("ls", "row", "--json").stdout)["jobs"]
+    assert live.spool("wait", "row").returncode == 0
+    live.drop("next", "true", cpus=0, depends_on="row")
+    live.wait_outcome("next")
+    assert live.outcome("next") == "finished"
+    live.move("row_0", "done", "held")
+    assert live.spool("wait", "row", "--timeout", "300ms").returncode == 124
+    [row] = json.loads(live.spool("ls", "row", "--json").stdout)["jobs"]
     assert (row["state"], row["reason"]) == ("running", "2 of 3 finished, 1 still active")
-    served.move("row_0", "held", "done")
-    served.wait_outcome("row_0", 2)
-    [row] = json.loads(served.spool("ls", "row", "--json").stdout)["jobs"]
+    live.move("row_0", "held", "done")
+    live.wait_outcome("row_0", 2)
+    [row] = json.loads(live.spool("ls", "row", "--json").stdout)["jobs"]
     assert (row["state"], row["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
-    everything = json.loads(served.spool("ls", "--all", "--json").stdout)["jobs"]
+    everything = json.loads(live.spool("ls", "--all", "--json").stdout)["jobs"]
     assert {row["name"] for row in everything} == {"next", "row", "row_0", "row_1", "row_2", "row_9"}
-
-
-def test_an_array_is_not_expanded_onto_a_disk_that_is_short(served: Served) -> None:
-    """It waits, with the reason of any other job, and nothing is written; with room it goes on."""
-    (served.root / "config.toml").write_text('disk_floor = "8000000T"\n')
-    served.start()
-    served.drop("wide", "true", cpus=0, array="0-2")
-    served.wait_reason("wide", " free, floor ")
-    assert not (served.root / "jobs" / "wide").exists()
-    (served.root / "config.toml").write_text('disk_floor = "0M"\n')
-    result = served.wait_done("wide")
-    assert result is not None
-    assert result["reason"] == "3 of 3 finished"
 
 
 def test_an_array_runs_again_from_done(shared: Served) -> None:
     """Moved from done/ to queued/ it is expanded again, edits and all; earlier runs keep their metadirs."""
-    shared.drop("again", "true", cpus=0, array="0-2")
-    shared.wait_done("again")
+    shared.completes("again", "true", cpus=0, array="0-2")
     shared.drop("again", "true", cpus=0, array="0-1")
     wait_for(lambda: shared.result("again", 2), what="the second run")
     shared.wait_done("again")
@@ -227,8 +147,7 @@ def test_a_value_that_makes_no_job_is_told_beside_the_array(shared: Served) -> N
     wait_for(error.exists, what="the complaint")
     assert "task wrong_1" in error.read_text()
     assert shared.runs("wrong_0") == []
-    shared.drop("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "/"]})
-    shared.wait_done("wrong")
+    shared.completes("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "/"]})
     assert not error.exists()
 
 
@@ -243,9 +162,7 @@ def test_an_array_outlives_its_dispatcher(served: Served) -> None:
     assert served.places("long") == ["running"]
     go.touch()
     served.start()
-    result = served.wait_done("long")
-    assert result is not None
-    assert result["reason"] == "6 of 6 finished"
+    assert served.wait_done("long")["reason"] == "6 of 6 finished"
     assert [served.runs(f"long_{index}") for index in range(6)] == [[1]] * 6
     assert not os.listdir(served.root / "jobs" / "long" / "1" / "tasks")
 
@@ -273,9 +190,7 @@ def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     }
     assert served.spool("cancel", "whole", "--reason", "enough").returncode == 0
     assert served.spool("wait", "whole").returncode == 130
-    result = served.result("whole")
-    assert result is not None
-    assert "enough" in result["reason"]
+    assert "enough" in served.result("whole")["reason"]
     assert served.places("whole_2") == ["done"]
     assert served.spool("requeue", "whole").returncode == 0
     go.touch()
@@ -295,45 +210,33 @@ def test_an_array_put_back_into_queued_goes_on(shared: Served) -> None:
     assert [shared.runs(f"back_{index}") for index in range(2)] == [[1], [1]]
 
 
-def test_until_idle_leaves_a_held_array_behind(served: Served) -> None:
-    """A dispatcher that runs until idle expands and runs arrays, and does not wait for one that is held."""
-    served.drop("idle", "true", array="0-9")
-    served.drop("held", "true", array="0-9", place="held")
-    assert served.run() == 0
-    assert served.places("idle") == ["done"]
-    assert served.places("held") == ["held"]
-
-
-def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(served: Served) -> None:
+def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(live: Served) -> None:
     """A higher `max_running` starts more of the tasks that are issued, a lower one waits, also after a restart."""
-    served.start()
-    served.drop("sweep", "exec sleep 1000", array="0-5", max_running=1, cpus=0)
-    served.pid("sweep_0")
-    served.wait_reason("sweep_5", "array limit: 1 of 1 running")
-    assert served.spool("edit", "sweep", "--max-running", "3").returncode == 0
-    served.wait_reason("sweep_5", "array limit: 3 of 3 running")
-    assert "array limit: 3 of 3 running" in served.spool("why", "sweep_5").stdout
-    served.kill()
-    served.start()
-    served.wait_reason("sweep_5", "array limit: 3 of 3 running")
-    assert served.spool("edit", "sweep", "--max-running", "2").returncode == 0
-    served.wait_reason("sweep_5", "array limit: 3 of 2 running")
-    served.path("running", "sweep").write_text("array = [")
-    served.looked()
-    assert "array limit: 3 of 2 running" in served.reason("sweep_5")
+    live.drop("sweep", "exec sleep 1000", array="0-5", max_running=1, cpus=0)
+    live.pid("sweep_0")
+    live.wait_reason("sweep_5", "array limit: 1 of 1 running")
+    assert live.spool("edit", "sweep", "--max-running", "3").returncode == 0
+    live.wait_reason("sweep_5", "array limit: 3 of 3 running")
+    assert "array limit: 3 of 3 running" in live.spool("why", "sweep_5").stdout
+    live.restart()
+    live.wait_reason("sweep_5", "array limit: 3 of 3 running")
+    assert live.spool("edit", "sweep", "--max-running", "2").returncode == 0
+    live.wait_reason("sweep_5", "array limit: 3 of 2 running")
+    live.path("running", "sweep").write_text("array = [")
+    live.looked()
+    assert "array limit: 3 of 2 running" in live.reason("sweep_5")
 
 
-def test_a_job_with_the_name_of_an_earlier_array_stands_for_itself(served: Served) -> None:
+def test_a_job_with_the_name_of_an_earlier_array_stands_for_itself(live: Served) -> None:
     """What depends on it goes by the newest end of that name, also if the job was cancelled before it started."""
-    served.start()
-    served.drop("prep", "true", cpus=0, array="0-1")
-    served.drop("first", "true", cpus=0, depends_on="prep")
-    assert served.wait_outcome("first") == "finished"
-    (served.root / "paused").touch()
-    served.drop("prep", "true", cpus=0)
-    served.wait_reason("prep", "paused")
-    served.move("prep", "queued", "done")
-    served.wait_outcome("prep", 2)
-    (served.root / "paused").unlink()
-    served.drop("second", "true", cpus=0, depends_on="prep")
-    assert served.wait_outcome("second") == "cancelled"
+    live.drop("prep", "true", cpus=0, array="0-1")
+    live.drop("first", "true", cpus=0, depends_on="prep")
+    assert live.wait_outcome("first") == "finished"
+    (live.root / "paused").touch()
+    live.drop("prep", "true", cpus=0)
+    live.wait_reason("prep", "paused")
+    live.move("prep", "queued", "done")
+    live.wait_outcome("prep", 2)
+    (live.root / "paused").unlink()
+    live.drop("second", "true", cpus=0, depends_on="prep")
+    assert live.wait_outcome("second") == "cancelled"

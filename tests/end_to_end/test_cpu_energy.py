@@ -58,8 +58,7 @@ def _go(spool: Served, name: str) -> dict[str, Any]:
 def test_the_cpu_energy_of_a_run_is_recorded_and_costs_money(spool: Served, powercap: FakePowercap) -> None:
     """Over a wrap of the counter and the death of the dispatcher, whose absence is unknown and costs nothing."""
     spool.start()
-    spool.drop("train", _UNTIL_GO, cpus=_CPUS, project="llm")
-    spool.pid("train")
+    spool.begun("train", _UNTIL_GO, cpus=_CPUS, project="llm")
     assert _so_far(spool, "train") is None
     _used(powercap, 49 * _J)
     spool.stop()

@@ -29,10 +29,8 @@ def take_away(path: Path, how: str) -> None:
 @pytest.mark.parametrize("name", EVERYONE)
 def test_a_directory_that_is_taken_away_is_made_again(served: Served, name: str, how: str) -> None:
     """Whichever directory goes, jobs start, end, are held and cancelled as before, by events and not by polling."""
-    (served.root / "config.toml").write_text('look_every = "1h"\n')
-    served.start()
-    served.drop("before", "true")
-    served.wait_done("before")
+    served.serves('look_every = "1h"\n')
+    served.completes("before", "true")
     path = served.root / name
     if not path.is_dir():
         pytest.skip("it is not there until it is needed")
@@ -41,15 +39,13 @@ def test_a_directory_that_is_taken_away_is_made_again(served: Served, name: str,
     if name in layout.DIRECTORIES:
         served.until(path.is_dir, f"{name}/ again")
         wait_for(lambda: stat.S_IMODE(path.stat().st_mode) == mode)
-    served.drop("after", "true")
-    served.wait_done("after")
+    served.completes("after", "true")
     assert served.outcome("after") == "finished"
     served.drop("parked", "true", place="held")
     served.wait_place("parked", "held")
     served.move("parked", "held", "queued")
     served.wait_done("parked")
-    served.drop("long", "sleep 1000")
-    served.pid("long")
+    served.begun("long", "sleep 1000")
     served.path("running", "long").unlink()
     served.wait_done("long")
     assert served.outcome("long") == "cancelled"
@@ -62,10 +58,8 @@ def test_a_directory_that_is_taken_away_is_made_again(served: Served, name: str,
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_what_is_in_the_way_of_a_directory_is_told_and_never_deleted(served: Served, name: str, kind: str) -> None:
     """A file or a dangling link in the place of a directory is named as a problem; once it is moved, all goes on."""
-    (served.root / "config.toml").write_text('look_every = "1h"\n')
-    served.start()
-    served.drop("before", "true")
-    served.wait_done("before")
+    served.serves('look_every = "1h"\n')
+    served.completes("before", "true")
     path = served.root / name
     path.rename(served.root / "elsewhere")
     aside = served.root / "aside"
@@ -93,34 +87,29 @@ def test_what_is_in_the_way_of_a_directory_is_told_and_never_deleted(served: Ser
     path.rename(served.root / "moved")
     served.until(path.is_dir, f"{name}/ again")
     served.until(lambda: not served.state()["problems"], "the end of the problem")
-    served.drop("after", "true")
-    served.wait_done("after")
+    served.completes("after", "true")
     assert served.outcome("after") == "finished"
 
 
 @pytest.mark.parametrize("how", ["rm -r", "mv"])
-def test_running_that_is_taken_away_cancels_what_runs_with_a_record_of_each(served: Served, how: str) -> None:
+def test_running_that_is_taken_away_cancels_what_runs_with_a_record_of_each(live: Served, how: str) -> None:
     """To take `running/` away is to take each of its files away: every run is cancelled, and recorded."""
-    served.start()
     for name in ("one", "two"):
-        served.drop(name, "sleep 1000", cpus=0)
-        served.pid(name)
-    take_away(served.root / "running", how)
+        live.begun(name, "sleep 1000", cpus=0)
+    take_away(live.root / "running", how)
     for name in ("one", "two"):
-        served.wait_done(name)
-        assert served.outcome(name) == "cancelled"
-    assert sorted(line["job"] for line in served.history()) == ["one", "two"]
+        live.wait_done(name)
+        assert live.outcome(name) == "cancelled"
+    assert sorted(line["job"] for line in live.history()) == ["one", "two"]
 
 
 @pytest.mark.parametrize("how", ["rm -r", "mv"])
-def test_jobs_that_are_taken_away_leave_a_record_of_each_run(served: Served, how: str) -> None:
+def test_jobs_that_are_taken_away_leave_a_record_of_each_run(live: Served, how: str) -> None:
     """Without `jobs/` a run has no place for its exit code: it is stopped by a cancel as any other, and recorded."""
-    served.start()
-    served.drop("one", "sleep 1000", requeue=False)
-    served.pid("one")
-    take_away(served.root / "jobs", how)
-    served.until((served.root / "jobs").is_dir, "jobs/ again")
-    served.path("running", "one").unlink()
-    served.until(lambda: served.history(), "a line of the history")
-    assert [line["job"] for line in served.history()] == ["one"]
-    assert served.places("one") in ([], ["done"])
+    live.begun("one", "sleep 1000", requeue=False)
+    take_away(live.root / "jobs", how)
+    live.until((live.root / "jobs").is_dir, "jobs/ again")
+    live.path("running", "one").unlink()
+    live.until(lambda: live.history(), "a line of the history")
+    assert [line["job"] for line in live.history()] == ["one"]
+    assert live.places("one") in ([], ["done"])

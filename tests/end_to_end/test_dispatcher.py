@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from end_to_end.hooking import hook
 from served import Served, alive, marked, overlap, pids_in
 from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
-from support import PATIENCE_S, ROOT, wait_for
+from support import PATIENCE_S, wait_for
 
 _BOTH = pytest.mark.executors("process", "tmux")
 _BLIND = """
@@ -43,91 +44,16 @@ def _configure(served: Served, text: str) -> None:
 # Order and room.
 
 
-def test_priority_then_arrival_decides(served: Served) -> None:
-    """With one CPU, jobs start by priority, and among equals in the order in which they came."""
-    _configure(served, "cpus = 1\n")
-    served.drop("gate", "until [ -e go ]; do sleep 0.02; done", priority=255)
-    served.start()
-    served.pid("gate")
-    for at, priority in enumerate((10, 200, 10, 0, 200, 10)):
-        served.drop(f"job-{at}", "true", priority=priority)
-    served.wait_reason("job-5", "cpus")
-    (served.root.parent / "go").touch()
-    served.wait_done(*(f"job-{at}" for at in range(6)))
-    started = [line["job"] for line in sorted(served.history(), key=lambda line: line["started_at"])]
-    assert started == ["gate", "job-1", "job-4", "job-0", "job-2", "job-5", "job-3"]
-
-
 def test_nothing_is_given_twice(served: Served) -> None:
-    """Forty jobs on three CPUs never run more than three at once, and use all three."""
+    """Forty jobs on three CPUs never run more than three at once, use all three, and run once each."""
     _configure(served, "cpus = 3\n")
-    for at in range(40):
-        served.drop(f"job-{at}", ["sleep", "0.03"])
+    for at in range(40):  # each waits until as many have begun as there are CPUs
+        served.drop(f"job-{at}", "touch up-$SPOOL_JOB; until [ $(ls up-* | wc -l) -ge 3 ]; do sleep 0.02; done")
     assert served.run() == 0
     history = served.history()
     assert {line["outcome"] for line in history} == {"finished"}
-    assert len(history) == 40
-    assert 2 <= overlap(history) <= 3
-
-
-def test_a_wide_job_is_not_starved_by_narrow_ones(served: Served) -> None:
-    """A job that needs all CPUs gets them, although narrow ones keep coming before it would fit."""
-    _configure(served, "cpus = 2\n")
-    for at in range(6):
-        served.drop(f"narrow-{at}", ["sleep", "0.1"], time_limit="1m")
-    served.start()
-    served.drop("wide", "true", cpus=2, time_limit="1m")
-    for at in range(6, 30):
-        served.drop(f"narrow-{at}", ["sleep", "0.1"], time_limit="1m")
-    served.wait_done("wide")
-    served.wait_done(*(f"narrow-{at}" for at in range(30)))
-    order = [line["job"] for line in sorted(served.history(), key=lambda line: line["started_at"])]
-    assert order.index("wide") < 20
-
-
-def test_what_never_fits_says_so_and_stops_nobody(shared: Served) -> None:
-    """A job that is larger than the machine waits with that reason, and the others run."""
-    for name, keys, words in (
-        ("too-wide", {"cpus": 99}, "never fits: needs 99 CPUs"),
-        ("too-big", {"memory": "900T"}, "never fits"),
-    ):
-        shared.drop(name, "true", **keys)
-        shared.until(lambda name=name, words=words: words.lower() in shared.reason(name).lower(), f"{name}: {words}")
-    shared.looked()
-    for name in ("too-wide", "too-big"):
-        shared.path("queued", name).unlink()
-
-
-def test_every_waiting_job_has_its_reason(served: Served) -> None:
-    """Each kind of waiting is said in words, with numbers and names."""
-    _configure(served, "cpus = 2\n[quotas.projects.p]\nmax_running_jobs = 1\n")
-    served.start()
-    served.drop("holder", "exec sleep 1000", group="g", group_limit=1, project="p")
-    served.pid("holder")
-    cases = {
-        "wants-cpus": ({"cpus": 2}, "cpus: needs 2"),
-        "grouped": ({"group": "g", "group_limit": 1, "cpus": 0}, "group g is full"),
-        "depends": ({"depends_on": "never-seen"}, "never-seen"),
-        "later": ({"start_after": "2h"}, "begins"),
-        "quota": ({"project": "p", "cpus": 0}, "quota"),
-        "holder": ({}, "another run of this name"),
-    }
-    for name, (keys, _) in cases.items():
-        served.drop(name, "true", **keys)
-    for name, (_, words) in cases.items():
-        if name == "holder":
-            continue
-        served.wait_reason(name, words)
-    served.drop("circle-a", "true", depends_on="circle-b")
-    served.drop("circle-b", "true", depends_on="circle-a")
-    served.wait_reason("circle-b", "circle-a")
-    (served.root / "paused").touch()
-    served.wait_reason("wants-cpus", "paused")
-    (served.root / "paused").unlink()
-    served.wait_reason("wants-cpus", "cpus")
-    served.path("queued", "holder").unlink()
-    served.path("running", "holder").unlink()
-    served.wait_done("holder", "wants-cpus", "grouped", "quota")
+    assert sorted(line["job"] for line in history) == sorted(f"job-{at}" for at in range(40))
+    assert overlap(history) == 3
 
 
 def test_a_job_cancelled_without_a_dispatcher_is_told_as_its_record_will_be(served: Served) -> None:
@@ -156,36 +82,6 @@ def test_a_job_cancelled_without_a_dispatcher_is_told_as_its_record_will_be(serv
     assert before[3] == next(row for row in before[0] if row["name"] == "a")  # type: ignore[index, union-attr]
 
 
-def test_a_scheduling_timeout_ends_a_wait(shared: Served) -> None:
-    """What waited too long is unschedulable, with what it was waiting for, and never ran."""
-    shared.drop("impatient", "true", cpus=99, scheduling_timeout="300ms")
-    result = shared.wait_done("impatient")
-    assert result is not None
-    assert result["outcome"] == "unschedulable"
-    assert "99 CPUs" in result["reason"]
-    assert shared.record("impatient", "jid") is None
-
-
-def test_an_impossible_dependency_cancels_down_the_chain(shared: Served) -> None:
-    """When a job failed for good, those that need it are cancelled with the reason, and those that need these."""
-    shared.drop("link-3", "true", depends_on="link-2")
-    shared.drop("link-2", "true", depends_on="link-1")
-    shared.drop("after-all", "true", depends_on={"ended": ["link-3"]})
-    shared.drop("link-1", "exit 1")
-    shared.wait_done("link-1", "link-2", "link-3", "after-all")
-    assert [shared.outcome(f"link-{at}") for at in (1, 2, 3)] == ["failed", "cancelled", "cancelled"]
-    assert "link-1" in str(shared.result("link-2"))
-    assert shared.outcome("after-all") == "finished"
-
-
-def test_start_after_is_kept(shared: Served) -> None:
-    """A job does not start before its time, and wakes the dispatcher at it."""
-    shared.drop("delayed", "true", start_after="700ms")
-    result = shared.wait_done("delayed")
-    assert result is not None
-    assert result["started_at_ns"] - result["submitted_at_ns"] >= 700_000_000
-
-
 # Signals and exits.
 
 
@@ -203,27 +99,15 @@ def test_hup_reads_the_configuration_again(served: Served) -> None:
         served.wait_done("wide")
 
 
-def test_a_changed_configuration_counts_without_being_asked(served: Served) -> None:
-    """The configuration is read again when it changes, and when it goes the defaults count."""
-    _configure(served, "cpus = 1\n")
-    served.start()
-    served.drop("wide", "true", cpus=3)
-    served.wait_reason("wide", "never fits")
-    _configure(served, "cpus = 3\n")
-    served.wait_done("wide")
-
-
-def test_the_wrapper_that_is_configured_carries_out_the_next_start(served: Served, installed: str) -> None:
+def test_the_wrapper_that_is_configured_carries_out_the_next_start(live: Served, installed: str) -> None:
     """A dispatcher that is running changes over, there and back, and one of either kind ends as it should."""
-    served.start()
     for at, (text, expected) in enumerate([("", True), ('wrapper = "sh"\n', False), ('wrapper = "auto"\n', True)]):
-        _configure(served, text)
-        served.looked()
-        served.drop(f"job-{at}", f"readlink /proc/$PPID/exe > {at}; exit {at}")
-        served.wait_done(f"job-{at}")
-        ran = (served.root.parent / str(at)).read_text().rstrip("\n")
+        _configure(live, text)
+        live.looked()
+        live.completes(f"job-{at}", f"readlink /proc/$PPID/exe > {at}; exit {at}")
+        ran = (live.root.parent / str(at)).read_text().rstrip("\n")
         assert (ran == installed) == expected, ran
-    codes = {line["job"]: line["exit_code"] for line in served.history()}
+    codes = {line["job"]: line["exit_code"] for line in live.history()}
     assert [codes[f"job-{at}"] for at in range(3)] == [0, 1, 2]
 
 
@@ -242,8 +126,7 @@ def test_a_broken_configuration_is_reported_and_the_last_good_one_stays(shared: 
             problem = shared.until(lambda told=told: set(shared.state()["problems"]) - told, "a problem").pop()
             told = {problem}
             assert problem.startswith("cannot use the configuration, so the previous one stays in force")
-            shared.drop(f"five-wide-{at}", "true", cpus=5)
-            shared.wait_done(f"five-wide-{at}")
+            shared.completes(f"five-wide-{at}", "true", cpus=5)
         except BaseException:
             _configure(shared, good)
             raise
@@ -253,8 +136,7 @@ def test_a_broken_configuration_is_reported_and_the_last_good_one_stays(shared: 
 
 def test_a_dispatcher_says_that_the_defaults_apply(served: Served) -> None:
     """Where people look: one that begins with keys that it does not know, as after a downgrade, uses no other."""
-    (served.root / "config.toml").write_text("cpus = 1\nof_a_later_version = 3\n")
-    served.start()
+    served.serves("cpus = 1\nof_a_later_version = 3\n")
     served.until(lambda: served.state()["problems"], "the problem")
     for command in ("ls", "info"):
         said = served.spool(command)
@@ -298,17 +180,15 @@ def test_term_leaves_jobs_running(served: Served) -> None:
         assert served.outcome(name) is None
     served.start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        served.path("running", f"on-{number}").unlink()
-        assert served.wait_outcome(f"on-{number}") == "cancelled"
+        served.cancels(f"on-{number}")
 
 
-def test_a_second_dispatcher_is_refused(served: Served) -> None:
+def test_a_second_dispatcher_is_refused(live: Served) -> None:
     """While one lives another leaves with 6 and says why; with --once it leaves with 0."""
-    served.start()
-    assert served.run() == 6
-    assert "another dispatcher" in served.said()
-    assert served.run("--once") == 0
-    assert served.lives()
+    assert live.run() == 6
+    assert "another dispatcher" in live.said()
+    assert live.run("--once") == 0
+    assert live.lives()
 
 
 @_BOTH
@@ -407,13 +287,11 @@ def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
         file.write(b"# a comment\n")
         file.flush()
         served.start("--until-idle")
-        served.drop("other", "true")
-        served.wait_done("other")
+        served.completes("other", "true")
         assert served.lives()
         file.write(served.text("true"))
     served.wait_done("slow")
     process, served.process = served.process, None
-    assert process is not None
     assert process.wait(PATIENCE_S) == 0
     assert served.said().count("dispatcher serves") == 1
 
@@ -425,22 +303,6 @@ def test_idle_exit_leaves_after_a_while(served: Served) -> None:
     assert served.run("--idle-exit", "300ms") == 0
     assert time.monotonic() - begun >= 0.8
     assert served.outcome("short") == "finished"
-
-
-def test_a_paused_spool_starts_nothing(served: Served) -> None:
-    """While `paused` is there nothing starts and what runs goes on; it starts at once when the file goes."""
-    served.start()
-    served.drop("before", "echo up; until [ -e go ]; do sleep 0.02; done")
-    served.says("before", "up")
-    (served.root / "paused").touch()
-    served.until(lambda: served.state().get("paused"), "the pause")
-    served.drop("while", "true")
-    served.wait_reason("while", "paused")
-    (served.root.parent / "go").touch()
-    served.wait_done("before")
-    assert served.runs("while") == []
-    (served.root / "paused").unlink()
-    served.wait_done("while")
 
 
 def test_the_first_failure_pauses_where_that_is_asked_for(served: Served) -> None:
@@ -459,8 +321,7 @@ def test_the_first_failure_cancels_everything_where_that_is_asked_for(served: Se
     """`on_failure = "halt"`: what waits is cancelled and what runs is stopped, arrays too; what comes later runs."""
     _configure(served, 'cpus = 2\non_failure = "halt"\n')
     served.start()
-    served.drop("running", "exec sleep 1000")
-    served.pid("running")
+    served.begun("running", "exec sleep 1000")
     served.drop("waiting", "true", cpus=2)
     served.drop("sweep", "exec sleep 1000", array="0-9", cpus=2)
     (served.root / "held" / "parked.toml").write_text('command = "true"\n')
@@ -502,30 +363,25 @@ def test_without_file_events_it_polls_and_says_so_once(served: Served) -> None:
         )  # fmt: skip
     served.until(lambda: "serves" in served.said(), "the dispatcher")
     for at in range(2):
-        served.drop(f"blind-{at}", "true")
-        served.wait_done(f"blind-{at}")
-    served.drop("blind-cancel", "exec sleep 1000")
-    served.pid("blind-cancel")
-    served.path("running", "blind-cancel").unlink()
-    assert served.wait_outcome("blind-cancel") == "cancelled"
+        served.completes(f"blind-{at}", "true")
+    served.begun("blind-cancel", "exec sleep 1000")
+    served.cancels("blind-cancel")
     assert served.said().count("no file events") == 1
     assert "no file events" in served.state()["problems"][0]
 
 
-def test_a_sleeping_dispatcher_uses_no_cpu(served: Served) -> None:
+def test_a_sleeping_dispatcher_uses_no_cpu(live: Served) -> None:
     """With nothing to do, or a job that just runs, the dispatcher sleeps: its CPU time stands still."""
-    served.start()
-    served.drop("sleeper", "exec sleep 1000")
-    served.pid("sleeper")
-    served.looked()
-    assert served.process is not None
-    pid = served.process.pid
+    live.begun("sleeper", "exec sleep 1000")
+    live.looked()
+    assert live.process is not None
+    pid = live.process.pid
 
     def ticks() -> int:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
 
-    wait_for(lambda: served.state()["jobs"].keys() == {"sleeper"})
+    wait_for(lambda: live.state()["jobs"].keys() == {"sleeper"})
     before, begun = ticks(), time.monotonic()
     wait_for(lambda: time.monotonic() - begun > 1.5)
     assert ticks() - before <= 10  # a tenth of a second at most, of one and a half
@@ -552,8 +408,7 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
     served.stderr = tmp_path / "stderr"
     _configure(served, 'disk_floor = "64K"\nlook_every = "300ms"\n')
     served.start()
-    served.drop("runs", "until [ -e go ]; do sleep 0.05; done; exit 4", workdir=str(tmp_path))
-    served.pid("runs")
+    served.begun("runs", "until [ -e go ]; do sleep 0.05; done; exit 4", workdir=str(tmp_path))
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
@@ -568,8 +423,7 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
     filler.unlink()
     served.wait_done("runs")
     assert served.result("runs")["exit_code"] == 4  # type: ignore[index]
-    served.drop("after", "true", workdir=str(tmp_path))
-    served.wait_done("after")
+    served.completes("after", "true", workdir=str(tmp_path))
     served.close()
     assert [line["job"] for line in served.history()] == ["runs", "after"]
 
@@ -601,19 +455,6 @@ def _read(path: Path) -> str:
         return path.read_text()
     except FileNotFoundError:
         return ""
-
-
-def test_a_spool_that_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None:
-    """No directory, no permission, a file in its place: exit code 5 and one line, no traceback."""
-    (tmp_path / "file").write_text("x")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-m", "spool", "--spool", str(tmp_path / "file"), "dispatch", "--once"],
-        env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 5, done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tmp_path: Path) -> None:
@@ -660,10 +501,7 @@ def test_nothing_that_spool_makes_is_writable_by_others_whatever_the_umask(tmp_p
     umask = os.umask(0)
     try:
         with Served(tmp_path / "spool", executor=executor) as served:
-            hook = served.root / "hooks" / "finished"
-            hook.parent.mkdir(0o700)
-            hook.write_text("#!/bin/sh\necho told\n")
-            hook.chmod(0o700)
+            hook(served, "finished", "echo told")
             submit = ("submit", "--executor", executor, "--name")
             served.spool(*submit, "good", "-c", "umask")
             served.spool(*submit, "fails", "--retry-max", "1", "-c", "exit 3")
@@ -709,8 +547,7 @@ def test_a_dispatcher_waits_for_a_damaged_spool_to_be_mended(served: Served) -> 
     assert not readme.exists()
     queued.unlink()
     queued.mkdir()
-    served.drop("x", "true")
-    served.wait_done("x")
+    served.completes("x", "true")
     assert served.said().count("cannot serve") == 2
     assert "created a new spool" not in served.said()
 
@@ -735,9 +572,7 @@ def test_a_run_keeps_the_defaults_that_it_began_with(served: Served) -> None:
     assert served.log("waits") == "new\n"
     gate.write_text("go\n")
     assert served.wait_outcome("runs") == "failed"
-    result = served.result("runs")
-    assert result is not None
-    assert result["again"] == "retry"  # as the defaults of its time have it
+    assert served.result("runs")["again"] == "retry"  # as the defaults of its time have it
     gate.write_text("go\n")
     assert served.wait_outcome("runs", 2) == "failed"
     assert (served.log("runs"), served.log("runs", 2)) == ("old\n", "new\n")

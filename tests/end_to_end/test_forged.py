@@ -142,20 +142,17 @@ def test_forged_records_harm_no_other_job(tmp_path: Path, stranger: subprocess.P
     """Another's run goes on, begins once and ends as it does; forgers can be stopped; no other process is harmed."""
     with Served(tmp_path / "deep" / "er" / "spool") as spool:
         spool.patience = 60.0
-        (spool.root / "config.toml").write_text(f"cpus = {len(FORGED) + 1}\n")
-        spool.start()
+        spool.serves(f"cpus = {len(FORGED) + 1}\n")
         forgers = _forge(spool, stranger.pid)
         pids = marked(spool.root, VICTIM)
         for _ in range(2 if killed else 0):
-            spool.kill()
-            spool.start()
+            spool.restart()
         for name in forgers:
             spool.path("running", name).unlink(missing_ok=True)
         for name, kind in forgers.items():
             spool.until(lambda name=name: not marked(spool.root, name), f"the end of what forged {kind}")  # type: ignore[misc]
         if killed:
-            spool.kill()
-            spool.start()
+            spool.restart()
         assert stranger.poll() is None
         assert [path.name for path in _elsewhere(spool).rglob("*")] == ["1"], "something was written outside"
         assert marked(spool.root, VICTIM) & pids, "the victim was stopped"
@@ -182,8 +179,7 @@ def test_a_run_without_its_jid_is_over_when_its_processes_are(served: Served, ki
     command = f"trap '' TERM; {FORGED[kind]}; touch {here}/forged; while :; do sleep 0.1; done"
     served.drop("forger", command, kill_grace="3s", requeue=False)
     served.until((here / "forged").exists, "the forgery")
-    served.kill()
-    served.start()
+    served.restart()
     served.path("running", "forger").unlink()
     served.until(lambda: served.path("done", "forger").exists(), "the end of the job")
     assert not marked(served.root, "forger")
@@ -191,15 +187,14 @@ def test_a_run_without_its_jid_is_over_when_its_processes_are(served: Served, ki
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["alive", "killed"])
-def test_a_result_that_a_running_job_writes_does_not_end_it(served: Served, *, killed: bool) -> None:
+def test_a_result_that_a_running_job_writes_does_not_end_it(live: Served, *, killed: bool) -> None:
     """Beside a living wrapper it counts for nothing: every view says that the job runs."""
-    served.start()
-    served.drop("forger", f"{_result('SELF')}; echo forged; sleep 1000")
-    served.until(lambda: "forged" in served.log("forger"), "the forgery")
+    live.drop("forger", f"{_result('SELF')}; echo forged; sleep 1000")
+    live.until(lambda: "forged" in live.log("forger"), "the forgery")
     if killed:
-        served.kill()
-    listed = json.loads(served.spool("ls", "--json").stdout)["jobs"]
-    shown = json.loads(served.spool("show", "forger", "--json").stdout)
+        live.kill()
+    listed = json.loads(live.spool("ls", "--json").stdout)["jobs"]
+    shown = json.loads(live.spool("show", "forger", "--json").stdout)
     assert [job["state"] for job in listed] == ["running"]
     assert [(run["state"], run["ended_at"]) for run in shown["runs"]] == [("running", None)]
-    assert json.loads(served.spool("seff", "forger", "--json").stdout)["state"] == "running"
+    assert json.loads(live.spool("seff", "forger", "--json").stdout)["state"] == "running"

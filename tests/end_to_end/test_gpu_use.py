@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.formats.state import parse_recent
@@ -45,16 +45,8 @@ def _use(spool: Served, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _hook(spool: Served, event: str, text: str) -> Path:
-    """Put up a hook, and return the file that it is to write to."""
-    hook = spool.root / "hooks" / event
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\n{text}\n")
-    hook.chmod(0o755)
-    return spool.root / "told"
-
-
-def _told(path: Path) -> list[str]:
+def _told(spool: Served) -> list[str]:
+    path = spool.root / "told"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -65,8 +57,7 @@ def test_the_energy_of_a_run_is_recorded_and_costs_money(gpus: Served, fake_nvml
     config.write_text(config.read_text() + 'tariff = { currency = "EUR", kwh = 0.5, gpu_hour = 0 }\n')
     fake_nvml.energy(_UUID, 1_000_000)
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1, project="llm")
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=1, project="llm")
     gpus.until(lambda: _counted(gpus), "the record of its use")
     gpus.kill()
     fake_nvml.energy(_UUID, 1_000_000 + 7_200_000_000)  # 2 kWh
@@ -94,8 +85,7 @@ def _counted(spool: Served) -> bool:
 def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nvml: FakeNvml) -> None:
     """Result, history, `seff`, `show`, `stats` and `ls` say how busy its GPUs were, and which was not."""
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=2)
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=2)
     fake_nvml.busy(_UUID, 90, 10)
     fake_nvml.gpu(_UUID, bus=0, free=40 * GIB)
     gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [90, 0], "a look at both")
@@ -122,28 +112,6 @@ def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nv
     assert "busy" in gpus.spool("stats").stdout
     assert "BUSY" in gpus.spool("stats", "--by", "user").stdout
     assert "90% at most" in gpus.spool("show", "train").stdout
-
-
-def test_what_was_added_up_outlives_the_dispatcher(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """One that is killed leaves its sums in the metadir, and the next one goes on from there."""
-    gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1)
-    gpus.pid("train")
-    fake_nvml.busy(_UUID, 80, 0)
-    fake_nvml.busy(_OTHER, 80, 0)
-    gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [80], "a look")
-    gpus.stop()
-    before = tomllib.loads(gpus.record("train", "gpus.toml") or "")["gpu_use"][0]
-    assert before["peak_percent"] == 80
-    fake_nvml.busy(_UUID, 10, 0)
-    fake_nvml.busy(_OTHER, 10, 0)
-    gpus.start()
-    gpus.until(lambda: [each["percent"] for each in _use(gpus, "train")] == [10], "another look")
-    gpus.kill()
-    gpus.start()
-    use = _go(gpus, "train")["gpu_use"][0]
-    assert use["peak_percent"] == 80
-    assert use["watched_ms"] >= before["watched_ms"]
 
 
 def test_a_record_that_says_nonsense_counts_as_none(gpus: Served) -> None:
@@ -175,10 +143,10 @@ def test_a_metadir_that_was_removed_is_not_made_again(gpus: Served) -> None:
 
 def test_a_run_that_leaves_its_gpu_idle_is_told_of_once(gpus: Served, fake_nvml: FakeNvml) -> None:
     """A hook hears `gpu_idle`, `ls` and `show` give the reason, the log too; work ends it, and it goes on."""
-    told = _hook(gpus, "gpu_idle", 'echo "$SPOOL_JOB $SPOOL_EVENT_ID $SPOOL_REASON" >> "$SPOOL_DIR/told"')
+    hook(gpus, "gpu_idle", 'echo "$SPOOL_JOB $SPOOL_EVENT_ID $SPOOL_REASON" >> "$SPOOL_DIR/told"')
     gpus.start()
     gpus.drop("train", _UNTIL_GO, **_IDLE)
-    gpus.until(lambda: _told(told), "the hook")
+    gpus.until(lambda: _told(gpus), "the hook")
     assert "its GPU has been idle for" in gpus.wait_reason("train", "gpu_idle = 1s")
     assert "its GPU has been idle for" in gpus.spool("ls", "train").stdout
     assert "its GPU has been idle for" in gpus.spool("show", "train").stdout
@@ -187,74 +155,58 @@ def test_a_run_that_leaves_its_gpu_idle_is_told_of_once(gpus: Served, fake_nvml:
     for uuid in (_UUID, _OTHER):
         fake_nvml.busy(uuid, 50, 0)
     gpus.until(lambda: gpus.reason("train") == "", "work")
-    assert len(_told(told)) == 1
-    assert _told(told)[0].startswith("train train:1:gpu_idle:1 its GPU has been idle for 1")
+    assert len(_told(gpus)) == 1
+    assert _told(gpus)[0].startswith("train train:1:gpu_idle:1 its GPU has been idle for 1")
     for uuid in (_UUID, _OTHER):
         fake_nvml.busy(uuid, 1, 0)
-    gpus.until(lambda: len(_told(told)) == 2, "the second time")
-    assert " train:1:gpu_idle:2 " in _told(told)[1]
+    gpus.until(lambda: len(_told(gpus)) == 2, "the second time")
+    assert " train:1:gpu_idle:2 " in _told(gpus)[1]
     assert _go(gpus, "train")["outcome"] == "finished"
 
 
 def test_a_new_dispatcher_does_not_tell_it_again(gpus: Served) -> None:
     """That it was told stands in the metadir, as does for how long the GPU has been idle."""
-    told = _hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
+    hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
     gpus.start()
     gpus.drop("train", _UNTIL_GO, **_IDLE)
-    gpus.until(lambda: _told(told), "the hook")
+    gpus.until(lambda: _told(gpus), "the hook")
     gpus.kill()
     assert "its GPU has been idle for" in gpus.spool("ls", "train").stdout  # the files alone say so
     gpus.start()
     gpus.wait_reason("train", "its GPU has been idle for")
     gpus.looked()
-    assert _told(told) == ["train:1:gpu_idle:1"]
+    assert _told(gpus) == ["train:1:gpu_idle:1"]
     _go(gpus, "train")
 
 
 def test_a_run_that_leaves_its_gpu_idle_is_stopped_if_it_wants_that(gpus: Served) -> None:
     """It is `cancelled`, with the reason, and not tried again; its GPU goes to the next."""
-    told = _hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
+    hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
     gpus.start()
     gpus.drop("train", "sleep 1000", gpus=2, gpu_idle="1s", gpu_idle_action="stop", retry={"max": 3, "on": ["failed"]})
     gpus.drop("next", "true", gpus=2)
     gpus.wait_done("next", "train")
     result = gpus.result("train")
-    assert result is not None
     assert result["outcome"] == "cancelled"
     assert result["reason"].startswith("cancelled by spool: its 2 GPUs have been idle for 1")
     assert "again" not in result
     assert gpus.runs("train") == [1]
     assert result["gpu_use"][0]["mean_percent"] == 0
-    gpus.until(lambda: _told(told), "the hook")
+    gpus.until(lambda: _told(gpus), "the hook")
 
 
 def test_a_hook_may_keep_an_idle_run_and_is_not_asked_at_every_look(gpus: Served) -> None:
     """A no to the stop holds for as long again as the run may be idle; that it was kept is shown."""
-    told = _hook(gpus, "cancelling", 'echo asked >> "$SPOOL_DIR/told"; echo "a demonstration"; exit 1')
+    hook(gpus, "cancelling", 'echo asked >> "$SPOOL_DIR/told"; echo "a demonstration"; exit 1')
     gpus.start()
     gpus.drop("train", _UNTIL_GO, gpus=1, gpu_idle="2s", gpu_idle_action="stop")
-    gpus.until(lambda: _told(told), "the question")
+    gpus.until(lambda: _told(gpus), "the question")
     gpus.wait_reason("train", "a demonstration")
     for _ in range(3):
         gpus.looked()
-    assert _told(told) == ["asked"]
-    gpus.until(lambda: len(_told(told)) == 2, "the second question")
+    assert _told(gpus) == ["asked"]
+    gpus.until(lambda: len(_told(gpus)) == 2, "the second question")
     assert _go(gpus, "train")["outcome"] == "finished"
-
-
-def test_the_configuration_says_it_for_jobs_that_do_not(gpus: Served) -> None:
-    """`[defaults]` of the configuration; a job that may be idle says `0s`, and one without GPUs is not concerned."""
-    (gpus.root / "config.toml").write_text(
-        'cpus = 64\ngpu.poll = "100ms"\n[defaults]\ngpu_idle = "1s"\ngpu_idle_action = "stop"\n'
-    )
-    gpus.start()
-    gpus.drop("shell", _UNTIL_GO, gpus=1, gpu_idle="0s")
-    gpus.drop("plain", _UNTIL_GO)
-    gpus.drop("idle", "sleep 1000", gpus=1)
-    assert (gpus.wait_done("idle") or {})["outcome"] == "cancelled"
-    assert gpus.places("shell") == gpus.places("plain") == ["running"]
-    assert _go(gpus, "shell")["outcome"] == "finished"
-    assert _go(gpus, "plain")["outcome"] == "finished"
 
 
 def test_what_is_unknown_is_never_called_idle(gpus: Served, fake_nvml: FakeNvml) -> None:
@@ -272,8 +224,7 @@ def test_what_is_unknown_is_never_called_idle(gpus: Served, fake_nvml: FakeNvml)
 def test_a_suspended_run_is_not_idle(gpus: Served) -> None:
     """It cannot work, so the clock of `gpu_idle` stands still until it goes on."""
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1, gpu_idle="2s")
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="2s")
     (gpus.root / "running/train.toml.suspended").touch()
     gpus.wait_reason("train", "suspended")
     watched = gpus.state()["jobs"]["train"]["started_at_ns"]
@@ -287,28 +238,12 @@ def test_a_suspended_run_is_not_idle(gpus: Served) -> None:
 def test_an_edit_gives_a_running_job_more_time(gpus: Served) -> None:
     """`spool edit` of a job that runs changes `gpu_idle` at once."""
     gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1, gpu_idle="1h", gpu_idle_action="stop")
-    gpus.pid("train")
+    gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="1h", gpu_idle_action="stop")
     assert gpus.spool("edit", "train", "--gpu-idle-action", "warn", "--gpu-idle", "300ms").returncode == 0
     gpus.wait_reason("train", "gpu_idle = 300ms")
     assert gpus.spool("edit", "train", "--gpu-idle", "0s").returncode == 0
     gpus.until(lambda: gpus.reason("train") == "", "patience")
     assert _go(gpus, "train")["outcome"] == "finished"
-
-
-def test_single_processes_are_asked_for_only_where_several_share_the_work(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """A look costs no further question while one process, or none, computes on a GPU."""
-    call = "nvmlDeviceGetProcessUtilization"
-    fake_nvml.busy(_UUID, 70, 0)
-    fake_nvml.process(_UUID, 4711)
-    gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1)
-    gpus.until(lambda: _use(gpus, "train"), "a look")
-    assert not any(each.startswith(call) for each in fake_nvml.calls())
-    fake_nvml.process(_UUID, 4712)
-    gpus.until(lambda: any(each.startswith(call) for each in fake_nvml.calls()), "the question")
-    assert not any(each.startswith(f"{call} {_OTHER}") for each in fake_nvml.calls())
-    _go(gpus, "train")
 
 
 def test_the_last_half_hour_outlives_the_dispatcher(gpus: Served, fake_nvml: FakeNvml) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
 from plugins.fake_rocm import FakeRocm
 from served import Served, overlap, pids_in
@@ -66,32 +67,6 @@ def test_a_job_finds_its_gpus_by_index_if_so_configured(gpus: Served) -> None:
     assert gpus.log("none") == "[] unset\n"
 
 
-@_BOTH
-def test_gpus_by_their_size_and_by_several_types(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """`gpu_min_memory` is a whole GPU as large as that, a list of types is any of them; both are in the history."""
-    for at, (name, size) in enumerate([("NVIDIA A10", 24), ("NVIDIA A100", 40), ("NVIDIA H100", 80), ("RTX 4090", 24)]):
-        fake_nvml.gpu(_uuid(at), bus=at, total=size * GIB, name=name)
-    gpus.start()
-    hold = "until [ -e go ]; do sleep 0.02; done"
-    gpus.drop("large", hold, gpus=1, gpu_min_memory="40G")
-    gpus.pid("large")
-    gpus.drop("either", hold, gpus=1, gpu_type=["A100", "H100"])
-    gpus.pid("either")
-    gpus.drop("third", "true", gpus=1, gpu_type=["a100", "h100"], gpu_min_memory="30G")
-    reason = gpus.wait_reason("third", "unshared GPU of type a100 or h100 of at least 30 GiB; none is idle")
-    assert "GPU 1 is in exclusive use by large" in reason
-    gpus.drop("never", "true", gpus=1, gpu_min_memory="100G")
-    gpus.wait_reason("never", "never fits: needs 1 GPU with 100 GiB, the machine has 0 as large as that")
-    gpus.move("never", "queued", "done")
-    (gpus.root.parent / "go").touch()
-    gpus.wait_done("large", "either", "third")
-    lines = {line["job"]: line for line in gpus.history()}
-    assert (_given(lines["large"]), _given(lines["either"])) == ({_uuid(1)}, {_uuid(2)})
-    assert lines["large"]["gpu_min_memory_bytes"] == 40 * GIB
-    assert lines["third"]["gpu_types"] == ["a100", "h100"]
-    assert "gpu_types" not in lines["large"]
-
-
 @pytest.mark.executors("process", "tmux")
 def test_gpus_of_amd_beside_gpus_of_nvidia(
     fake_nvml: FakeNvml, fake_rocm: FakeRocm, tmp_path: Path, executor: str
@@ -118,58 +93,16 @@ def test_gpus_of_amd_beside_gpus_of_nvidia(
         assert [gpu["vendor"] for gpu in told["gpus"]] == ["NVIDIA", "AMD", "AMD"]
 
 
-def test_short_jobs_share_four_gpus_without_a_gap(gpus: Served) -> None:
-    """Twelve jobs of one GPU each on four GPUs: never two on one, up to four at once, and all end."""
-    for at in range(12):
-        gpus.drop(f"job-{at}", ["sleep", "0.2"], gpus=1)
+def test_short_jobs_share_four_gpus(gpus: Served) -> None:
+    """Twelve jobs of one GPU each on four GPUs: never two on one, four at once, and all end."""
+    for at in range(12):  # each waits until as many have begun as there are GPUs
+        gpus.drop(f"job-{at}", "touch up-$SPOOL_JOB; until [ $(ls up-* | wc -l) -ge 4 ]; do sleep 0.02; done", gpus=1)
     assert gpus.run() == 0
     history = gpus.history()
-    assert {line["outcome"] for line in history} == {"finished"}
-    assert len(history) == 12
+    assert [line["outcome"] for line in history] == ["finished"] * 12
     for at in range(4):
         assert overlap(line for line in history if _uuid(at) in _given(line)) <= 1
-    assert overlap(history) >= 3
-    starts, ends = (sorted(line[key] for line in history) for key in ("started_at", "ended_at"))
-    # A GPU that is free goes to the next at the pass that sees it: nobody starts later than the fifth end after.
-    for at in range(4, 12):
-        assert starts[at] <= ends[min(at, 11)]
-
-
-def test_two_jobs_that_need_all_gpus_follow_each_other(gpus: Served) -> None:
-    """Exclusive GPUs are given to one job at a time, and told so to the one that waits."""
-    gpus.start()
-    gpus.drop("all", "until [ -e go ]; do sleep 0.02; done", gpus=4)
-    gpus.pid("all")
-    gpus.drop("one", "true", gpus=1)
-    assert "gpu" in gpus.wait_reason("one", "GPU").lower()
-    (gpus.root.parent / "go").touch()
-    gpus.wait_done("one")
-    first, second = gpus.history()
-    assert first["ended_at"] <= second["started_at"]
-
-
-def test_jobs_that_state_their_memory_share_a_gpu(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """Jobs with `gpu_memory` share a GPU as far as its memory goes; one without waits for a whole one."""
-    for at in range(1, 4):
-        fake_nvml.remove(_uuid(at))
-    gpus.start()
-    for at in range(4):
-        gpus.drop(f"shared-{at}", "until [ -e go ]; do sleep 0.05; done", gpus=1, gpu_memory="25G")
-    for at in range(3):
-        gpus.pid(f"shared-{at}")
-    gpus.wait_reason("shared-3", "gpus")
-    gpus.drop("alone", "true", gpus=1)
-    gpus.wait_reason("alone", "gpus")
-    (gpus.root.parent / "go").touch()
-    gpus.wait_done("shared-3", "alone")
-    history = gpus.history()
-    assert overlap(line for line in history if line["job"] != "alone") == 3
-    alone = next(line for line in history if line["job"] == "alone")
-    assert all(
-        line["ended_at"] <= alone["started_at"] or line["started_at"] >= alone["ended_at"]
-        for line in history
-        if line["job"] != "alone"
-    )
+    assert overlap(history) == 4
 
 
 def test_a_gpu_that_somebody_else_uses_is_not_given(gpus: Served, fake_nvml: FakeNvml) -> None:
@@ -197,8 +130,7 @@ def test_who_came_to_a_gpu_since_nvml_was_asked_is_not_missed(gpus: Served, fake
     gpus.start()
     gpus.looked()
     assert fake_nvml.calls() == []  # no job has to do with GPUs
-    gpus.drop("holder", "until [ -e go ]; do sleep 0.02; done", gpus=1, gpu_memory="10G")
-    gpus.pid("holder")
+    gpus.begun("holder", "until [ -e go ]; do sleep 0.02; done", gpus=1, gpu_memory="10G")
     before = fake_nvml.calls()
     for _ in range(3):
         gpus.looked()
@@ -218,13 +150,9 @@ def test_who_came_to_a_gpu_since_nvml_was_asked_is_not_missed(gpus: Served, fake
 
 def test_a_hook_that_is_asked_about_a_start_on_gpus_is_asked_once(gpus: Served) -> None:
     """Its yes outlasts the answer of NVML that it was asked on: NVML is asked again, and the hook is not."""
-    hook = gpus.root / "hooks" / "submitting"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text('#!/bin/sh\necho asked >> "$SPOOL_DIR/asked"\n')
-    hook.chmod(0o755)
+    hook(gpus, "submitting", 'echo asked >> "$SPOOL_DIR/asked"')
     gpus.start()
-    gpus.drop("job", "true", gpus=1)
-    gpus.wait_done("job")
+    gpus.completes("job", "true", gpus=1)
     assert (gpus.root / "asked").read_text() == "asked\n"
 
 
@@ -237,15 +165,12 @@ def test_one_pass_waits_for_the_answer_that_its_starts_need(gpus: Served) -> Non
 
 def test_a_start_that_waits_for_nvml_delays_nobody_else(gpus: Served, fake_nvml: FakeNvml) -> None:
     """NVML hangs: the job whose start needs its answer waits and says so, others start beside it and in its place."""
-    (gpus.root / "config.toml").write_text('cpus = 2\ngpu.poll = "1h"\n')
-    gpus.start()
-    gpus.drop("first", "until [ -e go ]; do sleep 0.02; done", gpus=1, cpus=1)
-    gpus.pid("first")
+    gpus.serves('cpus = 2\ngpu.poll = "1h"\n')
+    gpus.begun("first", "until [ -e go ]; do sleep 0.02; done", gpus=1, cpus=1)
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
     gpus.drop("waits", "true", gpus=1, cpus=1)
     gpus.wait_reason("waits", "NVML has not answered yet")
-    gpus.drop("plain", "true", cpus=1)
-    gpus.wait_done("plain")
+    gpus.completes("plain", "true", cpus=1)
     assert gpus.runs("waits") == []
     fake_nvml.mend()
     gpus.wait_done("waits")
@@ -262,38 +187,17 @@ def test_our_own_processes_on_a_gpu_are_not_foreign(gpus: Served, fake_nvml: Fak
     gpus.drop("user", command, gpus=1, gpu_memory="10G", kill_grace="500ms")
     pid = wait_for(lambda: pids_in(gpus.log("user")))[0]
     fake_nvml.process(_uuid(0), pid)
-    gpus.drop("companion", "true", gpus=1, gpu_memory="10G")
-    gpus.wait_done("companion")
+    gpus.completes("companion", "true", gpus=1, gpu_memory="10G")
     (gpus.root.parent / "go").touch()
     gpus.wait_done("user")
-
-
-@_BOTH
-def test_a_gpu_is_free_when_the_last_process_is_gone(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """A job's GPU is given again only when its last process is gone, although that ignores TERM."""
-    for at in range(1, 4):
-        fake_nvml.remove(_uuid(at))
-    (gpus.root.parent / "stubborn.sh").write_text(
-        "trap '' TERM HUP INT\necho $$ > stubborn.pid\nwhile :; do sleep 0.02; done\n"
-    )
-    command = "setsid sh stubborn.sh & until [ -s stubborn.pid ]; do sleep 0.01; done; exit 0"
-    gpus.drop("first", command, gpus=1, kill_grace="600ms")
-    gpus.drop("second", "kill -0 $(cat stubborn.pid) 2>/dev/null && echo ALIVE; echo second", gpus=1)
-    assert gpus.run() == 0
-    first, second = gpus.history()
-    assert (first["job"], second["job"]) == ("first", "second")
-    assert first["ended_at"] <= second["started_at"]
-    assert gpus.log("second") == "second\n"
 
 
 @_BOTH
 def test_adopted_runs_keep_their_gpus(gpus: Served) -> None:
     """After a dispatcher was killed, the GPUs of what runs on are not given to others."""
     gpus.start()
-    gpus.drop("keeper", "until [ -e go ]; do sleep 0.02; done", gpus=3)
-    gpus.pid("keeper")
-    gpus.kill()
-    gpus.start()
+    gpus.begun("keeper", "until [ -e go ]; do sleep 0.02; done", gpus=3)
+    gpus.restart()
     gpus.drop("small", "true", gpus=1)
     gpus.drop("wide", "true", gpus=2)
     gpus.wait_done("small")
@@ -310,20 +214,8 @@ def test_a_library_that_fails_stops_only_gpu_jobs(gpus: Served, fake_nvml: FakeN
     fake_nvml.error("nvmlDeviceGetCount_v2", 999)
     gpus.start()
     gpus.drop("wants", "true", gpus=1)
-    gpus.drop("plain", "true")
-    gpus.wait_done("plain")
+    gpus.completes("plain", "true")
     assert gpus.wait_reason("wants", "")
     assert gpus.runs("wants") == []
     fake_nvml.mend()
     gpus.wait_done("wants")
-
-
-def test_a_gpu_job_where_there_are_none_says_so(served: Served) -> None:
-    """Without the library there are no GPUs, and a job that wants one is told."""
-    if os.path.exists("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"):
-        pytest.skip("this machine has the library")
-    served.start()
-    served.drop("wants", "true", gpus=1)
-    served.until(lambda: served.reason("wants"), "a reason")
-    served.looked()
-    assert served.runs("wants") == []

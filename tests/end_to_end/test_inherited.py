@@ -24,8 +24,7 @@ def _oddly(served: Served, *words: str) -> None:
 @pytest.mark.parametrize("wrapper", ["auto", "sh"])
 def test_a_job_has_what_its_submitter_had(served: Served, wrapper: str) -> None:
     """Its umask, soft limits and niceness, in both wrappers; a file that is dropped has those of a login."""
-    (served.root / "config.toml").write_text(f'wrapper = "{wrapper}"\n')
-    served.start()
+    served.serves(f'wrapper = "{wrapper}"\n')
     _oddly(served, "submit", "--name", "odd", "-c", SHOW)
     served.spool("submit", "--name", "usual", "-c", SHOW)
     served.drop("dropped", SHOW)
@@ -39,15 +38,12 @@ def test_a_job_has_what_its_submitter_had(served: Served, wrapper: str) -> None:
 def test_a_dispatcher_keeps_its_starters_from_jobs(served: Served) -> None:
     """One that is started by hand, in an odd shell, gives jobs the umask and the limits of a login."""
     served.start(prefix=("sh", "-c", 'umask 077; ulimit -S -n 200; ulimit -S -c 16; exec "$@"', "sh"))
-    served.drop("dropped", SHOW)
-    served.wait_done("dropped")
+    served.completes("dropped", SHOW)
     assert served.log("dropped").split() == LOGIN
 
 
 def test_defaults_can_state_them(served: Served) -> None:
     """The configuration decides for files that state nothing, such as dropped ones."""
-    (served.root / "config.toml").write_text('[defaults]\numask = "007"\nnice = 1\nlimits = { nofile = 256 }\n')
-    served.start()
-    served.drop("dropped", SHOW)
-    served.wait_done("dropped")
+    served.serves('[defaults]\numask = "007"\nnice = 1\nlimits = { nofile = 256 }\n')
+    served.completes("dropped", SHOW)
     assert served.log("dropped").split() == ["0007", "256", "0", "8192", "1", "none"]

@@ -18,12 +18,10 @@ WORK = "echo begun >> {here}/ledger; until [ -e {here}/go ]; do sleep 0.02; done
 
 def _begin(served: Served, **codes: int) -> None:
     """Have a job for each exit code run."""
-    (served.root / "config.toml").write_text("cpus = 4\nautostart = false\n")
-    served.start()
+    served.serves("cpus = 4\nautostart = false\n")
     for name, code in codes.items():
         keys = {"stdout": str(served.root.parent / "out")} if code else {}
-        served.drop(name, WORK.format(here=served.root.parent, code=code), **keys)
-        served.pid(name)
+        served.begun(name, WORK.format(here=served.root.parent, code=code), **keys)
         served.until(lambda name=name: served.record(name, "status") == "running\n", "its command")  # type: ignore[misc]
 
 
@@ -93,8 +91,7 @@ def test_a_copy_of_a_spool_holds_the_runs_of_the_original(served: Served, requeu
     """They run again in the copy once they are released, and end in the original as if there were no copy."""
     here, original = served.root.parent, served.root
     served.start()
-    served.drop("long", WORK.format(here=here, code=0), requeue=requeue)
-    served.pid("long")
+    served.begun("long", WORK.format(here=here, code=0), requeue=requeue)
     served.until(lambda: (here / "ledger").exists(), "its command")
     subprocess.run(["cp", "-a", original, here / "copy"], check=True)
     with Served(here / "copy", executor=served.executor) as copy:
@@ -104,8 +101,7 @@ def test_a_copy_of_a_spool_holds_the_runs_of_the_original(served: Served, requeu
         copy.wait_reason("long", f"began in {original}")
         for command in (("ls",), ("info",), ("why", "long")):
             assert f"began in {original}" in copy.spool(*command).stdout
-        copy.kill()
-        copy.start()
+        copy.restart()
         copy.wait_reason("long", f"began in {original}")
         assert (here / "ledger").read_text() == "begun\n"
         (here / "go").touch()
@@ -121,8 +117,7 @@ def test_a_copy_does_not_take_the_start_of_a_run_for_its_own(served: Served) -> 
     """A run whose wrapper had not registered when the spool was copied may have begun in the original since."""
     here, original = served.root.parent, served.root
     served.start()
-    served.drop("long", WORK.format(here=here, code=0))
-    served.pid("long")
+    served.begun("long", WORK.format(here=here, code=0))
     subprocess.run(["cp", "-a", original, here / "copy"], check=True)
     for record in ("jid", "status", "log"):
         (here / "copy" / "jobs" / "long" / "1" / record).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pkgutil
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import tempfile
 import time
 import tomllib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -180,62 +181,21 @@ def _state_of(root: Path) -> dict[str, tuple[int, int, int, int]]:
     return found
 
 
-CHANGES: list[Sequence[str]] = [
-    ("submit", "--", "true"),
-    ("submit", "--name", "new", "--", "true"),
-    ("submit", "--name", "new", "--hold", "-c", "true; true"),
-    ("submit", "--replace", "--name", "waits", "--", "true"),
-    ("submit", "--wait", "--", "true"),
-    ("submit", "-f", "{file}"),
-    ("submit", "--array", "0-3", "--", "true"),
-    ("run", "--", "true"),
-    ("cancel", "waits"),
-    ("cancel", "runs"),
-    ("hold", "waits"),
-    ("release", "held"),
-    ("requeue", "over"),
-    ("requeue", "--with", "cpus=1", "over"),
-    ("edit", "waits", "--priority", "3"),
-    ("edit", "waits"),
-    ("move", "--first", "waits"),
-    ("suspend", "runs"),
-    ("continue", "runs"),
-    ("signal", "USR1", "runs"),
-    ("pause",),
-    ("resume",),
-    ("reserve", "create", "new", "--gpus", "1", "--duration", "1h"),
-    ("reserve", "cancel", "mine"),
-    ("gc", "--older-than", "1s"),
-    ("init",),
-    ("init", "{root}"),
-    ("dispatch",),
-    ("dispatch", "--once"),
-    ("dispatch", "--until-idle"),
-    ("dispatch", "--idle-exit", "1s"),
-    ("doctor", "--fix"),
-    ("doctor", "--slurm"),
-    ("attach", "runs"),
-]
+CHANGES = [
+    "submit -- true", "submit --name new -- true", "submit --name new --hold -c 'true; true'",
+    "submit --replace --name waits -- true", "submit --wait -- true", "submit -f {file}",
+    "submit --array 0-3 -- true", "run -- true", "cancel waits", "cancel runs", "hold waits", "release held",
+    "requeue over", "requeue --with cpus=1 over", "edit waits --priority 3", "edit waits", "move --first waits",
+    "suspend runs", "continue runs", "signal USR1 runs", "pause", "resume",
+    "reserve create new --gpus 1 --duration 1h", "reserve cancel mine", "gc --older-than 1s", "init",
+    "init {root}", "dispatch", "dispatch --once", "dispatch --until-idle", "dispatch --idle-exit 1s",
+    "doctor --fix", "doctor --slurm", "attach runs",
+]  # fmt: skip
 
-LOOKS: list[Sequence[str]] = [
-    ("ls",),
-    ("ls", "--all", "--json"),
-    ("show", "waits"),
-    ("why", "waits"),
-    ("log", "over"),
-    ("wait", "--timeout", "0s", "over"),
-    ("seff", "over"),
-    ("info",),
-    ("gpus",),
-    ("reserve", "list"),
-    ("plan",),
-    ("stats",),
-    ("plot",),
-    ("check", "{file}"),
-    ("doctor",),
-    ("gc", "--help"),
-    ("completion", "bash"),
-]
+LOOKS = [
+    "ls", "ls --all --json", "show waits", "why waits", "log over", "wait --timeout 0s over", "seff over", "info",
+    "gpus", "reserve list", "plan", "stats", "plot", "check {file}", "doctor", "gc --help", "completion bash",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -267,7 +227,7 @@ def test_no_other_user_changes_a_spool(lived_in: Shared, uid: int) -> None:
     before = _state_of(lived_in.root)
     wrong = []
     for words in CHANGES:
-        given = [word.format(root=lived_in.root, file=lived_in.home / "file.toml") for word in words]
+        given = shlex.split(words.format(root=lived_in.root, file=lived_in.home / "file.toml"))
         done = lived_in.by(uid, *given)
         told = done.stderr.strip().splitlines()
         if done.returncode != 5 or not told or str(ALICE) not in told[-1] or "sudo -u" not in told[-1]:
@@ -284,10 +244,10 @@ def test_every_user_may_look(lived_in: Shared, uid: int) -> None:
     """Commands that only read go on in another user's spool that they can read, and make nothing there."""
     before = _state_of(lived_in.root)
     for words in LOOKS:
-        given = [word.format(root=lived_in.root, file=lived_in.home / "file.toml") for word in words]
+        given = shlex.split(words.format(root=lived_in.root, file=lived_in.home / "file.toml"))
         done = lived_in.by(uid, *given)
         assert "Traceback" not in done.stderr, words
-        assert done.returncode == (1 if words == ("doctor",) else 0), (words, done.stdout, done.stderr)
+        assert done.returncode == (1 if words == "doctor" else 0), (words, done.stdout, done.stderr)
         assert _state_of(lived_in.root) == before, words
 
 
@@ -352,7 +312,6 @@ def test_a_dispatcher_leaves_a_spool_that_is_given_away(shared: Shared) -> None:
     shared.serve()
     os.chown(shared.root, MALLORY, MALLORY)
     process = shared.process
-    assert process is not None
     assert process.wait(20) == 5
     shared.process = None
     os.chown(shared.root, ALICE, ALICE)
@@ -702,7 +661,6 @@ def test_a_file_that_replaces_that_of_a_run_changes_nothing(shared: Shared) -> N
     shared.put(MALLORY, "running/long.toml", "long", 'time_limit = "1s"\n', command="sleep 1000")
     wait_for(lambda: "its file in running/ was changed, but it belongs to" in shared.said(), what="the warning")
     in_force = Spool(str(shared.root)).spec_in_force("long", 1)
-    assert in_force is not None
     assert in_force.time_limit_ns == 3600 * 10**9
     shared.kill()
     shared.serve()

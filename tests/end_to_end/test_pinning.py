@@ -75,8 +75,7 @@ def test_a_job_without_cpus_runs_anywhere_between_pinned_ones(served: Served, ga
     """With `cpus = 0` it has the affinity of the dispatcher, though the run before it was pinned."""
     served.start()
     for name, cpus in (("a", 1), ("free", 0), ("b", 1), ("free2", 0)):
-        served.drop(name, HAS, cpus=cpus)
-        served.wait_done(name)
+        served.completes(name, HAS, cpus=cpus)
     assert [has(served, name) for name in ("free", "free2")] == [(OURS, "None")] * 2
     assert len(has(served, "a")[0]) == len(has(served, "b")[0]) == 1
     assert "cpu_list" not in (served.record("free", "grant.toml") or "")
@@ -132,24 +131,13 @@ def test_a_dispatcher_gives_out_only_cpus_that_it_may_use(served: Served, gate: 
     served.wait_reason("two", "never fits: needs 2 CPUs, the machine has 1")
 
 
-def test_a_retry_and_the_tasks_of_an_array_are_pinned_anew(served: Served, gate: Path) -> None:
-    """Each run has its own grant."""
-    served.start()
-    served.drop("again", f"{HAS}; exit 3", retry={"max": 1})
-    served.drop("many", HAS, array="0-2")
-    served.wait_done("again", "many")
-    assert [len(cpus_in((served.result("again", run) or {})["grant"]["cpu_list"])) for run in (1, 2)] == [1, 1]
-    assert all(len(has(served, f"many_{at}")[0]) == 1 for at in range(3))
-
-
 @pytest.mark.executors("process")
 def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
     """`ls`, `show` and `plot` tell which CPUs a run has or had; a row of `plot` is that CPU."""
     served.start()
     served.drop("first", until(gate))
     cpu = has(served, "first")[1]
-    served.drop("other", HAS)
-    served.wait_done("other")
+    served.completes("other", HAS)
     gate.touch()
     served.wait_done("first")
     own = {name: has(served, name)[1] for name in ("first", "other")}
@@ -168,8 +156,7 @@ def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
 def test_a_command_in_a_pinned_job_sees_the_whole_machine(served: Served, gate: Path) -> None:
     """What it says of the machine, and of jobs that wait for room, does not depend on where it runs."""
     served.start()
-    served.drop("job", f"{sys.executable} -m spool info --json", env={"PYTHONPATH": str(ROOT / "src")})
-    served.wait_done("job")
+    served.completes("job", f"{sys.executable} -m spool info --json", env={"PYTHONPATH": str(ROOT / "src")})
     assert json.loads(served.log("job"))["cpus"] == len(OURS)
 
 
@@ -180,8 +167,7 @@ def test_a_dispatcher_that_a_pinned_job_starts_is_not_pinned(served: Served, gat
     served.start()
     spool = f"{sys.executable} -m spool --spool {other}"
     text = f"{spool} submit --name inner -c {shlex.quote(HAS)} && {spool} wait inner"
-    served.drop("job", text, env={"PYTHONPATH": str(ROOT / "src")})
-    served.wait_done("job")
+    served.completes("job", text, env={"PYTHONPATH": str(ROOT / "src")})
     assert served.outcome("job") == "finished", served.log("job")
     text = (other / "jobs/inner/1/log").read_text()
     assert text.split()[1:-1] == list(map(str, OURS))

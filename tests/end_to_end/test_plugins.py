@@ -11,31 +11,27 @@ from pathlib import Path
 import pytest
 
 from end_to_end.hooking import hook, listeners, told, wait_told
-from end_to_end.plugging import install, with_plugins
+from end_to_end.plugging import Plugged, install
 from spool.formats.events import parse_cursor
 from support import ROOT
 
 EXAMPLE = ROOT / "examples" / "plugin"
 
 
-def test_the_example_does_what_it_says(tmp_path: Path) -> None:
+def test_the_example_does_what_it_says(plugged: Plugged, tmp_path: Path) -> None:
     """A job has a time limit, every log begins with a word, and each end is in the ledger, once."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     ((entry, module),) = project["entry-points"]["spool"].items()
     install(tmp_path / "site", module, (EXAMPLE / f"{module}.py").read_text(), entry)
-    spool = with_plugins(tmp_path, "5s")
+    spool = plugged("5s")
     spool.start()
-    try:
-        spool.drop("x", "echo mine", prolog="echo before", epilog="echo after")
-        spool.wait_done("x")
-        user = spool.history()[0]["user"]
-        assert spool.log("x") == f"before\nhouse rules: this is a job of {user}\nmine\nafter\n"
-        record = (spool.root / "jobs" / "x" / "1" / "defaults.toml").read_text()
-        assert record.startswith('# added by plugin house_rules: time_limit = "24h"\n')
-        ledger = spool.root / "ledger"
-        assert spool.until(lambda: ledger.exists() and ledger.read_text(), "the ledger") == "x 1 finished\n"
-    finally:
-        spool.close()
+    spool.completes("x", "echo mine", prolog="echo before", epilog="echo after")
+    user = spool.history()[0]["user"]
+    assert spool.log("x") == f"before\nhouse rules: this is a job of {user}\nmine\nafter\n"
+    record = (spool.root / "jobs" / "x" / "1" / "defaults.toml").read_text()
+    assert record.startswith('# added by plugin house_rules: time_limit = "24h"\n')
+    ledger = spool.root / "ledger"
+    assert spool.until(lambda: ledger.exists() and ledger.read_text(), "the ledger") == "x 1 finished\n"
 
 
 PLUGINS = {
@@ -50,110 +46,89 @@ PLUGINS = {
 
 
 @pytest.mark.parametrize("how", PLUGINS)
-def test_a_bad_plugin_is_reported_and_harms_nobody(tmp_path: Path, how: str) -> None:
+def test_a_bad_plugin_is_reported_and_harms_nobody(plugged: Plugged, how: str) -> None:
     """Jobs run, hooks and the other plugin are told, and the log names the bad one."""
     good = "@hookimpl\ndef spool_event(event):\n    open(event.spool_dir + '/good', 'a').write(event.name + '\\n')\n"
-    spool = with_plugins(tmp_path, bad=PLUGINS[how], good=good)
+    spool = plugged(bad=PLUGINS[how], good=good)
     hook(spool, "finished")
     spool.start()
-    try:
-        spool.drop("x", ["/bin/true"])
-        spool.wait_done("x")
-        wait_told(spool, "finished", "x")
-        spool.until(lambda: "finished" in (spool.root / "good").read_text(), "the good plugin")
-        spool.until(lambda: "plugin bad" in spool.said(), "a word about the bad one")
-    finally:
-        spool.close()
+    spool.completes("x", ["/bin/true"])
+    wait_told(spool, "finished", "x")
+    heard = spool.root / "good"
+    spool.until(lambda: heard.exists() and "finished" in heard.read_text(), "the good plugin")
+    spool.until(lambda: "plugin bad" in spool.said(), "a word about the bad one")
 
 
-def test_a_plugin_that_kills_its_process_when_it_is_imported_is_left_out(tmp_path: Path) -> None:
+def test_a_plugin_that_kills_its_process_when_it_is_imported_is_left_out(plugged: Plugged, tmp_path: Path) -> None:
     """After three ends no plugin is loaded, the problem is told, and hooks and jobs go on; a restart tries anew."""
     loads = tmp_path / "loads"
     count = f"with open({str(loads)!r}, 'a') as file: file.write('.')\n"
-    spool = with_plugins(tmp_path, bad=f"import os\n{count}os.kill(os.getpid(), 9)\n")
+    spool = plugged(bad=f"import os\n{count}os.kill(os.getpid(), 9)\n")
     hook(spool, "finished")
     refused = "loading the plugins has crashed the process"
     spool.start()
-    try:
-        spool.drop("x", ["/bin/true"])
-        wait_told(spool, "finished", "x")
-        assert "finished" in told(spool, "x")
-        spool.until(lambda: refused in " ".join(spool.state()["problems"]), "the problem")
-        os.kill(listeners(spool) or 0, signal.SIGKILL)
-        spool.drop("y", ["/bin/true"])
-        wait_told(spool, "finished", "y")
-        assert loads.read_text() == "..."
-        assert spool.stop() == 0
-        said = spool.said().count(refused)
-        spool.start()
-        spool.until(lambda: spool.said().count(refused) > said, "another three")
-        assert loads.read_text() == "......"
-    finally:
-        spool.close()
+    spool.drop("x", ["/bin/true"])
+    wait_told(spool, "finished", "x")
+    assert "finished" in told(spool, "x")
+    spool.until(lambda: refused in " ".join(spool.state()["problems"]), "the problem")
+    os.kill(listeners(spool) or 0, signal.SIGKILL)
+    spool.drop("y", ["/bin/true"])
+    wait_told(spool, "finished", "y")
+    assert loads.read_text() == "..."
+    assert spool.stop() == 0
+    said = spool.said().count(refused)
+    spool.start()
+    spool.until(lambda: spool.said().count(refused) > said, "another three")
+    assert loads.read_text() == "......"
 
 
-def test_what_plugins_that_are_left_out_are_not_told_does_not_pile_up(tmp_path: Path) -> None:
+def test_what_plugins_that_are_left_out_are_not_told_does_not_pile_up(plugged: Plugged) -> None:
     """Their cursor goes along with that of the hooks, so that the file of the events can be cut."""
-    spool = with_plugins(tmp_path, bad="import os\nos.kill(os.getpid(), 9)\n")
+    spool = plugged(bad="import os\nos.kill(os.getpid(), 9)\n")
     hook(spool, "finished")
     spool.start()
 
     def cursor(kind: str) -> tuple[int, int] | None:
         return parse_cursor((spool.root / ".listeners" / kind).read_bytes())
 
-    try:
-        for name in ("x", "y"):
-            spool.drop(name, ["/bin/true"])
-            wait_told(spool, "finished", name)
-            spool.until(lambda: cursor("plugins") == cursor("hooks"), "the cursor of the plugins")
-    finally:
-        spool.close()
+    for name in ("x", "y"):
+        spool.drop(name, ["/bin/true"])
+        wait_told(spool, "finished", name)
+        spool.until(lambda: cursor("plugins") == cursor("hooks"), "the cursor of the plugins")
 
 
 @pytest.mark.parametrize("answer", ["'not today'", "False", "1 / 0", "__import__('time').sleep(600)"])
-def test_a_no_of_a_plugin_holds_the_job(tmp_path: Path, answer: str) -> None:
+def test_a_no_of_a_plugin_holds_the_job(plugged: Plugged, answer: str) -> None:
     """A text is the reason; False, an exception and no answer in time are noes as well."""
-    spool = with_plugins(tmp_path, bad=f"@hookimpl\ndef spool_submitting(event):\n    return {answer}\n")
+    spool = plugged(bad=f"@hookimpl\ndef spool_submitting(event):\n    return {answer}\n")
     spool.start()
-    try:
-        spool.drop("x", ["/bin/true"])
-        spool.wait_place("x", "held")
-        words = {"'": "not today", "F": "no reason given", "1": "ZeroDivisionError", "_": "it took longer than 0.5s"}
-        spool.wait_reason("x", words[answer[0]])
-        assert spool.reason("x").startswith("plugin bad: ")
-    finally:
-        spool.close()
+    spool.drop("x", ["/bin/true"])
+    spool.wait_place("x", "held")
+    words = {"'": "not today", "F": "no reason given", "1": "ZeroDivisionError", "_": "it took longer than 0.5s"}
+    spool.wait_reason("x", words[answer[0]])
+    assert spool.reason("x").startswith("plugin bad: ")
 
 
-def test_texts_of_plugins_stand_in_the_wrapper(tmp_path: Path) -> None:
+def test_texts_of_plugins_stand_in_the_wrapper(plugged: Plugged) -> None:
     """Init, prep and end run in their places, of every plugin, and a job that is asked about twice has them once."""
     source = "".join(
         f"@hookimpl\ndef spool_{word}(event):\n    return 'echo {word} ' + event.job\n"
         for word in ("init", "prep", "end")
     )
-    spool = with_plugins(tmp_path, "5s", one=source)
+    spool = plugged("5s", one=source)
     spool.start()
-    try:
-        spool.drop("x", "echo command", prolog="echo prolog", epilog="echo epilog")
-        spool.wait_done("x")
-        assert spool.log("x") == "init x\nprolog\nprep x\ncommand\nend x\nepilog\n"
-    finally:
-        spool.close()
+    spool.completes("x", "echo command", prolog="echo prolog", epilog="echo epilog")
+    assert spool.log("x") == "init x\nprolog\nprep x\ncommand\nend x\nepilog\n"
 
 
-def test_a_plugin_may_refuse_a_cancel(tmp_path: Path) -> None:
+def test_a_plugin_may_refuse_a_cancel(plugged: Plugged) -> None:
     """The run goes on, with the plugin's words."""
-    spool = with_plugins(tmp_path, bad="@hookimpl\ndef spool_cancelling(event):\n    return 'never ' + event.job\n")
+    spool = plugged(bad="@hookimpl\ndef spool_cancelling(event):\n    return 'never ' + event.job\n")
     spool.start()
-    try:
-        spool.drop("x", "sleep 600")
-        spool.pid("x")
-        spool.path("running", "x").unlink()
-        spool.wait_reason("x", "plugin bad: never x")
-        assert spool.places("x") == ["running"]
-    finally:
-        spool.close()
-        spool.end_runs()
+    spool.begun("x", "sleep 600")
+    spool.path("running", "x").unlink()
+    spool.wait_reason("x", "plugin bad: never x")
+    assert spool.places("x") == ["running"]
 
 
 HELPERS = {
@@ -163,7 +138,7 @@ HELPERS = {
 
 
 @pytest.mark.parametrize("how", HELPERS)
-def test_what_a_plugin_has_started_does_not_hide_the_end_of_its_process(tmp_path: Path, how: str) -> None:
+def test_what_a_plugin_has_started_does_not_hide_the_end_of_its_process(plugged: Plugged, how: str) -> None:
     """Killed while a helper of the plugin lives on, the process is replaced, and the new one tells what comes."""
     source = (
         "import os, subprocess, time\n"
@@ -174,7 +149,7 @@ def test_what_a_plugin_has_started_does_not_hide_the_end_of_its_process(tmp_path
         "    with open(event.spool_dir + '/told', 'a') as file:\n"
         "        file.write(f'{event.name} {event.job} {os.getpid()} {helper}\\n')\n"
     )
-    spool = with_plugins(tmp_path, "5s", one=source)
+    spool = plugged("5s", one=source)
 
     def told_of(job: str) -> list[list[str]]:
         path = spool.root / "told"
@@ -192,18 +167,14 @@ def test_what_a_plugin_has_started_does_not_hide_the_end_of_its_process(tmp_path
         for line in told_of("x"):
             with suppress(ProcessLookupError):
                 os.kill(int(line[3]), signal.SIGKILL)
-        spool.close()
 
 
-def test_a_program_of_a_plugin_that_reads_its_input_swallows_no_question(tmp_path: Path) -> None:
+def test_a_program_of_a_plugin_that_reads_its_input_swallows_no_question(plugged: Plugged) -> None:
     """It finds the end of its input at once, and every job that is asked about starts."""
     reads = "import subprocess\n@hookimpl\ndef spool_submitting(event):\n    subprocess.run(['cat'], check=True)\n"
-    spool = with_plugins(tmp_path, "20s", one=reads)
+    spool = plugged("20s", one=reads)
     spool.start()
-    try:
-        names = [f"job-{at}" for at in range(4)]
-        for name in names:
-            spool.drop(name, ["/bin/true"])
-        spool.wait_done(*names)
-    finally:
-        spool.close()
+    names = [f"job-{at}" for at in range(4)]
+    for name in names:
+        spool.drop(name, ["/bin/true"])
+    spool.wait_done(*names)

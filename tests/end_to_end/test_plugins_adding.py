@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from end_to_end.plugging import with_plugins
+from end_to_end.plugging import Plugged
 from served import Served
 
 
@@ -44,107 +43,99 @@ def defaults(spool: Served, name: str, run: int = 1) -> dict[str, Any]:
     return tomllib.loads((spool.root / "jobs" / name / str(run) / "defaults.toml").read_text())
 
 
-def test_a_run_has_the_added_keys_and_the_records_say_of_which_plugin(tmp_path: Path) -> None:
+def test_a_run_has_the_added_keys_and_the_records_say_of_which_plugin(plugged: Plugged) -> None:
     """The file stays as it is; its own keys stay in force, then come those of plugins, then `[defaults]`."""
     added = "{'time_limit': '1h', 'project': 'p', 'env': {'A': 'added', 'B': 'added'}, 'tags': [event.keys['command']]}"
-    spool = with_plugins(tmp_path, "5s", rules=adding(added))
+    spool = plugged("5s", rules=adding(added))
     with (spool.root / "config.toml").open("a") as config:
         config.write('[defaults]\ntime_limit = "2h"\nmemory = "10M"\n')
-    with spool:
-        spool.start()
-        spool.drop("x", "echo $A $B", env={"A": "own"})
-        spool.wait_done("x")
-        assert spool.log("x") == "own added\n"
-        assert spool.history()[0]["project"] == "p"
-        record = (spool.root / "jobs" / "x" / "1" / "defaults.toml").read_text()
-        assert '# added by plugin rules: time_limit = "1h"\n' in record
-        assert '# added by plugin rules: env.B = "added"\n' in record
-        assert "env.A" not in record
-        found = defaults(spool, "x")
-        assert found == {
-            "time_limit": "1h",
-            "memory": "10M",
-            "project": "p",
-            "env": {"B": "added"},
-            "tags": ["echo $A $B"],
-        }
-        text = shown(spool, "x")
-        assert "from [defaults] in the configuration and from plugins, not set in the file" in text
-        assert 'added by plugin rules: project = "p"' in text
-        assert "project" not in spool.path("done", "x").read_text()
+    spool.start()
+    spool.completes("x", "echo $A $B", env={"A": "own"})
+    assert spool.log("x") == "own added\n"
+    assert spool.history()[0]["project"] == "p"
+    record = (spool.root / "jobs" / "x" / "1" / "defaults.toml").read_text()
+    assert '# added by plugin rules: time_limit = "1h"\n' in record
+    assert '# added by plugin rules: env.B = "added"\n' in record
+    assert "env.A" not in record
+    found = defaults(spool, "x")
+    assert found == {
+        "time_limit": "1h",
+        "memory": "10M",
+        "project": "p",
+        "env": {"B": "added"},
+        "tags": ["echo $A $B"],
+    }
+    text = shown(spool, "x")
+    assert "from [defaults] in the configuration and from plugins, not set in the file" in text
+    assert 'added by plugin rules: project = "p"' in text
+    assert "project" not in spool.path("done", "x").read_text()
 
 
-def test_what_a_waiting_job_was_given_outlives_the_dispatcher(tmp_path: Path) -> None:
+def test_what_a_waiting_job_was_given_outlives_the_dispatcher(plugged: Plugged) -> None:
     """After a kill nobody is asked again, `show` and `plan` know the keys without a dispatcher, and an edit asks."""
-    spool = with_plugins(tmp_path, "5s", rules=adding("{'priority': 77, 'cpus': 9}"))
-    with spool:
-        spool.start()
-        spool.drop("x", "true")
-        spool.until(lambda: spool.state()["jobs"].get("x", {}).get("priority") == 77, "the added priority")
-        spool.kill()
-        text = shown(spool, "x")
-        assert "added by plugin rules: priority = 77" in text
-        assert " 77 " in said(spool, "ls")
-        assert "9 CPUs" in said(spool, "why", "x")
-        spool.start()
-        spool.looked()
-        assert asked(spool).count("x") == 1
-        assert spool.state()["jobs"]["x"]["priority"] == 77
-        spool.drop("x", "true", cpus=1)
-        spool.until(lambda: asked(spool).count("x") == 2, "another question")
-        spool.wait_done("x")
-        assert defaults(spool, "x") == {"priority": 77}
+    spool = plugged("5s", rules=adding("{'priority': 77, 'cpus': 9}"))
+    spool.start()
+    spool.drop("x", "true")
+    spool.until(lambda: spool.state()["jobs"].get("x", {}).get("priority") == 77, "the added priority")
+    spool.kill()
+    text = shown(spool, "x")
+    assert "added by plugin rules: priority = 77" in text
+    assert " 77 " in said(spool, "ls")
+    assert "9 CPUs" in said(spool, "why", "x")
+    spool.start()
+    spool.looked()
+    assert asked(spool).count("x") == 1
+    assert spool.state()["jobs"]["x"]["priority"] == 77
+    spool.drop("x", "true", cpus=1)
+    spool.until(lambda: asked(spool).count("x") == 2, "another question")
+    spool.wait_done("x")
+    assert defaults(spool, "x") == {"priority": 77}
 
 
-def test_a_question_that_is_cut_off_is_asked_again(tmp_path: Path) -> None:
+def test_a_question_that_is_cut_off_is_asked_again(plugged: Plugged) -> None:
     """A kill between question and answer: the job waits, and the next dispatcher asks and adds the keys."""
     waits = "    while not __import__('os').path.exists(event.spool_dir + '/go'): time.sleep(0.01)\n"
-    spool = with_plugins(tmp_path, "60s", rules=adding("{'project': 'p'}", waits))
-    with spool:
-        spool.start()
-        spool.drop("x", "true")
-        spool.until(lambda: asked(spool) == ["x"], "the question")
-        spool.wait_reason("x", "plugins: asked which keys to add")
-        spool.kill()
-        (spool.root / "go").touch()
-        spool.start()
-        spool.wait_done("x")
-        assert asked(spool) == ["x", "x"]
-        assert defaults(spool, "x") == {"project": "p"}
+    spool = plugged("60s", rules=adding("{'project': 'p'}", waits))
+    spool.start()
+    spool.drop("x", "true")
+    spool.until(lambda: asked(spool) == ["x"], "the question")
+    spool.wait_reason("x", "plugins: asked which keys to add")
+    spool.kill()
+    (spool.root / "go").touch()
+    spool.start()
+    spool.wait_done("x")
+    assert asked(spool) == ["x", "x"]
+    assert defaults(spool, "x") == {"project": "p"}
 
 
-def test_an_array_is_asked_about_once_and_its_tasks_have_the_keys(tmp_path: Path) -> None:
+def test_an_array_is_asked_about_once_and_its_tasks_have_the_keys(plugged: Plugged) -> None:
     """The files of the tasks say which plugin added what, and `{i}` in an added key is each task's."""
-    spool = with_plugins(tmp_path, "5s", rules=adding("{'comment': 'from a plugin', 'env': {'N': 'task {i}'}}"))
-    with spool:
-        spool.start()
-        spool.drop("many", "echo $N", matrix={"i": [1, 2]})
-        spool.wait_done("many_0", "many_1", "many")
-        assert [spool.log("many_0"), spool.log("many_1")] == ["task 1\n", "task 2\n"]
-        text = spool.path("done", "many_1").read_text()
-        assert text.startswith('# added by plugin rules: comment = "from a plugin"\n')
-        assert asked(spool) == ["many"]
-        assert "added by plugin rules" in shown(spool, "many")
+    spool = plugged("5s", rules=adding("{'comment': 'from a plugin', 'env': {'N': 'task {i}'}}"))
+    spool.start()
+    spool.drop("many", "echo $N", matrix={"i": [1, 2]})
+    spool.wait_done("many_0", "many_1", "many")
+    assert [spool.log("many_0"), spool.log("many_1")] == ["task 1\n", "task 2\n"]
+    text = spool.path("done", "many_1").read_text()
+    assert text.startswith('# added by plugin rules: comment = "from a plugin"\n')
+    assert asked(spool) == ["many"]
+    assert "added by plugin rules" in shown(spool, "many")
 
 
-def test_a_retry_keeps_the_keys_and_nobody_is_asked_again(tmp_path: Path) -> None:
+def test_a_retry_keeps_the_keys_and_nobody_is_asked_again(plugged: Plugged) -> None:
     """A job that runs again is the same submission."""
-    spool = with_plugins(tmp_path, "5s", rules=adding("{'retry': {'max': 1, 'delay': '0s'}, 'project': 'p'}"))
-    with spool:
-        spool.start()
-        spool.drop("x", "exit 3")
-        spool.wait_done("x")
-        assert [line["project"] for line in spool.history()] == ["p", "p"]
-        assert asked(spool) == ["x"]
+    spool = plugged("5s", rules=adding("{'retry': {'max': 1, 'delay': '0s'}, 'project': 'p'}"))
+    spool.start()
+    spool.completes("x", "exit 3")
+    assert [line["project"] for line in spool.history()] == ["p", "p"]
+    assert asked(spool) == ["x"]
 
 
-def test_a_dispatcher_that_stops_when_idle_waits_for_the_answer(tmp_path: Path) -> None:
+def test_a_dispatcher_that_stops_when_idle_waits_for_the_answer(plugged: Plugged) -> None:
     """A job about which a plugin is asked is work to do."""
-    spool = with_plugins(tmp_path, "5s", rules=adding("{'project': 'p'}", "    time.sleep(0.2)\n"))
-    with spool:
-        spool.drop("x", "true")
-        assert spool.run() == 0
-        assert [line["project"] for line in spool.history()] == ["p"]
+    spool = plugged("5s", rules=adding("{'project': 'p'}", "    time.sleep(0.2)\n"))
+    spool.drop("x", "true")
+    assert spool.run() == 0
+    assert [line["project"] for line in spool.history()] == ["p"]
 
 
 WRONG = {
@@ -160,60 +151,44 @@ WRONG = {
 
 
 @pytest.mark.parametrize("returned", WRONG)
-def test_a_plugin_that_fails_holds_the_job_and_says_why(tmp_path: Path, returned: str) -> None:
+def test_a_plugin_that_fails_holds_the_job_and_says_why(plugged: Plugged, returned: str) -> None:
     """A wrong key or value, an exception and a hang: the reason names the plugin; a release asks again."""
-    spool = with_plugins(tmp_path, rules=adding(returned))
-    with spool:
-        spool.start()
-        spool.drop("x", "true")
-        spool.wait_place("x", "held")
-        spool.wait_reason("x", WRONG[returned])
-        spool.move("x", "held", "queued")
-        spool.until(lambda: len(asked(spool)) == 2, "another question")
-        spool.wait_place("x", "held")
+    spool = plugged(rules=adding(returned))
+    spool.start()
+    spool.drop("x", "true")
+    spool.wait_place("x", "held")
+    spool.wait_reason("x", WRONG[returned])
+    spool.move("x", "held", "queued")
+    spool.until(lambda: len(asked(spool)) == 2, "another question")
+    spool.wait_place("x", "held")
 
 
-def test_a_job_that_cannot_be_held_waits_and_says_why(tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_held_waits_and_says_why(plugged: Plugged) -> None:
     """Another file of its name is held: the one in `queued/` stays there with the words of the plugin."""
-    spool = with_plugins(tmp_path, rules=adding("1 / 0"))
-    with spool:
-        spool.start()
-        spool.drop("x", "true", place="held")
-        spool.drop("x", "true")
-        spool.wait_reason("x", "plugin rules: ZeroDivisionError")
-        assert spool.path("queued", "x").exists()
+    spool = plugged(rules=adding("1 / 0"))
+    spool.start()
+    spool.drop("x", "true", place="held")
+    spool.drop("x", "true")
+    spool.wait_reason("x", "plugin rules: ZeroDivisionError")
+    assert spool.path("queued", "x").exists()
 
 
-def test_a_plugin_that_ends_its_process_holds_the_job(tmp_path: Path) -> None:
+def test_a_plugin_that_ends_its_process_holds_the_job(plugged: Plugged) -> None:
     """After the third time; the other jobs wait no longer than that."""
-    spool = with_plugins(tmp_path, rules=adding("{}", "    __import__('os')._exit(1)\n"))
-    with spool:
-        spool.start()
-        spool.drop("x", "true")
-        spool.wait_place("x", "held")
-        spool.wait_reason("x", "a plugin: it crashed the listeners' process 3 times")
+    spool = plugged(rules=adding("{}", "    __import__('os')._exit(1)\n"))
+    spool.start()
+    spool.drop("x", "true")
+    spool.wait_place("x", "held")
+    spool.wait_reason("x", "a plugin: it crashed the listeners' process 3 times")
 
 
-def test_without_the_function_nothing_is_asked_or_noted(tmp_path: Path) -> None:
-    """A plugin that adds no keys leaves no trace: no line in the journal and no defaults."""
-    spool = with_plugins(tmp_path, "5s", rules="@hookimpl\ndef spool_polling(event):\n    pass\n")
-    with spool:
-        spool.start()
-        spool.drop("x", "true")
-        spool.wait_done("x")
-        assert b'"added"' not in (spool.root / ".journal").read_bytes()
-        assert not (spool.root / "jobs" / "x" / "1" / "defaults.toml").exists()
-
-
-def test_of_two_plugins_the_first_to_set_a_key_is_heard(tmp_path: Path) -> None:
+def test_of_two_plugins_the_first_to_set_a_key_is_heard(plugged: Plugged) -> None:
     """What the second adds besides is taken, and the log says what was not."""
     first, second = adding("{'priority': 1}"), adding("{'priority': 2, 'project': 'q'}")
-    spool = with_plugins(tmp_path, "5s", first=first, second=second)
-    with spool:
-        spool.start()
-        spool.drop("x", "true")
-        spool.wait_done("x")
-        winner = defaults(spool, "x")["priority"]
-        loser = {1: "second", 2: "first"}[winner]
-        assert defaults(spool, "x")["project"] == "q"
-        assert f"plugin {loser}: priority is set already and stays as it is" in spool.said()
+    spool = plugged("5s", first=first, second=second)
+    spool.start()
+    spool.completes("x", "true")
+    winner = defaults(spool, "x")["priority"]
+    loser = {1: "second", 2: "first"}[winner]
+    assert defaults(spool, "x")["project"] == "q"
+    assert f"plugin {loser}: priority is set already and stays as it is" in spool.said()

@@ -50,8 +50,7 @@ def test_a_lost_grant_keeps_its_resources(served: Served) -> None:
     (served.root / "config.toml").write_text("cpus = 8\nresources = { licence = 2, tpu = { indices = [0, 1] } }\n")
     gate = served.root.parent / "gate"
     served.start()
-    served.drop("one", f"echo up; until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1, "tpu": 1})
-    served.says("one", "up")
+    served.up("one", f"echo up; until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1, "tpu": 1})
     served.kill()
     (served.root / "jobs/one/1/grant.toml").write_bytes(b"")
     served.drop("two", "true", resources={"licence": 2})
@@ -61,21 +60,3 @@ def test_a_lost_grant_keeps_its_resources(served: Served) -> None:
     assert served.wait_reason("three", "tpu") == "tpu: needs 1, and which are free is unknown (1 run holds 1)"
     gate.touch()
     served.wait_done("one", "two", "three")
-
-
-def test_the_spool_runs_so_many_at_once(served: Served) -> None:
-    """`max_running` holds for all jobs together, also after it was lowered while they run."""
-    config = served.root / "config.toml"
-    config.write_text("cpus = 8\nmax_running = 2\n")
-    gate = served.root.parent / "gate"
-    served.start()
-    for name in ("a", "b"):
-        served.drop(name, f"until [ -e {gate} ]; do sleep 0.02; done", cpus=0)
-        served.wait_place(name, "running")
-    served.drop("c", "true", cpus=0)
-    assert served.wait_reason("c", "full") == "spool is full: 2 of 2 running"
-    config.write_text("cpus = 8\nmax_running = 1\n")
-    served.wait_reason("c", "spool is full: 2 of 1 running")
-    gate.touch()
-    served.wait_done("a", "b", "c")
-    assert overlap(served.history()) == 2

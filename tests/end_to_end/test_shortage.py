@@ -44,16 +44,13 @@ def test_a_job_that_leaves_no_place_for_its_exit_code_ends_at_its_limit(shared: 
     """The wrapper that cannot write it is stopped like any other, and the outcome is why it was."""
     name = make.split()[0]
     shared.drop(name, f"{make}; exit 7", time_limit="500ms")
-    result = shared.wait_done(name)
-    assert result is not None
-    assert result["outcome"] == "timeout"
+    assert shared.wait_done(name)["outcome"] == "timeout"
 
 
 def test_a_job_has_the_soft_limit_of_a_login(served: Served) -> None:
     """What the dispatcher takes for itself it keeps, and what its starter had counts only as far as it is hard."""
     served.start(prefix=["prlimit", "--nofile=512:4096"])
-    served.drop("limits", "ulimit -S -n; ulimit -H -n")
-    served.wait_done("limits")
+    served.completes("limits", "ulimit -S -n; ulimit -H -n")
     assert served.log("limits") == "1024\n4096\n"
     assert served.process is not None
     with open(f"/proc/{served.process.pid}/limits", encoding="ascii") as limits:

@@ -67,9 +67,7 @@ def test_shell_is_the_command_alone(shared: Served) -> None:
     """`signal_to = "shell"` reaches a script, also one that does not handle it."""
     shared.drop("shell", f"{WAITS}; echo after", signal_to="shell", signal="USR1", time_limit="1h")
     assert "after" not in _signalled(shared, "shell")
-    result = shared.result("shell")
-    assert result is not None
-    assert result["exit_code"] == 138
+    assert shared.result("shell")["exit_code"] == 138
 
 
 def test_a_trap_in_the_shell_gets_it_unless_the_job_says_main(shared: Served) -> None:

@@ -11,11 +11,6 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, pids_in
-from spool.query.details import job_details
-from spool.query.explain import preview, why
-from spool.query.jobs import JobLister
-from spool.query.machine import machine_status
-from spool.store.spool import Spool
 from support import wait_for
 
 EXECUTORS = ("process", "sh", "tmux")
@@ -46,8 +41,7 @@ def test_a_cancelled_job_takes_all_its_processes_along(shared: Served, escape: s
     name = f"cancel-{escape}"
     shared.drop(name, f"{_ESCAPES[escape]}\necho $$\nexec sleep 1000", kill_grace="300ms")
     pids = _pids(shared, name, 2)
-    shared.path("running", name).unlink()
-    assert shared.wait_outcome(name) == "cancelled"
+    shared.cancels(name)
     assert [pid for pid in pids if alive(pid)] == []
     assert not marked(shared.root, name)
 
@@ -59,7 +53,6 @@ def test_a_finished_command_leaves_nothing_behind(shared: Served, escape: str) -
     shared.drop(name, f"{_ESCAPES[escape]}\nuntil [ -s $SPOOL_METADIR/log ]; do sleep 0.01; done\nexit 0",
                 kill_grace="300ms")  # fmt: skip
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("finished", 0)
     pids = _pids(shared, name, 1)
     assert [pid for pid in pids if alive(pid)] == []
@@ -78,20 +71,16 @@ def test_a_killed_wrapper_leaves_nothing_behind(shared: Served, escape: str) -> 
 
 def test_term_comes_first_and_the_command_may_tidy_up(shared: Served) -> None:
     """A command that handles TERM has its grace to do so; its exit code does not make it finished."""
-    shared.drop("tidy", "trap 'sleep 0.2; echo tidied; exit 0' TERM; echo up; while :; do sleep 0.05; done")
-    shared.says("tidy", "up")
-    shared.path("running", "tidy").unlink()
-    assert shared.wait_outcome("tidy") == "cancelled"
+    shared.up("tidy", "trap 'sleep 0.2; echo tidied; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    shared.cancels("tidy")
     assert shared.log("tidy").endswith("tidied\n")
 
 
 def test_what_ignores_term_is_killed_after_its_grace(shared: Served) -> None:
     """KILL comes after `kill_grace`, not before."""
-    shared.drop("stubborn", "trap '' TERM INT HUP; echo up; while :; do sleep 0.05; done", kill_grace="700ms")
-    shared.says("stubborn", "up")
+    shared.up("stubborn", "trap '' TERM INT HUP; echo up; while :; do sleep 0.05; done", kill_grace="700ms")
     begun = time.monotonic()
-    shared.path("running", "stubborn").unlink()
-    assert shared.wait_outcome("stubborn") == "cancelled"
+    shared.cancels("stubborn")
     assert time.monotonic() - begun >= 0.7  # how early is a claim, how late is not
 
 
@@ -120,7 +109,6 @@ def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(shared: Ser
     assert "timed out waiting" in shared.spool("wait", x, "--timeout", "300ms").stderr
     gate.touch()
     result = shared.wait_done(x, after)
-    assert result is not None
     assert (result["run"], result["outcome"], result.get("again")) == (1, "cancelled", None)
     assert [line["job"] for line in shared.history() if line["job"] == x] == [x]
     assert shared.spool("wait", x).returncode == 130
@@ -128,18 +116,14 @@ def test_a_job_that_is_requeued_and_then_cancelled_ends_with_its_run(shared: Ser
 
 def test_the_epilog_runs_after_a_stop(shared: Served) -> None:
     """A stopped job's epilog runs, and finds 143."""
-    shared.drop("epilogue", "echo up; exec sleep 1000", epilog="echo after $SPOOL_EXIT_CODE")
-    shared.says("epilogue", "up")
-    shared.path("running", "epilogue").unlink()
-    assert shared.wait_outcome("epilogue") == "cancelled"
+    shared.up("epilogue", "echo up; exec sleep 1000", epilog="echo after $SPOOL_EXIT_CODE")
+    shared.cancels("epilogue")
     assert shared.log("epilogue") == "up\nafter 143\n"
 
 
 def test_a_time_limit_ends_a_job(shared: Served) -> None:
     """A job over its limit is a timeout, whatever its exit code, and never before its time."""
-    shared.drop("limited", "trap 'exit 0' TERM; while :; do sleep 0.02; done", time_limit="500ms")
-    result = shared.wait_done("limited")
-    assert result is not None
+    result = shared.completes("limited", "trap 'exit 0' TERM; while :; do sleep 0.02; done", time_limit="500ms")
     assert result["outcome"] == "timeout"
     assert "500ms" in result["reason"]
     assert result["ended_at_ns"] - result["started_at_ns"] >= 500_000_000
@@ -161,9 +145,7 @@ def test_the_warning_reaches_the_command(shared: Served, kind: str) -> None:
         "waiting-shell": f"{sys.executable} {script}; echo code $?",
     }[kind]
     name = f"warned-{kind}"
-    shared.drop(name, command, time_limit="30s", signal="USR1@28500ms")
-    result = shared.wait_done(name)
-    assert result is not None
+    result = shared.completes(name, command, time_limit="30s", signal="USR1@28500ms")
     assert result["outcome"] == "finished", (result, shared.log(name))
     assert shared.log(name) == ("up\nwarned\ncode 0\n" if kind == "waiting-shell" else "up\nwarned\n")
 
@@ -186,75 +168,35 @@ def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> N
     assert last <= served.result("second")["started_at_ns"] <= now  # type: ignore[index]
 
 
-def test_a_stop_is_carried_on_by_the_next_dispatcher(served: Served) -> None:
+def test_a_stop_is_carried_on_by_the_next_dispatcher(live: Served) -> None:
     """A dispatcher that dies while it stops a job: the next one goes on, within the grace that was left."""
-    served.start()
-    served.drop("halfway", "trap '' TERM; echo up; while :; do sleep 0.05; done", kill_grace="1500ms")
-    served.says("halfway", "up")
-    served.path("running", "halfway").unlink()
-    served.until(lambda: served.record("halfway", "stop"), "the order to stop")
-    served.kill()
-    served.start()
-    assert served.wait_outcome("halfway") == "cancelled"
-    served.wait_done("halfway")
-    assert not marked(served.root)
+    live.up("halfway", "trap '' TERM; echo up; while :; do sleep 0.05; done", kill_grace="1500ms")
+    live.path("running", "halfway").unlink()
+    live.until(lambda: live.record("halfway", "stop"), "the order to stop")
+    live.restart()
+    assert live.wait_outcome("halfway") == "cancelled"
+    live.wait_done("halfway")
+    assert not marked(live.root)
 
 
-def test_limits_hold_for_adopted_runs(served: Served) -> None:
+def test_limits_hold_for_adopted_runs(live: Served) -> None:
     """A time limit that passes while no dispatcher lives is enforced as soon as one does."""
-    served.start()
-    served.drop("adopted", "echo up; exec sleep 1000", time_limit="700ms", kill_grace="1s")
-    served.says("adopted", "up")
+    live.up("adopted", "echo up; exec sleep 1000", time_limit="700ms", kill_grace="1s")
     begun = time.monotonic()
-    served.kill()
+    live.kill()
     wait_for(lambda: time.monotonic() - begun > 0.8)
-    assert served.run() == 0
-    assert served.outcome("adopted") == "timeout"
+    assert live.run() == 0
+    assert live.outcome("adopted") == "timeout"
 
 
-def test_leftovers_of_adopted_runs_are_ended(served: Served) -> None:
+def test_leftovers_of_adopted_runs_are_ended(live: Served) -> None:
     """What an adopted job's command leaves behind, in a session of its own, is found and ended."""
-    served.start()
-    served.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
-    pid = _pids(served, "left", 1)[0]
-    served.kill()
-    served.start()
-    (served.root.parent / "go").touch()
-    assert served.wait_outcome("left") == "finished"
+    live.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
+    pid = _pids(live, "left", 1)[0]
+    live.restart()
+    (live.root.parent / "go").touch()
+    assert live.wait_outcome("left") == "finished"
     assert not alive(pid)
-
-
-def test_leftovers_of_a_run_that_ended_unseen_are_ended(served: Served) -> None:
-    """A job whose command ended while no dispatcher lived: what it left behind is ended by the next."""
-    served.start()
-    served.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
-    pid = _pids(served, "left", 1)[0]
-    served.kill()
-    (served.root.parent / "go").touch()
-    wait_for(lambda: (served.root / "jobs/left/1/rc").exists())
-    assert alive(pid)
-    assert alive(served.pid("left"))
-    assert served.run() == 0
-    assert served.outcome("left") == "finished"
-    assert not alive(pid)
-
-
-def test_a_job_that_forks_without_end_is_ended(shared: Served) -> None:
-    """A tree that starts new processes all the time, each in a session of its own, does not outrun its end."""
-    program = (
-        "import os, time\n"
-        "os.setsid()\nprint('up', flush=True)\n"
-        "for _ in range(3000):\n"
-        "    if os.fork():\n        time.sleep(0.01)\n        os._exit(0)\n"
-        "    os.setsid()\n    time.sleep(0.005)\n"
-        "time.sleep(1000)"
-    )
-    (shared.root.parent / "forks.py").write_text(program)
-    shared.drop("forks", f"{sys.executable} forks.py & sleep 1000", kill_grace="300ms")
-    shared.says("forks", "up")
-    shared.path("running", "forks").unlink()
-    assert shared.wait_outcome("forks") == "cancelled"
-    assert not marked(shared.root, "forks")
 
 
 _ATTACHES = """
@@ -276,16 +218,15 @@ def test_a_run_ends_though_its_command_stops_its_wrapper(shared: Served, stops: 
     assert (shared.record(f"stops-{stops}", "rc") or "").strip() == "3"
 
 
-def test_an_adopted_wrapper_that_was_stopped_goes_on(served: Served) -> None:
+def test_an_adopted_wrapper_that_was_stopped_goes_on(live: Served) -> None:
     """A wrapper that was stopped while no dispatcher ran, and is no child of the next one, goes on under that."""
-    served.start()
-    served.drop("stood", "echo $PPID; until [ -e go ]; do sleep 0.1; done")
-    (wrapper,) = _pids(served, "stood", 1)
-    served.kill()
+    live.drop("stood", "echo $PPID; until [ -e go ]; do sleep 0.1; done")
+    (wrapper,) = _pids(live, "stood", 1)
+    live.kill()
     os.kill(wrapper, signal.SIGSTOP)
-    (served.root.parent / "go").touch()
-    served.start()
-    assert served.wait_outcome("stood") == "finished"
+    (live.root.parent / "go").touch()
+    live.start()
+    assert live.wait_outcome("stood") == "finished"
 
 
 def test_other_jobs_are_left_alone(shared: Served) -> None:
@@ -294,8 +235,7 @@ def test_other_jobs_are_left_alone(shared: Served) -> None:
         shared.drop(name, "setsid sleep 1000 & echo $!; exec sleep 1000")
     (kept,) = _pids(shared, "bystander", 1)
     (ended,) = _pids(shared, "victim", 1)
-    shared.path("running", "victim").unlink()
-    assert shared.wait_outcome("victim") == "cancelled"
+    shared.cancels("victim")
     assert not alive(ended)
     assert alive(kept)
     assert alive(shared.pid("bystander"))
@@ -312,19 +252,16 @@ def test_an_unmarked_child_of_one_job_survives_the_end_of_another(shared: Served
     shared.drop("passer-by", "true")
     assert shared.wait_outcome("passer-by") == "finished"
     assert alive(hidden)
-    shared.path("running", "hider").unlink()
-    assert shared.wait_outcome("hider") == "cancelled"
+    shared.cancels("hider")
     assert not alive(hidden)
 
 
 def test_stop_files_and_cancels_without_a_reason(shared: Served) -> None:
     """A stop record that somebody else wrote stays: it says who cancelled the job, and why."""
-    shared.drop("noted", "echo up; exec sleep 1000")
-    shared.says("noted", "up")
+    shared.up("noted", "echo up; exec sleep 1000")
     (shared.root / "jobs/noted/1/stop").write_text(f"cancel alice {time.time_ns()} wrong data\n")
     shared.path("running", "noted").unlink()
     result = shared.wait_done("noted")
-    assert result is not None
     assert result["outcome"] == "cancelled"
     assert "alice" in result["reason"]
     assert "wrong data" in result["reason"]
@@ -345,31 +282,10 @@ def test_a_process_tree_over_its_memory_is_stopped(shared: Served) -> None:
         kill_grace="1s", env={"CODE": _ALLOCATE},
     )  # fmt: skip
     result = shared.wait_done("greedy")
-    assert result is not None
     assert result["outcome"] == "out_of_memory"
     assert "of 100 MiB" in result["reason"]
     assert result["peak_memory_bytes"] > 100 << 20
     assert not marked(shared.root, "greedy")
-
-
-@pytest.mark.executors("process")
-def test_shared_memory_counts_once(served: Served) -> None:
-    """Ten processes that share 100 MB by fork use 100 MB, and stay within 200."""
-    program = (
-        "import os, time\n"
-        "x = bytearray(100 << 20)\nx[::4096] = b'x' * len(x[::4096])\n"
-        "import gc; gc.freeze()\n"
-        "children = [os.fork() for _ in range(1)]\n"
-        "for _ in range(3):\n    children.append(os.fork())\n"
-        "time.sleep(3)\n"
-        "print('done', flush=True)"
-    )
-    (served.root.parent / "shares.py").write_text(program)
-    served.drop("shares", [sys.executable, "shares.py"], memory="250M", kill_grace="1s")
-    assert served.run() == 0
-    result = served.result("shares")
-    assert result is not None
-    assert result["outcome"] == "finished", result
 
 
 def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
@@ -378,88 +294,29 @@ def test_memory_limits_hold_for_adopted_runs(served: Served) -> None:
         "x = ", "import os\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nx = "
     )
     served.start()
-    served.drop("late", [sys.executable, "-c", program, "150"], memory="100M", kill_grace="1s")
-    served.says("late", "up")
-    served.kill()
-    served.start()
+    served.up("late", [sys.executable, "-c", program, "150"], memory="100M", kill_grace="1s")
+    served.restart()
     (served.root.parent / "go").touch()
     assert served.wait_outcome("late") == "out_of_memory"
 
 
-@pytest.mark.executors("process")
-def test_every_view_says_that_leftovers_are_being_ended(served: Served) -> None:
-    """While what a command left behind is being ended, its run is stopping and keeps what it has, in every view."""
-    (served.root / "config.toml").write_text("cpus = 1\n")
-    served.start()
-    stubborn = "setsid sh -c 'trap \"\" TERM; echo $$; exec >/dev/null 2>&1; while :; do sleep 0.05; done' &\n"
-    served.drop("left", f"{stubborn}until [ -s $SPOOL_METADIR/log ]; do sleep 0.01; done", kill_grace="1h")
-    served.drop("next", "true")
-    served.until(lambda: served.state()["jobs"].get("left", {}).get("state") == "stopping", "the end of the command")
-    seen = _views(served)
-    served.kill()  # and without a dispatcher the files and the processes say the same
-    unserved = _views(served)
-    served.start()
-    os.kill(_pids(served, "left", 1)[0], signal.SIGKILL)
-    assert served.wait_outcome("left") == "finished"
-    assert seen == unserved
-    assert seen == {
-        "ls": ("stopping", "its command has ended, but processes that it started are still running"),
-        "show": [("stopping", "its command has ended, but processes that it started are still running")],
-        "why left": "is being stopped",
-        "why next": ["cpus"],
-        "plan": ["cpus"],
-        "info": (1, [("left", True)]),
-    }
-
-
-def _views(served: Served) -> dict[str, object]:
-    """Return what the commands print; asked here, since starting them takes longer than they do."""
-    spool = Spool(str(served.root))
-    row = next(row for row in JobLister(spool).listing().rows if row.name == "left")
-    doing = why(spool, "left").doing
-    info = machine_status(spool)
-    return {
-        "ls": (row.state, row.reason),
-        "show": [(run.state, run.reason) for run in job_details(spool, "left").runs],
-        "why left": "is being stopped" if "is being stopped" in doing else doing,
-        "why next": [no.code for no in why(spool, "next").reasons],
-        "plan": [each.code for each in preview(spool).waits],
-        "info": (info.cpus_granted, [(each.run.name, each.run.stopping) for each in info.runs]),
-    }
-
-
-def test_the_limit_of_a_job_that_runs_can_be_changed(served: Served) -> None:
+def test_the_limit_of_a_job_that_runs_can_be_changed(live: Served) -> None:
     """A shorter limit stops it, a longer one or none lets it go on, and a file that is not valid changes nothing."""
-    served.start()
     for name in ("shorter", "longer", "none", "broken"):
         limit = {} if name == "shorter" else {"time_limit": "1500s"}
-        served.drop(name, "exec sleep 1000", cpus=0, **limit)
-        served.pid(name)
-    path = served.path("running", "broken")
+        live.begun(name, "exec sleep 1000", cpus=0, **limit)
+    path = live.path("running", "broken")
     path.write_text("command = [")
-    served.until(lambda: "its file in running/ was changed and is not valid" in served.said(), "the complaint")
-    served.spool("edit", "longer", "--time-limit", "1600s", "--priority", "77")
-    served.spool("edit", "none", "--unset", "time_limit")
-    served.spool("edit", "shorter", "--time-limit", "1s")
-    assert served.wait_outcome("shorter") == "timeout"
-    assert "limit 1s" in str(served.result("shorter"))
-    served.until(lambda: served.state()["jobs"]["longer"]["priority"] == 77, "the priority")
-    served.kill()
-    served.start()
-    served.until(lambda: served.state()["jobs"].get("longer", {}).get("priority") == 77, "the priority again")
-    served.spool("edit", "longer", "--time-limit", "1s")
-    assert served.wait_outcome("longer") == "timeout"
+    live.until(lambda: "its file in running/ was changed and is not valid" in live.said(), "the complaint")
+    live.spool("edit", "longer", "--time-limit", "1600s", "--priority", "77")
+    live.spool("edit", "none", "--unset", "time_limit")
+    live.spool("edit", "shorter", "--time-limit", "1s")
+    assert live.wait_outcome("shorter") == "timeout"
+    assert "limit 1s" in str(live.result("shorter"))
+    live.until(lambda: live.state()["jobs"]["longer"]["priority"] == 77, "the priority")
+    live.restart()
+    live.until(lambda: live.state()["jobs"].get("longer", {}).get("priority") == 77, "the priority again")
+    live.spool("edit", "longer", "--time-limit", "1s")
+    assert live.wait_outcome("longer") == "timeout"
     for name in ("none", "broken"):
-        assert served.state()["jobs"][name]["state"] == "running"
-
-
-def test_a_limit_that_is_lengthened_in_time_stops_nothing(served: Served) -> None:
-    """The moment of the old limit passes, and the run goes on to its end."""
-    served.start()
-    served.drop("a", "until [ -e go ]; do sleep 0.05; done", time_limit="3s", workdir=str(served.root))
-    served.pid("a")
-    served.spool("edit", "a", "--time-limit", "1000s")
-    served.drop("b", "exec sleep 1000", time_limit="3s")
-    assert served.wait_outcome("b") == "timeout"
-    (served.root / "go").touch()
-    assert served.wait_outcome("a") == "finished"
+        assert live.state()["jobs"][name]["state"] == "running"

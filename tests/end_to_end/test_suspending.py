@@ -49,11 +49,11 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _quiet(served: Served, name: str) -> bool:
+def _quiet(served: Served, name: str, run: int = 1) -> bool:
     """Whether a job that writes all the time writes nothing for a while."""
-    before = served.log(name)
+    before = served.log(name, run)
     time.sleep(0.4)
-    return served.log(name) == before
+    return served.log(name, run) == before
 
 
 def test_every_process_of_a_suspended_job_stands_still_and_goes_on_again(shared: Served) -> None:
@@ -78,8 +78,7 @@ def test_every_process_of_a_suspended_job_stands_still_and_goes_on_again(shared:
 def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
     """A job that has stood still for longer than its whole limit goes on, and ends by itself."""
     name, go, limit_s = "limited", shared.root.parent / "go-limited", 5
-    shared.drop(name, f"echo up; until [ -e {go} ]; do sleep 0.05; done; echo end", time_limit=f"{limit_s}s")
-    shared.says(name, "up")
+    shared.up(name, f"echo up; until [ -e {go} ]; do sleep 0.05; done; echo end", time_limit=f"{limit_s}s")
     _order(shared, name).touch()
     shared.until(lambda: _is_suspended(shared, name), "a suspended job")
     suspended = (shared.root / "jobs" / name / "1" / "suspended").stat().st_mtime
@@ -89,26 +88,10 @@ def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
     go.touch()
     _order(shared, name).unlink()
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], shared.log(name)) == ("finished", "up\nend\n")
     assert limit_s * 1e9 <= result["suspended_ns"] < result["ended_at_ns"] - result["started_at_ns"]
     line = next(line for line in shared.history() if line["job"] == name)
     assert line["suspended_ms"] == result["suspended_ns"] // 1_000_000
-
-
-def test_the_limit_ends_a_job_that_goes_on_after_its_whole_time(shared: Served) -> None:
-    """What was left of the limit is left when it goes on, and no more."""
-    name = "over"
-    shared.drop(name, "echo up; sleep 1000", time_limit="5s")
-    shared.says(name, "up")
-    _order(shared, name).touch()
-    shared.until(lambda: _is_suspended(shared, name), "a suspended job")
-    shared.looked()
-    _order(shared, name).unlink()
-    result = shared.wait_done(name)
-    assert result is not None
-    assert result["outcome"] == "timeout"
-    assert result["ended_at_ns"] - result["started_at_ns"] - result["suspended_ns"] >= 5e9
 
 
 def test_a_suspended_job_that_is_cancelled_hears_term_before_its_grace_is_over(shared: Served) -> None:
@@ -155,23 +138,16 @@ def test_the_next_run_of_a_job_is_not_suspended(shared: Served) -> None:
     shared.spool("requeue", name)
     shared.says(name, "\n5\n", run=2)
     shared.until(lambda: not _order(shared, name).exists(), "no order")
-    shared.until(lambda: not _quiet_run(shared, name, 2), "a second run that moves")
+    shared.until(lambda: not _quiet(shared, name, 2), "a second run that moves")
     _order(shared, "nobody").touch()
     shared.until(lambda: not _order(shared, "nobody").exists(), "a file that suspends nothing taken away")
     shared.spool("cancel", name)
     shared.wait_done(name)
 
 
-def _quiet_run(served: Served, name: str, run: int) -> bool:
-    before = served.log(name, run)
-    time.sleep(0.4)
-    return served.log(name, run) == before
-
-
 def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Served) -> None:
     """A process that somebody lets go on while its job is suspended is stopped again at the next look."""
-    (served.root / "config.toml").write_text('look_every = "1s"\n')
-    served.start()
+    served.serves('look_every = "1s"\n')
     served.drop("woken", _COUNTS)
     served.says("woken", "3")
     served.spool("suspend", "woken")
@@ -181,47 +157,41 @@ def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Serv
     served.until(lambda: _quiet(served, "woken"), "a job that stands still again")
 
 
-def test_a_suspended_job_survives_its_dispatcher(served: Served) -> None:
+def test_a_suspended_job_survives_its_dispatcher(live: Served) -> None:
     """Killed and started again, the dispatcher leaves it suspended; what was asked meanwhile is done then."""
-    served.start()
-    served.drop("kept", _COUNTS, time_limit="6s")
-    served.says("kept", "3")
-    served.spool("suspend", "kept")
-    served.until(lambda: _is_suspended(served, "kept") and _quiet(served, "kept"), "a suspended job")
-    served.kill()
-    served.start()
+    live.drop("kept", _COUNTS, time_limit="6s")
+    live.says("kept", "3")
+    live.spool("suspend", "kept")
+    live.until(lambda: _is_suspended(live, "kept") and _quiet(live, "kept"), "a suspended job")
+    live.restart()
     time.sleep(6.2)
-    assert _quiet(served, "kept")
-    assert served.places("kept") == ["running"]
-    served.kill()
-    _order(served, "kept").unlink()
-    assert _quiet(served, "kept")
-    served.start()
-    result = served.wait_done("kept")
-    assert result is not None
+    assert _quiet(live, "kept")
+    assert live.places("kept") == ["running"]
+    live.kill()
+    _order(live, "kept").unlink()
+    assert _quiet(live, "kept")
+    live.start()
+    result = live.wait_done("kept")
     assert result["outcome"] == "timeout"
     assert result["suspended_ns"] > 3.2e9
 
 
-def test_only_a_file_suspends(served: Served) -> None:
+def test_only_a_file_suspends(live: Served) -> None:
     """A directory, a FIFO or a link of that name has no effect, hangs nobody and stays."""
-    served.start()
     for name in ("dir", "fifo", "link"):
-        served.drop(name, _COUNTS, cpus=0)
-        served.says(name, "3")
-    _order(served, "dir").mkdir()
-    os.mkfifo(_order(served, "fifo"))
-    _order(served, "link").symlink_to("/dev/zero")
-    served.looked()
+        live.drop(name, _COUNTS, cpus=0)
+        live.says(name, "3")
+    _order(live, "dir").mkdir()
+    os.mkfifo(_order(live, "fifo"))
+    _order(live, "link").symlink_to("/dev/zero")
+    live.looked()
     for name in ("dir", "fifo", "link"):
-        served.until(lambda name=name: not _quiet(served, name), "a job that moves")
-        assert served.spool("cancel", name).returncode == 0
-    served.wait_done("dir", "fifo", "link")
-    served.looked()
-    assert (
-        sum(_order(served, name).is_symlink() or _order(served, name).exists() for name in ("dir", "fifo", "link")) == 3
-    )
-    assert "ERROR" not in served.said()
+        live.until(lambda name=name: not _quiet(live, name), "a job that moves")
+        assert live.spool("cancel", name).returncode == 0
+    live.wait_done("dir", "fifo", "link")
+    live.looked()
+    assert sum(_order(live, name).is_symlink() or _order(live, name).exists() for name in ("dir", "fifo", "link")) == 3
+    assert "ERROR" not in live.said()
 
 
 def test_options_suspend_the_tasks_that_run_and_continue_the_suspended_ones(shared: Served) -> None:
@@ -275,7 +245,6 @@ def test_a_signal_reaches_the_command_and_not_the_wrapper(shared: Served) -> Non
     assert shared.spool("signal", "KILL", name, "--dry-run").stdout == f"{name} would get KILL\n"
     shared.spool("signal", "KILL", name)
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 137)
 
 
@@ -314,11 +283,9 @@ def test_a_signal_that_cannot_be_sent_is_told(shared: Served, words: tuple[str, 
 def test_a_job_that_stops_itself_and_its_wrapper_is_cancelled_by_term(shared: Served, executor: str | None) -> None:
     """It hears TERM at once, with a grace of an hour, and ends with its own code."""
     name = "stops-itself"
-    shared.drop(name, "trap 'exit 7' TERM; echo up; kill -STOP 0; while :; do sleep 0.02; done", kill_grace="1h")
-    shared.says(name, "up")
+    shared.up(name, "trap 'exit 7' TERM; echo up; kill -STOP 0; while :; do sleep 0.02; done", kill_grace="1h")
     if executor != "tmux":  # which wakes what stops in its panes
         shared.until(lambda: any(_stands_still(pid) for pid in marked(shared.root, name)), "a job that stands still")
     shared.spool("cancel", name)
     result = shared.wait_done(name)
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("cancelled", 7)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from plugins.fake_nvml import FakeNvml
 from receivers import HOST, MailServer, WebServer
 from served import Served
 from support import wait_for
@@ -111,36 +110,3 @@ def _sorted_labels(text: str) -> str:
         labels, _, value = rest.rpartition("}")
         lines.append(f"{name}{{{','.join(sorted(labels.split(',')))}}}{value}" if brace else line)
     return "\n".join(lines)
-
-
-def test_metrics_have_each_gpu(served: Served, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """Who was given it, and what of its memory is taken, also by others."""
-    for at in range(2):
-        fake_nvml.gpu(f"GPU-{at}", bus=at, total=80 << 30, free=60 << 30, name="H100 NVL")
-    served.environment |= fake_nvml.variables
-    out = tmp_path / "spool.prom"
-    configure(served, f'metrics = "{out}"\n[gpu]\npoll = "200ms"\nignore_processes = {{ below = "1T" }}\n')
-    served.start()
-    served.drop("train", "sleep 100", gpus=1)
-    wait_for(lambda: served.record("train", "jid"))
-    assert served.stop() == 0
-    last = f'spool_dispatcher_up{{spool="{served.root}"}} 0.0'
-    wait_for(lambda: out.exists() and last in (text := out.read_text()) and "spool_gpu_jobs{" in text)
-    numbers = _numbers(_sorted_labels(out.read_text()))
-    spool = f'spool="{served.root}"'
-    for line in (
-        f'spool_gpu_info{{index="0",name="H100 NVL",{spool},uuid="GPU-0"}} 1.0',
-        f'spool_gpu_jobs{{{spool},uuid="GPU-0"}} 1.0',
-        f'spool_gpu_jobs{{{spool},uuid="GPU-1"}} 0.0',
-        f'spool_gpu_memory_bytes{{{spool},uuid="GPU-1"}} {float(80 << 30)!r}',
-        f'spool_gpu_memory_used_bytes{{{spool},uuid="GPU-1"}} {float(20 << 30)!r}',
-        f'spool_gpu_usable{{{spool},uuid="GPU-1"}} 1.0',
-        f'spool_jobs{{{spool},state="running"}} 1.0',
-    ):
-        assert line in numbers, line
-
-
-def _numbers(text: str) -> str:
-    """Return the series with every number as Python writes it: 1e+10 and 10000000000.0 are one."""
-    lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
-    return "\n".join(f"{series} {float(number)!r}" for series, _, number in lines)

@@ -66,20 +66,7 @@ def test_typing_reaches_the_job_and_stays_out_of_the_log(shared: Served) -> None
     shared.says("ask", "!\n\t\n")
     assert "J. Doe" in _shows(shared, "ask", "hello J. Doe!")
     assert shared.log("ask") == "name? hello J. Doe\x1b[1m!\n\t\n"
-    shared.path("running", "ask").unlink()
-    assert shared.wait_outcome("ask") == "cancelled"
-
-
-def test_the_end_of_input_can_be_typed(shared: Served) -> None:
-    """Ctrl-D ends the input of a job that reads to its end."""
-    shared.drop("cat", ["cat"])
-    shared.pid("cat")
-    wait_for(lambda: "cat/1" in _sessions(shared))
-    _type(shared, "cat", "line", "Enter", "C-d")
-    result = shared.wait_done("cat")
-    assert result is not None
-    assert result["outcome"] == "finished"
-    assert shared.log("cat") == "line\n"
+    shared.cancels("ask")
 
 
 def test_only_the_input_is_a_terminal(shared: Served) -> None:
@@ -89,8 +76,7 @@ def test_only_the_input_is_a_terminal(shared: Served) -> None:
     _shows(shared, "tty", "secret")
     assert "secret" not in shared.log("tty")
     assert json.loads(shared.log("tty"))["terminal"] == [True, False, False]
-    shared.path("running", "tty").unlink()
-    assert shared.wait_outcome("tty") == "cancelled"
+    shared.cancels("tty")
 
 
 def test_outputs_of_the_jobs_choice_are_shown_too(shared: Served) -> None:
@@ -100,8 +86,7 @@ def test_outputs_of_the_jobs_choice_are_shown_too(shared: Served) -> None:
     _shows(shared, "own", "new")
     assert "of old" not in _shows(shared, "own", "bad")
     assert (shared.root.parent / "own.out").read_text() == "of old\nnew\n"
-    shared.path("running", "own").unlink()
-    assert shared.wait_outcome("own") == "cancelled"
+    shared.cancels("own")
 
 
 def test_an_interrupt_from_the_keyboard_comes_once(shared: Served) -> None:
@@ -114,8 +99,7 @@ def test_an_interrupt_from_the_keyboard_comes_once(shared: Served) -> None:
         "while not count:\n    time.sleep(0.01)\n"
         "time.sleep(0.3)\nprint('interrupts:', count)"
     )
-    shared.drop("keys", [sys.executable, "-c", program])
-    shared.says("keys", "up")
+    shared.up("keys", [sys.executable, "-c", program])
     _type(shared, "keys", "C-c")
     assert shared.wait_outcome("keys") == "finished"
     assert shared.log("keys") == "up\ninterrupts: 1\n"
@@ -123,8 +107,7 @@ def test_an_interrupt_from_the_keyboard_comes_once(shared: Served) -> None:
 
 def test_a_job_cannot_be_suspended_from_the_keyboard(shared: Served) -> None:
     """Ctrl-Z does nothing: nobody would be there to let the job go on."""
-    shared.drop("susp", "echo up; read -r x; echo $x")
-    shared.says("susp", "up")
+    shared.up("susp", "echo up; read -r x; echo $x")
     _type(shared, "susp", "C-z", "on", "Enter")
     assert shared.wait_outcome("susp") == "finished"
     assert shared.log("susp").endswith("on\n")
@@ -172,55 +155,50 @@ def test_attach_says_why_it_cannot(shared: Served) -> None:
     would = shared.spool("attach", "live", "--read-only", "--dry-run")
     assert would.stdout.split()[-4:] == ["attach-session", "-r", "-t", "=live/1"]
     for name in ("plain", "live"):
-        shared.path("running", name).unlink()
-        assert shared.wait_outcome(name) == "cancelled"
+        shared.cancels(name)
 
 
 # The server.
 
 
 @pytest.mark.parametrize("how", ["kill-session", "kill-server", "kill -9"])
-def test_who_loses_its_terminal_is_lost(served: Served, how: str) -> None:
+def test_who_loses_its_terminal_is_lost(live: Served, how: str) -> None:
     """A session or server that is killed takes its jobs along, even those that ignore HUP, and none has finished."""
-    served.start()
     for name, command in (
         ("plain", "echo up; exec sleep 1000"),
         ("shell", "trap 'exit 0' HUP TERM; echo up; while :; do sleep 0.02; done"),
         ("stubborn", "trap '' HUP; echo up; while :; do sleep 0.02; done"),
         ("reads", "echo up; cat; exit 0"),
     ):
-        served.drop(name, command, requeue=False, kill_grace="300ms", cpus=0)
-        served.says(name, "up")
+        live.up(name, command, requeue=False, kill_grace="300ms", cpus=0)
     if how == "kill -9":
-        os.kill(_server(served), signal.SIGKILL)
+        os.kill(_server(live), signal.SIGKILL)
     elif how == "kill-server":
-        served.tmux("kill-server")
+        live.tmux("kill-server")
     else:
-        for session in _sessions(served):
-            served.tmux("kill-session", "-t", f"={session}")
-    served.wait_done("plain", "shell", "stubborn", "reads")
-    assert {line["job"]: line["outcome"] for line in served.history()} == dict.fromkeys(
+        for session in _sessions(live):
+            live.tmux("kill-session", "-t", f"={session}")
+    live.wait_done("plain", "shell", "stubborn", "reads")
+    assert {line["job"]: line["outcome"] for line in live.history()} == dict.fromkeys(
         ("plain", "shell", "stubborn", "reads"), "lost"
     )
-    assert not marked(served.root)
-    served.drop("later", "true")
-    assert served.wait_outcome("later") == "finished"
+    assert not marked(live.root)
+    live.drop("later", "true")
+    assert live.wait_outcome("later") == "finished"
 
 
-def test_the_dispatchers_death_and_the_servers_are_two(served: Served) -> None:
+def test_the_dispatchers_death_and_the_servers_are_two(live: Served) -> None:
     """Jobs outlive the dispatcher in their sessions; one whose session went meanwhile is lost, another goes on."""
-    served.start()
     for name in ("kept", "gone"):
-        served.drop(name, "echo up; read -r x; echo $x", requeue=False)
-        served.says(name, "up")
-    server = _server(served)
-    served.kill()
-    served.tmux("kill-session", "-t", "=gone/1")
-    served.start()
-    assert served.wait_outcome("gone") == "lost"
-    _type(served, "kept", "still", "Enter")
-    assert served.wait_outcome("kept") == "finished"
-    assert served.log("kept") == "up\nstill\n"
+        live.up(name, "echo up; read -r x; echo $x", requeue=False)
+    server = _server(live)
+    live.kill()
+    live.tmux("kill-session", "-t", "=gone/1")
+    live.start()
+    assert live.wait_outcome("gone") == "lost"
+    _type(live, "kept", "still", "Enter")
+    assert live.wait_outcome("kept") == "finished"
+    assert live.log("kept") == "up\nstill\n"
     wait_for(lambda: not alive(server))
 
 
@@ -230,8 +208,7 @@ def test_what_a_job_inherits_is_not_the_servers(served: Served, tmp_path: Path) 
     (Path(os.environ["HOME"]) / ".tmux.conf").write_text("set -g destroy-unattached on\n")
     served.environment |= {"WHOSE": "first", "TMUX": "/elsewhere,1,0", "SPOOL_ARRAY_INDEX": "7", "OLD": "x"}
     served.start()
-    served.drop("keeper", "echo up; exec sleep 1000")
-    served.says("keeper", "up")
+    served.up("keeper", "echo up; exec sleep 1000")
     server = _server(served)
     served.stop()
     large = {f"LARGE_{at}": "x" * 20_000 for at in range(20)}
@@ -251,17 +228,14 @@ def test_what_a_job_inherits_is_not_the_servers(served: Served, tmp_path: Path) 
     assert (facts["umask"], facts["core"]) == (0o007, [1024, 8192])
     assert (served.root / "jobs/keeper/1/jid").exists()
     assert not list(served.root.glob("jobs/*/*/launch"))
-    served.path("running", "keeper").unlink()
-    assert served.wait_outcome("keeper") == "cancelled"
+    served.cancels("keeper")
     (Path(os.environ["HOME"]) / ".tmux.conf").unlink()
 
 
 def test_a_server_that_hangs_delays_nobody_else(served: Served) -> None:
     """While the server stands still other jobs run, those for it wait with the reason, and later each runs once."""
-    (served.root / "config.toml").write_text('look_every = "200ms"\ncpus = 8\n')
-    served.start()
-    served.drop("first", "echo up; exec sleep 1000")
-    served.says("first", "up")
+    served.serves('look_every = "200ms"\ncpus = 8\n')
+    served.up("first", "echo up; exec sleep 1000")
     server = _server(served)
     os.kill(server, signal.SIGSTOP)
     try:
@@ -276,32 +250,7 @@ def test_a_server_that_hangs_delays_nobody_else(served: Served) -> None:
         os.kill(server, signal.SIGCONT)
     served.wait_done("second", "third")
     assert [(served.runs(name), served.log(name)) for name in ("second", "third")] == [([1], "here\n")] * 2
-    served.path("running", "first").unlink()
-    assert served.wait_outcome("first") == "cancelled"
-
-
-def test_a_job_waits_until_tmux_is_installed(served: Served, tmp_path: Path) -> None:
-    """Without tmux its jobs wait and say why, others run, and once it is there they start by themselves."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in ("sh", "env", "true", "sleep"):
-        found = shutil.which(name)
-        assert found is not None
-        (programs / name).symlink_to(found)
-    served.environment["PATH"] = str(programs)
-    (served.root / "config.toml").write_text('executor = "tmux"\nlook_every = "200ms"\n')
-    served.start()
-    served.drop("wants", "echo $TERM", executor=None)
-    served.drop("plain", "true", executor="process")
-    assert served.wait_reason("wants", "tmux") == "executor: tmux is not installed"
-    assert served.wait_outcome("plain") == "finished"
-    said = served.spool("why", "wants").stdout
-    assert "executor: tmux is not installed" in said
-    tmux = shutil.which("tmux")
-    assert tmux is not None
-    (programs / "tmux").symlink_to(tmux)
-    assert served.wait_outcome("wants") == "finished"
-    assert (served.result("wants") or {})["executor"] == "tmux"
+    served.cancels("first")
 
 
 def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, tmp_path: Path) -> None:
@@ -316,9 +265,7 @@ def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, 
     (programs / "tmux").chmod(0o755)
     served.environment["PATH"] = f"{programs}:{served.environment['PATH']}"
     served.start()
-    served.drop("never", "true")
-    result = served.wait_done("never")
-    assert result is not None
+    result = served.completes("never", "true")
     assert result["outcome"] == "failed"
     assert result["reason"] == "could not start: the wrapper ended before it could identify itself"
     assert served.record("never", "jid") == "void\n"
@@ -329,8 +276,7 @@ def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, 
 
 def test_a_kept_session_can_be_read_until_the_next_run(served: Served) -> None:
     """With `keep_session` all that was written can be read after the end; the next run closes it, and `gc` the last."""
-    (served.root / "config.toml").write_text("keep_session = true\n")
-    served.start()
+    served.serves("keep_session = true\n")
     served.drop("kept", "echo run $SPOOL_RUN; echo the last line", time_limit="1m")
     served.drop("not", "true", keep_session=False)
     served.wait_done("kept", "not")
@@ -348,22 +294,19 @@ def test_a_kept_session_can_be_read_until_the_next_run(served: Served) -> None:
     wait_for(lambda: _sessions(served) == [])
 
 
-def test_a_session_that_is_not_kept_goes_with_its_job(served: Served) -> None:
+def test_a_session_that_is_not_kept_goes_with_its_job(live: Served) -> None:
     """After the last job no session, no viewer and no server is left."""
-    served.start()
-    served.drop("ends", "echo up; read -r x")
-    served.says("ends", "up")
-    server = _server(served)
-    _type(served, "ends", "Enter")
-    assert served.wait_outcome("ends") == "finished"
+    live.up("ends", "echo up; read -r x")
+    server = _server(live)
+    _type(live, "ends", "Enter")
+    assert live.wait_outcome("ends") == "finished"
     wait_for(lambda: not alive(server))
-    assert [pid for pid in _with(b"first_program.py", served) if alive(pid)] == []
+    assert [pid for pid in _with(b"first_program.py", live) if alive(pid)] == []
 
 
 def test_a_viewer_belongs_to_no_run(shared: Served) -> None:
     """What copies the output to the terminal is not counted, stopped or waited for; without it the job goes on."""
-    shared.drop("seen", "echo up; read -r x; echo $x; echo $$")
-    shared.says("seen", "up")
+    shared.up("seen", "echo up; read -r x; echo $x; echo $$")
     (viewer,) = [pid for pid in _with(b"jobs/seen/1", shared) if pid not in marked(shared.root, "seen")]
     os.kill(viewer, signal.SIGKILL)
     _type(shared, "seen", "on", "Enter")

@@ -21,7 +21,6 @@ def test_jobs_are_submitted_awaited_and_followed(served: Served) -> None:
         client = spool.AsyncClient()
         one = await client.submit("echo a; echo b", name="one", cpus=1)
         end = await client.wait(one)
-        assert end is not None
         assert end.outcome is spool.State.FINISHED
         assert await client.output("one") == b"a\nb\n" == b"".join([piece async for piece in client.follow(one)])
         many = await client.submit_many([f"exit {code}" for code in range(3)])
@@ -83,7 +82,6 @@ def test_a_timeout_an_unknown_job_and_a_cancellation_leave_the_others_waiting(cl
         assert not patient.done()
         assert (await twin.cancel(done))[0].kind == "cancelled"
         end = await patient
-        assert end is not None
         assert end.outcome is spool.State.CANCELLED
         with pytest.raises(spool.InvalidValue):
             await twin.submit(3)  # type: ignore[arg-type]
@@ -110,7 +108,6 @@ def test_a_program_waits_for_one_and_for_all(served: Served) -> None:
         assert await client.wait_all([]) == ()
         await client.cancel(long)
         [end] = await client.wait_all([long])
-        assert end is not None
         assert end.outcome is spool.State.CANCELLED
         unknown = spool.Job(Spool(client.client.root), "none")
         with pytest.raises(spool.NoSuchJob):
@@ -137,5 +134,4 @@ def test_a_client_serves_one_loop_after_another(client: spool.Client) -> None:
 
     asyncio.run(left())
     end = asyncio.run(ended())
-    assert end is not None
     assert end.outcome is spool.State.CANCELLED

@@ -29,7 +29,6 @@ def test_a_job_that_waits_is_held_released_listed_explained_and_cancelled(
     assert client.jobs().unserved
     assert [change.kind for change in client.cancel("a", "why")] == ["cancelled"]
     end = client.wait("a", timeout_s=30)
-    assert end is not None
     assert end.outcome is spool.State.CANCELLED
 
 

@@ -30,7 +30,6 @@ def test_a_job_that_has_run_has_its_end_its_output_and_its_runs(served: Served) 
     job = spool.Client().submit("for i in 1 2 3; do echo line $i; done; exit 3", name="a")
     assert job.outcome is None or job.outcome is spool.State.FAILED
     end = job.wait()
-    assert end is not None
     assert (end.outcome, end.exit_code) == (spool.State.FAILED, 3)
     for same in (job, spool.job("a")):
         assert same.outcome is spool.State.FAILED
@@ -58,7 +57,6 @@ def test_a_job_that_runs_again_has_not_ended(served: Served, tmp_path: Path) -> 
     (tmp_path / "go").touch()
     served.start()
     end = job.wait()
-    assert end is not None
     assert (end.outcome, end.run) == (spool.State.FINISHED, 2)
     assert job.outcome is spool.State.FINISHED
 
@@ -79,7 +77,6 @@ def test_a_job_is_cancelled_while_it_runs(served: Served) -> None:
     served.until(lambda: served.places("a") == ["running"], "a run")
     assert [change.kind for change in job.cancel("enough")] == ["is being stopped"]
     end = job.wait()
-    assert end is not None
     assert end.outcome is spool.State.CANCELLED
     assert "enough" in job.row().reason
 
@@ -92,7 +89,6 @@ def test_each_task_of_a_sweep_has_its_parameters_in_every_view(served: Served) -
     assert [(end.name, end.exit_code) for end in ends if end is not None] == [
         ("s_0", 0), ("s_1", 3), ("s_2", 0), ("s_3", 3)]  # fmt: skip
     end = sweep.wait()
-    assert end is not None
     assert end.reason == "2 of 4 finished, 2 failed"
     for task in sweep.tasks():
         lr, seed = task.parameters["lr"], task.parameters["seed"]

@@ -60,8 +60,7 @@ def test_a_run_has_the_commit_and_the_diff_that_it_began_with(served: Served, tr
     """What the job itself changes is not in it; the next run has that."""
     configure(served, "git = true\npackages = true\n")
     served.start()
-    served.drop("train", "cat a; echo three > a", workdir=str(tree))
-    served.wait_done("train")
+    served.completes("train", "cat a; echo three > a", workdir=str(tree))
     assert (served.log("train"), served.outcome("train")) == ("two\n", "finished")
     found = captured(served, "train")
     assert found["git"]["commit"] == git(tree, "rev-parse", "HEAD")
@@ -85,8 +84,7 @@ def test_the_tasks_of_an_array_share_one_capture(served: Served, tree: Path) -> 
     served.drop("s", "until [ -e ../go ]; do sleep 0.02; done", array="0-3%1", workdir=str(tree))
     served.until(lambda: served.record("s_0", "jid"), "the first task")
     (tree / "a").write_text("changed\n")
-    served.kill()
-    served.start()
+    served.restart()
     (tree.parent / "go").touch()
     served.wait_done("s")
     assert len({frozenset(inodes(served, name)) for name in ("s", "s_0", "s_1", "s_2", "s_3")}) == 1
@@ -139,8 +137,7 @@ def test_a_git_that_hangs_holds_up_its_own_start_alone_and_not_for_long(
         served.wait_reason("slow", "its code is being captured")
         assert served.spool("why", "slow").stdout.startswith("slow: capture: its code is being captured\n")
         wait_for((tmp_path / "asked").exists, what="git")
-        served.kill()
-        served.start()
+        served.restart()
         served.wait_reason("slow", "its code is being captured")
         (tmp_path / "go").touch()
         served.wait_done("before")
@@ -165,10 +162,8 @@ def test_starts_in_one_tree_share_a_capture_and_none_is_left_over(served: Served
 @pytest.mark.executors("process")
 def test_without_capture_nothing_is_asked_or_kept(served: Served, tree: Path) -> None:
     """No helper runs, and the metadir has no such record."""
-    (served.root / "config.toml").write_text("cpus = 4\n[capture]\n")
-    served.start()
-    served.drop("plain", "true", workdir=str(tree))
-    served.wait_done("plain")
+    served.serves("cpus = 4\n[capture]\n")
+    served.completes("plain", "true", workdir=str(tree))
     assert not inodes(served, "plain")
     assert served.process is not None
     children = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
@@ -248,8 +243,7 @@ def test_diff_does_not_call_unknown_what_differs(ran: Served) -> None:
 def test_an_exact_rerun_leads_all_its_texts_to_the_new_tree(ran: Served, tree: Path) -> None:
     """The setup and the script too, which a path into the old tree would have run with other code."""
     script = f"#!/bin/sh\ncat {tree}/a\necho $HERE\n"
-    ran.drop("job", ["job.sh"], script=script, setup=f"HERE={tree}/b; export HERE", workdir=str(tree))
-    ran.wait_done("job")
+    ran.completes("job", ["job.sh"], script=script, setup=f"HERE={tree}/b; export HERE", workdir=str(tree))
     (tree / "a").write_text("later\n")
     assert ran.spool("rerun", "job", "--exact").stdout == "job-2\n"
     ran.wait_done("job-2")
@@ -281,8 +275,7 @@ def test_an_exact_rerun_does_not_leave_its_tree_by_a_link(ran: Served, tree: Pat
     for name in ("out", "into"):
         (tree / name).unlink()
         (tree / name / "deep").mkdir(parents=True)
-        ran.drop(name, "true", workdir=str(tree / name / "deep"))
-        ran.wait_done(name)
+        ran.completes(name, "true", workdir=str(tree / name / "deep"))
         done = ran.spool("rerun", name, "--exact")
         assert done.returncode == 1, done.stderr
         assert not (ran.root / "worktrees" / f"{name}-2").exists()
@@ -343,8 +336,7 @@ def test_paths_in_a_setup_and_in_options_of_a_container_lead_to_the_new_tree(
     with Served(tmp_path / "spool", {"PATH": path}, executor) as served:
         configure(served)
         served.start()
-        served.drop("boxed", "true", workdir=str(tree), setup=f". {tree}/env.sh", container=container)
-        served.wait_done("boxed")
+        served.completes("boxed", "true", workdir=str(tree), setup=f". {tree}/env.sh", container=container)
         again = tomllib.loads(served.spool("rerun", "boxed/1", "--exact", "--dry-run").stdout)
         new = f"{served.root}/worktrees/boxed-2"
         assert again["setup"] == f". {new}/env.sh"
@@ -374,8 +366,7 @@ def test_an_exact_rerun_finds_the_old_tree_by_each_of_its_names(ran: Served, tre
     work = tree / "runs" / "1"
     work.mkdir(parents=True)
     command = f"ls ~/tree/a $HOME/tree/a -I{tree}/x file://{tree}/x /mnt{tree}/x {tree}s"
-    ran.drop("job", f"true; exit 0; {command}", workdir=str(work))
-    ran.wait_done("job")
+    ran.completes("job", f"true; exit 0; {command}", workdir=str(work))
     ran.environment["HOME"] = str(tree.parent)
     assert ran.spool("rerun", "job", "--exact").returncode == 0
     ran.wait_done("job-2")

@@ -291,7 +291,6 @@ def test_the_interpreter_of_a_command(venv: Path, tmp_path: Path, by: str) -> No
         "assignment": (["A=1", "python", "-u"], {"PATH": f"{venv}/bin"}),
     }[by]
     found = interpreter_of(words, str(tmp_path), environment)
-    assert found is not None
     assert (found.path, found.version) == (f"{venv}/bin/python", "3.11.7")
     assert found.packages == ("My-Package 1.0", "numpy 2.1.0", "old 0.1")
     assert not (tmp_path / "ran").exists()
@@ -312,9 +311,7 @@ def test_the_lock_file_is_the_first_that_is_there(tmp_path: Path) -> None:
     assert stat.S_ISFIFO((below / "poetry.lock").stat().st_mode)
     (tmp_path / "requirements.txt").write_text("numpy==2.1\n")
     found = lock_file_of(str(below), str(tmp_path))
-    assert found is not None
     assert (found[0].path, found[0].kept, found[1]) == (f"{tmp_path}/requirements.txt", True, b"numpy==2.1\n")
     (below / "requirements.txt").write_bytes(b"x" * (2 << 20))
     found = lock_file_of(str(below), str(tmp_path))
-    assert found is not None
     assert (found[0].size_bytes, found[0].kept, found[0].hash, found[1]) == (2 << 20, False, None, b"")

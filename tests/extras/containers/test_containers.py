@@ -87,7 +87,6 @@ def test_a_job_runs_in_its_container_with_what_it_was_given(machine: Machine, tm
         memory="100M",
     )
     result = machine.spool.wait_done("inside")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 7)
     assert machine.spool.log("inside") == f"an/image:1|it's|a b|set|inside|2|{os.defpath}\n{tmp_path}/it's, here\n"
     assert machine.names() == []
@@ -171,8 +170,7 @@ def test_a_job_waits_for_a_runtime(machine: Machine) -> None:
     machine.spool.start()
     drop(machine, "patient", ["echo", "ran"])
     machine.spool.wait_reason("patient", "its container needs podman or docker or apptainer")
-    machine.spool.drop("other", "true")
-    machine.spool.wait_done("other")
+    machine.spool.completes("other", "true")
     machine.install()
     machine.spool.wait_done("patient")
     assert machine.spool.log("patient") == "ran\n"
@@ -215,8 +213,7 @@ def test_a_run_in_a_container_has_no_python_of_the_machine_in_its_record(machine
     machine.install()
     machine.spool.root.joinpath("config.toml").write_text("[capture]\npackages = true\n")
     machine.spool.start()
-    machine.spool.drop("inside", ["python3", "-c", "0"], container="ml/image")
-    machine.spool.wait_done("inside")
+    machine.spool.completes("inside", ["python3", "-c", "0"], container="ml/image")
     record = machine.spool.record("inside", "capture.toml") or ""
     assert "kernel" in record
     assert "[python]" not in record

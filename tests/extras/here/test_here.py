@@ -152,8 +152,7 @@ class Desk:
 @pytest.fixture
 def desk(served: Served) -> Iterator[Desk]:
     """Give a spool with one CPU that is served, and a user."""
-    (served.root / "config.toml").write_text("cpus = 1\n")
-    served.start()
+    served.serves("cpus = 1\n")
     sat = Desk(served)
     yield sat
     (sat.home / "go").touch()
@@ -174,7 +173,6 @@ def test_a_pipe_gets_the_command_s_own_bytes_and_code(desk: Desk) -> None:
     assert (done.returncode, done.stdout) == (3, b"in\r\n\0\xff")
     assert done.stderr == b"spool: job three\nbad\n"
     result = desk.served.wait_done("three")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 3)
     assert desk.served.log("three") == ""
 
@@ -380,7 +378,6 @@ def test_the_job_ends_with_its_terminal(desk: Desk, how: str) -> None:
     else:
         terminal.close()
     result = desk.served.wait_done("long")
-    assert result is not None
     assert (result["outcome"], result["exit_code"]) == ("failed", 129)
 
 
@@ -393,9 +390,7 @@ def test_without_a_terminal_it_ends_with_its_caller(desk: Desk) -> None:
     once(lambda: "sleep" in _commands(desk.served, "long"), "the command")
     process.kill()
     process.wait()
-    result = desk.served.wait_done("long")
-    assert result is not None
-    assert result["exit_code"] == 129
+    assert desk.served.wait_done("long")["exit_code"] == 129
 
 
 def test_nohup_goes_on_without_the_terminal(desk: Desk) -> None:
@@ -406,9 +401,7 @@ def test_nohup_goes_on_without_the_terminal(desk: Desk) -> None:
     once(lambda: not alive(terminal.pid), "the end of the terminal's program")
     assert desk.served.places("on") == ["running"]
     (desk.home / "go").touch()
-    result = desk.served.wait_done("on")
-    assert result is not None
-    assert result["outcome"] == "finished"
+    assert desk.served.wait_done("on")["outcome"] == "finished"
     assert desk.served.log("on") == "ready\nstill there\n"  # as read, with line breaks of any kind
 
 
@@ -426,8 +419,7 @@ def test_who_has_no_terminal_any_more_is_told(desk: Desk) -> None:
 
 def test_it_waits_its_turn_and_ctrl_c_ends_the_wait(desk: Desk) -> None:
     """It is queued, the terminal says why it waits, and Ctrl-C cancels it, with 130."""
-    desk.served.drop("first", _UNTIL_GO, cpus=1)
-    desk.served.pid("first")
+    desk.served.begun("first", _UNTIL_GO, cpus=1)
     words = desk.words("-n", "piped", "echo", "my turn")
     with subprocess.Popen(words, stderr=subprocess.PIPE, env=desk.environment, stdin=subprocess.DEVNULL) as piped:
         assert piped.stderr is not None
@@ -484,16 +476,12 @@ def test_the_dispatcher_may_die_at_any_time(desk: Desk) -> None:
     """The next one records a run that it finds, and starts a job that waits; until then the terminal says so."""
     terminal = desk.terminal("-n", "here", "-c", "echo ready; read -r x; echo got $x")
     terminal.shows("ready")
-    desk.served.kill()
-    desk.served.start()
+    desk.served.restart()
     terminal.type("it\r")
     terminal.shows("got it")
     assert terminal.ends() == 0
-    result = desk.served.wait_done("here")
-    assert result is not None
-    assert result["outcome"] == "finished"
-    desk.served.drop("first", _UNTIL_GO, cpus=1)
-    desk.served.pid("first")
+    assert desk.served.wait_done("here")["outcome"] == "finished"
+    desk.served.begun("first", _UNTIL_GO, cpus=1)
     second = desk.terminal("-n", "second", "echo", "my turn")
     second.shows("job second waits")
     (desk.served.root / "config.toml").write_text("cpus = 1\nautostart = false\n")
@@ -510,8 +498,7 @@ def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
     inner = " ".join([*desk.words("--cpus", "1", "--"), "sh", "-c", "'echo in $SPOOL_JOB'"])
     more = " ".join([*desk.words("--cpus", "2", "--"), "true"])
     desk.served.drop("outer", f"{inner}; {more}; echo gave $?", env={"PYTHONPATH": desk.environment["PYTHONPATH"]})
-    result = desk.served.wait_done("outer")
-    assert result is not None
+    assert desk.served.wait_done("outer") is not None
     log = desk.served.log("outer")
     assert "in outer\n" in log
     assert "it asks for cpus = 2, and job outer, in which it would run, has less" in log
@@ -549,8 +536,7 @@ def test_inside_a_job_a_setup_runs_and_a_size_of_spool_is_what_is_there(desk: De
     ]
     text = "; ".join(f"{shlex.join(desk.words(*words))}; echo gave $?" for words in calls)
     env = {"PYTHONPATH": desk.environment["PYTHONPATH"]}
-    desk.served.drop("outer", text + "; exit 3", env=env, memory="200M")
-    desk.served.wait_done("outer")
+    desk.served.completes("outer", text + "; exit 3", env=env, memory="200M")
     log = desk.served.log("outer")
     assert "A=1\ngave 0\n" in log
     assert "spool: cannot run the command: the setup ended with exit code 1\ngave 1\n" in log
@@ -620,11 +606,9 @@ def test_the_key_says_what_it_does_not_go_with(served: Served) -> None:
 @pytest.mark.parametrize("executor", [None], indirect=True)
 def test_retries_of_the_defaults_are_for_other_jobs(served: Served) -> None:
     """What the configuration says of all jobs does not keep one from a terminal, nor run it again."""
-    (served.root / "config.toml").write_text("[defaults]\nretry = { max = 2 }\n")
-    served.start()
+    served.serves("[defaults]\nretry = { max = 2 }\n")
     assert Desk(served).piped("-n", "once", "sh", "-c", "exit 3").returncode == 3
     result = served.wait_done("once")
-    assert result is not None
     assert (result["run"], "again" in result) == (1, False)
 
 
@@ -637,8 +621,7 @@ def test_idle_gpus_are_told_of_and_taken_back(fake_nvml: FakeNvml, tmp_path: Pat
     fake_nvml.gpu(uuid, bus=0)
     fake_nvml.busy(uuid, 0, 0)
     with Served(tmp_path / "spool", fake_nvml.variables) as served:
-        (served.root / "config.toml").write_text('cpus = 4\ngpu.poll = "100ms"\n')
-        served.start()
+        served.serves('cpus = 4\ngpu.poll = "100ms"\n')
         desk = Desk(served)
         idle = ("-g", "1", "--gpu-idle", "16s", "--gpu-idle-action")
         terminal = desk.terminal("-n", "idle", *idle, "stop", "-c", "echo on $CUDA_VISIBLE_DEVICES; exec sleep 1000")

@@ -21,8 +21,7 @@ JOBS = 60
 @pytest.mark.usefixtures("installed")
 def test_jobs_run_once_however_often_the_server_is_killed(served: Served, tmp_path: Path) -> None:
     """A request that it has not taken goes to the next one; for one that it may have carried out the jid decides."""
-    (served.root / "config.toml").write_text("cpus = 4\n")
-    served.start()
+    served.serves("cpus = 4\n")
     ledger = tmp_path / "ledger"
     for number in range(JOBS):
         served.drop(f"job-{number}", f"echo {number} >> {ledger}")
