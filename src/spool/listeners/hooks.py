@@ -255,16 +255,17 @@ def _take(out: int, taken: bytes) -> tuple[bytes, bool]:
     return (taken + data[:room] + _CUT_OFF if room >= 0 else taken), True
 
 
-def end_tree(root: str, mark: str, jid: Jid | None) -> int:
+def end_tree(root: str, mark: str, jid: Jid | None, *, ours: bool = True) -> int:
     """Kill the processes of a hook, itself included; return how many there were.
 
-    *jid* is the hook's identity, if known.
+    *jid* is the hook's identity, if known. One that is *ours* is a descendant of this process, with all of its orphans.
     """
+    below = os.getpid() if ours else None
     killed: set[Process] = set()
     before: frozenset[Process] = frozenset()
     for walk in range(_WALKS):
         sought = Sought(mark, 0, root, jid, frozenset(killed))
-        found = processes.search([sought])
+        found = processes.search([sought], below=below)
         left = found.members[sought.key]
         if not left and found.certain:
             break
@@ -292,7 +293,7 @@ class OrphanReaper:
         mine = f"{os.getpid()}."
         for pid, mark in marks.hooks_of(self._root):
             if not mark.startswith(mine):
-                end_tree(self._root, mark, identity.of_process(pid))
+                end_tree(self._root, mark, identity.of_process(pid), ours=False)
 
     def end_all(self) -> None:
         """Kill the hooks that still run."""

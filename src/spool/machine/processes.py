@@ -170,8 +170,11 @@ class Found(Struct, frozen=True):
     certain: bool  # no process of a run can have been missed
 
 
-def search(sought: Iterable[Sought], *, proc: str = PROC, me: int | None = None) -> Found:
+def search(sought: Iterable[Sought], *, below: int | None = None, proc: str = PROC, me: int | None = None) -> Found:
     """Find the processes of runs whose wrappers are gone, by walks over all processes.
+
+    *below* is the pid of a child subreaper of which they are all descendants: then only these are walked over, and no
+    other process of the machine makes the result uncertain.
 
     A process that ends before it is read may leave a child that the list misses. So the walk is repeated until two in a
     row have no such process; if that does not happen soon, the result is not certain. Raises OSError if the machine
@@ -182,15 +185,16 @@ def search(sought: Iterable[Sought], *, proc: str = PROC, me: int | None = None)
         return Found({}, True)
     calm, dead, own = 0, set[Process](), os.getpid() if me is None else me
     for _ in range(_MOST_WALKS):
-        found = _walk(runs, proc, own, dead)
+        found = _walk(runs, _pids(proc) if below is None else _below(below, proc), proc, (own, dead))
         calm = calm + 1 if found.certain else 0
         if calm >= _WALKS_WITHOUT_LOSS or all(found.members.values()):
             break
     return Found(found.members, calm >= _WALKS_WITHOUT_LOSS)
 
 
-def _walk(runs: list[Sought], proc: str, me: int, dead: set[Process]) -> Found:
-    """Walk over all processes once; certain if none had ended before it was read. *dead*: known zombies."""
+def _walk(runs: list[Sought], pids: list[int], proc: str, known_before: tuple[int, set[Process]]) -> Found:
+    """Walk over *pids* once; certain if none had ended before it was read. Known before: this process, and zombies."""
+    me, dead = known_before
     real = RealPaths({run.spool_dir: run.spool_dir for run in runs})
     spools = frozenset(real)
     keys = {run.mark: run.key for run in runs}
@@ -201,7 +205,7 @@ def _walk(runs: list[Sought], proc: str, me: int, dead: set[Process]) -> Found:
     alive: dict[int, Stat] = {}
     owners: dict[int, tuple[str, int] | None] = {me: None, _INIT: None, 0: None}
     whole = True
-    for pid in reversed(_pids(proc)):  # youngest first, because these end first
+    for pid in reversed(pids):  # youngest first, because these end first
         stat = read_stat(pid, proc=proc)
         if stat is None:
             whole = False
@@ -245,6 +249,20 @@ def _is_passing(stat: Stat, proc: str) -> bool:
 
 def _pids(proc: str) -> list[int]:
     return sorted(int(name) for name in certainly(lambda: os.listdir(proc)) if name.isdigit())
+
+
+def _below(pid: int, proc: str) -> list[int]:
+    """Return the pids of all descendants of a process; where the kernel does not list children, all pids."""
+    if not _lists_children(proc):
+        return _pids(proc)
+    found: list[int] = []
+    line = [pid]
+    while line:
+        stat = read_stat(line[-1], proc=proc)
+        children = _children_of(line.pop(), stat.threads, proc) if stat is not None else []
+        found += children
+        line += children
+    return sorted(set(found))
 
 
 def _said(pid: int, proc: str) -> bytes | None:
