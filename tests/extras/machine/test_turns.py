@@ -26,7 +26,6 @@ import sys
 from spool.arbiter.server import Arbiter
 from spool.formats import machinefile
 arbiter = Arbiter(sys.argv[1], machinefile.parse(open(sys.argv[1] + "/machine.toml", "rb").read()))
-arbiter.open()
 arbiter.serve()
 arbiter.close()
 """
