@@ -126,10 +126,11 @@ class Arbiter:
         log.info("serving %s: %d leases are known", self._directory, len(self._ledger.leases))
 
     def serve(self) -> None:
-        """Serve until TERM or INT."""
+        """Open, and serve until TERM or INT, which are heard before anybody can see that it serves."""
         descriptors.take_all()
         before = {number: signal.signal(number, self._leave) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
+            self.open()
             while not self._leaving:
                 self.turn()
         finally:

@@ -109,7 +109,6 @@ def serve(directory: str | None) -> int:
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
     arbiter = Arbiter(path, settings, state_directory=state)
     try:
-        arbiter.open()
         arbiter.serve()
     finally:
         arbiter.close()

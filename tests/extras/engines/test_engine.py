@@ -145,17 +145,39 @@ class Bench:
         self.commands.answer("squeue", status, "".join(f"{line}\n" for line in (TITLES, *lines)), err)
         return self.work()
 
-    def submitted(self, name: str = "a", job: str = "7") -> ClusterRun:
+    def handed(self, status: int | None = 0, out: str = "", err: str = "", name: str = "a") -> ClusterRun:
+        """Start a run, and have sbatch answer so."""
         run = self.start(name)
         self.work()
-        self.commands.answer("sbatch", out=f"{job}\n")
+        self.commands.answer("sbatch", status, out, err)
         self.work()
         return run
+
+    def submitted(self, name: str = "a", job: str = "7") -> ClusterRun:
+        return self.handed(out=f"{job}\n", name=name)
+
+    def running(self) -> ClusterRun:
+        run = self.submitted()
+        self.look(line("7", "RUNNING"))
+        return run
+
+    def spoke(self, code: int | None = None, log: str = "", name: str = "a") -> None:
+        """Leave what a wrapper writes at its begin, and its exit code and Slurm's log if they are given."""
+        self.folder.put_record(name, 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+        if code is not None:
+            self.folder.put_record(name, 1, layout.RC, f"{code}\n".encode())
+        if log:
+            self.folder.put_record(name, 1, layout.ENGINE_LOG, f"{log}\n".encode())
 
 
 def line(job: str, state: str, reason: str = "None", name: str = "a", node: str = "n1", mark: str = "") -> str:
     """Return a line of squeue."""
     return f"{job}\t{state}\t{reason}\t{node}\t{mark or f'spool:{ID}:{name}:1'}"
+
+
+def word_of(run: ClusterRun) -> EngineWord | None:
+    """Return how a run has ended by its engine."""
+    return run.ending.word if run.ending is not None else None
 
 
 @pytest.fixture
@@ -191,32 +213,33 @@ def test_what_waits_in_the_engine_says_why(bench: Bench) -> None:
     assert bench.look(line("7", "RUNNING")) == set()
 
 
+FAILED = "sbatch: error: Batch job submission failed: "
+
+
 @pytest.mark.parametrize(
     ("status", "err"),
     [
         (None, "the process that runs commands has ended"),
-        (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
-        (1, "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
-        (1, "sbatch: fatal: Unable to process configuration file"),
-        (
-            1,
-            "sbatch: error: slurm_msg_sendto: address:port=127.0.0.1:6817 msg_type=4003: Unexpected missing socket\n"
-            "sbatch: error: Batch job submission failed: Unexpected missing socket error",
-        ),
-        (1, "sbatch: error: Batch job submission failed: Header lengths are longer than data received"),
-        (1, "sbatch: error: Batch job submission failed: Communication shutdown failure"),
-        (1, "sbatch: error: Batch job submission failed: Incompatible versions of client and server code"),
+        (1, f"{FAILED}Socket timed out on send/recv operation"),
+        (1, f"{FAILED}Unable to contact slurm controller (connect failure)"),
+        (1, f"sbatch: error: slurm_msg_sendto: Unexpected missing socket\n{FAILED}Unexpected missing socket error"),
+        (1, f"{FAILED}Header lengths are longer than data received"),
+        (1, f"{FAILED}Communication shutdown failure"),
+        (1, f"{FAILED}Incompatible versions of client and server code"),
+        (1, f"{FAILED}Protocol authentication error"),
+        (1, f"{FAILED}Slurm backup controller in standby mode"),
+        (1, "sbatch: error: ClusterName needs to be specified\nsbatch: fatal: Unable to process configuration file"),
+        (1, "sbatch: fatal: Could not establish a configuration source"),
+        (127, "[Errno 2] No such file or directory: 'sbatch'"),
+        (127, "[Errno 12] Cannot allocate memory"),
         (-9, ""),
         (0, "no id"),
     ],
 )
 def test_a_lost_answer_is_found_again_by_its_mark(bench: Bench, status: int | None, err: str) -> None:
     """Whatever became of sbatch, the job that it has made is the run's, and no other is submitted."""
-    run = bench.start()
-    bench.work()
-    bench.commands.answer("sbatch", status, err=err)
-    bench.work()
-    assert run.liveness() is Liveness.ALIVE
+    run = bench.handed(status, err=err)
+    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
     assert bench.look(line("8", "PENDING")) == {"a"}
     assert (run.id, run.liveness()) == ("8", Liveness.ALIVE)
     assert (bench.folder.record("a", 1, layout.ENGINE) or b"").split()[2] == b"8"
@@ -275,10 +298,7 @@ def test_a_refused_run_says_so_in_the_engine_s_words(bench: Bench) -> None:
 )
 def test_what_is_refused_for_now_waits_and_is_not_held(bench: Bench, words: str) -> None:
     """A limit, or a controller that cannot store the job: nothing is wrong with the job."""
-    run = bench.start()
-    bench.work()
-    bench.commands.answer("sbatch", 1, err=f"sbatch: error: Batch job submission failed: {words}\n")
-    bench.work()
+    run = bench.handed(1, err=f"sbatch: error: Batch job submission failed: {words}\n")
     assert run.refusal is None
     assert len(bench.commands.asked("sbatch")) == 1
     bench.work(31)
@@ -357,15 +377,6 @@ def test_a_run_that_was_claimed_says_that_its_engine_is_away(bench: Bench) -> No
     assert (bench.engine.away, waits.waits) == ("", "Slurm: PENDING (Priority)")
 
 
-def test_another_cluster_knows_nothing_of_the_runs_of_this_one(bench: Bench) -> None:
-    """A configuration that names another cluster makes no run lost."""
-    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm elsewhere 7\n")
-    run = bench.engine.adopt("a", 1, None)
-    for _ in range(5):
-        bench.look()
-    assert run.liveness() is Liveness.ALIVE
-
-
 @pytest.mark.parametrize("text", ["", "nonsense\n", "\t\t\t\t\n", "7\n", "x\tRUNNING\t\t\tspool:\n", "\x00\xff\n"])
 def test_a_line_that_cannot_be_read_is_passed_over(bench: Bench, text: str) -> None:
     """The other lines count, and the run is where they say."""
@@ -396,10 +407,9 @@ def test_an_unknown_word_is_that_of_a_live_job(bench: Bench, word: str) -> None:
 def test_a_word_that_explains_an_end_is_believed_at_once(bench: Bench, state: str, word: EngineWord) -> None:
     """No exit code need follow."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.spoke()
     assert bench.look(line("7", state)) == {"a"}
     assert run.liveness() is Liveness.GONE
-    assert run.ending is not None
     assert (run.ending.word, run.ending.said) == (word, f"Slurm says {state}")
 
 
@@ -407,7 +417,7 @@ def test_a_word_that_explains_an_end_is_believed_at_once(bench: Bench, state: st
 def test_an_exit_code_may_be_late(bench: Bench, state: str | None) -> None:
     """A network file system may be a minute behind: an end without a reason or a code is believed after two."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.spoke()
     lines = [line("7", state)] if state else []
     bench.look(*lines)
     bench.look(*lines)
@@ -432,20 +442,17 @@ def test_an_exit_code_may_be_late(bench: Bench, state: str | None) -> None:
 def test_what_slurm_has_forgotten_its_own_log_tells(bench: Bench, text: str, word: str) -> None:
     """The last words of engine.log stand for a job that was purged; what the job wrote counts for nothing."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    bench.folder.put_record("a", 1, layout.RC, b"143\n")
-    bench.folder.put_record("a", 1, layout.ENGINE_LOG, f"{text}\n".encode())
+    bench.spoke(143, text)
     bench.look()
     bench.look()
     assert run.liveness() is Liveness.GONE
-    assert run.ending is not None
-    assert run.ending.word == word
+    assert word_of(run) == word
 
 
 def test_a_run_on_a_node_that_is_lost_is_over_when_the_node_is_back(bench: Bench) -> None:
     """Its processes may live on as long as nobody has spoken to the node; people may also give it up."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.spoke()
     bench.look(line("7", "RUNNING"))
     for state in ("down*", "unknown*"):
         bench.look(line("7", "NODE_FAIL", node="n1"))
@@ -466,8 +473,7 @@ def test_a_run_on_a_node_that_is_lost_is_over_when_the_node_is_back(bench: Bench
 
 def test_a_stop_tells_the_wrapper_once_and_then_ends_the_job(bench: Bench) -> None:
     """The batch script alone is told to end, however often it is pressed; the force comes after the grace."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
+    run = bench.running()
     for _ in range(3):
         assert not bench.engine.terminate({run: False})
         bench.work()
@@ -524,8 +530,7 @@ def test_a_stop_of_what_is_not_handed_over_ends_it_here(bench: Bench) -> None:
 
 def test_an_order_that_nobody_heard_is_given_again(bench: Bench) -> None:
     """A cancel that falls into the absence of the controller is sent once that is back."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
+    run = bench.running()
     bench.engine.terminate({run: False})
     bench.work()
     bench.commands.answer("scancel", 1, err="scancel: error: Unable to contact slurm controller")
@@ -597,23 +602,6 @@ def test_a_full_disk_costs_the_record_and_not_the_run(bench: Bench) -> None:
     assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
 
 
-def test_submissions_come_in_bursts_and_then_at_their_rate(bench: Bench) -> None:
-    """Ten seconds' worth at once, a few on their way at a time; then one for each tenth of a second."""
-    bench.config = Config(slurm=SlurmConfig(submit_per_second=1))
-    for number in range(20):
-        bench.start(f"j{number}")
-    for number in range(10):
-        bench.work()
-        bench.commands.answer("sbatch", out=f"{number + 1}\n")
-    bench.work()
-    assert len(bench.commands.asked("sbatch")) == 10
-    due = bench.engine.due_ns()
-    assert due is not None
-    assert 0 < due - bench.now_ns <= SECOND_NS
-    bench.work(1)
-    assert len(bench.commands.asked("sbatch")) == 11
-
-
 def test_an_idle_engine_asks_nothing(bench: Bench) -> None:
     """Without runs it looks for latecomers for five minutes, and then never again."""
     bench.look()
@@ -625,8 +613,7 @@ def test_an_idle_engine_asks_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize("name", ["ALRM", "WINCH"])
 def test_a_signal_that_the_wrapper_does_not_pass_on_is_not_sent(bench: Bench, name: str) -> None:
     """It would end the wrapper."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
+    run = bench.running()
     assert run.signal(name, None) == 0
     assert run.signal("USR1", None) == 1
     bench.work()
@@ -642,7 +629,6 @@ def test_inherited_variables_do_not_change_what_slurm_is_asked_for(
     bench.start()
     bench.work()
     (command,) = (each for each in bench.commands.open.values() if each.arguments[0].endswith("sbatch"))
-    assert command.environment is not None
     assert {key for key in command.environment if key.startswith(("SLURM", "SBATCH"))} == {"SLURM_CONF"}
     assert command.environment["SPOOL_DIR"] == bench.folder.root
     assert os.environ["SLURM_JOB_ID"] == "x"
@@ -688,9 +674,8 @@ def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench)
 )
 def test_what_is_put_back_into_the_queue_has_ended(bench: Bench, log: str, rc: bytes | None, word: EngineWord) -> None:
     """Its wrapper never begins twice, so it would wait for nothing; what the engine still has of it is cancelled."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    run = bench.running()
+    bench.spoke()
     bench.folder.put_record("a", 1, layout.ENGINE_LOG, log.encode())
     if rc is not None:
         bench.folder.put_record("a", 1, layout.RC, rc)
@@ -698,8 +683,7 @@ def test_what_is_put_back_into_the_queue_has_ended(bench: Bench, log: str, rc: b
     bench.look(waits)
     assert bench.look(waits) == {"a"}
     assert run.liveness() is Liveness.GONE
-    assert run.ending is not None
-    assert run.ending.word is word
+    assert word_of(run) is word
     bench.folder.put_record("a", 1, layout.RESULT, b"")
     run.close()
     bench.look(waits)
@@ -709,8 +693,7 @@ def test_what_is_put_back_into_the_queue_has_ended(bench: Bench, log: str, rc: b
 def test_what_began_after_the_question_was_not_put_back(bench: Bench) -> None:
     """An answer that is older than the wrapper's first word says that the job waits, and that proves nothing."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    bench.folder.put_record("a", 1, layout.RC, b"5\n")
+    bench.spoke(5)
     bench.look(line("7", "PENDING", "Priority"))
     assert run.liveness() is Liveness.ALIVE
     bench.look(line("7", "COMPLETING"))
@@ -719,8 +702,7 @@ def test_what_began_after_the_question_was_not_put_back(bench: Bench) -> None:
 
 def test_a_job_that_waits_again_before_its_wrapper_has_spoken_goes_on_waiting(bench: Bench) -> None:
     """A node whose prolog has failed: the job begins on another."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
+    run = bench.running()
     for _ in range(3):
         bench.look(line("7", "PENDING", "BeginTime"))
     assert run.liveness() is Liveness.ALIVE
@@ -769,8 +751,7 @@ def test_an_answer_without_its_titles_is_silence(bench: Bench, out: str) -> None
 
 def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:
     """The mark of a:12 begins with that of a:1."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
+    run = bench.running()
     bench.work(100)
     bench.commands.answer("squeue", out=f"{TITLES}\n{line('9', 'CANCELLED')}")
     bench.work()
@@ -793,10 +774,7 @@ def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:
 )
 def test_only_a_line_that_is_an_id_is_one(bench: Bench, out: str, job: str | None) -> None:
     """Where nobody can tell, the job is found by its mark; it is never taken for another."""
-    run = bench.start()
-    bench.work()
-    bench.commands.answer("sbatch", out=out)
-    bench.work()
+    run = bench.handed(out=out)
     assert run.id == job
     bench.look(line("7", "PENDING"))
     assert run.id == "7"
@@ -809,68 +787,26 @@ def test_a_wrong_id_is_corrected_by_the_mark_and_an_id_of_another_spool_is_not_o
     assert (run.id, run.waits) == ("7", "Slurm: PENDING")
     bench.look(line("7", "RUNNING", mark=f"spool:{'f' * 16}:x:1"))
     bench.look(line("7", "RUNNING", mark=f"spool:{'f' * 16}:x:1"))
-    assert run.ending is not None
-    assert run.ending.word is EngineWord.FORGOTTEN
+    assert word_of(run) is EngineWord.FORGOTTEN
 
 
 @pytest.mark.parametrize(
     "err",
     [
-        "sbatch: error: invalid partition specified: slurmctld\n"
-        "sbatch: error: Batch job submission failed: Invalid partition name specified",
+        f"sbatch: error: Socket, core specification\n{FAILED}Requested node configuration is not available",
+        f"sbatch: error: the controller wants an account: connection refused\n{FAILED}Unspecified error",
+        f"sbatch: error: invalid partition specified: slurmctld\n{FAILED}Invalid partition name specified",
+        f"{FAILED}Invalid account or account/partition combination specified",
         "sbatch: unrecognized option '--sockets=2'",
-        'sbatch: error: Invalid numeric value "x" for --sockets-per-node.',
-        "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
-    ],
-)
-def test_a_refusal_is_none_whatever_names_are_in_it(bench: Bench, err: str) -> None:
-    """Else the job would be handed over again and again, and nobody would be told why it does not run."""
-    run = bench.start()
-    bench.work()
-    bench.commands.answer("sbatch", 1, err=err)
-    assert bench.work() == {"a"}
-    assert (run.refusal or "").startswith("Slurm refuses it: ")
-
-
-@pytest.mark.parametrize(
-    "err",
-    [
-        "sbatch: error: Socket, core and/or thread specification can not be satisfied\n"
-        "sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
         'sbatch: error: Invalid numeric value "x" for --sockets-per-node.\n',
-        "sbatch: error: the controller of this site wants an account: connection refused\n"
-        "sbatch: error: Batch job submission failed: Unspecified error\n",
         "sbatch: fatal: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive.\n",
         "sbatch: error: Batch script contains DOS line breaks (\\r\\n)\n",
     ],
 )
 def test_a_refusal_is_told_from_silence_whatever_it_is_about(bench: Bench, err: str) -> None:
     """A job for which there are too few sockets is refused: taken for silence it would be submitted for ever."""
-    run = bench.start()
-    bench.work()
-    bench.commands.answer("sbatch", 1, err=err)
-    bench.work()
+    run = bench.handed(1, err=err)
     assert run.refusal is not None
-
-
-@pytest.mark.parametrize(
-    ("status", "err"),
-    [
-        (127, "[Errno 2] No such file or directory: 'sbatch'"),
-        (127, "[Errno 12] Cannot allocate memory"),
-        (1, "sbatch: error: ClusterName needs to be specified\nsbatch: fatal: Unable to process configuration file"),
-        (1, "sbatch: fatal: Could not establish a configuration source"),
-        (1, "sbatch: error: Batch job submission failed: Protocol authentication error"),
-        (1, "sbatch: error: Batch job submission failed: Slurm backup controller in standby mode"),
-    ],
-)
-def test_what_is_wrong_with_the_cluster_holds_no_job(bench: Bench, status: int, err: str) -> None:
-    """The job was refused by nobody: it waits, and is submitted again."""
-    run = bench.start()
-    bench.work()
-    bench.commands.answer("sbatch", status, err=err)
-    bench.work()
-    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
 
 
 def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: Bench) -> None:
@@ -909,7 +845,7 @@ def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: 
 def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(bench: Bench) -> None:
     """Sbatch repeats what was not answered: the later job leaves with 17, and its end is not that of the run."""
     run = bench.submitted(job="8")
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.spoke()
     bench.look(line("8", "FAILED", "NonZeroExitCode"))
     assert run.liveness() is Liveness.ALIVE
     assert run.id == "7"
@@ -925,7 +861,7 @@ def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(ben
 def test_a_silence_does_not_bring_an_old_record_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk was full when the wrapper had spoken: its record still names the job that came too late."""
     run = bench.submitted(job="8")
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.spoke()
     with monkeypatch.context() as context:
         context.setattr(bench.folder, "put_record", _full)
         bench.look(line("7", "RUNNING"), line("8", "PENDING"))
@@ -938,8 +874,7 @@ def test_a_silence_does_not_bring_an_old_record_back(bench: Bench, monkeypatch: 
 def test_the_first_of_two_ends_the_run_though_the_second_still_waits(bench: Bench) -> None:
     """The second can wait for days, and never begins."""
     run = bench.submitted(job="8")
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    bench.spoke(0)
     bench.look(line("7", "COMPLETED"), line("8", "PENDING"))
     assert run.liveness() is Liveness.GONE
 
@@ -956,18 +891,6 @@ def test_a_wrapper_that_speaks_before_sbatch_answers_is_believed(bench: Bench) -
         bench.commands.answer("sbatch", **answer)  # type: ignore[arg-type]
         bench.work()
         assert (run.id, run.liveness(), run.refusal) == ("7", Liveness.ALIVE, None)
-        bench.engine.forget(run)
-
-
-def test_an_id_that_slurm_gives_away_again_is_not_the_run(bench: Bench) -> None:
-    """A controller that has lost its state counts from 1: the job of that id is another run's, or another spool's."""
-    for mark in (f"spool:{ID}:b:1", f"spool:{'f' * 16}:a:1"):
-        run = bench.submitted(job="7")
-        bench.look(line("7", "RUNNING"))
-        bench.look(line("7", "RUNNING", mark=mark))
-        bench.look(line("7", "RUNNING", mark=mark))
-        assert run.ending is not None
-        assert run.ending.word is EngineWord.FORGOTTEN
         bench.engine.forget(run)
 
 
@@ -996,7 +919,7 @@ def test_a_mark_that_a_plugin_has_lengthened_is_still_that_of_the_id(bench: Benc
 def test_a_run_of_another_cluster_is_not_taken_for_a_job_of_this_one(bench: Bench) -> None:
     """Its id is another job's here, which says nothing of the run, and is neither cancelled nor told anything."""
     bench.folder.put_record("a", 1, layout.ENGINE, b"slurm elsewhere 7\n")
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.spoke()
     run = bench.engine.adopt("a", 1, None)
     bench.look(line("7", "CANCELLED", mark="mine"))
     bench.engine.terminate({run: True})
@@ -1028,7 +951,7 @@ def test_an_error_with_one_answer_costs_no_other(bench: Bench) -> None:
 def test_a_job_that_is_remembered_again_has_its_whole_grace_at_its_end(bench: Bench) -> None:
     """A standby controller with an old state forgets a job for a while: that is not when it ended."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.spoke()
     for _ in range(3):
         bench.look()
     bench.look(line("7", "RUNNING"))
@@ -1042,7 +965,7 @@ def test_a_job_that_is_remembered_again_has_its_whole_grace_at_its_end(bench: Be
 def test_an_exit_code_that_is_listed_and_says_nothing_yet_is_waited_for(bench: Bench) -> None:
     """A network file system may list a record whose content it does not have yet."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
+    bench.spoke()
     bench.folder.put_record("a", 1, layout.RC, b"")
     bench.look(line("7", "FAILED", "NonZeroExitCode"))
     assert run.liveness() is Liveness.ALIVE
@@ -1050,74 +973,8 @@ def test_an_exit_code_that_is_listed_and_says_nothing_yet_is_waited_for(bench: B
     assert run.liveness() is Liveness.GONE
 
 
-def test_a_stop_reads_nothing_while_the_engine_is_silent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be told to anybody, and a thousand runs are looked at four times a second."""
-    run = bench.submitted()
-    bench.look(line("7", "PENDING"))
-    bench.look(status=1, err="Unable to contact slurm controller")
-    reads: list[str] = []
-    monkeypatch.setattr(bench.folder, "jid", lambda *_: reads.append("jid"))
-    monkeypatch.setattr(bench.folder, "record", lambda *_: reads.append("record"))
-    for _ in range(100):
-        assert not bench.engine.terminate({run: True})
-    assert reads == []
-    monkeypatch.undo()
-    monkeypatch.setattr("spool.executors.engine.time.monotonic_ns", lambda: bench.now_ns)
-
-
-def test_a_record_that_cannot_be_written_is_told_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """A disk that is full for an hour fills no log."""
-    bench.start()
-    bench.work()
-    bench.look()
-    bench.folder.put_record = _full  # type: ignore[method-assign]
-    bench.commands.answer("sbatch", out="7\n")
-    bench.work()
-    for _ in range(5):
-        bench.look(line("7", "RUNNING"))
-    assert len([record for record in caplog.records if "cannot write its record" in record.message]) == 1
-
-
 def _full(*_: object) -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_an_end_that_is_settled_is_not_looked_at_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit code is the last that a wrapper writes: whoever has seen it lists the metadir no more."""
-    listed: list[str] = []
-    really = os.listdir
-    monkeypatch.setattr("spool.executors.engine.os.listdir", lambda path: listed.append(path) or really(path))
-    run = bench.submitted()
-    bench.look(line("7", "COMPLETED"))
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    assert run.liveness() is Liveness.ALIVE
-    bench.folder.put_record("a", 1, layout.RC, b"0\n")
-    assert (run.liveness(), len(listed)) == (Liveness.GONE, 2)
-    assert (run.liveness(), run.liveness(), len(listed)) == (Liveness.GONE, Liveness.GONE, 2)
-    bench.look(line("7", "RUNNING"))
-    bench.look(line("7", "COMPLETED"))
-    assert (run.liveness(), len(listed)) == (Liveness.GONE, 3)
-
-
-def test_slurm_s_programs_are_looked_for_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A submission does not search the PATH again, and a program that has moved is found by the next look for all."""
-    found: list[str] = []
-    at = ["/opt/one"]
-    monkeypatch.setattr(
-        "spool.executors.slurm.shutil.which", lambda program: found.append(program) or f"{at[0]}/{program}"
-    )
-    assert bench.engine.unavailable() is None
-    found.clear()
-    bench.start("a")
-    bench.start("b")
-    bench.work()
-    assert [command.arguments[0] for command in bench.commands.open.values()] == ["/opt/one/sbatch"] * 2
-    assert found == []
-    at[0] = "/opt/two"
-    bench.engine.unavailable()
-    bench.start("c")
-    bench.work()
-    assert [command.arguments[0] for command in bench.commands.open.values()][-1] == "/opt/two/sbatch"
 
 
 # Arrays.
@@ -1179,14 +1036,6 @@ def test_an_array_that_two_answers_do_not_have_was_never_submitted(bench: Bench)
     assert [run.liveness() for run in runs] == [Liveness.ABSENT, Liveness.ABSENT]
 
 
-def test_a_refused_array_says_so_of_every_task(bench: Bench) -> None:
-    """The words are those of the one submission."""
-    runs = _array(bench, 0, 1)
-    bench.commands.answer("sbatch", 1, err="sbatch: error: Batch job submission failed: Invalid qos specification\n")
-    bench.work()
-    assert {run.refusal for run in runs} == {"Slurm refuses it: Invalid qos specification"}
-
-
 def test_elements_that_wait_are_listed_as_one(bench: Bench) -> None:
     """Each has the words of all, also where the list has ranges with steps and a limit."""
     runs = _array(bench, 0, 1, 5, 8, 10, 12)
@@ -1239,8 +1088,7 @@ def test_a_missing_element_that_may_have_ended_otherwise_was_not_cancelled(bench
     rest = [] if why == "nothing" else [line("7_0", "RUNNING", mark=f"spool:{ID}:{other}:1:0")]
     for _ in range(3):
         bench.look(*rest)
-    assert runs[1].ending is not None
-    assert runs[1].ending.word is EngineWord.FORGOTTEN
+    assert word_of(runs[1]) is EngineWord.FORGOTTEN
 
 
 def test_a_held_array_takes_back_what_has_not_begun(bench: Bench) -> None:
@@ -1313,7 +1161,6 @@ def test_a_node_whose_prolog_fails_cancels_nothing(bench: Bench, state: str) -> 
     bench.folder.put_record("a", 1, layout.ENGINE_LOG, b"Error running slurm prolog: 1\n")
     bench.look(line("7", state))
     assert run.liveness() is Liveness.GONE
-    assert run.ending is not None
     assert (run.ending.word, run.ending.said) == (
         EngineWord.NOT_STARTED,
         "Slurm wrote 'Error running slurm prolog: 1'",
@@ -1333,15 +1180,6 @@ def test_elements_are_cancelled_together_and_by_the_name_of_their_array(bench: B
     bench.engine.terminate(dict.fromkeys([*known, read], True))
     bench.work()
     assert bench.commands.asked("scancel") == [("scancel", "9_[0-2]"), ("scancel", "--name=sweep", "7_[3]")]
-
-
-def test_a_withdrawn_task_leaves_the_others_of_its_array(bench: Bench) -> None:
-    """It was cancelled before the array was handed over."""
-    runs = [bench.start(f"sweep_{index}", Spec("true", task=ArrayTask("sweep", index))) for index in range(3)]
-    assert list(bench.engine.terminate({runs[1]: False})) == [runs[1]]
-    bench.work(2)
-    (words,) = bench.commands.asked("sbatch")
-    assert "--array=0,2" in words
 
 
 def test_an_array_of_another_offset_is_another_one(bench: Bench) -> None:
@@ -1370,31 +1208,28 @@ def test_a_mark_that_is_none_of_ours_is_passed_over(bench: Bench, mark: str) -> 
 # What wrappers report.
 
 
-def _left(bench: Bench, name: str, code: int) -> None:
+def _left(bench: Bench, code: int) -> None:
     """Leave what a wrapper leaves at its end."""
-    bench.folder.put_record(name, 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    bench.folder.put_record(name, 1, layout.RC, f"{code}\n".encode())
-    bench.folder.noted = [(name, 1, layout.JID), (name, 1, layout.RC)]
+    bench.spoke(code)
+    bench.folder.noted = [("a", 1, layout.JID), ("a", 1, layout.RC)]
 
 
 def test_an_exit_code_of_0_ends_a_run_whatever_the_engine_says(bench: Bench) -> None:
     """No answer to a look is needed."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
-    _left(bench, "a", 0)
+    run = bench.running()
+    _left(bench, 0)
     assert bench.work(2) == {"a"}
     assert run.liveness() is Liveness.GONE
 
 
 def test_another_exit_code_waits_for_the_engine_s_word_and_asks_for_it(bench: Bench) -> None:
     """It may be due to a signal of the engine."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
+    run = bench.running()
     for _ in range(20):
         bench.work(100)
         bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'RUNNING')}\n")
         bench.work()
-    _left(bench, "a", 143)
+    _left(bench, 143)
     assert bench.work(2) == {"a"}
     assert run.liveness() is Liveness.ALIVE
     bench.work(1)
@@ -1404,17 +1239,15 @@ def test_another_exit_code_waits_for_the_engine_s_word_and_asks_for_it(bench: Be
     )
     bench.work()
     assert run.liveness() is Liveness.GONE
-    assert run.ending is not None
-    assert run.ending.word is EngineWord.PREEMPTED
+    assert word_of(run) is EngineWord.PREEMPTED
 
 
 @pytest.mark.parametrize("code", [0, 143])
 def test_a_run_that_was_asked_to_end_is_over_when_the_engine_says_so(bench: Bench, code: int) -> None:
     """What it has started may still be ended there; the engine is asked soon."""
-    run = bench.submitted()
-    bench.look(line("7", "RUNNING"))
+    run = bench.running()
     bench.engine.terminate({run: False})
-    _left(bench, "a", code)
+    _left(bench, code)
     bench.work(2)
     assert not bench.engine.terminate({run: False})
     bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'COMPLETED')}\n")
@@ -1428,8 +1261,7 @@ def test_a_note_may_come_before_its_record_can_be_seen(bench: Bench) -> None:
     bench.folder.noted = [("a", 1, layout.RC)]
     bench.work(2)
     assert run.liveness() is Liveness.ALIVE
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    bench.spoke(0)
     assert bench.work(2) == {"a"}
     assert run.liveness() is Liveness.GONE
 
@@ -1446,8 +1278,7 @@ def test_a_false_note_means_nothing(bench: Bench, note: tuple[str, int, str]) ->
 def test_an_exit_code_without_a_note_waits_for_a_look(bench: Bench) -> None:
     """A job may write to its metadir; what lives is not called ended by that."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    bench.folder.put_record("a", 1, layout.RC, b"0\n")
+    bench.spoke(0)
     bench.look(line("7", "RUNNING"))
     assert run.liveness() is Liveness.ALIVE
 
@@ -1492,26 +1323,12 @@ def test_steady_news_do_not_flood_the_engine_with_questions(bench: Bench) -> Non
 def test_an_end_that_slurm_has_not_written_to_the_log_is_what_the_exit_code_says(bench: Bench, state: str) -> None:
     """A controller that crashed calls a job cancelled that has ended by itself."""
     run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    bench.folder.put_record("a", 1, layout.RC, b"5\n")
+    bench.spoke(5)
     bench.look(line("7", state))
     assert run.liveness() is Liveness.ALIVE  # its last words may not be seen yet
     bench.now_ns += LOG_GRACE_NS
     assert run.liveness() is Liveness.GONE
-    assert run.ending is not None
-    assert run.ending.word is EngineWord.FAILED
-
-
-def test_an_end_that_slurm_has_written_to_the_log_is_believed_at_once(bench: Bench) -> None:
-    """The exit code is that of a command that was told to end."""
-    run = bench.submitted()
-    bench.folder.put_record("a", 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-    bench.folder.put_record("a", 1, layout.RC, b"5\n")
-    bench.folder.put_record("a", 1, layout.ENGINE_LOG, b"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT now ***\n")
-    bench.look(line("7", "CANCELLED"))
-    assert run.liveness() is Liveness.GONE
-    assert run.ending is not None
-    assert run.ending.word is EngineWord.CANCELLED
+    assert word_of(run) is EngineWord.FAILED
 
 
 @pytest.mark.parametrize(
@@ -1528,15 +1345,3 @@ def test_what_waits_for_something_other_than_room_is_blocked(bench: Bench, reaso
     assert run.blocked is blocked
     bench.look(line("7", "RUNNING"))
     assert not run.blocked
-
-
-def test_a_cluster_that_has_no_room_for_a_job_s_record_is_full(bench: Bench) -> None:
-    """Sbatch would try again for two minutes; it is ended at once, and the job waits."""
-    run = bench.start()
-    bench.work()
-    bench.commands.answer(
-        "sbatch", -15, err="sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n"
-    )
-    assert bench.work() == {"a"}
-    assert (run.waits or "").startswith("Slurm takes no more jobs for now")
-    assert bench.engine.unavailable() is None

@@ -84,12 +84,9 @@ def test_without_packages_the_built_in_names_are_all() -> None:
             "import nowhere_to_be_found\n",
             "the executor mine: mine_engine:Mine: the Python package nowhere_to_be_found",
         ),
-        ("raise RuntimeError('oh')\n", "mine_engine:Mine: RuntimeError: oh"),
         ("import sys\nsys.exit(3)\n", "mine_engine:Mine: SystemExit: 3"),
-        ("Other = 3\n", "mine_engine:Mine: AttributeError"),
         ("Mine = dict\n", "mine_engine:Mine: TypeError"),
         ("def Mine(settings):\n    return 3\n", "mine_engine:Mine gives no spool.executors.language.Language"),
-        ("from spool.testing.batch import BatchLanguage as Mine\n", "calls itself 'batch', and its entry point 'mine'"),
     ],
 )
 def test_one_that_cannot_be_loaded_keeps_its_jobs_waiting_and_no_others(
@@ -105,7 +102,7 @@ def test_one_that_cannot_be_loaded_keeps_its_jobs_waiting_and_no_others(
     assert served.places("x") == ["queued"]
 
 
-@pytest.mark.parametrize("method", ["missing", "policy", "look", "identify"])
+@pytest.mark.parametrize("method", ["missing", "look"])
 def test_one_that_breaks_later_is_confined(served: Served, packages: Path, method: str) -> None:
     """An error in a method of its language stops neither the dispatcher nor the jobs of others."""
     batch_package(packages)
@@ -117,7 +114,6 @@ def test_one_that_breaks_later_is_confined(served: Served, packages: Path, metho
     served.drop("y", "true")
     served.wait_done("y")
     assert served.outcome("x") in (None, "failed")
-    assert served.process is not None
     served.process.kill()
     served.process.wait()
     served.process = None

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,8 @@ class User(Served):
     def __init__(self, machine: SharedMachine, name: str, uid: int | None) -> None:
         home = machine.home / name
         home.mkdir()
-        super().__init__(home / "spool", environment={"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"})
+        variables = {"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", **machine.variables}
+        super().__init__(home / "spool", environment=variables)
         self.uid = uid
         self.machine = machine
         self.jobs: list[str] = []
@@ -110,12 +111,16 @@ class User(Served):
 
 
 class SharedMachine:
-    """An arbiter of some CPUs and one device, and the users' spools."""
+    """An arbiter of some CPUs and one device, and the users' spools.
 
-    def __init__(self, home: Path, cpus: int) -> None:
+    With further variables for all of them, which name files of the tests' own user, the spools are of that one.
+    """
+
+    def __init__(self, home: Path, cpus: int, variables: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.cpus = cpus
-        self.accounts = are_accounts()
+        self.variables = variables or {}
+        self.accounts = not variables and are_accounts()
         self.directory = home / "machine"
         self.ledger = home / "ledger"
         self.log = home / "arbiter.log"
@@ -141,9 +146,14 @@ class SharedMachine:
             self.process = subprocess.Popen(
                 [*(as_user(SERVER) if self.accounts else []), sys.executable, "-m", "spool", "machine", "serve",
                  str(self.directory)],
-                env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1", **self.variables},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
+
+    def open(self) -> None:
+        """Start the arbiter, and wait until it serves."""
+        self.serve()
+        wait_for(lambda: (shares := self.shares()) and shares.pid == self.process.pid, what="the arbiter")
 
     def kill(self) -> None:
         """Kill the arbiter."""
@@ -215,11 +225,11 @@ class SharedMachine:
 
 
 @contextmanager
-def shared_machine(cpus: int) -> Iterator[SharedMachine]:
+def shared_machine(cpus: int, variables: Mapping[str, str] | None = None) -> Iterator[SharedMachine]:
     """Give a machine whose arbiter and dispatchers do not run yet, and end all that runs afterwards."""
     home = Path(tempfile.mkdtemp(prefix="spool-turns-", dir="/tmp"))
     home.chmod(0o755)
-    machine = SharedMachine(home, cpus)
+    machine = SharedMachine(home, cpus, variables)
     try:
         yield machine
         for said in (*(user.said() for user in machine.users), machine.log.read_text()):

@@ -40,8 +40,11 @@ def gpu_share(index: int, *users: tuple[str, int | None]) -> GpuShare:
     return GpuShare(uuid=f"GPU-{index}", index=index, users=users)
 
 
-def write(directory: Path, said: MachineShares | bytes, *, age_s: float = 0) -> Path:
-    """Write `machine.json` into *directory*, as if that long ago; return its path."""
+def write(directory: Path, said: MachineShares | bytes, *, age_s: float = -3600) -> Path:
+    """Write `machine.json` into *directory*, as if that long ago; return its path.
+
+    A file of the future does not grow old while a test takes its time.
+    """
     directory.mkdir(exist_ok=True)
     path = directory / "machine.json"
     path.write_bytes(said if isinstance(said, bytes) else render(said))
@@ -50,7 +53,7 @@ def write(directory: Path, said: MachineShares | bytes, *, age_s: float = 0) -> 
     return path
 
 
-def join(root: Path, said: MachineShares | bytes, *, age_s: float = 0, config: str = "autostart = false\n") -> Path:
+def join(root: Path, said: MachineShares | bytes, *, age_s: float = -3600, config: str = "autostart = false\n") -> Path:
     """Have the spool at *root* use the machine of the arbiter that says so; return the path of what it says."""
     directory = root.parent / "machine"
     (root / "config.toml").write_text(f'{config}machine = "{directory}"\n')

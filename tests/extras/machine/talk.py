@@ -14,6 +14,7 @@ from spool.arbiter.server import Arbiter
 from spool.formats import arbiter_protocol as protocol
 from spool.formats import machinefile
 from spool.formats.arbiter_protocol import LeaseRequest
+from support import wait_for
 
 T = TypeVar("T", bound=protocol.PeerMessage)
 
@@ -131,12 +132,9 @@ class Driven:
         self.until(lambda: bool(speaker.all(protocol.Welcome)))
         return speaker
 
-    def until(self, so: Callable[[], bool], seconds: float = 20) -> None:
+    def until(self, so: Callable[[], bool]) -> None:
         """Turn until something is so."""
-        limit = time.monotonic() + seconds
-        while not so():
-            assert time.monotonic() < limit, "it did not come so"
-            self.arbiter.turn()
+        wait_for(lambda: so() or self.arbiter.turn(), what="what was waited for")
 
     def settle(self) -> None:
         """Turn until everything that was said is answered: a new dispatcher, which came last, is welcomed."""

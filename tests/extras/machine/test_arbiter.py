@@ -10,7 +10,6 @@ import pytest
 
 from extras.machine.talk import Driven, driven
 from spool.formats import arbiter_protocol as protocol
-from spool.formats import machine_status
 
 ME = os.getuid()
 
@@ -36,36 +35,12 @@ def test_what_fits_is_granted_and_the_rest_waits_with_a_reason(machine: Driven) 
     third = bob.ask(1)
     machine.settle()
     granted = alice.grant(first)
-    assert granted is not None
     assert bob.grant(second) is not None
     assert bob.grant(third) is None
     assert "cpus: needs 1, 0 free (2 leases of" in bob.why(third)
     alice.say(protocol.EndLease(granted.lease))
     machine.settle()
     assert bob.grant(third) is not None
-
-
-def test_leases_survive_the_arbiter(machine: Driven) -> None:
-    """A new arbiter grants nothing that an earlier one has granted, before or after the dispatcher is back."""
-    alice = machine.dispatcher("a")
-    number = alice.ask(2)
-    machine.settle()
-    lease = alice.grant(number)
-    assert lease is not None
-    machine.restart()
-    bob = machine.dispatcher("b")
-    wanted = bob.ask(1)
-    machine.settle()
-    assert bob.grant(wanted) is None
-    again = machine.speaker()
-    again.hello("a", protocol.Hold(lease.lease, os.getpid(), 1), protocol.Hold(7))
-    machine.settle()
-    [welcome] = again.all(protocol.Welcome)
-    assert welcome.unknown == (7,)
-    assert bob.grant(wanted) is None
-    again.say(protocol.EndLease(lease.lease))
-    machine.settle()
-    assert bob.grant(wanted) is not None
 
 
 def test_a_hello_without_a_lease_ends_it(machine: Driven) -> None:
@@ -79,20 +54,3 @@ def test_a_hello_without_a_lease_ends_it(machine: Driven) -> None:
     wanted = bob.ask(2)
     machine.settle()
     assert bob.grant(wanted) is not None
-
-
-def test_machine_json_says_who_has_what(machine: Driven) -> None:
-    """Everyone can read who has how much, and no name of a job."""
-    alice = machine.dispatcher("a")
-    number = alice.ask(1, memory_bytes=1 << 30, resources=(("licence", 1),))
-    machine.until(lambda: alice.grant(number) is not None)
-    path = machine.directory / "machine.json"
-
-    def shown() -> bool:
-        status = machine_status.parse(path.read_bytes())
-        return status is not None and [(each.leases, each.cpus, each.memory_bytes) for each in status.users] == [
-            (1, 1, 1 << 30)
-        ]
-
-    machine.until(shown)
-    assert path.stat().st_mode & 0o777 == 0o644

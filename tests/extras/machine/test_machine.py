@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from calling import Command, asked, put_job
+from extras.page.pages import a_machine, a_view, lay
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.core.model import ForeignProcess, Gpu
-from spool.formats.state import GpuView, MachineView, StateView, render_state
+from spool.formats.state import GpuView
 from spool.machine.cards import unlisted_cards
 from spool.store.locked_spool import LockedSpool
 
@@ -113,16 +114,9 @@ def test_every_command_says_of_the_gpus_what_the_dispatcher_says(
         Gpu("GPU-0", 0, "A100", 80 * GIB, 68 * GIB, foreign=(ForeignProcess(4711, "gone", 12 * GIB),)),
         Gpu("GPU-9", 9, "A100", 80 * GIB, None, problem="NVML no longer lists it"),
     )
-    machine = MachineView(
-        cpus=8,
-        cpus_free=8,
-        memory_bytes=GIB,
-        memory_free_bytes=GIB,
-        gpus=tuple(GpuView.of(card, ()) for card in cards),
-        gpus_at_ns=1,
-    )
+    machine = a_machine(8, GIB, gpus=tuple(GpuView.of(card, ()) for card in cards), gpus_at_ns=1)
     put(spool_root, "waits", gpus=1)
-    (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=1, pid=1, machine=machine)))
+    lay(spool_root, a_view(1, machine=machine))
     assert set(by_index(asked(spool, "gpus"))) == {0, 1, 2, 3}  # nobody lives: NVML is asked
     lock = LockedSpool(str(spool_root))
     try:
@@ -179,7 +173,6 @@ def test_runs_that_hold_gpus_are_named(tmp_path: Path, fake_nvml: FakeNvml) -> N
         assert (info["cpus"], info["cpus_granted"], info["memory_granted_bytes"]) == (8, 3, 64 << 20)
         assert [run["job"] for run in info["runs"]] == ["exclusive", "first", "second"]
         assert info["states"] == {"running": 3}
-        assert served.process is not None
         assert info["dispatcher"]["pid"] == served.process.pid
         assert info["dispatcher"]["since_at"] <= info["dispatcher"]["heartbeat_at"]
         assert "exclusive 0; shared 1; idle 2" in served.spool("info").stdout
@@ -332,11 +325,3 @@ def test_each_look_at_the_gpus_says_why_there_are_none(spool: Command, monkeypat
     for verb in ("gpus", "info", "doctor"):
         said = spool(verb)
         assert "2 cards, no driver" in said.out + said.err
-
-
-@pytest.mark.parametrize("verb", ["gpus", "info", "plan", "reserve", "reserve create", "reserve list", "simulate"])
-def test_help_has_examples(spool: Command, verb: str) -> None:
-    """Each help shows calls that can be copied."""
-    said = spool(*verb.split(), "--help")
-    assert said.code == 0
-    assert f"spool {verb}" in said.out

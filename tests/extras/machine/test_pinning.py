@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from extras.machine.talk import Driven, Speaker, driven
-from extras.machine.test_attacks import BOB, MACHINE, brisk, place, several_users  # noqa: F401
+from extras.machine.talk import Driven, driven
+from extras.machine.test_attacks import BOB, MACHINE, brisk, granted, place, several_users  # noqa: F401
 from spool.core.model import Core
 from spool.core.pinning import cpus_in
 from spool.formats import arbiter_protocol as protocol
@@ -27,26 +27,16 @@ def machine(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:  
         yield found
 
 
-def lease(machine: Driven, speaker: Speaker, cpus: int) -> protocol.Granted:
-    """Ask for a lease and return it."""
-    number = speaker.ask(cpus)
-    machine.until(lambda: speaker.grant(number) is not None)
-    found = speaker.grant(number)
-    assert found is not None
-    return found
-
-
-def cpus(granted: protocol.Granted) -> tuple[int, ...]:
+def cpus(lease: protocol.Granted) -> tuple[int, ...]:
     """Return the CPUs of a lease."""
-    assert isinstance(granted, protocol.PinnedGrant)
-    return cpus_in(granted.cpu_list)
+    return cpus_in(lease.cpu_list)
 
 
 @pytest.mark.parametrize("uid", [None, pytest.param(BOB, marks=several_users)])
 def test_no_two_spools_have_a_cpu_also_after_a_restart(machine: Driven, uid: int | None) -> None:
     """Two spools of one user, or of two; a new arbiter knows from its journal which CPUs are out."""
     one, two = machine.dispatcher("a"), machine.dispatcher("b", uid)
-    first, second = lease(machine, one, 2), lease(machine, two, 1)
+    first, second = granted(machine, one, 2), granted(machine, two, 1)
     assert cpus(first) == (0, 2)
     assert len(cpus(second)) == 1
     assert not set(cpus(first)) & set(cpus(second))
@@ -57,10 +47,10 @@ def test_no_two_spools_have_a_cpu_also_after_a_restart(machine: Driven, uid: int
     back = machine.speaker()
     back.hello("a", Hold(first.lease))
     machine.until(lambda: bool(back.all(protocol.Welcome)))
-    third = lease(machine, back, 1)
+    third = granted(machine, back, 1)
     assert not set(cpus(third)) & {*cpus(first), *cpus(second)}
     back.say(EndLease(first.lease))
-    assert cpus(lease(machine, back, 2)) == (0, 2)
+    assert cpus(granted(machine, back, 2)) == (0, 2)
 
 
 def test_the_machine_has_no_more_cpus_than_can_be_given_to_one_run_each(
@@ -77,9 +67,9 @@ def test_the_machine_has_no_more_cpus_than_can_be_given_to_one_run_each(
 def test_without_the_key_a_grant_is_as_before(place: Path) -> None:  # noqa: F811
     """No CPUs are named, so that older dispatchers understand it; a job without CPUs gets none either way."""
     with driven(place, MACHINE) as machine:
-        assert type(lease(machine, machine.dispatcher("a"), 2)) is protocol.Granted
+        assert type(granted(machine, machine.dispatcher("a"), 2)) is protocol.Granted
 
 
 def test_a_lease_without_cpus_names_none(machine: Driven) -> None:
     """With `cpus = 0` there is nothing to pin to."""
-    assert type(lease(machine, machine.dispatcher("a"), 0)) is protocol.Granted
+    assert type(granted(machine, machine.dispatcher("a"), 0)) is protocol.Granted

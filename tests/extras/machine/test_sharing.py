@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, start
+from extras.machine import sharing
+from extras.machine.sharing import BOB, gpu_share, write
 from plugins.fake_nvml import FakeNvml
 from spool.cli import machine as cli_machine
 from spool.client import machine_service, service
@@ -22,7 +24,7 @@ from spool.client.machine_service import RunStep, WriteStep
 from spool.core.errors import SpoolError, SpoolUnusable
 from spool.core.model import Machine
 from spool.formats import machine_status, machinefile
-from spool.formats.machine_status import GpuShare, MachineShares, UserShare
+from spool.formats.machine_status import UserShare
 from spool.formats.machinefile import MachineConfig
 from spool.machine import shared
 from spool.machine.host import Host
@@ -72,27 +74,12 @@ def test_anyone_can_serve_a_directory(lab: Path) -> None:
     wait_for((lab / "socket").exists)
     assert lab.stat().st_mode & 0o777 == 0o755
     told = machine_status.parse((lab / "machine.json").read_bytes())
-    assert told is not None
     assert (told.pid, told.cpus, told.users) == (arbiter.pid, os.cpu_count(), ())
     arbiter.send_signal(signal.SIGTERM)
     said = arbiter.communicate(timeout=PATIENCE_S)[1]
     assert arbiter.returncode == 0
     assert said.count("gives turns, not protection") == 1
     assert not (lab / "socket").exists()
-
-
-def test_the_file_in_the_directory_counts(lab: Path) -> None:
-    """DIR/machine.toml says how much there is."""
-    lab.mkdir(mode=0o755)
-    (lab / "machine.toml").write_text("cpus = 7\n")
-    (lab / "machine.toml").chmod(0o644)
-    arbiter = start("machine", "serve", str(lab))
-    wait_for((lab / "machine.json").exists)
-    told = machine_status.parse((lab / "machine.json").read_bytes())
-    arbiter.send_signal(signal.SIGINT)
-    arbiter.communicate(timeout=PATIENCE_S)
-    assert told is not None
-    assert told.cpus == 7
 
 
 def test_a_file_with_mistakes_serves_nothing(spool: Command, lab: Path) -> None:
@@ -115,15 +102,6 @@ def test_a_file_that_others_can_change_serves_nothing(spool: Command, lab: Path)
     said = spool("machine", "serve", lab)
     assert said.code == 5
     assert "other users can change it" in said.err
-
-
-def test_a_directory_that_others_can_change_is_not_served(spool: Command, lab: Path) -> None:
-    """Another user could put a socket there."""
-    lab.mkdir()
-    lab.chmod(0o1777)
-    said = spool("machine", "serve", lab)
-    assert said.code == 5
-    assert "other users can write to it" in said.err
 
 
 def test_without_machine_toml_the_machine_is_not_served(spool: Command, machine: Path) -> None:
@@ -290,24 +268,9 @@ def test_check_reads_the_file_of_the_machine(spool: Command, machine: Path) -> N
     assert spool("check", toml).code == 0
 
 
-def told(lab: Path, **changes: object) -> None:
+def told(lab: Path, *users: UserShare, **changes: object) -> None:
     """Let an arbiter have written its file into *lab*, now."""
-    now_ns = time.time_ns()
-    values: dict[str, object] = {
-        "written_at_ns": now_ns,
-        "since_ns": now_ns - 90 * 1_000_000_000,
-        "pid": 4711,
-        "cpus": 64,
-        "memory_bytes": 100 << 30,
-        "resources": {"licence": 3},
-        "users": (
-            UserShare(user="bob", leases=2, cpus=40, memory_bytes=8 << 30, gpus=1, resources={"licence": 1}, asks=4),
-            UserShare(user="carol", asks=1),
-        ),
-        "gpus": (GpuShare(uuid="GPU-0", index=0, users=(("bob", None),)), GpuShare(uuid="GPU-1", index=1)),
-    }
-    lab.mkdir(exist_ok=True)
-    (lab / "machine.json").write_bytes(machine_status.render(MachineShares(**values | changes)))  # type: ignore[arg-type]
+    write(lab, sharing.shares(*users, gpus=(gpu_share(0, ("bob", None)), gpu_share(1)), **changes))
 
 
 @pytest.fixture
@@ -338,16 +301,16 @@ def test_status_says_that_a_spool_takes_no_part(spool: Command, spool_root: Path
 
 def test_status_shows_who_has_how_much(shares: Command, lab: Path) -> None:
     """Totals, and a line for each user with what waits; since when the arbiter serves."""
-    told(lab)
+    told(lab, BOB, UserShare(user="carol", asks=1))
     said = shares("machine", "status")
     assert said.code == 0
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
-    assert lines[0] == f"arbiter pid 4711, for 1m30s, in {lab}"
-    assert "CPUs 64, 40 granted, 24 free" in lines
-    assert "memory 100 GiB after the reserve, 8 GiB granted, 92 GiB not granted" in lines
+    assert lines[0] == f"arbiter pid 4711, for 1h00m, in {lab}"
+    assert "CPUs 8, 5 granted, 3 free" in lines
+    assert "memory 32 GiB after the reserve, 8 GiB granted, 24 GiB not granted" in lines
     assert "GPUs 2, 1 granted, 1 free" in lines
     assert "licence 3, 1 granted, 2 free" in lines
-    assert lines[-2:] == ["bob 2 40 8G 1 licence 1 4", "carol 0 0 1"]
+    assert lines[-2:] == ["bob 2 5 8G 1 licence 1 4", "carol 0 0 1"]
     assert "(you)" not in said.out
     found = asked(shares, "machine", "status")["machine"]
     assert [share["user"] for share in found["use"]["others"]] == ["bob", "carol"]
@@ -360,7 +323,7 @@ def test_status_says_what_starts_an_arbiter(shares: Command, lab: Path) -> None:
     assert said.code == 1
     assert f"problem: the arbiter is not running: there is no {lab}/machine.json" in said.out
     assert f"`spool machine serve {lab}`" in said.out
-    told(lab)
+    told(lab, BOB)
     os.utime(lab / "machine.json", (time.time() - 3600, time.time() - 3600))
     said = shares("machine", "status")
     assert said.code == 1
@@ -371,7 +334,7 @@ def test_status_says_what_starts_an_arbiter(shares: Command, lab: Path) -> None:
 
 def test_status_of_an_idle_machine(shares: Command, lab: Path) -> None:
     """No table without rows."""
-    told(lab, users=(), gpus=(), gpu_problem="NVML: no driver")
+    write(lab, sharing.shares(gpu_problem="NVML: no driver"))
     said = shares("machine", "status")
     assert said.code == 0
     assert "no user has or waits for a lease" in said.out

@@ -31,7 +31,6 @@ def test_the_parts_add_up(tmp_path: Path) -> None:
     write(tmp_path, shares(BOB, carol, own=own, gpus=(gpu_share(0, ("bob", None)), gpu_share(1))))
     found = seen(tmp_path)
     use = found.use
-    assert use is not None
     assert (found.problem, use.own, use.others) == ("", own, (carol, BOB))
     assert (use.cpus, use.cpus_granted, use.cpus_free) == (8, 12, 0)
     assert (use.memory_granted_bytes, use.memory_free_bytes) == (9 * G, 23 * G)
@@ -47,7 +46,6 @@ def test_a_user_without_an_account_is_known_by_number(tmp_path: Path) -> None:
     nobodys = 4_000_001
     write(tmp_path, shares(BOB, UserShare(user=str(nobodys), leases=1)))
     use = read(SharedMachine(str(tmp_path), frozenset({os.geteuid()})), nobodys, time.time_ns()).use
-    assert use is not None
     assert (use.own.leases, use.others) == (1, (BOB,))
 
 

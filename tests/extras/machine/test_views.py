@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
@@ -13,10 +12,11 @@ import pytest
 from calling import Command, asked, put_job
 from cli.test_foretold import limited, running
 from extras.machine.sharing import BOB, G, gpu_share, join, mine, shares
+from extras.page.pages import a_machine, a_view, lay
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import ForeignProcess, Gpu, Grant
 from spool.formats.machine_status import UserShare
-from spool.formats.state import GpuView, JobView, MachineView, SharedView, StateView, render_state
+from spool.formats.state import GpuView, JobView, SharedView
 from spool.query.tasks import _expected_end
 from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import this_user
@@ -30,12 +30,8 @@ def told(root: Path, jobs: dict[str, JobView], **more: Any) -> None:
     directory = str(root.parent / "machine")
     given = {"directory": directory, "cpus": 8, "memory_bytes": 32 * G, **more}
     gpus = given.pop("gpus", ())
-    machine = MachineView(
-        cpus=8, cpus_free=8, memory_bytes=32 * G, memory_free_bytes=32 * G, shared=SharedView(**given),
-        gpus=gpus, gpus_at_ns=1 if gpus else None,
-    )  # fmt: skip
-    view = StateView(version=1, at_ns=time.time_ns(), pid=1, machine=machine, jobs=jobs)
-    (root / "state.json").write_bytes(render_state(view))
+    machine = a_machine(8, 32 * G, shared=SharedView(**given), gpus=gpus, gpus_at_ns=1 if gpus else None)
+    lay(root, a_view(time.time_ns(), machine=machine, jobs=jobs))
 
 
 def test_info_shows_a_line_for_each_user(spool: Command, spool_root: Path) -> None:
@@ -61,20 +57,6 @@ def test_info_shows_a_line_for_each_user(spool: Command, spool_root: Path) -> No
     ]
     assert lines[at + 5] == ""
     assert lines[at + 7].startswith("here")
-
-
-def test_info_as_json_has_the_shares(spool: Command, spool_root: Path) -> None:
-    """`shared` has the file's figures by user; of a machine that is not shared there is no such key."""
-    assert "shared" not in asked(spool, "info")
-    join(spool_root, shares(BOB))
-    found = asked(spool, "info")["shared"]
-    assert (found["directory"], found["problem"]) == (str(spool_root.parent / "machine"), "")
-    use = found["use"]
-    assert (use["arbiter"], use["cpus"], use["cpus_granted"], use["gpus"]) == (4711, 8, 5, 0)
-    assert use["resources"] == {"licence": {"total": 3, "granted": 1, "free": 2}}
-    assert use["own"]["user"] == this_user()
-    assert [(share["user"], share["leases"], share["asks"]) for share in use["others"]] == [("bob", 2, 4)]
-    assert asked(spool, "info")["cpus"] == 8
 
 
 @pytest.mark.parametrize(
@@ -104,16 +86,6 @@ def test_an_arbiter_that_does_not_answer_is_a_problem(
     assert why["start_at"] is None
     assert asked(spool, "plan")["starts"] == []
     assert "could start" not in spool("why", "one").out
-
-
-def test_what_a_silent_arbiter_last_granted_is_still_shown(spool: Command, spool_root: Path) -> None:
-    """Leases outlive their arbiter, so their users are listed with when that was."""
-    join(spool_root, shares(BOB), age_s=180)
-    said = spool("info").out
-    assert re.search(
-        r"^shared machine \(.*\): the arbiter has not answered for 3m.*; granted then: 5 of 8", said, re.MULTILINE
-    )
-    assert re.search(r"^bob +2 +5", said, re.MULTILINE)
 
 
 def test_a_job_that_waits_for_a_lease_says_who_has_what(spool: Command, spool_root: Path) -> None:
@@ -174,15 +146,6 @@ def test_the_end_of_an_array_is_not_promised(spool_root: Path, spool: Command) -
     assert later is None
     (spool_root / "config.toml").write_text("autostart = false\ncpus = 1\n")
     assert None not in ends()
-
-
-def test_a_job_that_nothing_here_blocks_needs_a_lease_still(spool: Command, spool_root: Path) -> None:
-    """`why` does not say that it starts in the next pass, since the arbiter decides."""
-    join(spool_root, shares())
-    put_job(spool_root, "one")
-    assert spool("why", "one").out.startswith(
-        "one: nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease\n"
-    )
 
 
 def test_the_machine_is_the_arbiters_within_the_limits_of_the_spool(spool: Command, spool_root: Path) -> None:
@@ -276,25 +239,6 @@ def test_a_hostile_name_reaches_no_terminal_unescaped(spool: Command, spool_root
         assert r"eve\u001b[2J\u202e\n's lease" in spool("gpus").out
     finally:
         lock.release()
-
-
-def test_another_accounts_file_is_not_believed(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file of an account that may not serve the machine is a problem that names it, and nothing more."""
-    path = join(spool_root, shares(BOB))
-    real = os.fstat
-
-    def of_nobody(fd: int) -> os.stat_result:
-        found = real(fd)
-        if found.st_ino != path.stat().st_ino:
-            return found
-        return os.stat_result((*found[:4], 65534, *found[5:]), {"st_mtime_ns": found.st_mtime_ns})
-
-    monkeypatch.setattr(os, "fstat", of_nobody)
-    said = spool("info").out
-    assert "machine.json belongs to nobody, who is not trusted to serve this machine" in said
-    assert "bob" not in said
 
 
 def test_many_users_do_not_fill_the_screen(spool: Command, spool_root: Path) -> None:

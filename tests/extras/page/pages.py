@@ -20,10 +20,15 @@ EVIL = (
 )
 
 
+def a_machine(cpus: int = 16, memory_bytes: int = 64 * G, **more: object) -> MachineView:
+    """Return a machine of which nothing is taken."""
+    free = {"cpus_free": cpus, "memory_free_bytes": memory_bytes}
+    return MachineView(cpus=cpus, memory_bytes=memory_bytes, **{**free, **more})  # type: ignore[arg-type]
+
+
 def a_view(now_ns: int, **more: object) -> StateView:
     """Return what a dispatcher says that has nothing to do."""
-    machine = MachineView(cpus=16, cpus_free=16, memory_bytes=64 * G, memory_free_bytes=64 * G)
-    given = {"version": 1, "at_ns": now_ns, "pid": 1, "host": "box", "machine": machine, **more}
+    given = {"version": 1, "at_ns": now_ns, "pid": 1, "host": "box", "machine": a_machine(), **more}
     return StateView(**given)  # type: ignore[arg-type]
 
 
@@ -78,10 +83,10 @@ def an_end(now_ns: int, job: str, *, hours_ago: float, **more: object) -> Result
 
 def busy_view(now_ns: int) -> StateView:
     """Return a view with something of everything."""
-    machine = MachineView(
-        cpus=64,
+    machine = a_machine(
+        64,
+        512 * G,
         cpus_free=8,
-        memory_bytes=512 * G,
         memory_free_bytes=212 * G,
         gpus_at_ns=now_ns,
         gpus=(

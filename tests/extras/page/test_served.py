@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from extras.page.pages import Page
-from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from support import wait_for
 
@@ -61,34 +60,6 @@ def test_a_page_can_be_asked_for_while_a_dispatcher_works(tmp_path: Path) -> Non
         wait_for(lambda: "1 finished" in told(page), what="the page")
         assert page.stat().st_mode & 0o777 == 0o644
         assert not list(served.root.glob("*.html"))
-
-
-def test_what_is_wrong_with_the_configuration_stands_on_the_page(tmp_path: Path) -> None:
-    """A mistake in `config.toml` leaves the page as it was asked for before, with the problem on it."""
-    with Served(tmp_path / "spool") as served:
-        page = served.root / "status.html"
-        (served.root / "config.toml").write_text('status_page = "status.html"\n')
-        served.start()
-        wait_for(lambda: "Serving" in told(page), what="the page")
-        (served.root / "config.toml").write_text('status_page = "status.html"\nno_such_key = 1\n')
-        wait_for(lambda: 'unknown key "no_such_key"' in told(page), what="the problem")
-
-
-def test_who_has_which_gpu(tmp_path: Path, fake_nvml: FakeNvml) -> None:
-    """The page shows each GPU with what is used of it, and the job that has it; afterwards the day of that GPU."""
-    for at in range(2):
-        fake_nvml.gpu(f"GPU-0000000{at}-0000-0000-0000-000000000000", bus=at, total=(80 - at) * GIB)
-    with Served(tmp_path / "spool", fake_nvml.variables) as served:
-        page = served.root / "status.html"
-        (served.root / "config.toml").write_text('status_page = "status.html"\n')
-        served.drop("train", "while [ ! -e go ]; do sleep 0.1; done", gpus=1)
-        served.start()
-        wait_for(lambda: "1 / 2 GPUs" in told(page), what="the GPUs")
-        assert re.search(r"GPU 0 H100 0 / 80 GiB free GPU 1 H100 0 / 79 GiB train \S+", told(page))
-        (tmp_path / "go").touch()
-        wait_for(lambda: "0 / 2 GPUs" in told(page) and "1 finished" in told(page), what="the end")
-        assert "GPU 0 H100 no job GPU 1 H100 no job" in told(page)  # nobody looks at them any more
-        assert re.search(r"Last 24 hours 1 run has ended GPU 0 .*GPU 1 train, \S+, \S+ to \S+", told(page))
 
 
 def test_tasks_that_are_alike_stand_on_one_line(tmp_path: Path) -> None:

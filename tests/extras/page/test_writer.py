@@ -18,7 +18,6 @@ from spool.doctor.checks import OF_THE_MACHINE, examine
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.history import render_history
-from spool.listeners import KINDS, by_kind
 from spool.listeners.discovery import find_subscriptions
 from spool.page import writer
 from spool.page.writer import PageWriter
@@ -32,6 +31,13 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every tick write that has something new."""
     monkeypatch.setattr(writer, "EVERY_S", 0.0)
     monkeypatch.setattr(writer, "_SHARE", 0)
+
+
+def first_page(root: Path) -> PageWriter:
+    """Have the page of a spool written into it, and return who goes on."""
+    page = PageWriter(str(root), lambda: IN_SPOOL)
+    page.tick()
+    return page
 
 
 def identity(path: Path) -> tuple[int, int]:
@@ -51,13 +57,6 @@ def test_nothing_is_written_unless_asked_for(spool_root: Path) -> None:
     assert "page" not in find_subscriptions(str(spool_root), Config(), for_jobs=False).kinds
 
 
-def test_the_key_makes_it_a_listener(spool_root: Path) -> None:
-    """With `status_page` the page is one of those who listen, by its name."""
-    assert "page" in find_subscriptions(str(spool_root), IN_SPOOL, for_jobs=False).kinds
-    assert "page" in KINDS
-    assert isinstance(by_kind("page", str(spool_root), lambda: IN_SPOOL), PageWriter)
-
-
 @pytest.mark.parametrize("inside", [True, False])
 def test_only_a_page_in_the_spool_has_output(spool_root: Path, tmp_path: Path, inside: bool) -> None:
     """A page elsewhere is for everybody, and what a job wrote is its owner's."""
@@ -73,9 +72,8 @@ def test_only_a_page_in_the_spool_has_output(spool_root: Path, tmp_path: Path, i
 def test_it_is_written_when_the_view_changes(spool_root: Path) -> None:
     """A new view makes a new page; the heartbeat of the same view does not."""
     lay(spool_root, a_view(NOW_NS))
-    page = PageWriter(str(spool_root), lambda: IN_SPOOL)
+    page = first_page(spool_root)
     path = spool_root / "status.html"
-    page.tick()
     first = identity(path)
     os.utime(spool_root / "state.json")
     page.tick()
@@ -90,9 +88,8 @@ def test_it_is_written_no_more_often_than_every_few_seconds(spool_root: Path, mo
     """However fast views follow each other, the next page waits; the listener asks to be called then."""
     monkeypatch.setattr(writer, "_SHARE", 0)  # on a busy machine a page may take long
     lay(spool_root, a_view(NOW_NS))
-    page = PageWriter(str(spool_root), lambda: IN_SPOOL)
+    page = first_page(spool_root)
     path = spool_root / "status.html"
-    page.tick()
     first = identity(path)
     for n in range(1, 20):
         lay(spool_root, a_view(NOW_NS + n))
@@ -107,8 +104,7 @@ def test_it_is_renewed_while_nothing_changes(spool_root: Path, monkeypatch: pyte
     """A page whose time has come is written again, so that a reader sees that somebody still does."""
     monkeypatch.setattr(writer, "REFRESH_S", 0.0)
     lay(spool_root, a_view(NOW_NS))
-    page = PageWriter(str(spool_root), lambda: IN_SPOOL)
-    page.tick()
+    page = first_page(spool_root)
     first = identity(spool_root / "status.html")
     page.tick()
     assert identity(spool_root / "status.html") != first
@@ -118,8 +114,7 @@ def test_a_page_that_takes_long_is_made_rarely(spool_root: Path, monkeypatch: py
     """What a page costs sets how long the next one waits, and when a reader calls it old."""
     monkeypatch.setattr(writer, "_SHARE", 1 << 40)
     lay(spool_root, a_view(NOW_NS))
-    page = PageWriter(str(spool_root), lambda: IN_SPOOL)
-    page.tick()
+    page = first_page(spool_root)
     lay(spool_root, a_view(NOW_NS + 1))
     due_s = page.tick()
     assert due_s is not None
@@ -133,8 +128,7 @@ def test_a_page_that_cannot_be_put_leaves_the_one_before(
     """If the last step fails the old page is there, whole, nothing is left in `.tmp/`, and the log says it once."""
     monkeypatch.setattr(writer, "REFRESH_S", 0.0)
     lay(spool_root, a_view(NOW_NS))
-    page = PageWriter(str(spool_root), lambda: IN_SPOOL)
-    page.tick()
+    page = first_page(spool_root)
     path = spool_root / "status.html"
     before = path.read_bytes()
 
@@ -157,8 +151,7 @@ def test_a_page_that_cannot_be_put_leaves_the_one_before(
 def test_a_reader_never_sees_half_a_page(spool_root: Path) -> None:
     """Whoever has the old page open reads it to its end while a new one takes its place."""
     lay(spool_root, busy_view(NOW_NS))
-    page = PageWriter(str(spool_root), lambda: IN_SPOOL)
-    page.tick()
+    page = first_page(spool_root)
     with (spool_root / "status.html").open("rb") as reader:
         begin = reader.read(100)
         page.close()
@@ -187,8 +180,7 @@ def test_who_may_read_it(spool_root: Path, tmp_path: Path, inside: bool, mode: i
 def test_the_last_page_says_that_the_dispatcher_has_left(spool_root: Path) -> None:
     """When the listeners leave, the page is written once more, and never grows old."""
     lay(spool_root, a_view(NOW_NS))
-    page = PageWriter(str(spool_root), lambda: IN_SPOOL)
-    page.tick()
+    page = first_page(spool_root)
     page.close()
     text = (spool_root / "status.html").read_text()
     assert "No dispatcher is running" in text
@@ -200,8 +192,7 @@ def test_a_run_that_ends_stands_on_the_next_page(spool_root: Path, monkeypatch: 
     """What is appended to the history between two pages is on the second."""
     monkeypatch.setattr("spool.page.content._DAY_SHARE", 0)
     lay(spool_root, a_view(NOW_NS), [])
-    page = PageWriter(str(spool_root), lambda: IN_SPOOL)
-    page.tick()
+    page = first_page(spool_root)
     assert "Recently ended" not in (spool_root / "status.html").read_text()
     with (spool_root / "history.jsonl").open("ab") as history:
         history.write(render_history(an_end(time.time_ns(), "just-now", hours_ago=0.01)))

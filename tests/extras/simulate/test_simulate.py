@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import gzip
-import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,12 +53,6 @@ def test_figures_by_policy(spool: Command, trace: Path) -> None:
     assert fifo["utilisation"] == (200 + 400 + 50) / (4 * 250)
 
 
-def test_the_help_explains_every_policy(spool: Command) -> None:
-    """Each has a line of its own."""
-    lines = spool("simulate", "--help").out.splitlines()
-    assert all(any(line.split()[:1] == [policy] for line in lines) for policy in SimulatedPolicy)
-
-
 def test_what_is_left_out_is_counted(spool: Command, trace: Path) -> None:
     """A job that is larger than the machine never fits; one without a run time never ran."""
     said = spool("simulate", trace)
@@ -78,21 +69,6 @@ def test_a_table_and_a_picture(spool: Command, trace: Path) -> None:
     assert lines[4].split() == ["jobs", "3", "3"]
     assert lines[5].split() == ["mean", "wait", "33s", "1m36s"]
     assert sum("█" in line for line in lines) == 4
-
-
-def test_the_table_fits_a_terminal_of_80_columns(
-    spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No figure is cut, however long the jobs wait, and how many there are."""
-    path = tmp_path / "long.swf"
-    job = "{} 0 -1 20000000 4 -1 -1 4 20000000 -1 1 1 1 1 1 -1 -1 -1\n"
-    path.write_text("; MaxProcs: 4\n" + "".join(map(job.format, range(1, 51))))
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    drawn = re.sub(r"\x1b\[[0-9;]*m", "", spool("simulate", path, "--gpus", 8).out)
-    assert "…" not in drawn
-    assert max(map(len, drawn.splitlines()[1:])) <= 80  # the first line names the file
-    assert next(line for line in drawn.splitlines() if line.startswith("makespan")).count("11574d01h") == 3
 
 
 def test_each_figure_is_told_of_every_user_and_size(spool: Command, trace: Path) -> None:
@@ -125,35 +101,6 @@ def test_the_heaviest_users_are_shown_and_all_if_asked(spool: Command, tmp_path:
     assert "more users" not in every
 
 
-def test_nobody_states_a_limit_and_jobs_run_their_real_time(spool: Command, tmp_path: Path) -> None:
-    """Without limits nothing ends at one, and the output says how many jobs state one."""
-    path = tmp_path / "limits.swf"
-    path.write_text("; MaxProcs: 1\n1 0 -1 100 1 -1 -1 1 60 -1 1 1\n2 0 -1 100 1 -1 -1 1 -1 -1 1 2\n")
-    said = spool("simulate", path, "--policy", "fifo")
-    assert "time limits: 1 of 2 jobs state one" in said.out
-    assert "2 lines have more or fewer than 18 columns" in said.err
-    assert policies(spool, path)["fifo"]["makespan_ns"] == 160 * S
-    for words in (("--no-limits",), ("--limits", 0)):
-        found = asked(spool, "simulate", path, "--policy", "fifo", *words)
-        assert (found["limits_stated"], found["policies"][0]["makespan_ns"]) == (0, 200 * S)
-
-
-def test_a_part_of_the_users_states_limits(spool: Command, tmp_path: Path) -> None:
-    """Half of four users, with all jobs of each."""
-    path = tmp_path / "half.swf"
-    jobs = (f"{at} {at} -1 10 1 -1 -1 1 60 -1 1 {at % 4} 1 1 1 -1 -1 -1\n" for at in range(1, 41))
-    path.write_text("; MaxProcs: 4\n" + "".join(jobs))
-    assert asked(spool, "simulate", path, "--limits", 0.5)["limits_stated"] == 20
-
-
-def test_the_load_can_be_scaled(spool: Command, trace: Path) -> None:
-    """To a percentage of the machine: 65,000 processor seconds that come within 10s become so many within 325s."""
-    found = asked(spool, "simulate", trace, "--scale-load", 50)
-    assert found["load_of_source"] == 650 / (4 * 10)
-    assert found["load"] == 0.5
-    assert "load: 50% (unscaled: 1625%)" in spool("simulate", trace, "--scale-load", 50).out
-
-
 def test_a_csv_of_gpu_jobs(spool: Command, tmp_path: Path) -> None:
     """Without a column of processors, where all jobs ask for GPUs, --gpus says how large the machine is."""
     path = tmp_path / "gpus.csv"
@@ -184,13 +131,6 @@ def test_progress_is_shown_on_a_terminal_only(spool: Command, trace: Path, monke
     assert shown == []
     spool("simulate", trace, "--policy", "fifo,easy")
     assert shown == ["simulating fifo", "simulating easy"]
-
-
-def test_a_compressed_trace(spool: Command, tmp_path: Path, trace: Path) -> None:
-    """As the archive has them: .swf.gz."""
-    packed = tmp_path / "small.swf.gz"
-    packed.write_bytes(gzip.compress(trace.read_bytes()))
-    assert policies(spool, packed)["easy"]["makespan_ns"] == 200 * S
 
 
 def test_memory_counts_when_it_is_said_how_much_there_is(spool: Command, tmp_path: Path) -> None:
@@ -349,36 +289,6 @@ def test_waits_utilisation_and_queue_are_drawn(
     easy = next(values for label, _, values in panels[0].lines() if label == "easy")
     # Two of three jobs start at once, the other after 100s; the axis ends at the longest wait of all, FIFO's.
     assert [round(value) for value in easy] == [1, 100, 190, 67, 100, 100]
-
-
-def test_without_matplotlib_it_says_how_to_get_it(
-    spool: Command, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything is simulated, with the command that installs it."""
-    really = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return really(name, *rest)
-
-    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", without)
-    said = spool("simulate", trace, "--plot", tmp_path / "x.svg")
-    assert (said.code, said.out) == (1, "")
-    assert "pip install 'spool-scheduler[plot]'" in said.err
-
-
-@pytest.mark.parametrize(("kind", "begin"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml")])
-def test_with_matplotlib_it_draws(spool: Command, trace: Path, tmp_path: Path, kind: str, begin: bytes) -> None:
-    """A PNG or an SVG, with a curve for each policy."""
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
-    path = tmp_path / f"picture.{kind}"
-    said = spool("simulate", trace, "--plot", path)
-    assert said.code == 0, said.err
-    assert path.read_bytes().startswith(begin)
-    assert str(path) in said.err
 
 
 def test_blocks_show_what_is_not_nothing() -> None:

@@ -130,9 +130,3 @@ def test_what_is_no_trace_is_told_by_line(text: str, why: str) -> None:
     with pytest.raises(InvalidFile) as refused:
         swf.parse(text, "the trace t")
     assert refused.value.problems[0].message == why
-
-
-def test_fractions_are_cut_off() -> None:
-    """Some archives write seconds with a fraction."""
-    (job,) = swf.parse(line().replace("60", "60.9"), "t").coming
-    assert job.duration_ns == 60 * S

@@ -203,8 +203,6 @@ class GridEngine:
         self._killed.discard(name)
 
     def _ask(self, *fields: str) -> int:
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
         self._keeper.stdin.write("\0".join(fields) + "\n")
         self._keeper.stdin.flush()
         return int(self._keeper.stdout.readline())
@@ -243,7 +241,6 @@ class GridEngine:
 
     def close(self) -> None:
         """End every process of it and remove its directory."""
-        assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         self._keeper.wait()
         if self._keeper.stdout is not None:

@@ -11,7 +11,7 @@ from long.gridengine.cluster import GridEngine, unavailable
 from served import Served
 from spool.testing.engine_claims import Site
 
-SETTINGS = 'autostart = false\ndisk_floor = "0M"\n[sge]\npoll = "1s"\npe = "smp"\ngpus = "gpu"\n'
+SETTINGS = 'autostart = false\ndisk_floor = "0M"\n[sge]\npoll = "200ms"\npe = "smp"\ngpus = "gpu"\n'
 
 
 @pytest.fixture(scope="session", autouse=True)

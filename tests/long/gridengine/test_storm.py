@@ -11,8 +11,8 @@ import pytest
 from long.gridengine.cluster import GridEngine
 from spool.testing.engine_claims import Site
 
-JOBS = int(os.environ.get("SGE_JOBS", "30"))
-KILLS = int(os.environ.get("SGE_KILLS", "6"))
+JOBS = int(os.environ.get("SGE_JOBS", "16"))
+KILLS = int(os.environ.get("SGE_KILLS", "3"))
 
 
 @pytest.mark.timeout(900)
@@ -25,10 +25,10 @@ def test_every_job_runs_as_often_as_it_says_whatever_is_killed(engine_site: Site
         spool.drop(name, f"echo {name} >> {ledger}; sleep 0.{dice.randrange(10)}; exit {code}")
     for number in range(KILLS):
         spool.start()
-        time.sleep(dice.uniform(0.5, 4))
+        time.sleep(dice.uniform(0.3, 2))
         if number % 3 == 1:
             sge.kill_master()
-            time.sleep(dice.uniform(0, 2))
+            time.sleep(dice.uniform(0, 1))
             sge.start_master()
         spool.kill()
     spool.start()

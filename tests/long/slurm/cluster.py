@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from served import Served
 from support import free_ports, wait_for
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -202,8 +203,6 @@ class Cluster:
         self._killed.add(name)
 
     def _ask(self, *fields: str) -> int:
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
         self._keeper.stdin.write("\0".join(fields) + "\n")
         self._keeper.stdin.flush()
         return int(self._keeper.stdout.readline())
@@ -246,21 +245,38 @@ class Cluster:
         assert not check or done.returncode == 0, f"{words}: {done.stderr}"
         return done
 
+    def set_nodes(self, state: str, *nodes: str) -> None:
+        """Drain nodes, or set them down; all of them if none is named."""
+        names = ",".join(nodes or NODES)
+        self.command("scontrol", "update", f"nodename={names}", f"state={state}", "reason=a test of spool")
+
+    def resume(self, *nodes: str) -> None:
+        """Bring nodes back, and wait until they are; all of them if none is named."""
+        well = {"idle", "mixed", "allocated", "completing"}
+        wait_for(lambda: self._resumed(nodes or NODES) <= well, what=f"{nodes} to be back")
+
     def all_idle(self) -> bool:
         """Tell whether every node is there and has nothing to do."""
-        states = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).stdout.split()
-        return states == ["idle"] * len(NODES)
+        return self._states(NODES) == {"idle"}
 
-    def _resumed(self) -> bool:
-        for node in NODES:  # what is well already refuses that, and what has just come back may be set down once more
+    def _states(self, nodes: Sequence[str]) -> set[str]:
+        words = ("sinfo", "-h", "-N", "-p", "main", "-n", ",".join(nodes), "-o", "%T")
+        return set(self.command(*words, check=False).stdout.split()) or {"unknown"}
+
+    def _resumed(self, nodes: Sequence[str]) -> set[str]:
+        for node in nodes:  # what is well already refuses that, and what has just come back may be set down once more
             self.command("scontrol", "update", f"nodename={node}", "state=resume", check=False)
-        return self.all_idle()
+        return self._states(nodes)
 
     def jobs(self) -> list[dict[str, str]]:
         """Return all jobs that Slurm knows: id, name, state, reason, node, comment."""
         keys = ("id", "name", "state", "reason", "node", "comment")
         lines = self.command("squeue", "-h", "-r", "-t", "all", "-o", "%i\t%j\t%T\t%r\t%N\t%k").stdout.splitlines()
         return [dict(zip(keys, line.split("\t"), strict=True)) for line in lines]
+
+    def states(self) -> dict[str, str]:
+        """Return the states of all jobs that Slurm knows, by their ids."""
+        return {job["id"]: job["state"] for job in self.jobs()}
 
     def clear(self) -> None:
         """Cancel all jobs, bring all daemons and nodes back and wait until nothing is left, for the next test."""
@@ -271,16 +287,20 @@ class Cluster:
                 self.start_node(node)
         self.forget_after(self._min_job_age)
         self.command("scancel", "--user=root", check=False)
-        wait_for(self._resumed, timeout=60, what="the cluster to be idle again")
+        wait_for(lambda: self.all_idle() or self._resumed(NODES) == {"idle"}, what="the cluster to be idle again")
 
     def close(self) -> None:
         """End every process of it and remove its directory."""
-        assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         self._keeper.wait()
         if self._keeper.stdout is not None:
             self._keeper.stdout.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def engine_id(served: Served, name: str, run: int = 1) -> str:
+    """Return the id of a run in Slurm, once it is known."""
+    return served.until(lambda: (served.record(name, "engine", run) or "").split()[2:], f"the id of {name}")[0]
 
 
 def path_with(directory: Path, program: str, text: str) -> str:

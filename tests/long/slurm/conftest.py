@@ -45,5 +45,5 @@ def served(unserved: Served) -> Served:
 def spool_on_slurm(root: Path) -> Served:
     """Make a spool whose jobs go to Slurm unless they say otherwise."""
     spool = Served(root, executor="slurm")
-    (root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "1s"\n')
+    (root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "200ms"\n')
     return spool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ class Impatient(Served):
 def spool(slurm: Cluster, tmp_path: Path) -> Iterator[Impatient]:
     """Give a spool on Slurm with an impatient dispatcher, which the test starts."""
     with Impatient(tmp_path / "spool", executor="slurm") as made:
-        (made.root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "1s"\n')
+        (made.root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "200ms"\n')
         made.environment["TEST"] = str(tmp_path)
         yield made
 
@@ -58,7 +57,8 @@ def _is_over(slurm: Cluster) -> bool:
 
 def test_a_submission_that_arrives_after_it_was_given_up_never_begins(spool: Impatient, slurm: Cluster) -> None:
     """Sbatch hangs or fails, the job waits again and runs; then the first submission arrives in Slurm after all."""
-    late = 'setsid sh -c \'sleep 9; exec "$@"\' - "$real" "$@" > /dev/null 2>&1 &'
+    arrives = spool.root.parent / "arrives"
+    late = f"""setsid sh -c 'until [ -e {arrives} ]; do sleep 0.1; done; exec "$@"' - "$real" "$@" > /dev/null 2>&1 &"""
     timed_out = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     text = f"""
     case "$*" in
@@ -76,6 +76,7 @@ def test_a_submission_that_arrives_after_it_was_given_up_never_begins(spool: Imp
     for name in names:
         assert (spool.record(name, "jid", 1), spool.outcome(name, 2)) == ("void\n", "finished")
         assert (spool.result(name, 2) or {})["attempt"] == 1
+    arrives.touch()
     wait_for(lambda: Counter(job["name"] for job in slurm.jobs())["hangs"] == 2, 60, "the late job")
     wait_for(lambda: Counter(job["name"] for job in slurm.jobs())["fails"] == 2, 60, "the other late job")
     wait_for(lambda: _is_over(slurm), 60, "the end of all")
@@ -113,7 +114,9 @@ def test_whatever_sbatch_prints_its_job_is_found(spool: Impatient, slurm: Cluste
 # squeue.
 
 _SQUEUE = """
-case $(cat "$TEST/mode" 2> /dev/null) in
+mode=$(cat "$TEST/mode" 2> /dev/null)
+echo "$mode" >> "$TEST/asked"
+case $mode in
 half) "$real" "$@" | head -c 45 ;;
 titles) "$real" "$@" | head -n 1 ;;
 error) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" ;;
@@ -133,13 +136,13 @@ esac
 def test_an_answer_of_squeue_that_is_not_whole_ends_no_job(spool: Impatient) -> None:
     """Half a table, an error as its text, nothing, other bytes, 10,000 lines, silence: what runs goes on running."""
     _instead_of(spool, "squeue", _SQUEUE)
-    mode = spool.root.parent / "mode"
+    mode, asked = spool.root.parent / "mode", spool.root.parent / "asked"
     spool.start()
     spool.drop("runs", f"{LEDGER} echo up; until [ -e go ]; do sleep 0.1; done")
     spool.says("runs", "up")
-    for word in ("bytes", "many", "half", "titles", "error", "nothing", "hangs"):
+    for word in ("half", "many", "error", "bytes", "nothing", "titles", "hangs"):
         mode.write_text(word)
-        time.sleep(2.5)
+        spool.until(lambda word=word: asked.read_text().split().count(word) > 1, f"two answers of {word}")
         assert spool.places("runs") == ["running"], word
     assert "does not answer" in spool.said()
     answered = spool.said().count("answers again")
@@ -155,14 +158,14 @@ def test_a_job_that_waits_and_is_left_out_of_two_answers_runs_once(spool: Impati
     """Squeue says that it is gone: it waits again, and what Slurm has of it after all never begins."""
     _instead_of(spool, "squeue", _SQUEUE)
     mode = spool.root.parent / "mode"
-    slurm.command("scontrol", "update", "nodename=n4", "state=drain", "reason=a test of spool")
+    slurm.set_nodes("drain", "n4")
     spool.start()
     spool.drop("waits", f"{LEDGER} true", executor_options=["--nodelist=n4"])
     spool.wait_reason("waits", "PENDING")
     mode.write_text("titles")
     spool.until(lambda: len(spool.runs("waits")) > 1, "the second run")
     mode.write_text("")
-    slurm.command("scontrol", "update", "nodename=n4", "state=resume")
+    slurm.resume("n4")
     spool.wait_done("waits")
     wait_for(lambda: _is_over(slurm), 60, "the end of all")
     assert _begun(spool) == {"waits": 1}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from long.slurm.cluster import NODES, Cluster, path_with
+from long.slurm.cluster import Cluster, path_with
 from served import Served
 from spool.doctor import slurm_checks
 from spool.doctor.checks import Finding, Level, examine
@@ -62,7 +62,7 @@ def test_a_cluster_that_does_not_answer_is_told_of_once(
 
 def test_a_probe_that_waits_is_taken_back(unserved: Served, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """While no node has room the probe says what it waits for, and leaves the queue."""
-    slurm.command("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=a test of spool")
+    slurm.set_nodes("drain")
     monkeypatch.setattr(slurm_checks, "PATIENCE_S", 1.5)
     found = _found(unserved.root)["probe"]
     assert found.level is Level.WARN
@@ -70,36 +70,39 @@ def test_a_probe_that_waits_is_taken_back(unserved: Served, slurm: Cluster, monk
     assert {job["state"] for job in slurm.jobs() if job["name"] == "spool-doctor"} <= {"CANCELLED", "COMPLETED"}
 
 
+_BROKEN = {
+    "squeue": """"$real" "$@" | sed 's/spool:doctor:.*/theirs/'""",
+    "scontrol": """"$real" "$@" | sed '
+        s/Requeue=0/Requeue=1/
+        s/DefaultTime=NONE/DefaultTime=01:00:00/
+        s/^MinJobAge .*/MinJobAge = 5 sec/'""",
+}
+_TOLD = {
+    "comment": "changed the comment of a job to 'theirs'",
+    "requeue": "starts jobs again by itself",
+    "limits": "after 01:00:00",
+    "Slurm's settings": "forgets a job 5s",
+}
+
+
 @pytest.mark.parametrize(
-    ("program", "text", "check", "told"),
+    ("scripts", "told"),
     [
-        (
-            "squeue",
-            '"$real" "$@" | sed "s/spool:doctor:.*/theirs/"',
-            "comment",
-            "changed the comment of a job to 'theirs'",
-        ),
-        ("sbatch", '"$real" --parsable --output=/dev/null --wrap=true', "shared spool", "does not see"),
-        ("scontrol", '"$real" "$@" | sed "s/Requeue=0/Requeue=1/"', "requeue", "starts jobs again by itself"),
-        ("scontrol", '"$real" "$@" | sed "s/DefaultTime=NONE/DefaultTime=01:00:00/"', "limits", "after 01:00:00"),
-        (
-            "scontrol",
-            '"$real" "$@" | sed "s/^MinJobAge .*/MinJobAge = 5 sec/"',
-            "Slurm's settings",
-            "forgets a job 5s",
-        ),
-        ("scontrol", 'echo "slurm_load: Unable to contact" >&2; exit 1', "Slurm", "no answer: slurm_load: Unable"),
+        (_BROKEN, _TOLD),
+        ({"sbatch": '"$real" --parsable --output=/dev/null --wrap=true'}, {"shared spool": "does not see"}),
     ],
 )
 def test_what_is_not_as_it_should_be_is_told(
-    unserved: Served, monkeypatch: pytest.MonkeyPatch, program: str, text: str, check: str, told: str
+    unserved: Served, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str], told: dict[str, str]
 ) -> None:
-    """A cluster that changes comments, shares no files, requeues, limits, forgets or does not answer."""
-    monkeypatch.setenv("PATH", path_with(unserved.root.parent / "before", program, text))
-    found = _found(unserved.root)[check]
-    assert found.level is not Level.OK
-    assert told in found.text
-    assert found.remedy
+    """A cluster that changes comments, requeues, limits and forgets, or shares no files."""
+    paths = [path_with(unserved.root.parent / "before", program, text) for program, text in scripts.items()]
+    monkeypatch.setenv("PATH", paths[0])
+    found = _found(unserved.root)
+    for check, words in told.items():
+        assert found[check].level is not Level.OK
+        assert words in found[check].text
+        assert found[check].remedy
     assert os.listdir(unserved.root / ".tmp") == []
 
 

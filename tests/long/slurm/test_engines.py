@@ -17,6 +17,21 @@ from spool.testing import batch
 from spool.testing.engine_claims import *  # noqa: F403
 from spool.testing.engine_claims import Site
 
+# What an engine that cannot signal the script of a job does otherwise.
+_DEAF = (
+    "test_a_cancel_lets_the_job_leave_in_order",
+    "test_a_warning_reaches_the_command_before_its_time_limit",
+    "test_a_time_limit_counts_from_the_begin",
+    "test_what_is_cancelled_in_the_engine_is_cancelled",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Test each claim with the engines for which it may differ."""
+    if "engine_site" in metafunc.fixturenames:
+        names = ["on_batch", "on_slurm", *["on_deaf_batch"] * (metafunc.function.__name__ in _DEAF)]
+        metafunc.parametrize("engine_site", names, indirect=True)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _before(request: pytest.FixtureRequest) -> None:
@@ -68,10 +83,17 @@ def on_deaf_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
 def on_slurm(slurm: Cluster, tmp_path: Path) -> Iterator[Site]:
     """Give a spool on Slurm."""
     with spool_on_slurm(tmp_path / "spool") as spool:
-        yield Site(spool, "slurm", lambda job: slurm.command("scancel", job), refused={"memory": "9999G"})
+        yield Site(
+            spool,
+            "slurm",
+            lambda job: slurm.command("scancel", job),
+            refused={"memory": "9999G"},
+            fill=lambda: slurm.set_nodes("drain"),
+            drain=slurm.resume,
+        )
 
 
-@pytest.fixture(params=["on_batch", "on_deaf_batch", "on_slurm"])
+@pytest.fixture
 def engine_site(request: pytest.FixtureRequest) -> Site:
     """Give a spool on one engine after the other."""
     site: Site = request.getfixturevalue(request.param)
