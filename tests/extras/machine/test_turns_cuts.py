@@ -50,7 +50,7 @@ WORDS = ("hello", "ask", "grant", "begin", "launch", "began", "end")
 CUTS = [(word, when, 1) for word in WORDS for when in ("before", "after")]
 CUTS += [("grant", "after", 3), ("begin", "after", 3), ("launch", "before", 3), ("launch", "after", 3)]
 CUTS += [("began", "after", 3), ("end", "before", 3), ("end", "after", 3)]
-STRIDE = int(os.environ.get("CUT_STRIDE", "3"))  # 1 tries every cut
+STRIDE = 1 if "EVERY_CUT" in os.environ else 3
 
 
 def cut_off(machine: SharedMachine, word: str, when: str, times: int) -> None:
