@@ -154,7 +154,6 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 SMALL_MODULES: dict[str, str] = {
     "dispatcher/capture_worker.py": "a program of its own, which no dispatcher loads",
-    "dispatcher/cpuenergy.py": "loaded only by a dispatcher that may read the counters of the CPU packages",
     "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "client/machine_service.py": "what root installs, apart from what users do with their own service managers",
     "python/worker.py": "a program of its own, which each call of a Python function starts",

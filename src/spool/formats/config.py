@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.eventnames import EVENT_WORDS
 from spool.core.events import NotifyRule
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool, Tariff
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
 from spool.formats import engines, jobfile, slurm, toml, values
@@ -103,15 +103,6 @@ _GPU = KeyTable(
         "checks again.", least=SHORTEST_NS),
     Key("ignore_processes", _IGNORE,
         "Processes outside spool that do not keep jobs off a GPU, such as an idle notebook.", default={}),
-)
-
-_TARIFF = KeyTable(
-    "TariffTable",
-    "What use costs; `spool stats` and `spool seff` then show it. What has no price is not charged.",
-    Key("currency", "label", 'The word after each amount, such as "EUR".'),
-    Key("gpu_hour", "number", "Price of an hour of a granted GPU.", least=0),
-    Key("cpu_hour", "number", "Price of an hour of a granted CPU.", least=0),
-    Key("kwh", "number", "Price of a kilowatt-hour of GPUs and CPUs, as far as their energy is known.", least=0),
 )
 
 _GC = KeyTable(
@@ -337,7 +328,6 @@ CONFIG = KeyTable(
         default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("capture", _CAPTURE, "What to record of the code that a run begins with.", default={}),
-    Key("tariff", _TARIFF, "What use costs.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
 )
@@ -441,7 +431,6 @@ class Config(Capacity, frozen=True):
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)  # of installed packages, as written
     gc: GcConfig = GcConfig()
     capture: CaptureConfig = CaptureConfig()
-    tariff: Tariff = Tariff()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
 
@@ -469,7 +458,6 @@ def parse(data: bytes) -> Config:
     config["hq"] = HqConfig(**found["hq"])
     config["gc"] = GcConfig(**found["gc"])
     config["capture"] = CaptureConfig(**found["capture"])
-    config["tariff"] = Tariff(**found["tariff"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
     return Config(**config, advice=advice)
 
