@@ -200,7 +200,6 @@ SAYS = {
     "cli/telling.py": "tell",
     "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
     "cli/completion.py": "a script for a shell",
-    "cli/manpages.py": "`python -m spool.cli.manpages` prints a manual page",
 }
 
 # Put together here, so that this file does not hold the words that it looks for.
