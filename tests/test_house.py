@@ -116,7 +116,6 @@ ABROAD = {
     ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
     ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("python/calls.py", "cloudpickle"): "an extra for functions that no module has",
-    ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
     ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
