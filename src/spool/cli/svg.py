@@ -98,8 +98,8 @@ class Panel:
                 yield f'<path d="M{drawn}" fill="none" stroke="{colour}" stroke-width="1.3"/>'
         for across, up, name in self._names:
             place = f'x="{x(across)}" y="{y(up)}" dy=".35em" font-size="10" text-anchor="middle"'
-            look = 'fill="#fff" stroke="#0008" stroke-width="2" paint-order="stroke"'
-            yield f"<text {place} {look}>{_words(name)}</text>"
+            outline = 'fill="#fff" stroke="#0008" stroke-width="2" paint-order="stroke"'
+            yield f"<text {place} {outline}>{_words(name)}</text>"
         for at, label in self._up:
             yield _text(_LEFT - 6, float(y(at)) + 4, label, 10, ink, "end")
         for at, label in self.across:
