@@ -116,7 +116,6 @@ ABROAD = {
     ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
     ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("python/calls.py", "cloudpickle"): "an extra for functions that no module has",
-    ("cli/charts.py", "matplotlib"): "an extra that one verb asks for, and lives without",
     ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
     ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
@@ -154,7 +153,6 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 SMALL_MODULES: dict[str, str] = {
     "dispatcher/capture_worker.py": "a program of its own, which no dispatcher loads",
-    "dispatcher/cpuenergy.py": "loaded only by a dispatcher that may read the counters of the CPU packages",
     "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "client/machine_service.py": "what root installs, apart from what users do with their own service managers",
     "python/worker.py": "a program of its own, which each call of a Python function starts",
@@ -201,7 +199,6 @@ SAYS = {
     "cli/telling.py": "tell",
     "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
     "cli/completion.py": "a script for a shell",
-    "cli/manpages.py": "`python -m spool.cli.manpages` prints a manual page",
 }
 
 # Put together here, so that this file does not hold the words that it looks for.

@@ -176,7 +176,6 @@ def test_fish_completes_with_whole_descriptions_and_lists_of_names() -> None:
 
     assert completed("spool req") == f"requeue\t{group.VERBS['requeue']}\n"
     assert completed("spool submit -d test,tr") == "test,train\n"
-    assert completed("spool man reserv") == "reservation\nreserve\n"
 
 
 def test_names_complete_where_the_verb_can_use_them(spool_root: Path) -> None:

@@ -86,7 +86,6 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
         layout.SCRIPT,
         layout.SUSPENDED,
         layout.GPUS,
-        layout.CPU_ENERGY,
         layout.CAPTURE,
         layout.USAGE,
         layout.ENGINE,

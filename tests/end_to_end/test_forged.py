@@ -74,7 +74,6 @@ FORGED = {
     "array: its own": 'printf \'job = "forger"\\nrun = 1\\ntasks = 3\\n\' > "$SPOOL_METADIR/array.toml"',
     "stop: huge": f'echo "cancel x {"9" * 40}" > "$SPOOL_METADIR/stop"',
     "suspended: huge": f'echo {"9" * 19} > "$SPOOL_METADIR/suspended"',
-    "CPU energy: huge": f'echo "cpu_energy_estimate_mj = {"9" * 30}" > "$SPOOL_METADIR/cpu_energy.toml"',
     "gpus: huge": f'echo "at_ns = {"9" * 30}" > "$SPOOL_METADIR/gpus.toml"',
     "metadir: another's": _linked("$SPOOL_METADIR", "../victim/1"),
     "metadir: outside": _linked("$SPOOL_METADIR", "OUTSIDE"),

@@ -21,7 +21,6 @@ from spool.core.model import (
     Retry,
     Spec,
     State,
-    Tariff,
 )
 from spool.core.names import EXECUTORS
 from spool.core.units import format_duration
@@ -145,7 +144,6 @@ CONFIG_PARTS = {
     "gpu": config.GpuConfig,
     "gc": config.GcConfig,
     "capture": config.CaptureConfig,
-    "tariff": Tariff,
     "slurm": slurm.SlurmConfig,
     "sge": engines.SgeConfig,
     "hq": engines.HqConfig,

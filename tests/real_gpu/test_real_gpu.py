@@ -90,7 +90,6 @@ def spool(card: Gpu, tmp_path: Path, executor: str) -> Iterator[Served]:
     with Served(tmp_path / "spool", None, executor) as served:
         (served.root / "config.toml").write_text(
             f'gpu.use = ["{card.uuid}"]\ngpu.poll = "1s"\nstatus_page = "status.html"\n'
-            'tariff = { currency = "EUR", kwh = 0.3 }\n'
         )
         yield served.start()
 

@@ -19,7 +19,7 @@ LINES = (
     *(layout.JID, layout.RC, layout.STOP, layout.STATUS, layout.ENGINE, layout.SUSPENDED, layout.FAILURE),
     *(layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS),
 )
-TABLES = (layout.GRANT, layout.RESULT, layout.ARRAY, layout.GPUS, layout.CPU_ENERGY, layout.DEFAULTS, layout.SPEC_COPY)
+TABLES = (layout.GRANT, layout.RESULT, layout.ARRAY, layout.GPUS, layout.DEFAULTS, layout.SPEC_COPY)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_record_in_toml_is_read_no_further_than_its_limit(metadir: Path, taken
     """Of a record in TOML that has grown to 5 GB, no more is read than shows that it is too long."""
     sparse(metadir / record, b'job = "big"\nrun = 1\n')
     spool = Spool(str(metadir.parents[2]))
-    reads = (spool.grant, spool.result, spool.array, spool.gpu_watch, spool.cpu_energy)
+    reads = (spool.grant, spool.result, spool.array, spool.gpu_watch)
     assert [read("big", 1) for read in reads] == [None] * 5
     assert spool.spec("big", 1) is None
     assert sum(taken) <= 2 * (MAX_BYTES + 1)  # the defaults and the copy are read for one question

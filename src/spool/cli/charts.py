@@ -1,21 +1,18 @@
-"""Charts: of runs, reservations and simulated schedules, drawn with characters for a terminal or by matplotlib.
+"""Charts: of runs, reservations and simulated schedules, drawn with characters for a terminal or as SVG.
 
-A curve is a row, an interval of time a column. Matplotlib is an optional extra, imported only for a picture file.
+On the terminal a curve is a row, an interval of time a column.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from msgspec import Struct
 
-from spool.cli import render
-from spool.core.errors import SpoolError, UsageError, cannot
+from spool.cli import render, svg
 from spool.core.model import SECOND_NS, Result, State
 from spool.core.simulation import Curve, SimulatedPolicy
 
@@ -208,8 +205,6 @@ def time_ticks(
     return found
 
 
-PLOTS = (".png", ".svg")
-_MANY_BOXES = 4000  # an SVG of more is slow to look at
 COLOURS = (render.GREY, "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito 2008: safe for colour-blind readers. The first is grey, the last black."""
 TICKS = (  # s
@@ -225,120 +220,60 @@ TICKS = (  # s
     (365 * 86_400, "1 a"),
 )
 _UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-
-
-def figure_for(path: str, size: tuple[float, float] = (10, 9)) -> Any:
-    """Return matplotlib's figure of *size* inches, after checking that *path* can be drawn.
-
-    Raises UsageError and SpoolError.
-    """
-    if os.path.splitext(path)[1].lower() not in PLOTS:
-        raise UsageError(cannot("plot", path, "the file must be a .png or an .svg"))
-    try:
-        from matplotlib import rcParams
-        from matplotlib.figure import Figure
-    except ImportError:
-        remedy = "`pip install 'spool-scheduler[plot]'`, or `pipx inject spool-scheduler matplotlib`"
-        raise SpoolError(cannot("plot", path, "matplotlib is not installed", remedy=remedy)) from None
-    rcParams["svg.fonttype"] = "none"  # text stays text, which can be searched and read out
-    rcParams["text.parse_math"] = False  # a name with $ is not a formula
-    return Figure(figsize=size, layout="constrained")
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+_SHARES = [(at / 4, f"{25 * at}%") for at in range(5)]
+_PANEL = 150  # pixels
 
 
 def plot(
-    figure: Any,
     path: str,
     waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]],
     curves: Mapping[SimulatedPolicy, Curve],
     title: str,
 ) -> None:
-    """Draw the distribution of waits, utilisation and queue length, a line for each policy, and save it."""
-    gpus = any(each.gpu_utilisation is not None for each in curves.values())
-    distribution, *over_time = figure.subplots(4 if gpus else 3, 1)
-    distribution.set_title(title)
-    _plot_waits(distribution, waits)
-    _plot_curves(over_time, curves)
-    for axes in (distribution, *over_time):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    distribution.legend(frameon=False)
-    save(figure, path)
-
-
-def boxes(
-    axes: Any, corners: Sequence[tuple[float, float, float, float]], colours: Sequence[tuple[str, float]], edge: str
-) -> None:
-    """Draw rectangles (left, top, right, bottom), each with its colour and opacity; very many become an image."""
-    from matplotlib.collections import PolyCollection
-
-    many = len(corners) > _MANY_BOXES
-    paths = [[(left, top), (right, top), (right, bottom), (left, bottom)] for left, top, right, bottom in corners]
-    drawn = PolyCollection(
-        paths, facecolors=list(colours), linewidths=0 if many else 0.5, edgecolors="none" if many else edge
-    )
-    drawn.set_rasterized(many)
-    axes.add_collection(drawn)
-
-
-def patch(colour: str) -> Any:
-    """Return a rectangle of a colour, for a legend."""
-    from matplotlib.patches import Patch
-
-    return Patch(color=colour)
-
-
-def save(figure: Any, path: str) -> None:
-    """Write a figure into a file; characters that the font lacks become boxes. Raises SpoolError."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from")
-            figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise SpoolError(cannot("plot", path, error.strerror or str(error))) from None
-
-
-def _line_style(policy: SimulatedPolicy) -> dict[str, Any]:
-    colour = COLOURS[list(SimulatedPolicy).index(policy) % len(COLOURS)]
-    return {"label": policy.value, "color": colour, "linewidth": 1.4}
-
-
-def _plot_waits(axes: Any, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> None:
-    """Draw the share of jobs that waited at most a given time; a wait below a second counts as zero."""
-    longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
-    end = max(longest, 10.0)
-    for policy, points in waits.items():
-        at_once = max((part for wait, part in points if wait <= SECOND_NS), default=0.0)
-        later = [(wait / SECOND_NS, 100 * part) for wait, part in points if wait > SECOND_NS]
-        last = later[-1][1] if later else 100 * at_once
-        line = [(1.0, 100 * at_once), *later, (end, last)]
-        axes.step([wait for wait, _ in line], [part for _, part in line], where="post", **_line_style(policy))
-    axes.set_xscale("log")
-    ticks = [(at, word) for at, word in TICKS if at <= end]
-    axes.set_xticks([at for at, _ in ticks], [word for _, word in ticks])
-    axes.minorticks_off()
-    axes.set_xlim(1, end)
-    axes.set_ylim(0, 105)
-    axes.set_xlabel("wait at most")
-    axes.set_ylabel("share of jobs, %")
-
-
-def _plot_curves(over_time: Sequence[Any], curves: Mapping[SimulatedPolicy, Curve]) -> None:
-    upper, *middle, lower = over_time
+    """Draw the distribution of waits, use and queue length as SVG, a line for each policy. Raises SpoolError."""
+    diagram = svg.Diagram(title, [(_colour(policy), policy.value) for policy in waits])
+    _plot_waits(diagram, waits)
     length = max((each.step_ns * len(each.queue) for each in curves.values()), default=0) / SECOND_NS
     unit, factor = next((each for each in _UNITS if length >= 2 * each[1]), _UNITS[-1])
-    for policy, each in curves.items():
-        step = each.step_ns / SECOND_NS / factor
-        edges = [step * at for at in range(len(each.queue) + 1)]
-        how = _line_style(policy) | {"baseline": None}
-        upper.stairs([100 * part for part in each.utilisation], edges, **how)
-        for axes in middle:
-            axes.stairs([100 * part for part in each.gpu_utilisation or ()], edges, **how)
-        lower.stairs(each.queue, edges, **how)
-    for axes, what in zip((upper, *middle), ("processors in use, %", "GPUs in use, %"), strict=False):
-        axes.set_ylabel(what)
-        axes.set_ylim(0, 105)
-        axes.set_xlim(left=0)
-    lower.set_ylabel("waiting jobs")
-    lower.set_ylim(bottom=0)
-    lower.set_xlim(left=0)
-    lower.set_xlabel(f"{unit} since the first submission")
+    ends = length / factor or 1
+    apart = next((each for each in _STEPS if ends / each <= 10), _STEPS[-1])
+    across = [(at * apart / ends, str(at * apart)) for at in range(int(ends / apart) + 1)]
+    shares: list[tuple[str, dict[SimulatedPolicy, Sequence[float]]]] = [
+        ("processors in use", {policy: each.utilisation for policy, each in curves.items()})
+    ]
+    if any(each.gpu_utilisation is not None for each in curves.values()):
+        shares.append(("GPUs in use", {policy: each.gpu_utilisation or () for policy, each in curves.items()}))
+    highest = max((max(each.queue, default=0) for each in curves.values()), default=0) or 1
+    queues: dict[SimulatedPolicy, Sequence[float]] = {
+        policy: [number / highest for number in each.queue] for policy, each in curves.items()
+    }
+    panels = [(what, lines, _SHARES) for what, lines in shares]
+    for what, lines, ticks in [*panels, ("waiting jobs", queues, [(0.0, "0"), (1.0, f"{highest:.0f}")])]:
+        panel = diagram.panel(f"{what}, {unit} since the first submission", _PANEL, across)
+        panel.scale(ticks)
+        for policy, values in lines.items():
+            panel.steps(values, _colour(policy), width=curves[policy].step_ns * len(values) / SECOND_NS / length)
+    diagram.save(path)
+
+
+def _colour(policy: SimulatedPolicy) -> str:
+    return COLOURS[list(SimulatedPolicy).index(policy) % len(COLOURS)]
+
+
+def _plot_waits(diagram: svg.Diagram, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> None:
+    """Draw the share of jobs that waited at most a given time; a wait below a second counts as zero."""
+    longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
+    end = math.log10(max(longest, 10.0))
+    ticks = [(math.log10(at) / end, word) for at, word in TICKS if at <= 10**end]
+    panel = diagram.panel("share of jobs that waited at most", _PANEL, ticks)
+    panel.scale(_SHARES)
+    for policy, points in waits.items():
+        level = max((part for wait, part in points if wait <= SECOND_NS), default=0.0)
+        line = [(0.0, level)]
+        for wait, part in points:
+            if wait > SECOND_NS:
+                at = math.log10(wait / SECOND_NS) / end
+                line += [(at, level), (at, part)]
+                level = part
+        panel.line([*line, (1.0, level)], _colour(policy))

@@ -16,7 +16,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
 
-from spool.cli.group import VERBS, Verb
+from spool.cli.group import Verb
 from spool.cli.joboptions import OPTIONS
 from spool.client.submit import default_root
 from spool.core import layout
@@ -290,12 +290,6 @@ def _panels(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[st
     return PANELS
 
 
-def _topics(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.formats.schema import KINDS
-
-    return dict.fromkeys(["spool", *VERBS, *KINDS])
-
-
 def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.core.model import State
 
@@ -327,7 +321,6 @@ def _variables(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str
 _KEYS = sorted({option.key for option in OPTIONS})
 
 _ARGUMENTS: Mapping[str, _Words | str] = {
-    "topic": _topics,
     "signal_name": _signals,
     "directory": "dir",
     "files": "file",

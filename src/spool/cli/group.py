@@ -70,7 +70,6 @@ SECTIONS = (
             "doctor": "Diagnose problems with this spool and this machine.",
             "demo": "Run a demo with real jobs in a temporary spool.",
             "completion": "Print a shell completion script.",
-            "man": "Show a manual page.",
         },
     ),
 )
@@ -100,7 +99,7 @@ _ELSEWHERE = {
     "gantt": "plot", "chart": "plot", "timeline": "plot",
     "sacct": "ls -a", "scontrol": "edit", "nice": "edit --priority", "renice": "edit --priority", "qsub": "submit",
     "bsub": "submit", "at": "submit --start-after", "batch": "submit", "qstat": "ls", "atq": "ls", "bjobs": "ls",
-    "qdel": "cancel", "atrm": "cancel", "bkill": "cancel", "convert": "import", "manual": "man", "docs": "man",
+    "qdel": "cancel", "atrm": "cancel", "bkill": "cancel", "convert": "import",
 }  # fmt: skip
 LAST = "@"
 """Stands for the job that the user submitted last. No job can have that name."""

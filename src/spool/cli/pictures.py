@@ -1,4 +1,4 @@
-"""A timeline as a picture: characters for a terminal, matplotlib for a file.
+"""A timeline as a picture: characters for a terminal, SVG for a file.
 
 On a colour terminal each group has a colour, and a cell's shade shows how much of it was in use. Without colours each
 group has a letter: a capital if at least half of the cell was in use.
@@ -6,12 +6,12 @@ group has a letter: a capital if at least half of the cell was in use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
-from typing import Any
 
-from spool.cli import charts, render
+from spool.cli import charts, render, svg
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS
@@ -32,7 +32,7 @@ _HEIGHT = 3  # rows of a curve on the terminal
 _TICK, _WIDE_TICK = 8, 11  # cells for a mark of the axis, and for one with seconds
 _MINUTE_NS = 60 * SECOND_NS
 _GAP_FROM = 3  # the fewest cells of a bar that may lose one to a gap
-_WIDTH_INCHES, _ROW_INCHES, _LETTER_INCHES = 11.0, 0.17, 0.062
+_ROW, _CURVE = 17, 110  # pixels of a row and of a curve in a file
 _SHADES = "░▒▓█"
 _BLUE = "#0072b2"
 _GROUP_COLOURS = (_BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
@@ -244,162 +244,95 @@ def _shade(busy: float) -> str:
 
 
 class FilePicture:
-    """Draws a timeline by matplotlib, as SVG or PNG according to the name of the file.
-
-    Raises UsageError and SpoolError, also if matplotlib is missing.
-    """
+    """Draws a timeline as SVG. Raises UsageError, and SpoolError if the file cannot be written."""
 
     def __init__(self, path: str, *, dark: bool) -> None:
-        charts.figure_for(path)
-        self._path = path
-        self._ground, self._ink, self._faint = (
-            ("#16181c", "#e4e6ea", "#3a3f47") if dark else ("white", "#222222", "#dddddd")
-        )
+        self._path, self._dark = svg.checked(path), dark
 
     def draw(self, found: Timeline, panels: Sequence[str]) -> None:
         """Draw the panels that are not empty, and write the file."""
-        shares = {"gpus": found.gpu_rows, "cpus": found.cpu_rows}
-        wanted = [panel for panel in panels if panel != "gpus" or found.gpus]
-        heights = [max(len(shares[each]) * _ROW_INCHES, 0.6) if each in shares else 1.2 for each in wanted]
-        figure = charts.figure_for(self._path, (_WIDTH_INCHES, sum(heights) + 0.55 * len(wanted) + 0.8))
-        figure.set_facecolor(self._ground)
-        stack = figure.subplots(len(wanted), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
-        for panel, axes in zip(wanted, (row[0] for row in stack), strict=True):
-            self._prepare(axes, found)
+        marks = colours(found)
+        keys = [(marks[group], render.short(shown(group), 14)) for group in found.groups]
+        diagram = svg.Diagram(title(found), keys, dark=self._dark)
+        length = found.until_at_ns - found.since_at_ns
+        ticks = charts.time_ticks(found.since_at_ns, found.until_at_ns, length // 10)
+        across = [((at_ns - found.since_at_ns) / length, label) for at_ns, label in ticks]
+        for panel in panels:
             match panel:
-                case "gpus":
-                    self._chart(axes, found, found.gpu_rows, gpu_words(found))
+                case "gpus" if found.gpus:
+                    self._chart(diagram, found, found.gpu_rows, (gpu_words(found), across))
                 case "cpus":
-                    self._chart(axes, found, found.cpu_rows, cpu_words(found))
+                    self._chart(diagram, found, found.cpu_rows, (cpu_words(found), across))
                 case "use":
-                    self._use(axes, found)
+                    curves = [
+                        (name, colour, [each / there_are for each in used.columns])
+                        for (name, used, there_are), colour in zip(_in_use(found), _CURVE_COLOURS, strict=False)
+                    ]
+                    part = self._curves(diagram, ("in use, of all", across), curves)
+                    part.scale([(at / 4, f"{25 * at}%") for at in range(5)])
                 case "waits":
-                    self._waits(axes, found)
+                    self._waits(diagram, found, across)
+                case "memory":
+                    self._memory(diagram, found, across)
                 case _:
-                    self._memory(axes, found)
-        self._legend(figure, found)
-        charts.save(figure, self._path)
+                    pass
+        diagram.save(self._path)
 
-    def _prepare(self, axes: Any, found: Timeline) -> None:
-        """Give a panel its axis of time, in seconds since the begin, and the colours of the picture."""
-        length = (found.until_at_ns - found.since_at_ns) / SECOND_NS
-        ticks = charts.time_ticks(found.since_at_ns, found.until_at_ns, (found.until_at_ns - found.since_at_ns) // 10)
-        axes.set_xlim(0, length)
-        axes.set_xticks([(at - found.since_at_ns) / SECOND_NS for at, _ in ticks], [label for _, label in ticks])
-        axes.set_facecolor(self._ground)
-        axes.tick_params(colors=self._ink, labelsize=8, length=2)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(self._faint)
-        axes.grid(color=self._faint, linewidth=0.5)
-        axes.set_axisbelow(True)
-
-    def _head(self, axes: Any, text: str) -> None:
-        axes.set_title(text, loc="left", fontsize=9, color=self._ink)
-
-    def _chart(self, axes: Any, found: Timeline, rows: Sequence[TimelineRow], heading: str) -> None:
-        step = found.step_ns / SECOND_NS
-        marks = colours(found)
-        boxes = _joined(rows)
-        charts.boxes(
-            axes,
-            [(bar.first * step, top, bar.last * step, below) for bar, top, below in boxes],
-            [(marks[found.group_of(bar.run)], 0.35 + 0.65 * bar.busy) for bar, _, _ in boxes],
-            self._ground,
-        )
-        self._names(axes, found, boxes)
+    def _chart(
+        self, diagram: svg.Diagram, found: Timeline, rows: Sequence[TimelineRow], about: tuple[str, Sequence[svg.Tick]]
+    ) -> None:
+        heading, across = about
+        panel = diagram.panel(heading, max(_ROW * len(rows), _ROW), across)
+        marks, columns, many = colours(found), len(found.waits), len(rows) or 1
+        for bar, top, below in _joined(rows):
+            sides = bar.first / columns, 1 - below / many, bar.last / columns, 1 - top / many
+            name = shown(bar.run.job) if bar.alone else ""
+            panel.bar(sides, marks[found.group_of(bar.run)], 0.35 + 0.65 * bar.busy, name)
         every = -(-len(rows) // 24)
-        axes.set_ylim(len(rows), 0)
-        named = [(at + 0.5, shown(row.label)) for at, row in enumerate(rows) if at % every == 0 and not row.track]
-        axes.set_yticks([at for at, _ in named], [label for _, label in named])
-        axes.grid(visible=False, axis="y")
-        self._head(axes, heading)
+        named = [(1 - (at + 0.5) / many, row.label) for at, row in enumerate(rows) if at % every == 0 and not row.track]
+        panel.scale([(at, render.short(shown(label), 14)) for at, label in named], lines=False)
 
-    def _names(self, axes: Any, found: Timeline, boxes: Sequence[tuple[LaneBar, int, int]]) -> None:
-        """Write the name of its job into each bar that has room for it."""
-        from rich.cells import cell_len
+    def _curves(
+        self,
+        diagram: svg.Diagram,
+        about: tuple[str, Sequence[svg.Tick]],
+        curves: Sequence[tuple[str, str, Sequence[float]]],
+    ) -> svg.Panel:
+        """Add a panel of curves, each with its name and colour, of values from 0 to 1."""
+        heading, across = about
+        panel = diagram.panel(heading, _CURVE, across, [(colour, name) for name, colour, _ in curves])
+        for _, colour, values in curves:
+            panel.steps(values, colour, filled=True)
+        return panel
 
-        column = found.step_ns / SECOND_NS
-        marks = colours(found)
-        for bar, top, below in boxes:
-            name = shown(bar.run.job)
-            room = (bar.last - bar.first) / len(found.waits) * _WIDTH_INCHES * 0.9
-            if bar.alone and cell_len(name) * _LETTER_INCHES < room:
-                ink = "white" if marks[found.group_of(bar.run)] == _BLUE else "black"
-                look = {"ha": "center", "va": "center_baseline", "fontsize": 7, "color": ink, "clip_on": True}
-                axes.text((bar.first + bar.last) / 2 * column, (top + below) / 2, name, **look)
+    def _waits(self, diagram: svg.Diagram, found: Timeline, across: Sequence[svg.Tick]) -> None:
+        """Add the waits on a logarithmic scale: a bar from the median to the 90th percentile in each column."""
+        keys = [(_CURVE_COLOURS[1], "median to 90th percentile")]
+        panel = diagram.panel(wait_words(found.all_waits), _CURVE, across, keys)
+        columns = len(found.waits)
+        longest = max((each.p90_ns / SECOND_NS for each in found.waits if each is not None), default=0.0)
 
-    def _use(self, axes: Any, found: Timeline) -> None:
-        for (name, used, there_are), colour in zip(_in_use(found), _CURVE_COLOURS, strict=False):
-            self._stairs(axes, found, [100 * each / there_are for each in used.columns], name, colour)
-        axes.set_ylim(0, 103)
-        self._key(axes)
-        self._head(axes, "in use, % of all")
+        def up(seconds: float) -> float:
+            return math.log10(1 + seconds) / math.log10(1 + max(longest, 10.0) * 1.3)
 
-    def _stairs(self, axes: Any, found: Timeline, values: Sequence[float], name: str, colour: str) -> None:
-        step = found.step_ns / SECOND_NS
-        edges = [step * at for at in range(len(values) + 1)]
-        axes.stairs(values, edges, fill=True, alpha=0.15, color=colour)
-        axes.stairs(values, edges, baseline=None, color=colour, linewidth=1.2, label=name)
+        for at, each in enumerate(found.waits):
+            if each is not None:
+                low, high = up(each.median_ns / SECOND_NS), up(each.p90_ns / SECOND_NS)
+                middle = (at + 0.5) / columns
+                panel.bar((middle - 0.002, low - 0.02, middle + 0.002, high + 0.02), _CURVE_COLOURS[1])
+        panel.scale([(up(at), word) for at, word in ((0, "0"), *charts.TICKS) if at <= max(longest, 10)])
 
-    def _key(self, axes: Any) -> None:
-        axes.legend(
-            frameon=False,
-            fontsize=8,
-            labelcolor=self._ink,
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
-            ncols=2,
-            borderaxespad=0,
-        )
-
-    def _waits(self, axes: Any, found: Timeline) -> None:
-        known = [
-            ((at + 0.5) * found.step_ns / SECOND_NS, each.median_ns / SECOND_NS, each.p90_ns / SECOND_NS)
-            for at, each in enumerate(found.waits)
-            if each is not None
+    def _memory(self, diagram: svg.Diagram, found: Timeline, across: Sequence[svg.Tick]) -> None:
+        highest = _highest_memory(found) or 1
+        curves = [
+            (name, colour, [each / highest for each in used.columns])
+            for name, used, colour in (
+                ("requested", found.memory_asked, _GROUP_COLOURS[1]),
+                ("used", found.memory_used, _GROUP_COLOURS[2]),
+            )
         ]
-        at, median, p90 = ([each[part] for each in known] for part in range(3))
-        axes.vlines(at, median, p90, color=_GROUP_COLOURS[4], linewidth=1, alpha=0.5, label="90% waited at most")
-        axes.plot(at, median, ".", color=_GROUP_COLOURS[4], markersize=3, label="median")
-        axes.set_yscale("symlog", linthresh=1)
-        longest = max((*p90, 10))
-        ticks = [(0, "0"), *(each for each in charts.TICKS if each[0] <= longest)]
-        axes.set_yticks([each for each, _ in ticks], [label for _, label in ticks])
-        axes.minorticks_off()
-        axes.set_ylim(-0.3, longest * 1.3)
-        self._key(axes)
-        self._head(axes, wait_words(found.all_waits))
-
-    def _memory(self, axes: Any, found: Timeline) -> None:
-        highest = _highest_memory(found)
-        unit, factor = ("GiB", 1 << 30) if highest >= 1 << 30 else ("MiB", 1 << 20)
-        for name, used, colour in (
-            ("requested", found.memory_asked, _GROUP_COLOURS[1]),
-            ("used", found.memory_used, _GROUP_COLOURS[2]),
-        ):
-            self._stairs(axes, found, [each / factor for each in used.columns], name, colour)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(unit, fontsize=8, color=self._ink)
-        self._key(axes)
-        self._head(axes, memory_words(found))
-
-    def _legend(self, figure: Any, found: Timeline) -> None:
-        """Write the title, and below it the meanings of the colours."""
-        figure.suptitle(title(found), x=0.01, ha="left", fontsize=11, color=self._ink)
-        marks = colours(found)
-        handles = [charts.patch(marks[group]) for group in found.groups]
-        columns = len(handles) if sum(len(shown(group)) + 6 for group in found.groups) <= 75 else 4
-        legend = figure.legend(
-            handles,
-            [" "] * len(handles),
-            loc="outside upper right",
-            ncols=columns,
-            frameon=False,
-            fontsize=8,
-            labelcolor=self._ink,
-        )
-        for text, group in zip(legend.get_texts(), found.groups, strict=True):
-            text.set_text(render.short(shown(group), 14))  # matplotlib leaves out a label that begins with _
+        panel = self._curves(diagram, (memory_words(found), across), curves)
+        panel.scale([(at / 2, show_size(highest * at // 2)) for at in range(3)])
 
 
 def _joined(rows: Sequence[TimelineRow]) -> list[tuple[LaneBar, int, int]]:

@@ -24,7 +24,6 @@ PUBLIC = {
         top prefix commit branch changed diff diff_bytes diff_sha256=diff_hash untracked untracked_count submodules
     """,
     "Comparison": "one other differences notes",
-    "CpuEnergy": "estimate_mj watched_ns",
     "Difference": "section key one other",
     "DispatcherStatus": "pid host since_at_ns heartbeat_at_ns silent_ns lock_astray",
     "Efficiency": """
@@ -84,7 +83,7 @@ PUBLIC = {
     "MeasuredRun": """
         run=record.run state cpus=grant.cpus memory_bytes=grant.memory_bytes gpus=grant.gpu_count
         gpu_memory_bytes=grant.gpu_memory_bytes time_limit_ns started run_time_ns cpu_time_ns=record.cpu_time_ns
-        peak_memory_bytes=record.peak_memory_bytes cpu_energy=record.cpu_energy gpu_use=record.gpu_use engine
+        peak_memory_bytes=record.peak_memory_bytes gpu_use=record.gpu_use engine
     """,
     "OtherFile": "row path file",
     "PendingReason": "code text",
@@ -103,7 +102,7 @@ PUBLIC = {
         peak_memory_bytes=record.peak_memory_bytes cpu_time_ns=record.cpu_time_ns again=record.again
         again_at_ns=record.again_at_ns grant stop progress suspension gpu_use=record.gpu_use gpu_idle_ns
         end_is_bound=record.end_is_bound parameters=record.parameters metrics=record.metrics
-        capture cpu_energy=record.cpu_energy
+        capture
     """,
     "RunFilter": "since_at_ns until_at_ns user project tag",
     "RunHere": """
@@ -123,7 +122,7 @@ PUBLIC = {
     "Stop": "kind by at_ns reason",
     "Summary": """
         tasks states cpus memory_bytes time_limit_ns run_time_ns cpu_time_ns peak_memory_bytes cpus_used
-        cpu_efficiency gpu_hours gpu_efficiency energy_mj cpu_energy_estimate_mj advice
+        cpu_efficiency gpu_hours gpu_efficiency energy_mj advice
     """,
     "Suspension": "before_ns since_ns since_boot_ns",
     "Timeline": """
@@ -140,8 +139,8 @@ PUBLIC = {
     "Totals": """
         runs jobs outcomes success_rate retries requeues wait_median_ns wait_p90_ns wait_mean_ns timed_runs
         run_time_median_ns run_time_p90_ns run_time_sum_ns cpu_hours cpu_used_hours cpu_used_runs cpu_efficiency
-        gpu_hours gpu_used_hours gpu_used_runs gpu_efficiency gpu_kwh gpu_kwh_runs cpu_kwh_estimate cpu_kwh_runs
-        cost resource_hours peak_cpus
+        gpu_hours gpu_used_hours gpu_used_runs gpu_efficiency gpu_kwh gpu_kwh_runs
+        resource_hours peak_cpus
         peak_cpus_at_ns peak_gpus peak_gpus_at_ns peak_memory_bytes peak_memory_job
     """,
     "UsageCurve": "columns mean highest",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, assert_never
 from msgspec import Struct
 
 from spool.core.errors import shown
-from spool.core.model import CpuEnergy, GpuUse, State
+from spool.core.model import GpuUse, State
 from spool.core.units import show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
@@ -494,21 +494,10 @@ def gpu_use(use: GpuUse) -> str:
     return f"{busy}{most}{memory}{peak}{used}"
 
 
-def cpu_energy(used: CpuEnergy | None) -> str:
-    """Describe the CPU energy of a run: "about 12.5 Wh in 50m"; "" if it is unknown."""
-    return f"about {energy(used.estimate_mj)} in {duration(used.watched_ns)}" if used is not None else ""
-
-
 def energy(energy_mj: int) -> str:
     """Return an energy in millijoules as "12.5 Wh" or "1.25 kWh"."""
     hours = energy_mj / 3_600_000
     return f"{fine(hours)} Wh" if hours < 1000 else f"{ratio(hours / 1000)} kWh"
-
-
-def cost(amount: float, currency: str | None = None) -> str:
-    """Return an amount of money."""
-    text = fine(amount) if amount < 0.1 else f"{amount:,.2f}"
-    return f"{text} {currency or ''}".strip()
 
 
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:

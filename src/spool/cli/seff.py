@@ -60,8 +60,6 @@ def _json(found: RunEfficiency | ArrayEfficiency) -> dict[str, object]:
         "so_far": not found.used.ended,
         "memory_now_bytes": found.memory_now_bytes,
         "auto": found.auto,
-        "cost": found.cost,
-        "currency": found.currency,
         **publicjson.plain(found.compared),
         "runs": publicjson.plain(found.runs),
     }
@@ -80,7 +78,6 @@ def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
         *lines,
         ("CPUs", f"{used.grant.cpus} given, {_busy(compared.cpus_used, compared.cpu_efficiency)}"),
         ("CPU time", render.cpu_time(record.cpu_time_ns) + so_far if record.cpu_time_ns is not None else _UNKNOWN),
-        ("CPU energy", render.cpu_energy(record.cpu_energy)),
         ("memory", _memory(found)),
         ("GPUs", _gpus(used.grant, compared) + so_far if gpus else ""),
         *(
@@ -88,7 +85,6 @@ def _of_run(found: RunEfficiency) -> list[tuple[str, str]]:
             for at, use in enumerate(record.gpu_use, 1)
         ),
         ("time", _time(used.run_time_ns, used.time_limit_ns, compared.time_limit_used) + so_far),
-        ("cost", render.cost(found.cost, found.currency) + so_far if found.cost is not None else ""),
         # One size: that which the next run gets by itself, or else what to write into the file.
         *_next_time(replace(compared.advice, memory_bytes=None) if is_auto else compared.advice),
         ("auto", found.auto if is_auto else ""),
@@ -142,7 +138,7 @@ def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
     whole: Summary = found.summary
     states = ", ".join(f"{count} {state}" for state, count in whole.states.items())
     limit = f" of {render.duration(whole.time_limit_ns)}" if whole.time_limit_ns is not None else ", no limit"
-    given, cpu_mj = whole.memory_bytes.most, whole.cpu_energy_estimate_mj
+    given = whole.memory_bytes.most
     return [
         ("array", f"{found.job}, {count_of(whole.tasks, 'task')}: {states}"),
         ("CPUs", f"{whole.cpus.most or 0} given to each, {_busy(whole.cpus_used, whole.cpu_efficiency)}"),
@@ -152,7 +148,6 @@ def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
             + _spread("peak", whole.peak_memory_bytes, whole.run_time_ns, show_size),
         ),
         ("GPU hours", _gpu_hours(whole) if whole.gpu_hours else ""),
-        ("CPU energy", f"about {render.energy(cpu_mj)} in all" if cpu_mj is not None else ""),
         ("time", _spread("run time", whole.run_time_ns, whole.run_time_ns, render.duration) + limit),
         *_next_time(whole.advice),
     ]

@@ -192,7 +192,6 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("suspended", _suspended(run, now_ns)),
         ("peak memory", show_size(record.peak_memory_bytes) if record.peak_memory_bytes is not None else ""),
         ("CPU time", render.cpu_time(record.cpu_time_ns)),
-        ("CPU energy", render.cpu_energy(record.cpu_energy)),
         *_gpu_use(run),
         *_captured(run),
         ("given", _given(run)),

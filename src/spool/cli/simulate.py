@@ -6,12 +6,11 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import click
 from msgspec.structs import replace
 
-from spool.cli import charts, publicjson, render
+from spool.cli import charts, publicjson, render, svg
 from spool.cli.common import json_option, opened, value_of
 from spool.cli.group import Verb
 from spool.cli.telling import tell
@@ -90,7 +89,7 @@ _FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
     help="This share of the jobs may be preempted by the policy spool.",
 )
 @click.option("--all-users", is_flag=True, help=f"List all users, not only the {_FEW} heaviest.")
-@click.option("--plot", metavar="FILE", help="Draw the result as a .png or .svg; needs matplotlib.")
+@click.option("--plot", metavar="FILE", help="Draw the result as an .svg.")
 @json_option
 @click.pass_obj
 def command(
@@ -137,7 +136,7 @@ def command(
         raise UsageError("cannot simulate: give either a trace or --history")
     if no_limits and limits is not None:
         raise UsageError("cannot simulate: --no-limits and --limits cannot be combined; give one of them")
-    figure = charts.figure_for(plot) if plot is not None else None
+    drawn = svg.checked(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     config = Settings(spool).config if spool is not None else Config()
     memory_bytes = value_of("--memory", memory, parse_size) if memory is not None else None
@@ -158,16 +157,16 @@ def command(
         _print_json(setup, done)
     else:
         _print(setup, done, all_users=all_users)
-    if figure is not None and plot is not None:
-        _plot(figure, plot, setup, done)
+    if drawn is not None:
+        _plot(drawn, setup, done)
     return 0
 
 
-def _plot(figure: Any, path: str, setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
+def _plot(path: str, setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
     machine, source = setup.machine, setup.workload.source.rpartition("/")[2]
     title = f"{count_of(len(setup.coming), 'job')} of {source}, {_in_words(machine)}"
     waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
-    charts.plot(figure, path, waits, curves(done, machine, _PLOT_POINTS), title)
+    charts.plot(path, waits, curves(done, machine, _PLOT_POINTS), title)
     tell(f"drew {path}")
 
 

@@ -48,8 +48,7 @@ def command(
     are hours times granted CPUs and GPUs. USED is the share of the granted CPU time that was used, BUSY the share of
     the time in which the granted GPUs computed, and the peaks are the most in use at one moment. SUCCESS is the share
     of jobs that finished, not counting cancelled ones: a job that finished at its second try is one success. GPU-KWH
-    is the energy of GPUs, where they report it, CPU-KWH an estimate of that of CPUs, where spool may read it, and COST
-    the price by `tariff` of the configuration.
+    is the energy of GPUs, where they report it.
 
       spool stats --since 7d
       spool stats --by user --since 2026-01-01 --until 2026-02-01
@@ -99,7 +98,6 @@ def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> No
             "version": 1,
             **publicjson.plain(wanted),
             "by": by,
-            "currency": found.currency,
             **publicjson.plain(statistics),
             "total": statistics.total,
             "groups": [{by: key, **publicjson.plain(totals)} for key, totals in statistics.groups] if by else [],
@@ -125,8 +123,6 @@ def _pairs(found: AccountingReport) -> list[tuple[str, str]]:
         ("CPU hours", _cpu_hours(total)),
         ("GPU hours", _gpu_hours(total) if total.peak_gpus else ""),
         ("GPU energy", _energy(total.gpu_kwh, total.gpu_kwh_runs)),
-        ("CPU energy", _energy(total.cpu_kwh_estimate, total.cpu_kwh_runs, "about ")),
-        ("cost", render.cost(total.cost, found.currency) if total.cost is not None else ""),
         *((f"{name} hours", render.fine(hours)) for name, hours in total.resource_hours.items()),
         ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
@@ -161,10 +157,10 @@ def _gpu_hours(total: Totals) -> str:
     return f"{given}, {render.fine(total.gpu_used_hours)} busy{part} {known}"
 
 
-def _energy(kwh: float | None, runs: int, about: str = "") -> str:
+def _energy(kwh: float | None, runs: int) -> str:
     if kwh is None:
         return ""
-    return f"{about}{render.energy(round(kwh * MJ_PER_KWH))} in {count_of(runs, 'run')} whose energy is known"
+    return f"{render.energy(round(kwh * MJ_PER_KWH))} in {count_of(runs, 'run')} whose energy is known"
 
 
 def _peak(count: int, at_ns: int | None) -> str:
@@ -213,8 +209,6 @@ _CELLS = (
     _Cell("GPU-H", 90, lambda each: render.fine(each.gpu_hours) if each.gpu_hours else ""),
     _Cell("BUSY", 85, lambda each: render.percent(each.gpu_efficiency)),
     _Cell("GPU-KWH", 82, lambda each: render.fine(each.gpu_kwh) if each.gpu_kwh is not None else ""),
-    _Cell("CPU-KWH", 81, lambda each: render.fine(each.cpu_kwh_estimate) if each.cpu_kwh_estimate is not None else ""),
-    _Cell("COST", 88, lambda each: render.cost(each.cost) if each.cost is not None else ""),
     _Cell("MAX CPU", 60, lambda each: render.count(each.peak_cpus)),
     _Cell("MAX GPU", 75, lambda each: render.count(each.peak_gpus or None)),
     _Cell("MAX MEM", 45, lambda each: render.size(each.peak_memory_bytes)),

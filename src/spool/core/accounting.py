@@ -216,8 +216,6 @@ class Totals(Struct, frozen=True):
     gpu_efficiency: float | None  # their share of the GPU hours granted to these runs
     gpu_kwh: float | None  # energy of the GPUs of the runs where it is known
     gpu_kwh_runs: int  # the number of those runs
-    cpu_kwh_estimate: float | None  # energy of the CPUs of the runs where it is known
-    cpu_kwh_runs: int  # the number of those runs
     resource_hours: dict[str, float]  # granted named resources times run time
     peak_cpus: int
     peak_cpus_at_ns: int | None
@@ -225,20 +223,12 @@ class Totals(Struct, frozen=True):
     peak_gpus_at_ns: int | None
     peak_memory_bytes: int | None  # of the largest run
     peak_memory_job: str | None
-    cost: float | None = None  # of the hours and the energy, by the tariff
-
-    @property
-    def kwh(self) -> float:
-        """The energy of GPUs and CPUs, as far as it is known."""
-        return (self.gpu_kwh or 0.0) + (self.cpu_kwh_estimate or 0.0)
 
 
 class GroupSums:
     """The growing sums of one group."""
 
     __slots__ = (
-        "_cpu_energy_mj",
-        "_cpu_energy_runs",
         "_cpu_given_ns",
         "_cpu_known_ns",
         "_cpu_known_runs",
@@ -263,7 +253,6 @@ class GroupSums:
         self._gpu_used_ns = 0.0
         self._gpu_given_ns = self._gpu_known_runs = 0
         self._energy_mj = self._energy_runs = 0
-        self._cpu_energy_mj = self._cpu_energy_runs = 0
         self._largest: tuple[int | None, str | None] = (None, None)
         self._resource_ns: dict[str, int] = {}
         self.given = Intervals()  # grants within the period, whenever their runs ended
@@ -288,9 +277,6 @@ class GroupSums:
         if run.gpu_energy_mj is not None:
             self._energy_runs += 1
             self._energy_mj += run.gpu_energy_mj
-        if run.cpu_energy_estimate_mj is not None:
-            self._cpu_energy_runs += 1
-            self._cpu_energy_mj += run.cpu_energy_estimate_mj
         peak = run.peak_memory_bytes
         if peak is not None and (self._largest[0] is None or peak > self._largest[0]):
             self._largest = peak, run.job
@@ -314,8 +300,6 @@ class GroupSums:
         self._gpu_given_ns += other._gpu_given_ns
         self._energy_mj += other._energy_mj
         self._energy_runs += other._energy_runs
-        self._cpu_energy_mj += other._cpu_energy_mj
-        self._cpu_energy_runs += other._cpu_energy_runs
         self._largest = max(self._largest, other._largest, key=lambda each: -1 if each[0] is None else each[0])
         self.given.merge(other.given)
         self.give(other._resource_ns, 1)
@@ -360,8 +344,6 @@ class GroupSums:
             gpu_efficiency=self._gpu_used_ns / self._gpu_given_ns if self._gpu_given_ns else None,
             gpu_kwh=self._energy_mj / MJ_PER_KWH if self._energy_runs else None,
             gpu_kwh_runs=self._energy_runs,
-            cpu_kwh_estimate=self._cpu_energy_mj / MJ_PER_KWH if self._cpu_energy_runs else None,
-            cpu_kwh_runs=self._cpu_energy_runs,
             resource_hours={name: held_ns / _HOUR_NS for name, held_ns in sorted(self._resource_ns.items())},
             peak_cpus=cpus.count,
             peak_cpus_at_ns=cpus.at_ns,

@@ -106,7 +106,6 @@ class Summary(Struct, frozen=True):
     gpu_hours: float
     gpu_efficiency: float | None
     energy_mj: int | None
-    cpu_energy_estimate_mj: int | None
     advice: Advice
 
 
@@ -227,7 +226,6 @@ def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
     busy_ns = sum(run.record.cpu_time_ns or 0 for run in timed)
     wall_ns = sum(run.run_time_ns or 0 for run in timed)
     given_ns = sum(run.grant.cpus * (run.run_time_ns or 0) for run in timed)
-    estimates = [run.record.cpu_energy.estimate_mj for run in runs if run.record.cpu_energy is not None]
     states = Counter(run.state.value for run in runs)
     if waiting:
         states[State.QUEUED.value] += waiting
@@ -247,7 +245,6 @@ def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
         gpu_hours=sum(each.gpu_hours or 0.0 for _, each in compared),
         gpu_efficiency=mean_part([use for run in runs for use in run.record.gpu_use]),
         energy_mj=energy_mj([use for run in runs for use in run.record.gpu_use]),
-        cpu_energy_estimate_mj=sum(estimates) if estimates else None,
         advice=Advice(
             cpus=_most([each.cpus for each in advice]),
             memory_bytes=_most([each.memory_bytes for each in advice]),

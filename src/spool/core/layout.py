@@ -82,7 +82,6 @@ CAPTURE_LOCK = "capture.lock"
 CAPTURED = (CAPTURE_DIFF, CAPTURE_LOCK, CAPTURE)  # the last says what the others are
 SUSPENDED = "suspended"
 GPUS = "gpus.toml"
-CPU_ENERGY = "cpu_energy.toml"
 CALL = "call"  # of a Python function, FORMAT 18
 RETURN = "return"
 

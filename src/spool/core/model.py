@@ -325,7 +325,6 @@ class Result(Struct, frozen=True):
     end_is_bound: bool = False  # it was last known alive at `ended_at_ns`: it ended then or later
     parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
     metrics: tuple[tuple[str, str], ...] = ()  # that it has written
-    cpu_energy: CpuEnergy | None = None
 
     @property
     def told_at_ns(self) -> int | None:
@@ -365,14 +364,6 @@ class RunAccount(Struct, gc=False):
     suspended_ns: int = 0  # within the time from its start to its end
     gpu_percent: float | None = None  # share of the time in which its GPUs computed, on average
     gpu_energy_mj: int | None = None  # of its GPUs whose energy is known, together
-    cpu_energy_estimate_mj: int | None = None
-
-
-class CpuEnergy(Struct, frozen=True):
-    """A run's estimated part of the energy of the CPU packages: as large as its granted CPUs are of the machine's."""
-
-    estimate_mj: int
-    watched_ns: int  # how long the energy of the packages was known
 
 
 class GpuUse(Struct, frozen=True):
@@ -604,21 +595,6 @@ class Reservation(Struct, frozen=True):
     def holder(self) -> str:
         """The user or the project that has them, in words."""
         return self.user if self.user is not None else f"project {self.project}"
-
-
-class Tariff(Struct, frozen=True):
-    """What use costs, in units of the currency. A price of None is not charged."""
-
-    currency: str | None = None
-    gpu_hour: float | None = None
-    cpu_hour: float | None = None
-    kwh: float | None = None  # of GPUs and CPUs, as far as their energy is known
-
-    def cost(self, cpu_hours: float, gpu_hours: float, kwh: float) -> float | None:
-        """Return what that much use costs, None without any price."""
-        if (self.gpu_hour, self.cpu_hour, self.kwh) == (None, None, None):
-            return None
-        return cpu_hours * (self.cpu_hour or 0) + gpu_hours * (self.gpu_hour or 0) + kwh * (self.kwh or 0)
 
 
 class Limits(Struct, frozen=True):

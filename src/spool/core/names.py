@@ -15,7 +15,7 @@ _GLOB = frozenset("*?[")
 LOCAL_EXECUTORS = ("process", "tmux")
 """The executors whose runs are on this machine, and use its resources."""
 
-ENGINES = {"slurm": "Slurm", "sge": "Grid Engine", "hq": "HyperQueue"}
+ENGINES = {"slurm": "Slurm", "sge": "Grid Engine"}
 """The built-in executors whose runs are on another machine, with the usual name of each."""
 
 EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)

@@ -282,7 +282,6 @@ class Finalizer:
             node=live.node,
             suspended_ns=live.suspension.total_ns(end.at_ns),
             gpu_use=live.gpu_watch.known if live.gpu_watch is not None else (),
-            cpu_energy=live.cpu_energy,
             parameters=self._parameters(live.spec),
             metrics=self._metrics(live),
         )

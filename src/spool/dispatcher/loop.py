@@ -48,7 +48,7 @@ from spool.executors import Executors
 from spool.executors.local import LocalProcesses
 from spool.formats import wrapper
 from spool.formats.journal import recall
-from spool.machine import cgroups, host
+from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
 from spool.machine.marks import MachineProber
 from spool.state.outcomes import OutcomeIndex
@@ -61,7 +61,6 @@ from spool.store.logs import Logs
 
 if TYPE_CHECKING:
     from spool.dispatcher.captures import Captures
-    from spool.dispatcher.cpuenergy import CpuEnergyRecorder
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,6 @@ class Dispatcher:
     """A dispatcher of one spool, created once the lock is held. `wakeup` may ask it to leave."""
 
     _captures: Captures | None = None  # None: nothing was ever to be captured
-    _cpu_energy: CpuEnergyRecorder | None = None  # None: this process may not read the counters
     _unpinned: str | None = None  # what of the configuration has no effect on which CPUs runs get, as logged
     _shown_version = 0  # the version of the state that the status shows
 
@@ -164,19 +162,6 @@ class Dispatcher:
             outlasted=self.spool.outlasted,
         )
 
-    def _cpu_energy_recorder(self) -> CpuEnergyRecorder | None:
-        """Return what estimates the CPU energy of runs; None if this process may not read the counters."""
-        if not host.shows_cpu_energy():
-            return None
-        try:
-            from spool.dispatcher.cpuenergy import CpuEnergyRecorder  # imported here: most may not read the counters
-            from spool.machine.powercap import PackageCounters
-
-            return CpuEnergyRecorder(self.context, PackageCounters(host.POWERCAP))
-        except (ImportError, OSError, ValueError) as error:
-            log.info("the energy of CPUs is not recorded: %s", error)
-            return None
-
     def _reading_outcome(self, name: str) -> Piece:
         """Return the boundary around reading the end of a job."""
         return self.confinement.of(Thing.of_job(name), "read the outcome of")
@@ -193,7 +178,6 @@ class Dispatcher:
         Raises OSError if the spool as a whole cannot be read; another call continues.
         """
         confinement = self.confinement
-        self._cpu_energy = self._cpu_energy or self._cpu_energy_recorder()
         with confinement.service("read", "the wrapper"):
             wrapper.load()
         with confinement.service("clean up", "the staging directory"):
@@ -237,8 +221,6 @@ class Dispatcher:
         if self.spool.is_ours:  # else another dispatcher may have reported since
             self._write_status(force=True)
             steps = [self.gpu_use.leave, self.monitor.leaves, self.journal.commit, *steps]
-            if self._cpu_energy is not None:
-                steps.insert(0, self._cpu_energy.leave)
         for leave in steps:
             try:
                 leave()
@@ -317,7 +299,6 @@ class Dispatcher:
                  may=self._may_start),
             Step("gpu use", "watch", "the use of the GPUs", lambda: self.gpu_use.turn(self.planner.machine),
                  lambda: world.gpus_at_ns),
-            Step("cpu energy", "watch", "the energy of the CPUs", self._sample_cpu_energy, lambda: False),
             filing,
             Step("conditions", "tell", "the listeners", lambda: monitor.turn(self.planner.machine),
                  lambda: events.wanted or monitor.silent or reservations.files or world.wants_gpus),
@@ -619,17 +600,11 @@ class Dispatcher:
         self.supervisor.watch(live)
         self.limits.add(live)
         self.monitor.watch_run(live)
-        if self._cpu_energy is not None:
-            self._cpu_energy.watch_run(live)
         if live.adopted:
             self.gpu_use.watch_run(live)
             self.supervisor.suspect(live)
             self.context.changes.runs.add(live.name)
             self.stops.resume(live)
-
-    def _sample_cpu_energy(self) -> None:
-        if self._cpu_energy is not None:
-            self._cpu_energy.turn()
 
     # Ends.
 
@@ -643,8 +618,6 @@ class Dispatcher:
             self._hear_of_engines()
         if ended:
             self.planner.shortage.ended(ended, self.clock())
-            if self._cpu_energy is not None:
-                self._cpu_energy.ended(ended)
             self._unfiled += ended
             self._busy = True
         return bool(ended)

@@ -11,7 +11,7 @@ Clock = Callable[[], int]
 
 Part = Literal[
     "files", "answers", "recovery", "ends", "suspensions", "limits", "stops", "arrays", "halt", "starts", "preemption",
-    "gpu use", "cpu energy", "paperwork", "conditions", "journal", "listeners", "gpus", "status", "machine"
+    "gpu use", "paperwork", "conditions", "journal", "listeners", "gpus", "status", "machine"
 ]  # fmt: skip
 """A part of a pass."""
 

@@ -29,7 +29,6 @@ _WHERE = {
     "tmux": ("spool.executors.tmux", "TmuxExecutor"),
     "slurm": ("spool.executors.slurm", "SlurmLanguage"),
     "sge": ("spool.executors.sge", "SgeLanguage"),
-    "hq": ("spool.executors.hq", "HqLanguage"),
 }
 """The module and the class of each built-in executor: the executor itself, or the language of an engine."""
 

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.eventnames import EVENT_WORDS
 from spool.core.events import NotifyRule
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool, Tariff
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
 from spool.formats import engines, jobfile, slurm, toml, values
-from spool.formats.engines import HqConfig, SgeConfig
+from spool.formats.engines import SgeConfig
 from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
@@ -103,15 +103,6 @@ _GPU = KeyTable(
         "checks again.", least=SHORTEST_NS),
     Key("ignore_processes", _IGNORE,
         "Processes outside spool that do not keep jobs off a GPU, such as an idle notebook.", default={}),
-)
-
-_TARIFF = KeyTable(
-    "TariffTable",
-    "What use costs; `spool stats` and `spool seff` then show it. What has no price is not charged.",
-    Key("currency", "label", 'The word after each amount, such as "EUR".'),
-    Key("gpu_hour", "number", "Price of an hour of a granted GPU.", least=0),
-    Key("cpu_hour", "number", "Price of an hour of a granted CPU.", least=0),
-    Key("kwh", "number", "Price of a kilowatt-hour of GPUs and CPUs, as far as their energy is known.", least=0),
 )
 
 _GC = KeyTable(
@@ -196,18 +187,6 @@ _SGE = KeyTable(
     Key("gpu_types", "words of an engine",
         'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.', default={}),
     *_of_all("Grid Engine", "qsub"),
-)
-
-_HQ = KeyTable(
-    "HqTable",
-    'How jobs with executor = "hq" are handed to HyperQueue.',
-    Key("server_dir", "path of a directory",
-        "The directory of its server, absolute. Default: that of HyperQueue's commands, in the home directory."),
-    Key("memory", "word of an engine", "The resource that stands for `memory`, in MiB."),
-    Key("gpus", "word of an engine", "The resource that stands for `gpus`."),
-    Key("gpu_types", "words of an engine",
-        'Which resource stands for the GPU types of job files: `A100 = "gpus/a100"`.', default={}),
-    *_of_all("HyperQueue", "hq submit"),
 )
 
 _ENGINE = KeyTable(
@@ -330,14 +309,12 @@ CONFIG = KeyTable(
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
     Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
     Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),
-    Key("hq", _HQ, "How to hand jobs to HyperQueue.", default={}),
     Key("engines", "settings of engines",
         "One table per engine that an installed package offers: `[engines.NAME]`. `max_in_flight`, `max_pending`, "
         "`poll`, `submit_per_second` and `options` mean the same as for Slurm; the engine defines the other keys.",
         default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("capture", _CAPTURE, "What to record of the code that a run begins with.", default={}),
-    Key("tariff", _TARIFF, "What use costs.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
 )
@@ -437,11 +414,9 @@ class Config(Capacity, frozen=True):
     defaults: JobDefaults = jobfile.NO_DEFAULTS
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     sge: SgeConfig = field(default_factory=SgeConfig)
-    hq: HqConfig = field(default_factory=HqConfig)
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)  # of installed packages, as written
     gc: GcConfig = GcConfig()
     capture: CaptureConfig = CaptureConfig()
-    tariff: Tariff = Tariff()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
 
@@ -466,10 +441,8 @@ def parse(data: bytes) -> Config:
     config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
     config["slurm"] = SlurmConfig(**found["slurm"])
     config["sge"] = SgeConfig(**found["sge"])
-    config["hq"] = HqConfig(**found["hq"])
     config["gc"] = GcConfig(**found["gc"])
     config["capture"] = CaptureConfig(**found["capture"])
-    config["tariff"] = Tariff(**found["tariff"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
     return Config(**config, advice=advice)
 
@@ -675,7 +648,6 @@ _KINDS: Kinds = {
     "path of a directory": lambda key: Kind(Text, _directory),
     "options of Slurm": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "slurm")),
     "options of Grid Engine": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "sge")),
-    "options of HyperQueue": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "hq")),
     "options of the engine": lambda key: Kind(tuple[str, ...], engines.plausible),
     "settings of engines": lambda key: Kind(dict[str, dict[str, Any]], read=_settings_of_engines),
     "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),

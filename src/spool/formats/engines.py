@@ -51,15 +51,6 @@ class SgeConfig(EngineConfig, frozen=True):
     gpu_types: Mapping[str, str] = {}  # GPU type in job files -> a further request
 
 
-class HqConfig(EngineConfig, frozen=True):
-    """The table `[hq]` of the configuration: how jobs are handed to HyperQueue."""
-
-    server_dir: str | None = None
-    memory: str | None = "mem"  # the resource that counts MiB; None: memory is not asked for
-    gpus: str = "gpus/nvidia"
-    gpu_types: Mapping[str, str] = {}  # GPU type in job files -> the resource
-
-
 def generic(settings: Mapping[str, object]) -> EngineConfig:
     """Return the settings that every engine has, from a table `[engines.NAME]` that the configuration has checked.
 

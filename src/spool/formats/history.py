@@ -16,14 +16,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from spool.core.errors import InvalidRecord, cannot
-from spool.core.model import OUTCOMES, SECOND_NS, CpuEnergy, GpuUse, Grant, Request, Result, RunAccount, State
+from spool.core.model import OUTCOMES, SECOND_NS, GpuUse, Grant, Request, Result, RunAccount, State
 from spool.formats import toml
 from spool.formats.freetext import one_line
 from spool.formats.run_records import (
     NOTHING,
     NS_PER_MS,
-    cpu_energy_lines,
-    cpu_energy_of,
     gpu_use_lines,
     gpu_use_of,
     grant_lines,
@@ -73,7 +71,6 @@ def render_result(result: Result) -> bytes:
         number_lines(("peak_memory_bytes", result.peak_memory_bytes)),
         number_lines(("cpu_time_ms", _to_ms(result.cpu_time_ns)), ("cpu_time_ns", result.cpu_time_ns)),
         number_lines(("requeues", result.requeues or None), ("suspended_ns", result.suspended_ns or None)),
-        cpu_energy_lines(result.cpu_energy),
         text_lines(("again", result.again)),
         at_lines("again_at", result.again_at_ns),
         text_lines(("user", result.user), ("project", result.project), ("group", result.group)),
@@ -141,7 +138,6 @@ def parse_result(data: bytes) -> Result:
         node=said(keys, "node"),
         suspended_ns=max(0, optional(keys, "suspended_ns", int) or 0),
         gpu_use=gpu_use_of(keys),
-        cpu_energy=cpu_energy_of(keys),
         parameters=named(keys, "parameters"),
         metrics=named(keys, "metrics"),
     )
@@ -243,8 +239,6 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     suspended_ms: int = 0  # between its start and its end
     gpu_use: tuple[GpuUseLine, ...] = ()  # one for each of `gpu_uuids`
     cpu_list: str | UnsetType = UNSET  # granted
-    cpu_energy_watched_ms: int = 0
-    cpu_energy_estimate_mj: int | UnsetType = UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -303,8 +297,6 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
         suspended_ms=result.suspended_ns // NS_PER_MS,
         gpu_use=tuple(map(use_line, result.gpu_use)),
         cpu_list=_text(grant.cpu_list or None),
-        cpu_energy_watched_ms=result.cpu_energy.watched_ns // NS_PER_MS if result.cpu_energy is not None else 0,
-        cpu_energy_estimate_mj=UNSET if result.cpu_energy is None else result.cpu_energy.estimate_mj,
     )
     return _encode(line) + b"\n"
 
@@ -334,13 +326,6 @@ def _use_of(line: GpuUseLine) -> GpuUse:
         energy_watched_ns=max(0, line.energy_watched_ms) * NS_PER_MS,
         energy_mj=_set(line.energy_mj),
     )
-
-
-def _cpu_energy_of(line: HistoryLine) -> CpuEnergy | None:
-    estimate_mj = line.cpu_energy_estimate_mj
-    if estimate_mj is UNSET or estimate_mj < 0:
-        return None
-    return CpuEnergy(estimate_mj, max(0, line.cpu_energy_watched_ms) * NS_PER_MS)
 
 
 def _clean(text: str) -> str:
@@ -438,7 +423,6 @@ def parse_history_line(data: bytes) -> Result:
         node=_set(line.node),
         suspended_ns=max(0, line.suspended_ms) * NS_PER_MS,
         gpu_use=tuple(map(_use_of, line.gpu_use)),
-        cpu_energy=_cpu_energy_of(line),
     )
 
 
@@ -536,8 +520,6 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
             line.gpus = tuple(f"{line.job}:{line.run}:{at}" for at in range(min(line.granted_gpus, _MOST_GPUS)))
         if line.suspended_ms > 0:
             line.suspended_ns = line.suspended_ms * NS_PER_MS
-        if line.cpu_energy_estimate_mj is not None and line.cpu_energy_estimate_mj < 0:
-            line.cpu_energy_estimate_mj = None
         if line.gpu_use:
             known = [use.mean_percent for use in line.gpu_use if use.mean_percent is not UNSET]
             line.gpu_percent = sum(known) / len(known) if known else None

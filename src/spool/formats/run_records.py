@@ -22,7 +22,7 @@ from msgspec import Struct
 from spool.core.errors import InvalidFile, InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord
-from spool.core.model import SOMEONE_WHO, CpuEnergy, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
+from spool.core.model import SOMEONE_WHO, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import toml
 from spool.formats.freetext import MOST_READ, one_line
@@ -340,32 +340,6 @@ def parse_gpus(data: bytes) -> GpuWatch:
         is_told=optional(keys, "is_told", bool) or False,
         counters_mj=counters if any(counter is not None for counter in counters) else (),
     )
-
-
-def render_cpu_energy(energy: CpuEnergy) -> bytes:
-    """Return the text of `cpu_energy.toml`."""
-    return cpu_energy_lines(energy).encode()
-
-
-def parse_cpu_energy(data: bytes) -> CpuEnergy | None:
-    """Return the content of `cpu_energy.toml`, None if it makes no sense. Raises InvalidRecord."""
-    return cpu_energy_of(read_keys(data, "cpu_energy"))
-
-
-def cpu_energy_lines(energy: CpuEnergy | None) -> str:
-    """Return the keys of a run's CPU energy, as in `cpu_energy.toml` and `result.toml`; "" if it is unknown."""
-    if energy is None:
-        return ""
-    watched_ms = energy.watched_ns // NS_PER_MS
-    return number_lines(("cpu_energy_estimate_mj", energy.estimate_mj), ("cpu_energy_watched_ms", watched_ms))
-
-
-def cpu_energy_of(keys: dict[str, Any]) -> CpuEnergy | None:
-    """Return the energy that `cpu_energy_lines` wrote."""
-    estimate_mj = optional(keys, "cpu_energy_estimate_mj", int)
-    if estimate_mj is None or estimate_mj < 0:
-        return None
-    return CpuEnergy(estimate_mj, _span_ns(keys, "cpu_energy_watched_ms"))
 
 
 def gpu_use_lines(gpus: tuple[GpuUse, ...], counters_mj: tuple[int | None, ...] = ()) -> str:

@@ -25,10 +25,6 @@ from spool.machine import cgroups
 _SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
 
 
-POWERCAP = "/sys/class/powercap"
-"""Where the kernel shows the energy of CPU packages."""
-
-
 class HostMemory(Struct, frozen=True):
     """The memory of the whole machine."""
 
@@ -45,15 +41,6 @@ def umask() -> int:
     found = os.umask(0o077)  # a kernel before 4.7
     os.umask(found)
     return found
-
-
-def shows_cpu_energy() -> bool:
-    """Whether this process may read how much energy CPU packages consume; since Linux 5.10 usually root alone may."""
-    try:
-        os.close(os.open(f"{POWERCAP}/intel-rapl:0/energy_uj", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 def disk_free_bytes(directory: Path) -> int | None:

@@ -8,19 +8,18 @@ from collections.abc import Collection
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.accounting import MJ_PER_KWH, By, Day, Ledger, RunFilter, Statistics, Totals
+from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
-from spool.core.model import SECOND_NS, Jid, Result, Spec, State, Tariff
+from spool.core.model import SECOND_NS, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS
 from spool.formats.run_records import ArrayRecord
 from spool.machine import processes
 from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister
 from spool.query.sizes import as_auto
-from spool.store.glance import config_if
 from spool.store.history import History
 from spool.store.spool import Spool
 
@@ -31,7 +30,6 @@ class AccountingReport(Struct, frozen=True):
     statistics: Statistics
     unreadable: int
     problems: tuple[str, ...]
-    currency: str | None = None  # of the costs, if the configuration has a tariff
 
 
 def account(spool: Spool, wanted: RunFilter, by: By | None) -> AccountingReport:
@@ -39,22 +37,7 @@ def account(spool: Spool, wanted: RunFilter, by: By | None) -> AccountingReport:
     history = History(spool.root)
     ledger = Ledger(wanted, by, local_day)
     ledger.add(history.since(wanted.since_at_ns))
-    statistics, tariff = ledger.statistics(), tariff_of(spool)
-    if tariff is not None:
-        groups = tuple((key, _charged(totals, tariff)) for key, totals in statistics.groups)
-        statistics = replace(statistics, total=_charged(statistics.total, tariff), groups=groups)
-    currency = tariff.currency if tariff is not None else None
-    return AccountingReport(statistics, history.unreadable, tuple(history.problems), currency)
-
-
-def tariff_of(spool: Spool) -> Tariff | None:
-    """Return the tariff of the configuration, if it has one."""
-    config = config_if(spool.root, b"tariff")
-    return config.tariff if config is not None and config.tariff != Tariff() else None
-
-
-def _charged(totals: Totals, tariff: Tariff) -> Totals:
-    return replace(totals, cost=tariff.cost(totals.cpu_hours, totals.gpu_hours, totals.kwh))
+    return AccountingReport(ledger.statistics(), history.unreadable, tuple(history.problems))
 
 
 def local_day(at_ns: int) -> Day:
@@ -74,8 +57,6 @@ class RunEfficiency(Struct, frozen=True):
     runs: tuple[int, ...]  # all runs of the job
     memory_now_bytes: int | None = None
     auto: str = ""  # what `memory = "auto"` would request next, and why
-    cost: float | None = None  # by the tariff of the configuration
-    currency: str | None = None
 
 
 class ArrayEfficiency(Struct, frozen=True):
@@ -87,19 +68,6 @@ class ArrayEfficiency(Struct, frozen=True):
 
 def compare(spool: Spool, name: str, run: int | None = None) -> RunEfficiency | ArrayEfficiency:
     """Compare request and use of a job's newest run, of *run*, or of an array's tasks. Raises NoSuchJob if none ran."""
-    found = _compared(spool, name, run)
-    tariff = tariff_of(spool)
-    if tariff is None or isinstance(found, ArrayEfficiency) or found.used.run_time_ns is None:
-        return found
-    cpu_hours = found.used.grant.cpus * found.used.run_time_ns / (3600 * SECOND_NS)
-    cpu_energy = found.used.record.cpu_energy
-    cpu_mj = cpu_energy.estimate_mj if cpu_energy is not None else 0
-    kwh = ((found.compared.energy_mj or 0) + cpu_mj) / MJ_PER_KWH
-    cost = tariff.cost(cpu_hours, found.compared.gpu_hours or 0.0, kwh)
-    return replace(found, cost=cost, currency=tariff.currency)
-
-
-def _compared(spool: Spool, name: str, run: int | None) -> RunEfficiency | ArrayEfficiency:
     runs = spool.runs(name)
     if run is not None and run not in runs:
         result = spool.account_of(name, run, None)  # its metadir may be removed
@@ -151,7 +119,6 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     submitted = "" if files.is_submitted else None
     state = proof.outcome or shown(proof, filed=False, stop=files.stop, submitted=submitted)[0] or State.RUNNING
     record = replace(files.so_far, outcome=state, executor=None)  # its engine's measurements come with its end
-    record = replace(record, cpu_energy=spool.cpu_energy(name, run))
     if grant.grant.gpu_count and (watch := JobLister(spool).gpu_watch(name, run)) is not None:
         record = replace(record, gpu_use=watch.known)
     used = MeasuredRun(record, time_limit_ns=spec.time_limit_ns if spec is not None else None)

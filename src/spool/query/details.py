@@ -262,8 +262,6 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
         kept = spool.cancel_denial(name, run)
         reason = f"not cancelled: {kept}" if kept else reason
     record, where = result or found.end or files.so_far, outputs(spool, name, run)
-    if result is None:
-        record = replace(record, cpu_energy=spool.cpu_energy(name, run))
     metadir = spool.layout.metadir(name, run)
     watch = lister.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
     return RunDetails(

@@ -10,7 +10,6 @@ from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import RunEnd, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,
-    CpuEnergy,
     Grant,
     Jid,
     Result,
@@ -72,7 +71,6 @@ class ActiveRun(Struct, eq=False):
     refused: StartBackoff = NO_BACKOFF  # how many times in a row the machine has refused this job
     usage: Usage = Usage()
     gpu_watch: GpuWatch | None = None  # its GPU use, once looked at
-    cpu_energy: CpuEnergy | None = None  # so far, where the counters can be read
     origin: Adopted | None = None  # None: this dispatcher started it
     begun_at_ns: int | None = None  # when its wrapper registered, on another machine; here, when its command began
     engine_id: str | None = None  # of its job there, once its engine has accepted it
@@ -383,10 +381,6 @@ class ActiveRun(Struct, eq=False):
     def gpus_watched(self, watch: GpuWatch) -> None:
         """Set its GPU use so far."""
         self.gpu_watch = watch
-
-    def cpu_energy_counted(self, energy: CpuEnergy | None) -> None:
-        """Set its estimated CPU energy so far."""
-        self.cpu_energy = energy
 
     def seen_alive(self) -> None:
         """Record that its wrapper was alive under this dispatcher."""

@@ -22,7 +22,6 @@ from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Prober, Ru
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
-    CpuEnergy,
     Jid,
     JobDefaults,
     Result,
@@ -64,9 +63,7 @@ _LINES = frozenset(
         *(layout.FAILURE, layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS, layout.USAGE),
     }
 )
-_SELDOM = frozenset(
-    {layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.CPU_ENERGY, layout.FAILURE}
-)
+_SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
 _OUTLASTS = b"spool_outlast"  # in the text of a wrapper that waits for what its command has left behind
 _SIGNS = (  # signs of life: files that a run and its wrapper write
     layout.JID, layout.STATUS, layout.JOB_LOG, layout.JOB_STDERR, layout.PROGRESS, layout.SIGNAL, layout.FAILURE,
@@ -441,10 +438,6 @@ class Spool:
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
         """Return the GPU use of a run, as a dispatcher last recorded it."""
         return self._parsed(name, run, layout.GPUS, run_records.parse_gpus)
-
-    def cpu_energy(self, name: str, run: int) -> CpuEnergy | None:
-        """Return the estimated CPU energy of a run, as a dispatcher last recorded it."""
-        return self._parsed(name, run, layout.CPU_ENERGY, run_records.parse_cpu_energy)
 
     def refusal(self, name: str, run: int) -> str | None:
         """Return why the machine did not let the command of a run begin; a full disk may have truncated it."""
