@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pwd
 import signal
@@ -47,6 +48,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "C
 # Without compiled files each worker and each command that a test starts would compile all that it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+gc.disable()  # until the tests are collected: it would walk over all their syntax trees again and again
 
 # What would let a test reach the user's own spool, tmux server, service manager or GPUs, or change what jobs find.
 _UNWANTED = (
@@ -121,6 +124,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     asked = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
     return None if any(path.is_relative_to(long) for path in asked) else True
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, and never that of the collection."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spool.core.accounting import MJ_PER_KWH, By, Days, Intervals, Ledger, Peak, RunFilter, Statistics, Totals, utc_day
 from spool.core.model import SECOND_NS as S
-from spool.core.model import State, Tariff
+from spool.core.model import State
 
 HOUR = 3600 * S
 DAY = 24 * HOUR
@@ -45,7 +45,6 @@ class Run:
     suspended_ns: int = 0
     gpu_percent: float | None = None
     gpu_energy_mj: int | None = None
-    cpu_energy_estimate_mj: int | None = None
 
 
 def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: int = 1, **more: Any) -> Run:
@@ -353,22 +352,15 @@ def test_a_run_neither_runs_nor_uses_its_gpu_while_it_is_suspended() -> None:
     assert total(ran("a", 0, 0, 60, suspended_ns=61 * S)).run_time_median_ns == 0
 
 
-def test_energy_is_summed_where_it_is_known_and_priced_by_the_tariff():
-    """A run without it is not a run of zero; what has no price is not charged, and no tariff is no cost."""
+def test_energy_is_summed_where_it_is_known():
+    """A run without it is not a run of zero."""
     runs = [
         ran("a", 0, 0, 3600, 2, gpus=("g",), gpu_energy_mj=MJ_PER_KWH // 2, project="llm"),
-        ran(
-            "b", 0, 0, 3600, 0, gpus=("h",), gpu_energy_mj=MJ_PER_KWH, cpu_energy_estimate_mj=MJ_PER_KWH, project="llm"
-        ),
+        ran("b", 0, 0, 3600, 0, gpus=("h",), gpu_energy_mj=MJ_PER_KWH, project="llm"),
         ran("c", 0, 0, 3600, 0, gpus=("i",)),
     ]
     found = added(*runs, by=By.PROJECT)
     groups = dict(found.groups)
     assert (groups["llm"].gpu_kwh, groups["llm"].gpu_kwh_runs) == (1.5, 2)
     assert (groups[None].gpu_kwh, groups[None].gpu_kwh_runs) == (None, 0)
-    assert (groups["llm"].cpu_kwh_estimate, groups["llm"].cpu_kwh_runs, groups["llm"].kwh) == (1.0, 1, 2.5)
-    assert (groups[None].cpu_kwh_estimate, groups[None].kwh) == (None, 0.0)
-    assert (found.total.gpu_kwh, found.total.cost) == (1.5, None)
-    assert Tariff("EUR", gpu_hour=2.0, kwh=0.5).cost(10.0, 3.0, 1.5) == 6.75
-    assert Tariff("EUR", cpu_hour=0.0).cost(10.0, 3.0, 1.5) == 0.0
-    assert Tariff("EUR").cost(10.0, 3.0, 1.5) is None
+    assert found.total.gpu_kwh == 1.5

@@ -51,10 +51,8 @@ def _told(spool: Served) -> list[str]:
 
 
 @pytest.mark.executors("process", "tmux")
-def test_the_energy_of_a_run_is_recorded_and_costs_money(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """Across the death of the dispatcher; result, history, `seff` and `stats` have it, and the price of the tariff."""
-    config = gpus.root / "config.toml"
-    config.write_text(config.read_text() + 'tariff = { currency = "EUR", kwh = 0.5, gpu_hour = 0 }\n')
+def test_the_energy_of_a_run_is_recorded(gpus: Served, fake_nvml: FakeNvml) -> None:
+    """Across the death of the dispatcher; result, history, `seff` and `stats` have it."""
     fake_nvml.energy(_UUID, 1_000_000)
     gpus.start()
     gpus.begun("train", _UNTIL_GO, gpus=1, project="llm")
@@ -66,14 +64,9 @@ def test_the_energy_of_a_run_is_recorded_and_costs_money(gpus: Served, fake_nvml
     (use,) = _go(gpus, "train")["gpu_use"]
     assert use["energy_mj"] == 7_200_000_000
     assert gpus.history()[0]["gpu_use"][0]["energy_mj"] == 7_200_000_000
-    seff = gpus.spool("seff", "train").stdout
-    assert "2.00 kWh" in seff
-    assert "1.00 EUR" in seff
+    assert "2.00 kWh" in gpus.spool("seff", "train").stdout
     told = json.loads(gpus.spool("stats", "--by", "project", "--json").stdout)
-    assert (told["currency"], told["groups"][0]["project"]) == ("EUR", "llm")
-    assert (told["groups"][0]["gpu_kwh"], told["groups"][0]["cost"]) == (2.0, 1.0)
-    assert "COST" in gpus.spool("stats", "--by", "project").stdout
-    assert "1.00 EUR" in gpus.spool("stats").stdout
+    assert (told["groups"][0]["project"], told["groups"][0]["gpu_kwh"]) == ("llm", 2.0)
 
 
 def _counted(spool: Served) -> bool:

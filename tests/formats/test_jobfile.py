@@ -260,7 +260,6 @@ container: 3 | { runtime = "docker" } | "--volume=/:/x" | { image = "x", runtime
 container: { image = "x", options = ["--name=x"] } | { image = "x", options = ["-itd"] }
 container: { image = "x", options = ["-v", "/a:/a"] } | { image = "x", options = ["/data:/data"] }
 executor = "slurm" & container: "x"
-executor = "hq" & container: "x"
 executor = "sge" & container: "x"
 executor = "slurm" & gpus = 1 & gpu_idle: "30m"
 executor = "slurm" & resources: { licence = 1 }
@@ -697,7 +696,7 @@ def test_a_key_that_says_nothing_is_no_problem_on_an_engine(key: str) -> None:
     assert parsed(f'executor = "slurm"\n{key}').executor == "slurm"
 
 
-@pytest.mark.parametrize("engine", ["slurm", "sge", "hq"])
+@pytest.mark.parametrize("engine", ["slurm", "sge"])
 @pytest.mark.parametrize(
     ("asked", "key"), [('gpu_min_memory = "40G"', "gpu_min_memory"), ('gpu_type = ["A100", "H100"]', "gpu_type")]
 )

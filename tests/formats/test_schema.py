@@ -146,7 +146,6 @@ CONFIG_PARTS = {
     "capture": config.CaptureConfig,
     "slurm": slurm.SlurmConfig,
     "sge": engines.SgeConfig,
-    "hq": engines.HqConfig,
     "policy.default_user_limits": Limits,
     "policy.default_project_limits": Limits,
 }

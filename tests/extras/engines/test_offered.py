@@ -66,7 +66,7 @@ def test_an_unknown_name_is_an_error_with_the_names_that_there_are(served: Serve
     file.write_text('command = "true"\nexecutor = "mien"\n')
     assert '"mien" is unknown, did you mean "mine"?' in served.spool("check", str(file)).stdout
     file.write_text('command = "true"\nexecutor = "pbs"\n')
-    assert "it is one of process, tmux, slurm, sge, hq, mine" in served.spool("check", str(file)).stdout
+    assert "it is one of process, tmux, slurm, sge, mine" in served.spool("check", str(file)).stdout
 
 
 def test_without_packages_the_built_in_names_are_all() -> None:
@@ -120,7 +120,7 @@ def test_one_that_breaks_later_is_confined(served: Served, packages: Path, metho
     served.stderr.write_text("")
 
 
-@pytest.mark.parametrize(("name", "words"), [("sge", "no qsub, qstat, qdel, qconf, qhost"), ("hq", "no hq in PATH")])
+@pytest.mark.parametrize(("name", "words"), [("sge", "no qsub, qstat, qdel, qconf, qhost")])
 def test_missing_programs_of_an_engine_are_named(served: Served, name: str, words: str) -> None:
     """Its jobs wait with that reason, and doctor says it."""
     served.environment["PATH"] = "/nonexistent"
@@ -150,7 +150,7 @@ from spool.executors import Executors
 jobfile.parse(b'command = "true"\\nexecutor = "slurm"\\n', name="x")
 config.parse(b'executor = "sge"\\n')
 executors = Executors(lambda: "process")
-[executors.problem(name) for name in ("process", "slurm", "sge", "hq")]
+[executors.problem(name) for name in ("process", "slurm", "sge")]
 print("importlib.metadata" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -563,7 +563,6 @@ def _commands(served: Served, name: str) -> list[str]:
     [
         (("--executor", "slurm"), "`srun --pty COMMAND` runs it in this terminal, and `salloc` opens a shell"),
         (("--executor", "sge"), "`qrsh COMMAND`"),
-        (("--executor", "hq"), "--executor process takes this machine"),
         (("--executor", "nowhere"), "nowhere"),
         (("--array", "1-3"), "cannot run it here with an array: it has one run, in this terminal"),
         (("--retry-max", "2"), "with retries"),
