@@ -20,6 +20,7 @@ from spool.machine import identity
 from spool.store.spool import Service, Spool
 
 TRUE = 'command = "true"\n'
+ONE_CPU = Grant(cpus=1)
 
 
 def metadir_of(root: Path, name: str, run: int = 1) -> Path:
@@ -40,7 +41,7 @@ def end(root: Path, result: Result, *, told: bool = True) -> Path:
 
 
 def begin(
-    root: Path, name: str, text: str = TRUE, grant: Grant = Grant(cpus=1), at_ns: int | None = None, user: str = "me"
+    root: Path, name: str, text: str = TRUE, grant: Grant = ONE_CPU, at_ns: int | None = None, user: str = "me"
 ) -> Path:
     """Put a job into running/ whose wrapper is this very process; return the directory of its run."""
     put_job(root, name, text, "running")
@@ -59,7 +60,9 @@ def expand(root: Path, name: str, tasks: int, text: str, place: str | None = "ru
     """Have an array that was expanded, with its file in *place*; return the directory of its run."""
     if place is not None:
         put_job(root, name, text, place)
-    record = run_records.ArrayRecord(name, **{"run": 1, "tasks": tasks, "submitted_at_ns": 1, "expanded_at_ns": 1} | more)
+    record = run_records.ArrayRecord(
+        name, **{"run": 1, "tasks": tasks, "submitted_at_ns": 1, "expanded_at_ns": 1} | more
+    )
     metadir = metadir_of(root, name, record.run)
     (metadir / layout.SPEC_COPY).write_text(text)
     (metadir / layout.ARRAY).write_bytes(run_records.render_array(record))
