@@ -31,7 +31,8 @@ from spool.store.spool import Spool
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = re.compile(r"\d+(\.\d+)?")  # an age: the second look is later, and "9.9s" becomes "10s"
 _HOSTILE = (
-    "plain", "long-" * 30 + "tail", "漢字" * 40, "e\u0301" * 50, "\x1b[2J\t\n", "\u202eevil", "[red]x[/red]", "👩‍🔬" * 20,
+    "plain", "long-" * 30 + "tail", "漢字" * 40, "e\u0301" * 50, "\x1b[2J\t\n", "\u202eevil", "[red]x[/red]",
+    "👩‍🔬" * 20,
 )  # fmt: skip
 WIDTHS = pytest.mark.parametrize("width", [40, 80, 200])
 
