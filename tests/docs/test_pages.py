@@ -106,6 +106,13 @@ def test_every_block_of_the_recipes_runs() -> None:
     """The shell blocks of the recipes that need nothing but a Linux machine succeed, and print what they promise."""
     home = Home(home_of_test())
     text = RECIPES.read_text(encoding="utf-8")
+    for old, new in (
+        ("-m venv", "-m venv --without-pip"),  # which takes long, and which nothing here uses
+        # A warning that comes before the program can take it is lost, instead of the end of the program.
+        ('["python3", "count.py"]', """["sh", "-c", "trap '' USR1; exec python3 count.py"]"""),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks
     try:
