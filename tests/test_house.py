@@ -121,9 +121,7 @@ MAX_PARAMETERS = 5  # without `self`
 MIN_MODULE = 150  # lines of a module that only one other imports
 
 # Exceptions to the rules below, each with its reason: LAYER.CLASS.FUNCTION, LAYER: TARGET, or the path of a module.
-LONG_FUNCTIONS: dict[str, str] = {
-    "cli.simulate.command": "its options and its help are half of it",
-}
+LONG_FUNCTIONS: dict[str, str] = {"cli.simulate.command": "its options and its help are half of it"}
 MANY_PARAMETERS: dict[str, str] = {
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
     "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
@@ -142,13 +140,13 @@ SMALL_MODULES: dict[str, str] = {
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
 }
 SAME_NAMES: dict[str, str] = {
-    "Executor": "the public one, as `concurrent.futures` calls it, and what a job's `executor` names",
+    "Executor": "the public one, as `concurrent.futures` calls it, and what a job's `executor` names"
 }
 # A circle is named by its first module.
 CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {}
 OF_OTHERS: dict[str, str] = {
-    "dispatcher: memory.open": "what the journal remembers, which recovery completes before there is a state",
+    "dispatcher: memory.open": "what the journal remembers, which recovery completes before there is a state"
 }
 CHILDREN_WITH_MAKERS: dict[str, str] = {
     "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",
@@ -157,9 +155,7 @@ CHILDREN_WITH_MAKERS: dict[str, str] = {
     "Piece takes Confinement": "a block of work, opened by `with`, hands what it has caught to its keeper",
 }
 
-WRITES = {
-    "store/disk.py": "the one place",
-}
+WRITES = {"store/disk.py": "the one place"}
 ACTS = {"subprocess", "multiprocessing", "shutil", "tempfile", "spool.store.disk.Disk", "spool.store.locked_spool"}
 # What query/ takes from modules that also write or start processes.
 LOOKS = {
@@ -895,7 +891,7 @@ def test_every_page_that_the_source_cites_exists() -> None:
 
 # A module of another user in the directory where a program happens to run would run as whoever started it.
 STARTED_ELSEWHERE: dict[str, str] = {
-    "src/spool/client/demonstration.py": "the commands of the demonstration, in a directory of its own",
+    "src/spool/client/demonstration.py": "the commands of the demonstration, in a directory of its own"
 }
 
 

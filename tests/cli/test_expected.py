@@ -48,10 +48,7 @@ def full(spool_root: Path) -> Path:
     [
         ([("sweep_1", 100, {}), ("sweep_7", 200, {})], "about 3m20s, the median of the last 2 runs of sweep"),
         ([("sweep_1", 100, {}), ("other", 40, {})], "about 1m40s, a guess: the median of "),
-        (
-            [("sweep_1", 100, {"cpus": 2}), ("sweep_2", 100, {"outcome": State.FAILED})],
-            "about 1m40s, a guess: ",
-        ),
+        ([("sweep_1", 100, {"cpus": 2}), ("sweep_2", 100, {"outcome": State.FAILED})], "about 1m40s, a guess: "),
         (
             [("sweep_1", 300, {"user": "nobody-else"})],
             "about 5m00s, a guess: the median of everybody's last jobs; none of ",
