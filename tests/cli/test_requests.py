@@ -105,10 +105,8 @@ def test_a_bad_name_does_not_stop_the_others_and_the_worst_code_counts(spool: Co
         put_job(spool_root, name)
     put_job(spool_root, "b", place="done")
     said = spool("hold", "a", "nosuch", "b", "c")
-    assert said.code == 3
-    assert said.out == "a held\nc held\n"
-    assert "nosuch" in said.err
-    assert "requeue b" in said.err
+    assert (said.code, said.out) == (3, "a held\nc held\n")
+    assert ("nosuch" in said.err, "requeue b" in said.err) == (True, True)
 
 
 def test_globs_mean_the_jobs_that_the_verb_is_for(spool: Command, spool_root: Path) -> None:
