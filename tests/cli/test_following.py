@@ -344,8 +344,7 @@ def test_log_says_that_there_is_an_error_output(spool: Command, spool_root: Path
     assert spool("log", "a").err == ""
     (spool_root / "err").write_text("oops\n")
     said = spool("log", "a")
-    assert said.out == "out\n"
-    assert said.err == f"spool: its error output is in {spool_root}/err; `spool log --stderr a` shows it"
+    assert (said.out, f"{spool_root}/err" in said.err, said.err.count("\n")) == ("out\n", True, 0)
     assert said.err in spool("log", "-f", "a").err
     for option in ("--stderr", "--path"):
         assert spool("log", option, "a").err == ""
@@ -360,6 +359,5 @@ def test_log_of_an_array_says_that_its_tasks_have_error_outputs(spool: Command, 
     assert spool("log", "s").err == ""
     (spool_root / "s_1.err").write_text("oops\n")
     said = spool("log", "s")
-    where = f"the error output of its tasks is in files such as {spool_root}/s_1.err"
-    assert (said.out, said.err) == ("", f"spool: {where}; `spool log --stderr s` shows it")
+    assert (said.out, f"{spool_root}/s_1.err" in said.err) == ("", True)
     assert spool("log", "--stderr", "s").out == "==> s_1 <==\noops\n"

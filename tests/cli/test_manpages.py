@@ -104,10 +104,3 @@ def test_the_example_of_a_file_is_valid(kind: str) -> None:
         machinefile.parse(text)
     else:
         reservation.parse(text, name="example", created_at_ns=0)
-
-
-def test_what_looks_like_roff_is_shown_as_it_is() -> None:
-    """A backslash, a dot or a quote at the beginning of a line, and letters beyond ASCII."""
-    assert manpages._plain(".TH \\fB") == "\\&.TH \\efB"
-    assert manpages._plain("'a' …") == "\\&'a' \\[u2026]"
-    assert manpages._marked("a `-x` **b**") == "a \\fB\\-x\\fR \\fBb\\fR"
