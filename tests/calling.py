@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support import ROOT
+from support import PATIENCE_S, ROOT
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Said:
 
 
 Command = Callable[..., Said]
+SPOOL = ("-m", "spool")
 
 
 def asked(spool: Command, *words: object) -> Any:
@@ -51,3 +54,35 @@ def put_job(root: Path, name: str, text: str = 'command = "true"\n', place: str 
     path = root / place / f"{name}.toml"
     path.write_text(text)
     return path
+
+
+def spawned(
+    *words: object, program: Sequence[str] = ("-m", "spool"), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run `spool`, or another *program* of this interpreter, as a process of its own to its end."""
+    kept = {} if options.keys() & {"stdout", "stderr"} else {"capture_output": True}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(
+        [sys.executable, *program, *map(str, words)],
+        **{"text": True, "check": False, "env": environment, **kept, **options},
+    )
+
+
+class HangError(BaseException):
+    """What was called took longer than anything may."""
+
+
+@contextlib.contextmanager
+def no_hang() -> Iterator[None]:
+    """Break off what hangs in this process: whatever takes longer than all that a test waits for."""
+
+    def hangs(*_: object) -> None:
+        raise HangError(f"longer than {PATIENCE_S}s")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

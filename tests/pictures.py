@@ -10,6 +10,7 @@ import asyncio
 import datetime
 import fcntl
 import io
+import itertools
 import os
 import pty
 import re
@@ -54,8 +55,10 @@ NOW_NS = int(datetime.datetime(2026, 3, 14, 15, 0, tzinfo=datetime.UTC).timestam
 MINUTE = 60 * SECOND_NS
 G = 1 << 30
 _HOME = "/home/alice"  # in the pictures
+THEMES = ("dark", "light")
 TOP = {40: 30, 80: 24, 100: 30, 200: 40}  # the lines of the screen by its columns
 _GPUS = ((77, 97), (74, 94), (46, 88), (28, 61))  # GiB in use, and how much it computes
+_SAYS = {"distill_vit": ("waited 55m00s", "in ~")}  # what of a job is only there once all of it was asked for
 _BAR = "\repoch 8/12: {0:3d}%|{1:20}| {2}/1200 [00:09<00:14, 52.4it/s]"
 
 
@@ -239,27 +242,41 @@ def _prompt(command: str) -> Line:
     return [Segment("$ ", Style(dim=True)), Segment(command, Style(bold=True))]
 
 
-async def _top(root: Path, theme: str, columns: int, at: str = "train_vit_base") -> list[Line]:
+async def _tops(root: Path, wanted: Sequence[tuple[str, int, str]]) -> list[str]:
+    """Return the pictures of `spool top` for each theme, number of columns and job under the cursor, all at once."""
+    screens = await asyncio.gather(*(_top(root, *each) for each in wanted))
+    return [still(lines, columns, theme) for lines, (theme, columns, _) in zip(screens, wanted, strict=True)]
+
+
+async def _top(root: Path, theme: str, columns: int, at: str) -> list[Line]:
     app = Top(str(root), theme)
     async with app.run_test(size=(columns, TOP.get(columns, 30))) as pilot:
         while app._seen is None or len(app._seen.active) < len(JOBS):
             await pilot.pause(0.1)
         while app._row is None or app._row.name != at:
             await pilot.press("down")
-        for _ in range(20):
+        pauses, lines = 0, list[Line]()
+        while pauses < 20 or not all(word in _text(lines) for word in _SAYS.get(at, ())):
             await pilot.pause(0.1)
-        return [list(strip) for strip in app.screen._compositor.render_strips()]
+            pauses, lines = pauses + 1, [list(strip) for strip in app.screen._compositor.render_strips()]
+        return lines
+
+
+def _text(lines: Sequence[Line]) -> str:
+    return "\n".join("".join(segment.text for segment in line) for line in lines)
 
 
 def _screens(into: Path) -> None:
     with _prepared() as root:
         for columns in TOP:
             printed = {"ls": _printed(["ls"], columns), "why": _printed(["why", "distill_vit"], columns)}
-            for theme in ("dark", "light"):
-                screens = printed | {"top": asyncio.run(_top(root, theme, columns))}
-                for name, lines in screens.items():
-                    (into / f"{name}-{columns}-{theme}.svg").write_text(still(lines, columns, theme), encoding="utf-8")
-        (into / "top.svg").write_text(still(asyncio.run(_top(root, "dark", 140, "distill_vit")), 140, "dark"))
+            for (name, lines), theme in itertools.product(printed.items(), THEMES):
+                (into / f"{name}-{columns}-{theme}.svg").write_text(still(lines, columns, theme), encoding="utf-8")
+        wanted = [(theme, columns, "train_vit_base") for columns in TOP for theme in THEMES]
+        *drawn, one = asyncio.run(_tops(root, [*wanted, ("dark", 140, "distill_vit")]))
+        for (theme, columns, _), text in zip(wanted, drawn, strict=True):
+            (into / f"top-{columns}-{theme}.svg").write_text(text, encoding="utf-8")
+        (into / "top.svg").write_text(one, encoding="utf-8")
 
 
 def _page(into: Path) -> None:
@@ -284,7 +301,7 @@ SESSION = (
     ("spool why evaluate", 5.0),
     ("spool wait evaluate && spool log evaluate", 4.0),
 )
-_TRAIN = "#!/bin/sh\nfor epoch in 1 2 3 4 5 6 7 8; do echo epoch $epoch/8 > $SPOOL_METADIR/progress; sleep 0.7; done\n"
+_TRAIN = "#!/bin/sh\necho epoch 3/8 > $SPOOL_METADIR/progress\nuntil [ -e ~/seen ]; do sleep 0.02; done\n"
 _TYPED = 6  # letters at once
 
 
@@ -307,7 +324,7 @@ def _session(into: Path) -> None:
         finally:
             subprocess.run([home / "bin/spool", "cancel", "--all"], env=environment, capture_output=True, check=False)
             _end_dispatcher(home)
-    for theme in ("dark", "light"):
+    for theme in THEMES:
         (into / f"session-{theme}.svg").write_text(session(frames, 80, theme), encoding="utf-8")
 
 
@@ -317,6 +334,8 @@ def _played(home: Path, environment: dict[str, str]) -> Iterator[tuple[float, Se
         for at in range(0, len(command), _TYPED):
             yield 0.12, [*screen, _prompt(command[:at])]
         yield 0.5, [*screen, _prompt(command)]
+        if "wait evaluate" in command:
+            (home / "seen").touch()  # `train` runs until here, however fast this machine is
         screen += [_prompt(command), *lines_of(_in_terminal(command, home, environment))]
         yield seconds, [*screen, _prompt("")]
     yield 3.0, screen

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shell import Home, home_of_test
+from shell import Home
 from spool.formats import jobfile, machinefile, reservation
 from support import ROOT, wait_for
 
@@ -19,15 +19,40 @@ EXAMPLES = ROOT / "examples"
 TOML = sorted(path for path in EXAMPLES.rglob("*.toml") if path.name != "pyproject.toml")
 
 
-@pytest.fixture
-def home() -> Iterator[Home]:
-    """Make a home with a copy of the examples and a dispatcher that serves its spool."""
-    made = Home(home_of_test())
+def served(path: Path) -> Iterator[Home]:
+    """Make a home with a copy of the examples and a dispatcher that serves its spool, until the end."""
+    made = Home(path)
     shutil.copytree(EXAMPLES, made.path / "spool-examples", ignore=shutil.ignore_patterns("__pycache__"))
     made.serve()
     yield made
     (made.path / "go").touch()
     made.close()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """Give the home of all examples that need no configuration."""
+    yield from served(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Home]:
+    """Give a home to one example, which may configure its spool."""
+    yield from served(tmp_path / "home")
+
+
+def configure(home: Home, page: Path) -> None:
+    """Add the configuration of a page to that of the spool."""
+    text = page.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
+    assert text
+    with (home.spool / "config.toml").open("a", encoding="utf-8") as config:
+        config.write(text)
+
+
+def log(home: Home, job: str) -> str:
+    """Wait for the end of a job, and return the output of its newest run."""
+    wait_for(lambda: (home.spool / "done" / f"{job}.toml").exists(), what=f"the end of {job}")
+    return (home.spool / "jobs" / job / runs_of(home, job)[-1] / "log").read_text(encoding="utf-8")
 
 
 def folder(home: Home, name: str) -> Path:
@@ -79,13 +104,12 @@ def test_spool_check_finds_no_mistake(home: Home) -> None:
 def test_a_training_fails_once_and_goes_on_from_its_checkpoint(home: Home) -> None:
     """The second try of the training begins where the checkpoint is, not at the beginning, and finishes."""
     home.run("spool", "submit", "-f", "train.toml", cwd=folder(home, "train"))
-    home.run("spool", "wait", "train")
+    said = log(home, "train")
     assert result(home, "train", 1)["outcome"] == "failed"
     assert result(home, "train", 1)["again"] == "retry"
     assert result(home, "train", 2)["outcome"] == "finished"
-    log = home.run("spool", "log", "train").stdout
-    assert "attempt 2 begins after epoch 20" in log
-    right = re.search(r"right for (\d+) of 200", log)
+    assert "attempt 2 begins after epoch 20" in said
+    right = re.search(r"right for (\d+) of 200", said)
     assert right is not None
     assert int(right.group(1)) > 180
 
@@ -102,9 +126,7 @@ def test_an_array_is_many_jobs_and_one_waits_for_them_all(home: Home) -> None:
     """Ten tasks of one file run, and the job that depends on the array sees what all of them wrote."""
     array = folder(home, "array")
     home.run("spool", "submit", "-f", "estimate.toml", "-f", "mean.toml", cwd=array)
-    home.run("spool", "wait", "mean", "estimate")
-    output = home.run("spool", "log", "mean").stdout
-    assert re.fullmatch(r"10 estimates, mean 3\.1\d\d\n", output)
+    assert re.fullmatch(r"10 estimates, mean 3\.1\d\d\n", log(home, "mean"))
     assert result(home, "estimate")["reason"] == "10 of 10 finished"
 
 
@@ -126,23 +148,20 @@ def test_a_pipeline_of_make_is_a_pipeline_of_jobs(home: Home) -> None:
     numbers = [int(line.split()[0]) for line in lines]
     assert sum(numbers) == 4 * 20_000
     assert numbers == sorted(numbers, reverse=True)
-    assert {path.stem for path in (home.spool / "done").iterdir()} == {
+    assert {path.stem for path in (home.spool / "done").glob("words-*")} == {
         *(f"words-{step}-{n}" for step in ("text", "count") for n in range(1, 5)),
         "words-merge",
     }
     assert "up to date" in home.run("make", "-j4", cwd=make).stdout
 
 
-def test_an_earlier_run_is_run_again_as_it_was(home: Home) -> None:
+def test_an_earlier_run_is_run_again_as_it_was(own: Home) -> None:
     """With the configuration of the page, `diff` names what has changed, and the first run's code runs again."""
-    if shutil.which("git", path=home.environment["PATH"]) is None:
+    if shutil.which("git", path=own.environment["PATH"]) is None:
         pytest.skip("git is not installed")
-    example = folder(home, "capture")
-    fence = re.search(r"```toml\n(.*?)```", (example / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert fence is not None
-    config = home.spool / "config.toml"
-    config.write_text((config.read_text() if config.exists() else "") + fence.group(1))
-    output = home.run("/bin/sh", "again.sh", cwd=example).stdout
+    example = folder(own, "capture")
+    configure(own, example / "README.md")
+    output = own.run("/bin/sh", "again.sh", cwd=example).stdout
     assert re.search(r"loss +0\.5 +0\.4", output)
     assert output.endswith("the loss is 0.5\n")
 
@@ -154,33 +173,27 @@ def test_memory_is_worked_out_and_grows(home: Home) -> None:
     grown = [granted(home, "grow", run) for run in (1, 2)]
     assert grown == [60, 240]
     home.run("spool", "requeue", "fit", "grow")
-    home.run("spool", "wait", "fit", "grow")
+    assert log(home, "fit") + log(home, "grow")
     assert granted(home, "grow", 3) == 240
     assert "requests" not in home.run("spool", "show", "fit").stdout
     assert granted(home, "fit", 2) == 256
 
 
-def test_resources_are_given_and_named(home: Home) -> None:
+def test_resources_are_given_and_named(own: Home) -> None:
     """With the configuration of the page, each job finds in its environment what it was given."""
-    resources = folder(home, "resources")
-    page = (resources / "README.md").read_text(encoding="utf-8")
-    with (home.spool / "config.toml").open("a", encoding="utf-8") as config:
-        config.write(page.partition("```toml\n")[2].partition("```")[0])
-    home.run("spool", "submit", "-f", "solve.toml", "-f", "measure.toml", cwd=resources)
-    home.run("spool", "wait", "solve", "measure")
-    assert home.run("spool", "log", "solve").stdout == "solving with 1 licence\n"
-    assert home.run("spool", "log", "measure").stdout == "measuring on /dev/ttyUSB0\n"
+    resources = folder(own, "resources")
+    configure(own, resources / "README.md")
+    own.run("spool", "submit", "-f", "solve.toml", "-f", "measure.toml", cwd=resources)
+    assert log(own, "solve") == "solving with 1 licence\n"
+    assert log(own, "measure") == "measuring on /dev/ttyUSB0\n"
 
 
-def test_a_run_has_cpus_of_its_own(home: Home) -> None:
+def test_a_run_has_cpus_of_its_own(own: Home) -> None:
     """With the configuration of the page, the job may use exactly the CPUs that it was given."""
-    pinning = folder(home, "pinning")
-    page = (pinning / "README.md").read_text(encoding="utf-8")
-    with (home.spool / "config.toml").open("a", encoding="utf-8") as config:
-        config.write(page.partition("```toml\n")[2].partition("```")[0])
-    home.run("spool", "submit", "-f", "stream.toml", cwd=pinning)
-    home.run("spool", "wait", "stream")
-    given, allowed = (line.split()[-1] for line in home.run("spool", "log", "stream").stdout.splitlines())
+    pinning = folder(own, "pinning")
+    configure(own, pinning / "README.md")
+    own.run("spool", "submit", "-f", "stream.toml", cwd=pinning)
+    given, allowed = (line.split()[-1] for line in log(own, "stream").splitlines())
     assert given.isdecimal()
     assert given == allowed
 
@@ -189,13 +202,11 @@ def test_a_script_carries_its_own_options(home: Home) -> None:
     """The `#SPOOL` lines of the script hold, options of the command line win, and words after it are its arguments."""
     script = folder(home, "script")
     assert home.run("spool", "submit", "primes.sh", cwd=script).stdout == "primes\n"
-    home.run("spool", "wait", "primes")
-    assert "2262 primes below 20000" in home.run("spool", "log", "primes").stdout
+    assert "2262 primes below 20000" in log(home, "primes")
     job = tomllib.loads((home.spool / "done" / "primes.toml").read_text(encoding="utf-8"))
     assert (job["memory"], job["time_limit"], job["retry"]["max"], job["tags"]) == ("200M", "5m", 1, ["example"])
     home.run("spool", "submit", "-n", "few", "-t", "1m", "primes.sh", "1000", cwd=script)
-    home.run("spool", "wait", "few")
-    assert "168 primes below 1000" in home.run("spool", "log", "few").stdout
+    assert "168 primes below 1000" in log(home, "few")
     assert tomllib.loads((home.spool / "done" / "few.toml").read_text(encoding="utf-8"))["time_limit"] == "1m"
     assert "job none" in home.run("sh", "primes.sh", "10", cwd=script).stdout
 
@@ -204,29 +215,25 @@ def test_a_prolog_gives_a_directory_and_a_setup_an_environment(home: Home) -> No
     """The command has both, and the directory is gone after the run."""
     setup = folder(home, "setup")
     home.run("spool", "submit", "-f", "scratch.toml", cwd=setup)
-    home.run("spool", "wait", "scratch")
-    scratch, prefix = home.run("spool", "log", "scratch").stdout.split()
+    scratch, prefix = log(home, "scratch").split()
     assert "/scratch." in scratch
     assert not Path(scratch).exists()
     assert prefix == str(setup / "venv")
 
 
-def test_cron_s_lines_do_what_they_say(home: Home) -> None:
+def test_cron_s_lines_do_what_they_say(own: Home) -> None:
     """The two lines of the crontab put the report into the queue and make passes until it has been written."""
-    home.close()
-    lines = (folder(home, "cron") / "crontab").read_text(encoding="utf-8").splitlines()
+    own.close()
+    lines = (folder(own, "cron") / "crontab").read_text(encoding="utf-8").splitlines()
     entries = [line.split(None, 5) for line in lines if line and not line.startswith("#")]
     a_pass, report = (entry[5] for entry in entries)
     assert [entry[:5] for entry in entries] == [["*"] * 5, ["30", "3", "*", "*", "*"]]
     assert "%" not in a_pass + report  # cron takes it for a line break
-    (home.spool / "queued" / "before.toml").write_text('command = "true"\n', encoding="utf-8")
-    home.sh(a_pass)
-    home.sh(report)
-    for _ in range(100):
-        home.sh(a_pass)
-        if (home.spool / "done" / "report.toml").exists():
-            break
-    text = (home.path / "spool-report.txt").read_text(encoding="utf-8")
+    (own.spool / "queued" / "before.toml").write_text('command = "true"\n', encoding="utf-8")
+    own.sh(a_pass)
+    own.sh(report)
+    wait_for(lambda: own.sh(a_pass) is not None and (own.spool / "done" / "report.toml").exists())
+    text = (own.path / "spool-report.txt").read_text(encoding="utf-8")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d  1 finished; \d+\.\d\d CPU hours\n", text)
 
 
@@ -244,7 +251,7 @@ def test_the_job_that_comes_every_night_never_overlaps_itself(home: Home) -> Non
     assert runs_of(home, "slow") == ["1"]
     (home.path / "go").touch()
     wait_for(lambda: (home.spool / "jobs/slow/2/result.toml").exists())
-    home.run("spool", "wait", "slow")
+    assert log(home, "slow") == ""
     assert runs_of(home, "slow") == ["1", "2"]
 
 

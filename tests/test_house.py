@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import re
 import subprocess
@@ -12,7 +13,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 
@@ -26,46 +27,25 @@ SOURCE = ROOT / "src" / "spool"
 
 # Folder of src/spool -> the folders that it may import beside itself (docs/ARCHITECTURE.md, "Layers").
 LAYERS: dict[str, set[str]] = {
-    "core": set(),
-    "formats": {"core"},
-    "store": {"formats", "core"},
-    "machine": {"core"},
-    "executors": {"machine", "formats", "core"},
-    "listeners": {"machine", "store", "formats", "core"},
-    "client": {"store", "formats", "core"},
-    "state": {"executors", "machine", "store", "formats", "core"},
-    "query": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
-    "dispatcher": {"client", "state", "executors", "listeners", "machine", "store", "formats", "core"},
-    "doctor": {"query", "client", "executors", "listeners", "machine", "store", "formats", "core"},
-    "page": {"query", "client", "listeners", "machine", "store", "formats", "core"},
-    "arbiter": {"machine", "store", "formats", "core"},
-    "cli": {
-        "arbiter",
-        "dispatcher",
-        "doctor",
-        "query",
-        "client",
-        "executors",
-        "listeners",
-        "machine",
-        "store",
-        "formats",
-        "core",
-    },
-    "python": {"query", "client", "machine", "store", "formats", "core"},
-    "testing": {
-        "cli",
-        "dispatcher",
-        "query",
-        "client",
-        "state",
-        "executors",
-        "listeners",
-        "machine",
-        "store",
-        "formats",
-        "core",
-    },
+    layer: set(below.split())
+    for layer, below in {
+        "core": "",
+        "formats": "core",
+        "store": "formats core",
+        "machine": "core",
+        "executors": "machine formats core",
+        "listeners": "machine store formats core",
+        "client": "store formats core",
+        "state": "executors machine store formats core",
+        "query": "client state executors listeners machine store formats core",
+        "dispatcher": "client state executors listeners machine store formats core",
+        "doctor": "query client executors listeners machine store formats core",
+        "page": "query client listeners machine store formats core",
+        "arbiter": "machine store formats core",
+        "cli": "arbiter dispatcher doctor query client executors listeners machine store formats core",
+        "python": "query client machine store formats core",
+        "testing": "cli dispatcher query client state executors listeners machine store formats core",
+    }.items()
 }
 
 # Values and pure functions; nothing that has a clock, a disk, a process or an environment.
@@ -140,9 +120,7 @@ MAX_PARAMETERS = 5  # without `self`
 MIN_MODULE = 150  # lines of a module that only one other imports
 
 # Exceptions to the rules below, each with its reason: LAYER.CLASS.FUNCTION, LAYER: TARGET, or the path of a module.
-LONG_FUNCTIONS: dict[str, str] = {
-    "cli.simulate.command": "its options and its help are half of it",
-}
+LONG_FUNCTIONS: dict[str, str] = {"cli.simulate.command": "its options and its help are half of it"}
 MANY_PARAMETERS: dict[str, str] = {
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
     "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
@@ -160,13 +138,13 @@ SMALL_MODULES: dict[str, str] = {
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
 }
 SAME_NAMES: dict[str, str] = {
-    "Executor": "the public one, as `concurrent.futures` calls it, and what a job's `executor` names",
+    "Executor": "the public one, as `concurrent.futures` calls it, and what a job's `executor` names"
 }
 # A circle is named by its first module.
 CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {}
 OF_OTHERS: dict[str, str] = {
-    "dispatcher: memory.open": "what the journal remembers, which recovery completes before there is a state",
+    "dispatcher: memory.open": "what the journal remembers, which recovery completes before there is a state"
 }
 CHILDREN_WITH_MAKERS: dict[str, str] = {
     "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",
@@ -175,9 +153,7 @@ CHILDREN_WITH_MAKERS: dict[str, str] = {
     "Piece takes Confinement": "a block of work, opened by `with`, hands what it has caught to its keeper",
 }
 
-WRITES = {
-    "store/disk.py": "the one place",
-}
+WRITES = {"store/disk.py": "the one place"}
 ACTS = {"subprocess", "multiprocessing", "shutil", "tempfile", "spool.store.disk.Disk", "spool.store.locked_spool"}
 # What query/ takes from modules that also write or start processes.
 LOOKS = {
@@ -207,9 +183,19 @@ _HOSTS = [re.escape(".".join(host)) for host in (("pypi", "org"), ("pythonhosted
 FORBIDDEN = re.compile("|".join([*_PLACES, *_HOSTS]))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """Keep the syntax trees for this module alone, and collect no garbage: it would go over all of them, many times."""
+    gc.disable()
+    yield
+    for cached in (modules, functions, imported_by, project_files, text_of):
+        cached.cache_clear()
+    gc.enable()
+
+
 @dataclass(frozen=True)
 class Module:
-    """One module of the package: its path below src/spool, its text and its syntax tree."""
+    """One module of the package: its path below src/spool, its text and its syntax tree, parsed and walked once."""
 
     path: str
     text: str
@@ -219,10 +205,34 @@ class Module:
     def layer(self) -> str:
         return self.path.split("/")[0] if "/" in self.path else ""
 
-    def imports(self) -> Iterator[tuple[str, int]]:
-        """Yield every imported module as an absolute dotted name, with its line, lazy and typing-only ones too."""
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def calls(self) -> tuple[ast.Call, ...]:
+        """All calls."""
+        return tuple(node for node in self.nodes if isinstance(node, ast.Call))
+
+    @cached_property
+    def classes(self) -> tuple[ast.ClassDef, ...]:
+        """All classes, wherever they stand."""
+        return tuple(node for node in self.nodes if isinstance(node, ast.ClassDef))
+
+    @cached_property
+    def assigned(self) -> tuple[ast.expr, ...]:
+        """All targets of assignments."""
+        return tuple(target for node in self.nodes for target in _targets(node))
+
+    @cached_property
+    def imports(self) -> tuple[tuple[str, int], ...]:
+        """Every imported module as an absolute dotted name, with its line, lazy and typing-only ones too."""
+        return tuple(self._imports())
+
+    def _imports(self) -> Iterator[tuple[str, int]]:
         package = ["spool", *self.path.split("/")[:-1]]
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((alias.name, node.lineno) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -237,15 +247,39 @@ class Module:
                 if isinstance(argument, ast.Constant):
                     yield str(argument.value), node.lineno
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """`spool.core.model.Job` for `from spool.core.model import Job`: the name may be a module's or in one."""
+        found: set[str] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_module(node.value):
+                found.add(node.value)  # of a table of plugs
+        return frozenset(found)
+
 
 @cache
 def modules() -> tuple[Module, ...]:
     """Return every module of the package."""
-    found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        found.append(Module(path.relative_to(SOURCE).as_posix(), text, ast.parse(text)))
-    return tuple(found)
+    paths = sorted(SOURCE.rglob("*.py"))
+    return tuple(Module(path.relative_to(SOURCE).as_posix(), text_of(path), tree_of(path)) for path in paths)
+
+
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(text_of(path))
+
+
+@cache
+def text_of(path: Path) -> str:
+    """Return what a file holds, nothing if that is no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""
 
 
 @cache
@@ -316,22 +350,11 @@ def imported_by() -> dict[str, set[str]]:
     paths = {_dotted(module.path): module.path for module in modules()}
     importers: dict[str, set[str]] = {path: set() for path in paths.values()}
     for module in modules():
-        for name in _imported_names(module):
+        for name in module.names:
             target = paths.get(name) or paths.get(name.rpartition(".")[0])
             if target is not None and target != module.path:
                 importers[target].add(module.path)
     return importers
-
-
-def _imported_names(module: Module) -> Iterator[str]:
-    """Yield `spool.core.model.Job` for `from spool.core.model import Job`: the name may be a module's or in one."""
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_module(node.value):
-            yield node.value  # of a table of plugs
 
 
 def _is_module(text: str) -> bool:
@@ -429,9 +452,7 @@ def test_a_module_is_shared_or_deep_or_a_plug() -> None:
 
 def test_a_class_name_exists_once() -> None:
     """Whoever searches for a class finds one."""
-    defined = Counter(
-        node.name for module in modules() for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
-    )
+    defined = Counter(node.name for module in modules() for node in module.classes)
     assert _unlisted([name for name, times in defined.items() if times > 1], SAME_NAMES) == []
 
 
@@ -445,8 +466,7 @@ def test_state_is_changed_by_its_owner() -> None:
     deep = [
         f"{module.layer}: {ast.unparse(target)}"
         for module in modules()
-        for node in ast.walk(module.tree)
-        for target in _targets(node)
+        for target in module.assigned
         if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Attribute)
     ]
     assert _unlisted(deep, DEEP_ASSIGNMENTS) == []
@@ -458,8 +478,7 @@ def test_what_the_state_owns_is_changed_in_the_state() -> None:
         field.target.id
         for module in modules()
         if module.layer == "state"
-        for made in ast.walk(module.tree)
-        if isinstance(made, ast.ClassDef)
+        for made in module.classes
         for field in made.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     }
@@ -467,9 +486,8 @@ def test_what_the_state_owns_is_changed_in_the_state() -> None:
     found = [
         f"{module.layer}: {ast.unparse(part)}"
         for module in modules()
-        if module.layer != "state" and any(name.startswith("spool.state.") for name, _ in module.imports())
-        for node in ast.walk(module.tree)
-        for target in _targets(node)
+        if module.layer != "state" and any(name.startswith("spool.state.") for name, _ in module.imports)
+        for target in module.assigned
         for part in [target.value if isinstance(target, ast.Subscript) else target]
         if isinstance(part, ast.Attribute) and part.attr in fields
         if not (isinstance(part.value, ast.Name) and part.value.id == "self")
@@ -493,7 +511,7 @@ def _targets(node: ast.AST) -> Iterator[ast.expr]:
 
 def test_no_component_takes_its_maker() -> None:
     """What a class makes is given neither the maker (`Part(self)`) nor a parameter of the maker's type."""
-    classes = [node for module in modules() for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for module in modules() for node in module.classes]
     named = defaultdict(list)
     for node in classes:
         named[node.name].append(node)
@@ -527,15 +545,14 @@ def _constructor_types(made: ast.ClassDef) -> Iterator[str]:
 
 def test_arrows_go_down_only() -> None:
     """A module imports its own folder and the folders below it, and nothing above, lazily or for types either."""
-    wrong = []
-    for module in modules():
-        if not module.layer:
-            continue
-        allowed = LAYERS[module.layer] | {module.layer}
-        for name, line in module.imports():
-            parts = name.split(".")
-            if parts[0] == "spool" and len(parts) > 1 and parts[1] in LAYERS and parts[1] not in allowed:
-                wrong.append(f"{module.path}:{line} imports {name}")
+    wrong = [
+        f"{module.path}:{line} imports {name}"
+        for module in modules()
+        if module.layer
+        for name, line in module.imports
+        if name.startswith("spool.") and (other := name.split(".")[1]) in LAYERS
+        if other not in LAYERS[module.layer] | {module.layer}
+    ]
     assert not wrong
 
 
@@ -546,35 +563,31 @@ def test_every_folder_is_a_layer() -> None:
 
 def test_core_never_touches_the_world() -> None:
     """core/ imports itself, `Struct`, and pure parts of the standard library: no clock, disk, process, environment."""
-    wrong = []
-    for module in modules():
-        if module.layer == "core":
-            for name, line in module.imports():
-                top = name.split(".")[0]
-                if top not in CORE_STDLIB and top != "spool" and name not in VALUES:
-                    wrong.append(f"{module.path}:{line} imports {name}")
+    wrong = [
+        f"{module.path}:{line} imports {name}"
+        for module in modules()
+        if module.layer == "core"
+        for name, line in module.imports
+        if name.split(".")[0] not in CORE_STDLIB | {"spool"} and name not in VALUES
+    ]
     assert not wrong
 
 
 def test_core_asks_no_clock_and_no_hidden_state() -> None:
     """In core/ nothing calls now(), today(), open(), or a function of the module random but its class Random."""
     wrong = []
-    for module in modules():
-        if module.layer != "core":
-            continue
-        for node in ast.walk(module.tree):
-            if not isinstance(node, ast.Call):
-                continue
-            name = _called(node)
-            owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-            of_random = isinstance(owner, ast.Name) and owner.id == "random"
-            of_datetime = isinstance(owner, ast.Name) and owner.id in ("datetime", "date")
-            if (
-                (of_random and name != "Random")
-                or (of_datetime and name in ("now", "today", "utcnow"))
-                or (owner is None and name in ("open", "input", "print", "exec", "eval"))
-            ):
-                wrong.append(f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}")
+    core = [module for module in modules() if module.layer == "core"]
+    for path, node in ((module.path, node) for module in core for node in module.calls):
+        name = _called(node)
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        of_random = isinstance(owner, ast.Name) and owner.id == "random"
+        of_datetime = isinstance(owner, ast.Name) and owner.id in ("datetime", "date")
+        if (
+            (of_random and name != "Random")
+            or (of_datetime and name in ("now", "today", "utcnow"))
+            or (owner is None and name in ("open", "input", "print", "exec", "eval"))
+        ):
+            wrong.append(f"{path}:{node.lineno} calls {ast.unparse(node.func)}")
     assert not wrong
 
 
@@ -582,7 +595,7 @@ def test_each_third_party_name_is_imported_in_one_place() -> None:
     """Click is in cli/, what reads and writes by msgspec in formats/; each exception has its reason and is needed."""
     wrong, used = [], set()
     for module in modules():
-        for name, line in module.imports():
+        for name, line in module.imports:
             top = name.split(".")[0]
             if top == "spool" or top in sys.stdlib_module_names or name in VALUES:
                 continue
@@ -606,7 +619,7 @@ def _library_names(module: Module) -> set[str]:
     """Return the names under which a module has something of a third-party package."""
     return {
         alias.asname or alias.name.split(".")[0]
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
         if _of_a_library(getattr(node, "module", None) or alias.name)
@@ -617,13 +630,13 @@ def test_third_party_packages_are_used_by_their_public_doors() -> None:
     """Nothing private of a package is imported or read, nothing in it is assigned to, and each module is documented."""
     wrong = set()
     for module in modules():
-        doors = {name for name, _ in module.imports() if name.split(".")[0] in DOORS}
+        doors = {name for name, _ in module.imports if name.split(".")[0] in DOORS}
         wrong |= {f"{module.path} imports {name}" for name in doors if name not in DOORS[name.split(".")[0]]}
         theirs = _library_names(module)
         wrong |= {f"{module.path} imports {name}" for name in theirs if _is_private(name)}
-        for node in ast.walk(module.tree):
-            targets = [target for target in _targets(node) if isinstance(target, ast.Attribute)]
-            wrong |= {f"{module.path} sets {ast.unparse(part)}" for part in targets if _root(part) in theirs}
+        targets = [target for target in module.assigned if isinstance(target, ast.Attribute)]
+        wrong |= {f"{module.path} sets {ast.unparse(part)}" for part in targets if _root(part) in theirs}
+        for node in module.nodes:
             if isinstance(node, ast.Attribute) and _is_private(node.attr) and _root(node) in theirs:
                 wrong.add(f"{module.path} reads {ast.unparse(node)}")
     assert sorted(wrong) == []
@@ -676,7 +689,7 @@ def test_every_dependency_is_used_and_every_package_used_is_a_dependency() -> No
     modules_of = {"nvidia-ml-py": "pynvml", "tomli-w": "tomli_w"}
     declared = {re.split(r"[<>=~!\[ ;]", line)[0] for line in project["dependencies"]}
     assert {modules_of.get(name, name) for name in declared} == set(HOMES)
-    imported = {name.split(".")[0] for module in modules() for name, _ in module.imports()}
+    imported = {name.split(".")[0] for module in modules() for name, _ in module.imports}
     assert set(HOMES) - imported == set()
 
 
@@ -707,8 +720,8 @@ def test_nothing_prints_outside_of_the_commands() -> None:
         f"{module.path}:{node.lineno}"
         for module in modules()
         if module.layer != "cli" and module.path not in PRINTS
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        for node in module.calls
+        if isinstance(node.func, ast.Name) and node.func.id == "print"
         if "file" not in {keyword.arg for keyword in node.keywords}
     ]
     assert not wrong
@@ -716,7 +729,7 @@ def test_nothing_prints_outside_of_the_commands() -> None:
 
 def test_values_are_structs() -> None:
     """No module imports `dataclasses`: it takes longer than all the rest of a short command, and its classes too."""
-    assert [module.path for module in modules() for name, _ in module.imports() if name == "dataclasses"] == []
+    assert [module.path for module in modules() for name, _ in module.imports if name == "dataclasses"] == []
 
 
 def test_the_commands_print_through_two_functions() -> None:
@@ -725,8 +738,8 @@ def test_the_commands_print_through_two_functions() -> None:
         f"{module.path}:{node.lineno}"
         for module in modules()
         if module.layer == "cli" and module.path not in SAYS
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call)
+        for node in module.calls
+        if _called(node) in ("print", "echo", "write", "secho")
         and ast.unparse(node.func) in ("print", "click.echo", "sys.stdout.write", "sys.stderr.write", "click.secho")
     ]
     assert not wrong
@@ -734,19 +747,16 @@ def test_the_commands_print_through_two_functions() -> None:
 
 def test_only_the_store_writes_the_spool() -> None:
     """Below the dispatcher, the calls that change a directory's names stand in store/disk.py and nowhere else."""
+    below = ("core", "formats", "store", "machine", "state", "client", "query", "doctor")
     changes = {"rename", "replace", "link", "symlink", "unlink", "remove", "rmdir", "rmtree"}
-    wrong = []
-    for module in modules():
-        if (
-            module.layer not in ("core", "formats", "store", "machine", "state", "client", "query", "doctor")
-            or module.path in WRITES
-        ):
-            continue
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in changes:
-                owner = node.func.value
-                if isinstance(owner, ast.Name) and owner.id in ("os", "shutil"):
-                    wrong.append(f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}")
+    wrong = [
+        f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}"
+        for module in modules()
+        if module.layer in below and module.path not in WRITES
+        for node in module.calls
+        if isinstance(node.func, ast.Attribute) and node.func.attr in changes
+        if isinstance(node.func.value, ast.Name) and node.func.value.id in ("os", "shutil")
+    ]
     assert not wrong
 
 
@@ -756,18 +766,16 @@ def test_query_only_reads() -> None:
     def is_in(name: str, modules: set[str]) -> bool:
         return name in modules or name.rpartition(".")[0] in modules
 
-    named = {module: {*_imported_names(module)} for module in modules()}
-    acting = {_dotted(module.path) for module, names in named.items() if any(is_in(n, ACTS) for n in names)}
+    acting = {_dotted(module.path) for module in modules() if any(is_in(name, ACTS) for name in module.names)}
     acting |= {*ACTS, "spool.store.disk"}
-    taken = {name for module, names in named.items() if module.layer == "query" for name in names}
+    taken = {name for module in modules() if module.layer == "query" for name in module.names}
     assert _unlisted((name for name in taken if is_in(name, acting)), LOOKS) == []
     changes = {"chmod", "chown", "kill", "killpg", "link", "makedirs", "mkdir", "truncate", "utime", "write"}
     wrong = [
         f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}"
         for module in modules()
         if module.layer == "query"
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call)
+        for node in module.calls
         if (_called(node) in changes and ast.unparse(node.func).startswith("os."))
         or (_called(node) == "open" and ast.unparse(node.func) == "open" and not _reads(node))
     ]
@@ -782,39 +790,37 @@ def _reads(call: ast.Call) -> bool:
 
 def test_every_test_makes_a_claim() -> None:
     """Every test function of the project has a docstring, so that a failure reads as the sentence that is untrue."""
-    wrong = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        wrong += [
-            f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
-        ]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for part in tree_of(path).body  # in a module, or in a class of one
+        for node in (part, *getattr(part, "body", ()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
+    ]
     assert not wrong
 
 
 def test_tests_of_core_need_no_disk() -> None:
     """No test in tests/core asks for a temporary directory or a spool: values in, values out."""
-    wrong = []
-    for path in sorted((ROOT / "tests" / "core").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                names = {argument.arg for argument in node.args.args}
-                if names & {"tmp_path", "tmp_path_factory", "tmpdir", "spool_root", "monkeypatch"}:
-                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    fixtures = {"tmp_path", "tmp_path_factory", "tmpdir", "spool_root", "monkeypatch"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in sorted((ROOT / "tests" / "core").rglob("*.py"))
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef) and {argument.arg for argument in node.args.args} & fixtures
+    ]
     assert not wrong
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
     """The project holds no path of the machine that it was written on and no package registry's host."""
-    wrong = []
-    for path in project_files():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        for number, line in enumerate(text.splitlines(), 1):
-            if FORBIDDEN.search(line):
-                wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in project_files()
+        if FORBIDDEN.search(text_of(path))
+        for number, line in enumerate(text_of(path).splitlines(), 1)
+        if FORBIDDEN.search(line)
+    ]
     assert not wrong
 
 
@@ -825,7 +831,7 @@ def _pages() -> list[Path]:
 def test_the_end_of_a_run_states_each_field_of_its_result() -> None:
     """Each field of a result is stated where results are made: one left out would be empty in every list."""
     makers = [module for module in modules() if module.path in ("dispatcher/finalizer.py", "core/lifecycle.py")]
-    calls = [node for module in makers for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    calls = [node for module in makers for node in module.calls]
     stated = {word.arg for call in calls if _called(call) in ("Result", "replace") for word in call.keywords}
     assert set(Result.__struct_fields__) - stated == {"recorded_at_ns"}  # the history adds it to a late line
 
@@ -836,7 +842,7 @@ def test_every_key_of_a_file_is_used() -> None:
         node.attr
         for module in modules()
         if module.layer != "testing"
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     kinds = (Spec, Policy, Config, GpuConfig, GcConfig, CaptureConfig)
@@ -847,7 +853,7 @@ def test_every_link_between_pages_leads_somewhere() -> None:
     """Each relative link of a Markdown page names a file or folder of the project."""
     wrong = []
     for page in _pages():
-        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             path = target.split("#")[0]
             if path and "://" not in path and not path.startswith("mailto:") and not (page.parent / path).exists():
@@ -861,7 +867,7 @@ def test_every_file_that_a_page_names_exists() -> None:
     wrong = [
         f"{page.relative_to(ROOT)} names {name}"
         for page in _pages()
-        for name in path.findall(page.read_text(encoding="utf-8"))
+        for name in path.findall(text_of(page))
         if not (ROOT / name).exists()
     ]
     assert not wrong
@@ -875,14 +881,14 @@ def test_every_page_that_the_source_cites_exists() -> None:
         (match, path.relative_to(ROOT).as_posix())
         for path in project_files()
         if path.suffix in (".py", ".sh", ".toml", ".service", ".c")
-        for match in re.findall(r"\bdocs/[A-Z]+\.md", path.read_text(encoding="utf-8"))
+        for match in re.findall(r"\bdocs/[A-Z]+\.md", text_of(path))
     }
     assert sorted((page, by) for page, by in cited if not (ROOT / page).exists()) == []
 
 
 # A module of another user in the directory where a program happens to run would run as whoever started it.
 STARTED_ELSEWHERE: dict[str, str] = {
-    "src/spool/client/demonstration.py": "the commands of the demonstration, in a directory of its own",
+    "src/spool/client/demonstration.py": "the commands of the demonstration, in a directory of its own"
 }
 
 
@@ -903,8 +909,7 @@ def test_every_python_that_is_started_imports_nothing_from_the_current_directory
     found: dict[str, list[list[str]]] = defaultdict(list)
     for path in sorted([*SOURCE.rglob("*.py"), *(ROOT / "contrib").glob("**/src/**/*.py")]):
         if "testing" not in path.parts:
-            nodes = ast.walk(ast.parse(path.read_text()))
-            found[str(path.relative_to(ROOT))] += filter(None, map(_command, nodes))
+            found[str(path.relative_to(ROOT))] += filter(None, map(_command, ast.walk(tree_of(path))))
     bare = {path: words for path, all_of in found.items() for words in all_of if not {"-P", "-I"} & set(words[:4])}
     assert bare.keys() == STARTED_ELSEWHERE.keys(), bare
     assert sum(map(len, found.values())) > 8

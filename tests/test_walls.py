@@ -90,33 +90,21 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     place = tmp_path_factory.mktemp("walls")
     for name in ("conftest.py", "support.py"):
         shutil.copy(ROOT / "tests" / name, place)
-    conftest = place / "conftest.py"
-    real = place / "real"
+    conftest, real = place / "conftest.py", place / "real"
     real.mkdir()
     conftest.write_text(conftest.read_text().replace("_LEAVE_S = ", "_LEAVE_S = 0 * "))
-    holes = {"{real!r}": repr(str(real / ".spool")), "{child}": CHILD, "{daemon}": DAEMON}
-    outbreaks = OUTBREAKS
-    for hole, value in holes.items():
-        outbreaks = outbreaks.replace(hole, value)
-    (place / "test_outbreaks.py").write_text(outbreaks)
+    outbreaks = OUTBREAKS.replace("{real!r}", repr(str(real / ".spool")))
+    (place / "test_outbreaks.py").write_text(outbreaks.replace("{child}", CHILD).replace("{daemon}", DAEMON))
     # The plugins that other packages bring are none of ours, and some of old packages cannot be loaded any more.
     options = ["-rA", "--tb=line", "-p", "no:cacheprovider", "-p", "no:libtmux", "-W", "ignore"]
-    options += ["--import-mode=importlib", *request.param]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"--rootdir={place}", f"--override-ini=pythonpath={place}", place],
-        cwd=place,
-        env={
-            **{name: value for name, value in os.environ.items() if name != "HOMES_BEFORE_THE_TESTS"},
-            "HOME": str(real),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "SPOOL_DIR": "/nowhere",
-            "TMUX": "x",
-            "XDG_RUNTIME_DIR": "/nowhere",
-            "COLUMNS": "400",
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
+    # Nor does this run remove what others have left in the directory that they all have else.
+    options += [f"--basetemp={place / 'base'}", "--import-mode=importlib", *request.param]
+    environment = {name: value for name, value in os.environ.items() if name != "HOMES_BEFORE_THE_TESTS"} | {
+        "HOME": str(real), "PYTHONPATH": os.pathsep.join(sys.path), "SPOOL_DIR": "/nowhere", "TMUX": "x",
+        "XDG_RUNTIME_DIR": "/nowhere", "COLUMNS": "400",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", *options, f"--rootdir={place}", f"--override-ini=pythonpath={place}"]
+    return subprocess.run([*command, place], cwd=place, env=environment, stdout=subprocess.PIPE, text=True).stdout
 
 
 @pytest.mark.parametrize(

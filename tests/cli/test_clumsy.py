@@ -18,22 +18,19 @@ from spool.store.disk import Disk
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["LS"], "did you mean `spool ls`?"),
-        (["stop", "a"], "did you mean `spool cancel`?"),
-        (["unhold", "a"], "did you mean `spool release`?"),
-        (["watch"], "did you mean `spool ls --watch`?"),
-        (["version"], "did you mean `spool --version`?"),
-        (["help", "frobnicate"], "unknown command 'frobnicate'; `spool --help` lists the commands"),
-        (["reserve", "show"], "the commands are create, list, cancel"),
-        (["service", "start"], "the commands are install, status, remove"),
+        (["LS"], "`spool ls`"),
+        (["stop", "a"], "`spool cancel`"),
+        (["submti"], "`spool submit`"),
+        (["watch"], "`spool ls --watch`"),
+        (["help", "frobnicate"], "`spool --help`"),
+        (["xyzzy"], "`spool --help`"),
+        (["reserve", "show"], "create, list, cancel"),
     ],
 )
 def test_an_unknown_command_is_answered_with_the_likely_one(spool: Command, words: list[str], told: str) -> None:
     """A word of another program, another case or a wrong subcommand: the message names the right command."""
     said = spool(*words)
-    assert said.code == 2
-    assert told in said.err
-    assert len(said.err.splitlines()) == 1
+    assert (said.code, told in said.err, said.err.count("\n")) == (2, True, 0)
 
 
 def test_help_takes_a_command(spool: Command) -> None:
@@ -46,11 +43,9 @@ def test_help_takes_a_command(spool: Command) -> None:
     ("words", "told"),
     [
         (["ls", "-n", "x"], "-n must be a whole number of at least 0, not 'x'"),
-        (["log", "a", "-n", "-1"], "--lines must be a whole number of at least 0, not -1"),
         (["log", "a", "--run", "last"], "--run must be a whole number, not 'last'"),
         (["simulate", "--history", "--limits", "7"], "--limits must be a number from 0 to 1, not 7"),
         (["simulate", "--history", "--scale-load", "0"], "--scale-load must be a number above 0, not 0"),
-        (["gc", "--keep-runs", "0"], "--keep-runs must be a whole number of at least 1, not 0"),
     ],
 )
 def test_a_wrong_number_is_answered_with_the_numbers_that_are_right(
@@ -58,8 +53,7 @@ def test_a_wrong_number_is_answered_with_the_numbers_that_are_right(
 ) -> None:
     """The message names the option and what it takes, not a type of the program."""
     said = spool(*words)
-    assert said.code == 2
-    assert told in said.err
+    assert (said.code, told in said.err) == (2, True)
 
 
 def test_a_word_too_many_is_named_with_what_the_command_takes(spool: Command) -> None:
@@ -68,27 +62,24 @@ def test_a_word_too_many_is_named_with_what_the_command_takes(spool: Command) ->
     assert "unexpected argument 'now'; `spool pause` takes none" in spool("pause", "now").err
 
 
-def test_a_misspelled_option_is_answered_with_the_likely_ones(spool: Command) -> None:
-    """The suggestions stand in the message, without quotes and parentheses."""
-    assert "unknown option --nam; did you mean --name?" in spool("submit", "--nam", "x", "--", "true").err
-    assert (
-        "unknown option --nmae; did you mean --mem or --name or --time?"
-        in spool("submit", "--nmae", "x", "--", "true").err
-    )
-    assert (
-        "unknown option --dep; did you mean --dependency or --depends-on?" in spool("submit", "--dep", "a", "true").err
-    )
-    assert "unknown option --st; did you mean --state?" in spool("cancel", "--st", "held").err
-    assert "option --name needs a value" in spool("submit", "--name").err
+@pytest.mark.parametrize(
+    ("words", "likely"),
+    [("submit --nmae x true", "--mem --name --time"), ("submit --dep a true", "--dependency --depends-on"),
+     ("submit --gpu 1 true", "--gpus"), ("cancel --st held", "--state"), ("submit --name", "--name")],
+)  # fmt: skip
+def test_a_wrong_option_is_answered_with_the_likely_ones(spool: Command, words: str, likely: str) -> None:
+    """One that is misspelled or cut short, or that lacks its value, is named with what was probably meant."""
+    said = spool(*words.split())
+    assert (said.code, said.err.count("\n")) == (2, 0)
+    assert {*likely.split()} <= {*said.err.replace("?", "").split()}
 
 
-@pytest.mark.parametrize("verb", ["submit", "ls", "cancel", "run", "reserve create"])
-@pytest.mark.parametrize("form", [("--spool", "/x"), ("--spool=/x",)])
-def test_the_spool_is_named_before_the_command(spool: Command, verb: str, form: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("verb", ["submit", "ls", "run", "reserve create"])
+def test_the_spool_is_named_before_the_command(spool: Command, verb: str) -> None:
     """Where to write --spool is said, instead of options that look like it."""
-    said = spool(*verb.split(), *form, "a")
-    assert said.code == 2
-    assert said.err.startswith(f"spool: --spool stands before the command: `spool --spool DIR {verb} …`")
+    for form in (("--spool", "/x"), ("--spool=/x",)):
+        said = spool(*verb.split(), *form, "a")
+        assert (said.code, f"`spool --spool DIR {verb} …`" in said.err) == (2, True)
 
 
 NAMES_A_JOB = ("show", "why", "log", "attach", "wait", "seff", "cancel", "hold", "release", "requeue", "suspend",
@@ -112,54 +103,39 @@ def test_an_unknown_job_is_answered_with_the_likely_one(spool: Command, spool_ro
     """Every command that takes a job says which one was probably meant, else how to list the jobs."""
     put_job(spool_root, "train-model", place="held")
     near = spool(*verb.split(), "train-modle")
-    assert (near.code, near.err.count("\n")) == (3, 0)
-    assert near.err.endswith("the spool has no job of that name; did you mean train-model?")
+    assert spool("diff", "train-modle", "train-model").err.endswith("did you mean train-model?")
+    assert (near.code, near.err.count("\n"), near.err.endswith("did you mean train-model?")) == (3, 0, True)
     assert spool(*verb.split(), "xyzzy").err.endswith("`spool ls --all` lists the jobs")
-
-
-def test_an_unknown_job_of_two_is_answered_with_the_likely_one(spool: Command, spool_root: Path) -> None:
-    """As where a command takes one."""
-    put_job(spool_root, "train-model", place="held")
-    told = spool("diff", "train-modle", "train-model").err
-    assert told.endswith("the spool has no job of that name; did you mean train-model?")
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--memory", "10"], '--memory: "10" has no unit'),
-        (["--time-limit", "10x"], '--time-limit: "10x" is not a duration'),
-        (["--cpus", "-1"], "--cpus: must be a whole number >= 0, not -1"),
-        (["--priority", "99999999999999999999"], "--priority: must be a whole number"),
-        (["--retry-max", "x"], '--retry-max: must be a whole number, not "x"'),
-        (["--depends-on", "a/b"], '--depends-on: "a/b" is not a valid job name'),
-        (["--env", "=x"], '--env: "" is not a valid variable name'),
-        (["--resource", "a=b"], '--resource: must be a whole number, not "b"'),
-        (["--resource", "memory=3"], '--resource: "memory" is not a named resource; use --memory'),
-        (["--setup", ""], "--setup: is empty"),
-        (["--container", ""], "--container: is empty"),
-        (["--gpu-memory", "1G"], "--gpu-memory: needs --gpus: it is the memory on each GPU"),
-        (["--max-running", "3"], "--max-running: needs --array, --matrix or --param-file; to limit several jobs"),
+        (["--memory", "10"], "--memory: "),
+        (["--time-limit", "10x"], "--time-limit: "),
+        (["--cpus", "-1"], "--cpus: "),
+        (["--priority", "9" * 5000], "--priority: "),  # which Python refuses to read
+        (["--depends-on", "a/b"], "--depends-on: "),
+        (["--env", "=x"], "--env: "),
+        (["--resource", "a=b"], "--resource: "),
+        (["--setup", ""], "--setup: "),
+        (["--container", ""], "--container: "),
+        (["--gpu-memory", "1G"], "--gpu-memory: needs --gpus"),
+        (["--max-running", "3"], "--max-running: needs --array, --matrix or --param-file"),
         (["--retry-memory-factor", "2", "-m", "1G"], "--retry-memory-factor: needs --retry-max"),
-        (["--notify-on", "failed"], "--notify: has no recipients; set --notify"),
-        (["-d", ""], "--depends-on: is an empty list; name jobs, or leave it out"),
+        (["--notify-on", "failed"], "--notify: has no recipients"),
+        (["-d", ""], "--depends-on: is an empty list"),
         (["--tag", "hold,hold"], '--tag: names "hold" twice'),
     ],
 )
-def test_a_wrong_value_is_answered_with_the_option(spool: Command, options: list[str], told: str) -> None:
-    """An error of an option names the option: whoever wrote it has seen no file, no line and no made-up name."""
+def test_a_wrong_value_is_answered_with_the_option(
+    spool: Command, spool_root: Path, options: list[str], told: str
+) -> None:
+    """An error of an option names the option, in a short line and not that of a file; and nothing is submitted."""
     said = spool("submit", *options, "--", "true")
-    assert (said.code, said.err.count("\n")) == (4, 0)
+    assert (said.code, said.err.count("\n"), len(said.err) < 400, " on line " in said.err) == (4, 0, True, False)
     assert said.err.startswith(f"spool: cannot use this job: {told}")
-    assert " on line " not in said.err
-
-
-def test_an_unknown_kind_of_dependency_is_answered_with_the_kinds(spool: Command) -> None:
-    """It is part of the value on the command line, and a key only in a job file."""
-    said = spool("submit", "-d", "x:a", "--", "true")
-    assert said.err == (
-        'spool: cannot use --depends-on x:a: "x" is unknown; it is one of all, any, ended, failed, each'
-    )
+    assert os.listdir(spool_root / "queued") == []
 
 
 def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) -> None:
@@ -167,29 +143,19 @@ def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) 
     put_job(spool_root, "a", place="held")
     put_job(spool_root, "b", 'command = "true"\ncpus = "x"\n', place="held")
     put_job(spool_root, "c", place="done")
-    assert 'cannot use job a: --memory: "10" has no unit' in spool("edit", "a", "--memory", "10").err
-    assert '"cpus" on line 2: must be a whole number' in spool("edit", "b", "--memory", "10G").err
-    assert 'cannot use job c: --with memory: "10" has no unit' in spool("requeue", "c", "--with", "memory=10").err
+    assert "job a: --memory: " in spool("edit", "a", "--memory", "10").err
+    assert '"cpus" on line 2: ' in spool("edit", "b", "--memory", "10G").err
+    assert "job c: --with memory: " in spool("requeue", "c", "--with", "memory=10").err
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("wait", "a", "--timeout", "5"),
-        ("gc", "--older-than", "5"),
-        ("gc", "--max-size", "5"),
-        ("dispatch", "--idle-exit", "5"),
-        ("simulate", "--history", "--memory", "5"),
-    ],
+    "words", ["wait a --timeout 5", "gc --older-than 5", "gc --max-size 5", "simulate --history --memory 5"]
 )
-def test_an_amount_without_a_unit_is_answered_with_its_option(
-    spool: Command, spool_root: Path, words: tuple[str, ...]
-) -> None:
+def test_an_amount_without_a_unit_is_answered_with_its_option(spool: Command, spool_root: Path, words: str) -> None:
     """The message names the option, and the units that it takes."""
     put_job(spool_root, "a", place="held")
-    said = spool(*words)
-    assert said.code == 2
-    assert said.err.startswith(f'spool: cannot use {words[-2]}: "5" has no unit')
+    said = spool(*words.split())
+    assert (said.code, f'{words.split()[-2]}: "5" has no unit' in said.err) == (2, True)
 
 
 def test_no_spool_is_made_among_the_files_of_others(spool: Command, tmp_path: Path) -> None:
@@ -199,22 +165,10 @@ def test_no_spool_is_made_among_the_files_of_others(spool: Command, tmp_path: Pa
     (home / "thesis.tex").write_text("")
     for words in (("init", home), ("--spool", home, "submit", "--", "true"), ("--spool", home, "dispatch", "--once")):
         said = spool(*words)
-        assert (said.code, said.out) == (5, "")
-        assert said.err == f"spool: cannot make a spool: {home}: the directory has other files in it; " + (
-            "name an empty or a new directory"
-        )
+        assert (said.code, said.out, f"{home}: " in said.err) == (5, "", True)
         assert [each.name for each in home.iterdir()] == ["thesis.tex"]
     (home / "config.toml").write_text("")
     assert spool("init", home).code == 0
-
-
-def test_a_filter_that_leaves_nothing_says_so(spool: Command) -> None:
-    """`stats` and `plot` say which way to look for more, and `reserve cancel` how to list what there is."""
-    assert spool("stats", "--user", "nobody").err == (
-        "spool: no ended run matches; give fewer filters, or an earlier --since"
-    )
-    assert "no run in this period matches; look further back" in spool("plot", "--user", "nobody").err
-    assert spool("reserve", "cancel", "x").err.endswith("no reservation has this name; `spool reserve list` lists them")
 
 
 def test_a_full_disk_says_what_to_do(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +182,7 @@ def test_a_full_disk_says_what_to_do(spool: Command, spool_root: Path, monkeypat
         monkeypatch.setattr(Disk, method, full)
     for words in (("submit", "--", "true"), ("release", "a"), ("edit", "a", "--cpus", "2"), ("pause",)):
         said = spool(*words)
-        assert said.code == 5, words
-        assert said.err.endswith("No space left on device; free up space on the disk"), words
+        assert (said.code, said.err.endswith("; free up space on the disk")) == (5, True), words
 
 
 def test_files_that_are_no_job_files_are_named_for_what_they_are(spool: Command, tmp_path: Path) -> None:
@@ -238,10 +191,9 @@ def test_files_that_are_no_job_files_are_named_for_what_they_are(spool: Command,
     script.write_text("#!/bin/sh\necho hi\n")
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert spool("submit", "-f", script).err.endswith(f"it is a script; `spool submit {script}` submits a script")
-    assert "reads a pipe" in spool("submit", "-f", "-").err
-    assert spool("check", empty).err == f"spool: nothing to check: no job files (*.toml) in {empty}"
-    assert spool("import", empty).err == f"spool: cannot import {empty}: not a file"
+    assert f"`spool submit {script}`" in spool("submit", "-f", script).err
+    assert str(empty) in spool("check", empty).err
+    assert (spool("submit", "-f", "-").code, spool("import", empty).code) == (2, 2)
     (tmp_path / "my job.toml").write_text('command = "true"\n')
     assert spool("submit", "-f", tmp_path / "my job.toml").err.endswith("give another with --name")
     assert spool("submit", "-f", tmp_path / "my job.toml", "--name", "mine").code == 0
@@ -251,13 +203,6 @@ def test_what_import_prints_of_a_windows_file_is_a_job_file(spool: Command, tmp_
     """Neither the byte order mark nor a carriage return comes out escaped, which no reader would take."""
     (tmp_path / "a.toml").write_bytes(b'\xef\xbb\xbfcommand = "true"\r\ncpus = 1\r\n')
     assert spool("import", tmp_path / "a.toml").out == 'command = "true"\ncpus = 1\n'
-
-
-def test_a_number_as_a_name_is_doubted(spool: Command) -> None:
-    """`-n 4` of sbatch means CPUs: the job gets that name, with a warning that says how to ask for CPUs."""
-    said = spool("submit", "-n", "4", "--hold", "--", "true")
-    assert (said.code, said.out) == (0, "4\n")
-    assert said.err == "spool: warning: -n is the name, so this job is called 4; for CPUs write --cpus 4"
 
 
 def test_a_signal_may_be_a_number_with_a_dash(spool: Command, spool_root: Path) -> None:
@@ -271,7 +216,6 @@ _MISNAMED = {
     "a b.toml": "'queued/a b.toml' is ignored: a name is made of A-Z a-z 0-9 . _ and -, and ' ' is not allowed",
     "-rf.toml": "queued/-rf.toml is ignored: a name begins with a letter or a digit, not with '-'",
     "x.TOML": "queued/x.TOML is ignored: its name ends in .TOML, not in .toml",
-    "é.toml": "queued/é.toml is ignored: a name is made of A-Z a-z 0-9 . _ and -, and '\\xe9' is not allowed",
     "a\nb.toml": "queued/a\\nb.toml is ignored: a name is made of A-Z a-z 0-9 . _ and -, and '\\n' is not allowed",
     f"{'x' * 101}.toml": f"queued/{'x' * 101}.toml is ignored: a name has at most 100 characters, this one has 101",
 }
@@ -307,20 +251,13 @@ def test_what_is_no_file_under_the_name_of_one_is_told_of(spool: Command, spool_
     file.write_text('command = "true"\n')
     link, folder, pipe = (spool_root / "queued" / f"{name}.toml" for name in ("link", "folder", "pipe"))
     link.symlink_to(file)
-    told = "spool: queued/link.toml is ignored: it is a symbolic link; put a copy of the file there"
-    assert spool("ls").err.splitlines()[0] == told
+    assert "queued/link.toml is ignored: " in spool("ls").err
     folder.mkdir()
     os.mkfifo(pipe)
-    said = spool("ls").err.splitlines()[0]
-    assert " and 2 more are ignored: it is " in said
-    assert said.endswith("; `spool doctor` lists them")
+    assert " and 2 more are ignored: it is " in spool("ls").err.splitlines()[0]
     text = spool("doctor", "-q").out
-    for told in (
-        "queued/folder.toml is ignored: it is a directory -> remove it",
-        "queued/link.toml is ignored: it is a symbolic link -> put a copy of the file there",
-        "queued/pipe.toml is ignored: it is not a regular file -> remove it",
-    ):
-        assert told in text
+    for name, what in (("folder", "a directory"), ("link", "a symbolic link"), ("pipe", "not a regular file")):
+        assert f"queued/{name}.toml is ignored: it is {what} -> " in text
 
 
 def test_other_files_where_jobs_are_put_are_for_doctor_alone(spool: Command, spool_root: Path) -> None:

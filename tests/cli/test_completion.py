@@ -8,15 +8,13 @@ import re
 import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from calling import put_job
+from calling import put_job, spawned
 from shell import Home
 from support import PATIENCE_S
 
@@ -101,27 +99,21 @@ def terminal(request: pytest.FixtureRequest, home: Home) -> Iterator[Terminal]:
         ("spool rel", "spool release "),
         ("spool cancel tr", "spool cancel train-1 "),
         ("spool release t", "spool release test-1 "),
-        ("spool requeue o", "spool requeue old-1 "),
         ("spool log r", "spool log ran-1 "),
         ("spool reserve cancel d", "spool reserve cancel demo "),
-        ("spool ls --state que", "spool ls --state queued "),
         ("spool ls --state=que", "spool ls --state=queued "),
         ("spool ls --state queued,fi", "spool ls --state queued,finished "),
         ("spool ls --project vi", "spool ls --project vision "),
         ("spool ls --project nl", r"spool ls --project nlp\ deep "),
         ("spool ls --project=q", "spool ls --project=quoted "),
-        ("spool ls --tag ni", "spool ls --tag night "),
         ("spool ls --columns name,pri", "spool ls --columns name,priority "),
         ("spool submit -d any:tr", "spool submit -d any:train-1 "),
-        ("spool submit --executor t", "spool submit --executor tmux "),
-        ("spool submit --group g", "spool submit --group g1 "),
         ("spool submit --resource li", "spool submit --resource licence "),
         ("spool submit --notify te", "spool submit --notify team "),
         ("spool submit --retry-on fa", "spool submit --retry-on failed "),
         ("spool submit --signal USR1", "spool submit --signal USR1@60s "),
         ("spool requeue --with prio", "spool requeue --with priority="),
         ("spool edit --unset mem", "spool edit --unset memory "),
-        ("spool completion fi", "spool completion fish "),
     ],
 )
 def test_a_shell_completes_what_can_stand_there(terminal: Terminal, typed: str, line: str) -> None:
@@ -145,13 +137,8 @@ def test_there_is_no_complaint_where_there_is_no_spool(terminal: Terminal, tmp_p
 def test_a_completion_imports_nothing_that_it_does_not_need(home: Home, words: str) -> None:
     """The shell waits for it: neither the list of jobs nor the packages that take long to import are loaded."""
     code = "import sys; from spool.cli.main import run; run([]); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**home.environment, "_SPOOL_COMPLETE": "fish_complete", "COMP_WORDS": words},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    asked = {**home.environment, "_SPOOL_COMPLETE": "fish_complete", "COMP_WORDS": words}
+    done = spawned(program=("-c", code), env=asked, check=True)
     assert done.stdout.startswith("plain\t")
     slow = {"spool.query.jobs", "spool.machine.host", "psutil", "rich", "tomlkit", "libtmux", "filelock", "pynvml"}
     assert slow & set(done.stderr.split()) == set()

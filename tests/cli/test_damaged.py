@@ -8,7 +8,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from calling import Command, put_job
+from calling import Command, no_hang, put_job
+from cli.records import end
 from spool.cli import main
 from spool.client import autostart
 from spool.core.model import Grant, Result, State
 from spool.formats import run_records
-from spool.formats.history import render_history, render_result
 from spool.query import snapshot
 from spool.store.config import Settings
 from spool.store.spool import Spool
@@ -56,15 +55,10 @@ def spool_at(root: Path) -> None:
     (root / "config.toml").write_text("autostart = false\nidle_exit = '1s'\n")
     put_job(root, "waits", 'command = "true"\ncpus = 9999\n')
     put_job(root, "ended", place="done")
-    metadir = root / "jobs" / "ended" / "1"
-    metadir.mkdir(parents=True)
-    result = Result("ended", 1, 1, State.FINISHED, "", 1, 2, 3, 0, user="me")
-    (metadir / "result.toml").write_bytes(render_result(result))
-    (metadir / "grant.toml").write_bytes(
-        run_records.render_grant(run_records.GrantRecord("ended", 1, grant=Grant(cpus=1)))
-    )
+    metadir = end(root, Result("ended", 1, 1, State.FINISHED, "", 1, 2, 3, 0, user="me"))
+    granted = run_records.GrantRecord("ended", 1, grant=Grant(cpus=1))
+    (metadir / "grant.toml").write_bytes(run_records.render_grant(granted))
     (metadir / "log").write_text("out\n")
-    (root / "history.jsonl").write_bytes(render_history(result))
 
 
 def directory(path: Path) -> None:
@@ -98,28 +92,12 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
 ]
 
 
-@contextlib.contextmanager
-def no_longer_than(seconds: int) -> Iterator[None]:
-    """Break off what hangs."""
-
-    def hangs(*_: object) -> None:
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def call(words: tuple[str, ...]) -> tuple[int | str, str, str]:
     """Call a verb in this process; return its code, or the traceback of what it raised, and what it said."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
     code: int | str
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), no_longer_than(20):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), no_hang():
             code = main.run(list(words))
     except BaseException:
         code = traceback.format_exc()
@@ -229,10 +207,7 @@ def test_one_unreadable_metadir_leaves_the_rest_of_the_list(anywhere: Path, monk
         assert "waits" in out or verb == "info"
     rows = {row["name"]: row for row in json.loads(found["ls --json"][1])["jobs"]}
     assert rows.keys() == {"waits", "bad"}
-    assert (
-        rows["bad"]["reason"]
-        == f"cannot read {root}/jobs/bad: Permission denied; give yourself access to it with chmod(1) or chown(1)"
-    )
+    assert rows["bad"]["reason"].startswith(f"cannot read {root}/jobs/bad: Permission denied; ")
     for verb in ("show bad", "log bad"):
         code, out, err = found[verb]
         assert (code, out, err.count("\n")) == (5, "", 1), (verb, code, err)

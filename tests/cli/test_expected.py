@@ -48,10 +48,7 @@ def full(spool_root: Path) -> Path:
     [
         ([("sweep_1", 100, {}), ("sweep_7", 200, {})], "about 3m20s, the median of the last 2 runs of sweep"),
         ([("sweep_1", 100, {}), ("other", 40, {})], "about 1m40s, a guess: the median of "),
-        (
-            [("sweep_1", 100, {"cpus": 2}), ("sweep_2", 100, {"outcome": State.FAILED})],
-            "about 1m40s, a guess: ",
-        ),
+        ([("sweep_1", 100, {"cpus": 2}), ("sweep_2", 100, {"outcome": State.FAILED})], "about 1m40s, a guess: "),
         (
             [("sweep_1", 300, {"user": "nobody-else"})],
             "about 5m00s, a guess: the median of everybody's last jobs; none of ",
@@ -110,8 +107,8 @@ def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypa
     ran(full, "short", 1200)
     ran(full, "short", 1200)
     put(full, "short")
-    later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3 * 3600 * S)
-    monkeypatch.setattr(snapshot, "time", later)
+    later_ns = time.time_ns() + 3 * 3600 * S
+    monkeypatch.setattr(snapshot, "time", SimpleNamespace(time_ns=lambda: later_ns))
     out = spool("why", "short").out
     assert "order: score 10.0 (waited 3h00m, expected run time 20m00s); behind first, priority 200" in out
     answer = asked(spool, "why", "short")
@@ -125,7 +122,8 @@ def test_scores_are_told_with_the_digits_that_tell_them_apart(
     """A score has a decimal, and more where the first in the order has nearly the same; equal scores are called so."""
     for name, limit in (("quick", "100h"), ("slow", "101h"), ("slower", "200h")):
         put(full, name, f'command = "true"\ncpus = 1\ntime_limit = "{limit}"\npriority = 250\n')
-    monkeypatch.setattr(snapshot, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * S))
+    later_ns = time.time_ns() + 3600 * S
+    monkeypatch.setattr(snapshot, "time", SimpleNamespace(time_ns=lambda: later_ns))
     out = spool("why", "slow").out
     found = re.search(r"order: score (\S+) \(waited .*\); behind quick, score (\S+)\n", out)
     assert found is not None, out

@@ -44,11 +44,6 @@ def test_the_help_of_submit_is_no_longer_than_it_has_to_be(spool: Command, monke
     assert "COMMAND..." not in said.partition(COMMON_TITLE)[2]
 
 
-def test_the_help_of_an_array_names_its_variable(spool: Command) -> None:
-    """So nobody has to look for it."""
-    assert "$SPOOL_ARRAY_INDEX" in spool("submit", "--help").out
-
-
 @pytest.mark.parametrize("kind", ["job", "config", "reservation"])
 def test_check_prints_the_first_line_that_an_editor_understands(spool: Command, kind: str) -> None:
     """It names a file that is there, wherever spool is installed."""

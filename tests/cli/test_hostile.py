@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from calling import Command, Said, put_job
+from cli.records import end
+from cli.records import view as last_view
 from spool.cli.group import VERBS
 from spool.core.errors import shown
 from spool.core.model import Grant, Result, State
 from spool.formats import jobfile, run_records
-from spool.formats.history import render_history, render_result
 from spool.formats.schema import table
-from spool.formats.state import JobView, StateView, render_state
+from spool.formats.state import JobView
 from spool.store.lock import hold
 from support import make_spool
 
@@ -84,9 +85,7 @@ def records_of(root: Path, name: str, outcome: State, reason: str = HOSTILE) -> 
         name, 1, 1, outcome, reason, 1, now - 2_000_000_000, now, 3, user=HOSTILE, project=HOSTILE, group=HOSTILE,
         tags=(HOSTILE,), executor=HOSTILE, host=HOSTILE, grant=Grant(gpu_uuids=(HOSTILE,), gpu_indices=(0,)),
     )  # fmt: skip
-    metadir = root / "jobs" / name / "1"
-    metadir.mkdir(parents=True)
-    (metadir / "result.toml").write_bytes(render_result(result))
+    metadir = end(root, result)
     grant = run_records.GrantRecord(
         name, 1, grant=result.grant, user=HOSTILE, executor=HOSTILE, granted_at_ns=now, host=HOSTILE
     )
@@ -95,8 +94,6 @@ def records_of(root: Path, name: str, outcome: State, reason: str = HOSTILE) -> 
     (metadir / "failure").write_text(HOSTILE)
     (metadir / "run.sh").write_text(f"stdout='/nowhere/{HOSTILE}'\n")
     (metadir / "stop").write_text(f"cancel by {HOSTILE} at 1: {HOSTILE}\n")
-    with (root / "history.jsonl").open("ab") as history:
-        history.write(render_history(result))
 
 
 def hostile(root: Path) -> list[str]:
@@ -127,10 +124,7 @@ def test_no_text_of_a_file_moves_the_cursor(spool: Command, spool_root: Path) ->
     """Every verb shows what each key, record, reason and path of the spool says with its controls escaped."""
     names = hostile(spool_root)
     view = JobView(state="queued", reason=HOSTILE, user=HOSTILE, project=HOSTILE, tags=(HOSTILE,))
-    state = StateView(
-        version=1, at_ns=time.time_ns(), pid=1, problems=(HOSTILE,), host=HOSTILE, jobs=dict.fromkeys(names, view)
-    )
-    (spool_root / "state.json").write_bytes(render_state(state))
+    last_view(spool_root, dict.fromkeys(names, view), problems=(HOSTILE,), host=HOSTILE)
     lock = hold(str(spool_root / ".lock"))  # a dispatcher lives, and so what it said counts
     try:
         for words in LISTS:
@@ -142,17 +136,19 @@ def test_no_text_of_a_file_moves_the_cursor(spool: Command, spool_root: Path) ->
     for words in LISTS:
         tame(spool(*words))
     for name in names:
-        for verb in (("show",), ("log",), ("log", "--path"), ("check",)):
-            tame(spool(*verb, name if verb != ("check",) else spool_root / "queued" / f"{name}.toml"))
+        tame(spool("show", name))
+        tame(spool("check", spool_root / "queued" / f"{name}.toml"))
     for name in ("tagged", "raw", "unknown", "bad", "refused", "runs", "ended-failed", "k0a", "k1a", "k4b", "k5c"):
         for words in (
-            ("why",),
-            ("wait", "--timeout", "1ms"),
-            ("seff",),
-            ("attach", "--dry-run"),
-            ("edit", "--priority", "3"),
+            "why",
+            "log",
+            "log --path",
+            "wait --timeout 1ms",
+            "seff",
+            "attach --dry-run",
+            "edit --priority 3",
         ):
-            tame(spool(*words, name))
+            tame(spool(*words.split(), name))
         for place in ("queued", "done"):
             path = spool_root / place / f"{name}.toml"
             tame(spool("submit", "-f", path, "-n", f"new-{name}", "--dry-run"))
@@ -187,28 +183,15 @@ def test_no_argument_moves_the_cursor(
             if verb not in ("submit", "run", "init"):
                 tame(spool(*words))
         tame(spool("--spool", f"{tmp_path}/file/{bad}", verb, "x"))
-    for words in (
-        (bad,),
-        (f"--{bad}",),
-        ("submit", bad),
-        ("submit", "-n", bad, "--", "true"),
-        ("run", "--cpus", bad, "x"),
-    ):
+    for words in ((bad,), (f"--{bad}",), ("submit", bad), ("submit", "-n", bad, "true"), ("run", "--cpus", bad, "x")):
         tame(spool(*words))
     for words in (("submit", "--dry-run", "-c", bad), ("submit", "--dry-run", "--env", f"A={RAW}", "--", RAW)):
         assert RAW in repr_of(tomllib.loads(said(spool(*words)).out))
     root = make_spool(tmp_path / f"s{RAW}")
     (root / "config.toml").write_text("autostart = false\n")
     monkeypatch.setenv("SPOOL_DIR", str(root))
-    for words in (
-        ("init",),
-        ("info",),
-        ("doctor",),
-        ("submit", "-n", "a", "--", "true"),
-        ("show", "a"),
-        ("gc", "--dry-run"),
-    ):
-        tame(spool(*words))
+    for words in ("init", "info", "doctor", "submit -n a -- true", "show a", "gc --dry-run"):
+        tame(spool(*words.split()))
     monkeypatch.setenv("SPOOL_DIR", f"{tmp_path}/file/{bad}")
     tame(spool("submit", "-n", "a", "--", "true"))
 

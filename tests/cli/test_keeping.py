@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
+from cli.records import end
 from plugins.fake_nvml import FakeNvml
 from spool.client import gc
 from spool.client.gc import RetentionPolicy, plan_removal, remove
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
-from spool.formats.history import render_result
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk, cut_off, every_cut
@@ -33,11 +33,9 @@ DAY_NS = 86_400_000_000_000
 def ended(root: Path, name: str, run: int, days_ago: float, *, size: int = 0, again: str | None = None) -> Path:
     """Put an ended run into the spool."""
     put_job(root, name, place="done")
-    metadir = root / "jobs" / name / str(run)
-    metadir.mkdir(parents=True)
-    at = time.time_ns() - int(days_ago * DAY_NS)
-    result = Result(name, run, 1, State.FINISHED, "exit code 0", ended_at_ns=at, again=again)
-    (metadir / "result.toml").write_bytes(render_result(result))
+    at_ns = time.time_ns() - int(days_ago * DAY_NS)
+    result = Result(name, run, 1, State.FINISHED, "exit code 0", ended_at_ns=at_ns, again=again)
+    metadir = end(root, result, told=False)
     (metadir / "log").write_bytes(b"x" * size)
     return metadir
 
@@ -48,11 +46,15 @@ def runs(root: Path, name: str) -> list[int]:
 
 
 def test_gc_removes_what_is_old_and_its_record(spool: Command, spool_root: Path) -> None:
-    """Runs past their age go; the record in done/ goes with a job's last run; the rest stays."""
+    """Runs past their age go; the record in done/ goes with a job's last run; the rest stays, and all in a dry run."""
     ended(spool_root, "old", 1, 40)
     ended(spool_root, "mixed", 1, 40)
     ended(spool_root, "mixed", 2, 1)
+    assert asked(spool, "gc", "--older-than", "30d", "--dry-run")["jobs"] == ["old"]
+    assert (runs(spool_root, "old"), runs(spool_root, "mixed")) == ([1], [1, 2])
+    (spool_root / ".tmp").rmdir()  # where it is missing, it is made
     said = spool("gc", "--older-than", "30d")
+    assert (spool_root / ".tmp").stat().st_mode & 0o777 == 0o700
     assert said.code == 0
     assert (runs(spool_root, "old"), runs(spool_root, "mixed")) == ([], [2])
     assert sorted(os.listdir(spool_root / "done")) == ["mixed.toml"]
@@ -121,14 +123,6 @@ def test_gc_removes_what_killed_programs_left_of_work_trees(spool: Command, spoo
     assert os.listdir(spool_root / ".tmp") == ["gc.lock"]
 
 
-def test_gc_dry_run_removes_nothing(spool: Command, spool_root: Path) -> None:
-    """`--dry-run` names what would go, and it stays."""
-    metadir = ended(spool_root, "old", 1, 40)
-    assert str(metadir) in spool("gc", "--older-than", "30d", "--dry-run").out
-    assert metadir.exists()
-    assert asked(spool, "gc", "--older-than", "30d", "--dry-run")["jobs"] == ["old"]
-
-
 def test_gc_keeps_the_newest_runs_and_the_size(spool: Command, spool_root: Path) -> None:
     """`--keep-runs` keeps so many of each job; `--max-size` removes the oldest of all first."""
     for run in (1, 2, 3):
@@ -138,15 +132,6 @@ def test_gc_keeps_the_newest_runs_and_the_size(spool: Command, spool_root: Path)
     ended(spool_root, "b", 1, 20, size=1 << 20)
     spool("gc", "--max-size", "2200K")
     assert (runs(spool_root, "a"), runs(spool_root, "b")) == ([2, 3], [])
-
-
-def test_gc_needs_no_staging_directory(spool: Command, spool_root: Path) -> None:
-    """Where it is missing, it is made."""
-    ended(spool_root, "old", 1, 40)
-    (spool_root / ".tmp").rmdir()
-    assert spool("gc", "--older-than", "30d").code == 0
-    assert runs(spool_root, "old") == []
-    assert (spool_root / ".tmp").stat().st_mode & 0o777 == 0o700
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
@@ -305,9 +290,7 @@ def test_gc_does_not_follow_a_job_that_is_a_link(spool: Command, spool_root: Pat
     said = spool("gc", "--older-than", "1d")
     assert precious.exists()
     assert said.code == 1
-    assert [line for line in said.err.splitlines() if "link" in line] == [
-        f"spool: cannot read job x: {spool_root}/jobs/x: it is a link; remove or replace it by hand"
-    ]
+    assert len([line for line in said.err.splitlines() if f"{spool_root}/jobs/x: it is a link" in line]) == 1
     assert runs(spool_root, "old") == []
     assert (spool_root / "done" / "x.toml").exists()
 
@@ -398,8 +381,8 @@ def test_gc_goes_on_after_what_it_may_not_look_into(
     monkeypatch.setattr(gc, "open_directory", opened)
     said = spool("gc", "--older-than", "1d")
     assert said.code == 1
-    why = "Permission denied; give yourself access to it with chmod(1) or chown(1)"
-    assert said.err.splitlines() == [f"spool: cannot read job closed: {spool_root}/jobs/closed: {why}"]
+    (line,) = said.err.splitlines()
+    assert f"{spool_root}/jobs/closed: Permission denied" in line
     assert sorted(os.listdir(spool_root / "jobs")) == [".last-runs.json", "closed"]
 
 
@@ -470,18 +453,8 @@ def levels(said: str) -> dict[str, str]:
 def test_doctor_finds_a_fresh_spool_well(spool: Command, spool_root: Path) -> None:
     """Of a spool just made nothing about the spool itself is wrong."""
     found = levels(spool("doctor", "--json").out)
-    about_spool = (
-        "directories",
-        "mode",
-        "file system",
-        "moves",
-        "staging",
-        "configuration",
-        "job files",
-        "runs",
-        "clock",
-    )
-    assert {found[check] for check in about_spool} == {"ok"}
+    about_spool = "directories, mode, file system, moves, staging, configuration, job files, runs, clock"
+    assert {found[check] for check in about_spool.split(", ")} == {"ok"}
 
 
 def test_doctor_sees_the_gpus_that_every_command_sees(
@@ -507,12 +480,8 @@ def test_doctor_finds_what_is_wrong(spool: Command, spool_root: Path) -> None:
     said = spool("doctor", "--json")
     assert said.code == 1
     found = levels(said.out)
-    assert (found["mode"], found["configuration"], found["job files"], found["runs"]) == (
-        "fail",
-        "fail",
-        "warn",
-        "warn",
-    )
+    wrong = [found[check] for check in ("mode", "configuration", "job files", "runs")]
+    assert wrong == ["fail", "fail", "warn", "warn"]
     text = spool("doctor", "-q").out
     assert "chmod 700" in text
     assert "ok " not in text
@@ -550,9 +519,7 @@ def test_doctor_mends_what_is_safe_to_mend(spool: Command, spool_root: Path) -> 
 def test_doctor_of_nothing_says_so(spool: Command, tmp_path: Path) -> None:
     """Where there is no spool yet that is the finding, the machine is looked at, and no spool is made."""
     said = spool("--spool", tmp_path / "nowhere", "doctor")
-    assert said.code == 0
-    assert "`spool submit` makes one" in said.out
-    assert "GPUs: " in said.out
+    assert (said.code, "`spool submit`" in said.out, "GPUs: " in said.out) == (0, True, True)
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
+from cli.records import begin
 from extras.page.pages import a_running_job, a_view, a_waiting_job, lay, page_of
-from spool.core.model import SECOND_NS, Grant, Result, State
-from spool.formats import run_records
+from spool.core.model import SECOND_NS, Result, State
 from spool.formats.history import render_history
-from spool.machine import identity
 from spool.python.client import Client
 from spool.query.jobs import list_jobs
 from spool.query.outlook import OutlookReader, with_outlook
@@ -36,15 +35,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def _running(root: Path, name: str, began_ns: int, limit: str = "", progress: str = "") -> None:
     text = 'command = "true"\n' + (f'time_limit = "{limit}"\n' if limit else "")
-    put_job(root, name, text, "running")
-    metadir = root / "jobs" / name / "1"
-    metadir.mkdir(parents=True)
-    (metadir / "job.toml").write_text(text)
-    record = run_records.GrantRecord(name, 1, grant=Grant(1), user=this_user(), granted_at_ns=began_ns)
-    (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
-    jid = identity.of_process(os.getpid())
-    assert jid is not None
-    (metadir / "jid").write_bytes(run_records.render_jid(jid))
+    metadir = begin(root, name, text, at_ns=began_ns, user=this_user())
     if progress:
         (metadir / "progress").write_text(progress)
 
@@ -58,12 +49,8 @@ def test_a_run_has_the_time_that_remains_by_its_progress_else_by_its_limit(
     _running(spool_root, "silent", now - 10 * MINUTE)
     put_job(spool_root, "held", place="held")
     rows = {job["name"]: (job["left_ns"], job["left_by"]) for job in asked(spool, "ls")["jobs"]}
-    assert rows == {
-        "says": (30 * MINUTE, "progress"),
-        "limited": (50 * MINUTE, "limit"),
-        "silent": (None, None),
-        "held": (None, None),
-    }
+    unknown = {"silent": (None, None), "held": (None, None)}
+    assert rows == {"says": (30 * MINUTE, "progress"), "limited": (50 * MINUTE, "limit"), **unknown}
     told = " ".join(spool("show", "limited").out.split())
     assert "by its time limit" in told
     assert asked(spool, "show", "says")["row"]["left_ns"] == 30 * MINUTE

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from calling import Command
+from cli.records import end, expand
 from spool.core.model import Result, State
-from spool.formats.history import render_history, render_result
-from spool.formats.run_records import ArrayRecord, render_array
 
 ARRAY = 'command = "train {lr}"\n[matrix]\nlr = [0.1, 0.2]\nnote = ["a, b"]\n'
 TASK = 'command = "train {}"\n[task]\narray = "s"\nindex = {}\n'
@@ -23,11 +22,8 @@ TASK = 'command = "train {}"\n[task]\narray = "s"\nindex = {}\n'
 @pytest.fixture
 def expanded(spool_root: Path) -> None:
     """Make an array of two tasks, of which one waits and the other was not issued yet."""
-    (spool_root / "running" / "s.toml").write_text(ARRAY)
-    metadir = spool_root / "jobs" / "s" / "1"
-    (metadir / "tasks").mkdir(parents=True)
-    (metadir / "job.toml").write_text(ARRAY)
-    (metadir / "array.toml").write_bytes(render_array(ArrayRecord("s", 1, 2, submitted_at_ns=1, expanded_at_ns=1)))
+    metadir = expand(spool_root, "s", 2, ARRAY)
+    (metadir / "tasks").mkdir()
     (spool_root / "queued" / "s_0.toml").write_text(TASK.format("0.1", 0))
     (metadir / "tasks" / "s_1.toml").write_text(TASK.format("0.2", 1))
 
@@ -66,26 +62,16 @@ def test_show_has_the_values_of_a_task_and_of_each_task_of_an_array(spool: Comma
 
 def test_show_of_an_array_of_indices_has_no_column_for_values(spool: Command, spool_root: Path) -> None:
     """Its tasks have their index in their names."""
-    metadir = spool_root / "jobs" / "a" / "1"
-    metadir.mkdir(parents=True)
-    text = 'command = "true"\narray = "0-1"\n'
-    (spool_root / "running" / "a.toml").write_text(text)
-    (metadir / "job.toml").write_text(text)
-    (metadir / "array.toml").write_bytes(render_array(ArrayRecord("a", 1, 2, submitted_at_ns=1, expanded_at_ns=1)))
+    expand(spool_root, "a", 2, 'command = "true"\narray = "0-1"\n')
     shown = spool("show", "a").out
     assert "a_1" in shown
     assert "PARAMETERS" not in shown
 
 
 def _ran(root: Path, task: str, outcome: State, code: int, *, metrics: bytes = b"", said: bytes = b"") -> None:
-    metadir = root / "jobs" / task / "1"
-    metadir.mkdir(parents=True)
     (root / "queued" / f"{task}.toml").unlink(missing_ok=True)
     (root / "done" / f"{task}.toml").write_text("command = 'true'\n")
-    result = Result(task, 1, 1, outcome, f"exit code {code}", 5, 6, 7, exit_code=code)
-    (metadir / "result.toml").write_bytes(render_result(result))
-    with (root / "history.jsonl").open("ab") as file:
-        file.write(render_history(result))
+    metadir = end(root, Result(task, 1, 1, outcome, f"exit code {code}", 5, 6, 7, exit_code=code))
     (metadir / "log").write_bytes(said)
     if metrics:
         (metadir / "metrics").write_bytes(metrics)

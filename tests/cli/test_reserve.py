@@ -84,42 +84,35 @@ def test_times_may_be_relative_or_dates(spool: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--gpus", "5", "--duration", "1h"), "7 GPUs would be reserved beside first"),
-        (("--gpus", "3", "--duration", "1h"), "5 GPUs would be reserved beside first, the machine has 4"),
-        (("--gpus", "4,", "--duration", "1h"), "there is no GPU 4"),
-        (("--gpus", "1", "--start", "2020-01-01T00:00:00Z", "--duration", "1h"), "would already be over"),
+        ("--gpus 3", "5 GPUs would be reserved beside first, the machine has 4"),
+        ("--gpus 4,", "there is no GPU 4"),
+        ("--gpus 1 --start 2020-01-01T00:00:00Z", "would already be over"),
     ],
 )
-def test_what_cannot_stand_is_refused_and_not_written(
-    spool: Command, spool_root: Path, words: tuple[str, ...], why: str
-) -> None:
+def test_what_cannot_stand_is_refused_and_not_written(spool: Command, spool_root: Path, words: str, why: str) -> None:
     """The reason is told, with numbers and the reservation that is in the way, and there is no file."""
     assert spool("reserve", "create", "first", "--gpus", "2", "--duration", "2h").code == 0
-    said = spool("reserve", "create", "second", *words)
-    assert said.code == 1
-    assert why in said.err
-    assert files(spool_root) == ["first.toml"]
+    said = spool("reserve", "create", "second", *words.split(), "--duration", "1h")
+    assert (said.code, why in said.err, files(spool_root)) == (1, True, ["first.toml"])
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "why"),
+    ("words", "code", "named"),
     [
-        (("a", "--gpus", "1"), 2, "give either --duration or --end"),
-        (("a", "--gpus", "1", "--duration", "1h", "--end", "+2h"), 2, "give either --duration or --end"),
-        (("a", "--gpus", "1", "--duration", "1h", "--nobody", "--user", "x"), 2, "cannot be combined"),
-        (("a", "--gpus", "two", "--duration", "1h"), 2, "write how many"),
-        (("a", "--gpus", "1", "--start", "someday", "--duration", "1h"), 2, "--start"),
-        (("a", "--gpus", "1", "--duration", "60"), 4, "has no unit"),
-        (("a", "--gpus", "0", "--duration", "1h"), 4, "not a number of GPUs"),
-        (("../a", "--gpus", "1", "--duration", "1h"), 2, "the name is not valid"),
+        ("a --gpus 1", 2, "--duration"),
+        ("a --gpus 1 --duration 1h --end +2h", 2, "--end"),
+        ("a --gpus 1 --duration 1h --nobody --user x", 2, "--nobody"),
+        ("a --gpus two --duration 1h", 2, "two"),
+        ("a --gpus 1 --start someday --duration 1h", 2, "--start"),
+        ("a --gpus 1 --duration 60", 4, "duration"),
+        ("a --gpus 0 --duration 1h", 4, "GPUs"),
+        ("../a --gpus 1 --duration 1h", 2, "../a"),
     ],
 )
-def test_mistakes_are_told(spool: Command, spool_root: Path, words: tuple[str, ...], code: int, why: str) -> None:
-    """One line, what is wrong and what would be right, and nothing is written."""
-    said = spool("reserve", "create", *words)
-    assert said.code == code
-    assert why in said.err
-    assert files(spool_root) == []
+def test_mistakes_are_told(spool: Command, spool_root: Path, words: str, code: int, named: str) -> None:
+    """One line that names what is wrong, and nothing is written."""
+    said = spool("reserve", "create", *words.split())
+    assert (said.code, named in said.err, said.err.count("\n"), files(spool_root)) == (code, True, 0, [])
 
 
 def test_a_name_is_used_once(spool: Command, spool_root: Path) -> None:
@@ -185,9 +178,7 @@ def test_cancel_removes_the_file_and_what_is_said_about_it(spool: Command, spool
         (folder / f"{name}.toml").write_text('user = "a"\ngpus = 1\nduration = "1h"\n')
     (folder / "a1.toml.error").write_text("- x\n")
     said = spool("reserve", "cancel", "nope", "a*")
-    assert said.code == 3
-    assert "reservation nope" in said.err
-    assert said.out.splitlines() == ["a1 cancelled", "a2 cancelled"]
+    assert (said.code, "nope" in said.err, said.out) == (3, True, "a1 cancelled\na2 cancelled\n")
     assert files(spool_root) == ["b.toml"]
     assert spool("reserve", "cancel", "b.toml").code == 0
     assert spool("reserve", "cancel", "z*").code == 3
@@ -291,10 +282,8 @@ def test_gc_removes_what_is_kept_of_old_reservations(spool: Command, spool_root:
     kept = spool_root / ".reservations"
     (kept / "notes").write_text("mine")
     files = sorted(str(path) for path in kept.glob("*.toml"))
-    assert spool("gc", "--keep-runs", "1").out == "0 runs (0 B) and 0 records removed\n"
-    assert spool("gc", "--older-than", "1h").out == "0 runs (0 B) and 0 records removed\n"
-    time.sleep(0.02)
-    tried = spool("gc", "--older-than", "1ms", "--dry-run").out.splitlines()
-    assert tried == [*files, "0 runs (0 B), 0 records and 2 old reservations would be removed"]
-    assert asked(spool, "gc", "--older-than", "1ms")["reservations"] == [os.path.basename(file) for file in files]
+    for words in (("--keep-runs", "1"), ("--older-than", "1h")):
+        assert asked(spool, "gc", *words)["reservations"] == []
+    assert spool("gc", "--older-than", "0s", "--dry-run").out.splitlines()[:-1] == files
+    assert asked(spool, "gc", "--older-than", "0s")["reservations"] == [os.path.basename(file) for file in files]
     assert os.listdir(kept) == ["notes"]

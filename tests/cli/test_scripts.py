@@ -122,9 +122,7 @@ def test_a_script_that_no_job_file_can_hold_is_told(spool: Command, tmp_path: Pa
     """It can be run by its path."""
     script = written(tmp_path / "a.sh", text)
     said = spool("submit", script)
-    assert said.code == 2
-    assert why in said.err
-    assert "--no-capture" in said.err
+    assert (said.code, why in said.err, "--no-capture" in said.err) == (2, True, True)
     assert spool("submit", "--no-capture", script).code == 0
 
 

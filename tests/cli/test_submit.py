@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from calling import Command, put_job
+from calling import Command, asked, put_job, spawned
 from spool import Client
 from spool.cli import fastsubmit, joboptions, main, scripts, submit
 from spool.cli.fastsubmit import UnclearError
@@ -31,7 +31,6 @@ from spool.formats.schema import schema
 from spool.machine.host import expanded, why_not_expanded
 from spool.machine.identity import boot_id
 from spool.store.glance import machine_line
-from support import ROOT
 
 
 def queued(root: Path, name: str) -> dict[str, object]:
@@ -52,14 +51,8 @@ def test_a_command_after_two_dashes_becomes_a_list_and_the_name_is_printed(spool
     said = spool("submit", "--name", "a", "--", "echo", "two words", "$HOME")
     assert (said.code, said.out) == (0, "a\n")
     assert queued(spool_root, "a") == {"command": ["echo", "two words", "$HOME"], "workdir": str(spool_root.parent)}
-
-
-def test_one_word_that_only_a_shell_understands_is_a_text_for_the_shell(spool: Command, spool_root: Path) -> None:
-    """`submit -- 'a | b'` is `-c 'a | b'`."""
-    spool("submit", "--name", "a", "--", "sort x | uniq")
-    spool("submit", "--name", "b", "-c", "sort x | uniq")
-    assert queued(spool_root, "a") == queued(spool_root, "b")
-    assert queued(spool_root, "a")["command"] == "sort x | uniq"
+    spool("submit", "--name", "b", "--", "sort x | uniq")  # one word that only a shell understands
+    assert queued(spool_root, "b")["command"] == "sort x | uniq"
 
 
 def test_a_job_without_a_name_is_called_after_what_it_runs(spool: Command) -> None:
@@ -100,11 +93,13 @@ def test_every_key_has_an_option_and_every_option_a_key() -> None:
     assert {option.key for option in OPTIONS} == keys
 
 
-def test_every_option_reaches_the_file(spool: Command, spool_root: Path) -> None:
-    """Options of every kind come out as the keys that a person would have written."""
+def test_every_option_reaches_the_file(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options of every kind come out as the keys that a person would have written; `--env NAME` takes our value."""
+    monkeypatch.setenv("COLOUR", "blue")
     said = spool(
         "submit", "--name", "a", "-g", 2, "--gpu-memory", "8G", "--cpus=4", "-m", "16G", "-t", "2h",
-        "-p50", "-e", "A=1", "--env", "B=x=y", "-d", "any:x,y", "-d", "z", "--retry-max", 3, "--retry-on", "failed,7",
+        "-p50", "-e", "A=1", "--env", "B=x=y", "-d", "any:x,y", "-d", "z", "--env", "COLOUR",
+        "--retry-max", 3, "--retry-on", "failed,7",
         "--resource", "licence=1,scratch-bw=30", "--resource", "tpu",
         "--no-requeue", "--tag", "t,u", "--notify", "me", "--notify-on", "started", "--retry-backoff", "1.5",
         "--container", "an/image", "--container-option=--ipc=host", "--container-option=-v /a:/a", "--setup", "X=1",
@@ -114,48 +109,12 @@ def test_every_option_reaches_the_file(spool: Command, spool_root: Path) -> None
     keys = queued(spool_root, "a")
     del keys["workdir"]
     assert keys == {
-        "command": ["true"],
-        "gpus": 2,
-        "gpu_memory": "8G",
-        "cpus": 4,
-        "memory": "16G",
-        "time_limit": "2h",
-        "priority": 50,
-        "env": {"A": "1", "B": "x=y"},
-        "depends_on": {"any": ["x", "y"], "all": ["z"]},
-        "retry": {"max": 3, "on": ["failed", 7], "backoff": 1.5},
-        "requeue": False,
-        "resources": {"licence": 1, "scratch-bw": 30, "tpu": 1},
-        "tags": ["t", "u"],
-        "notify": {"to": ["me"], "on": ["started"]},
-        "container": {"image": "an/image", "options": ["--ipc=host", "-v /a:/a"]},
-        "setup": "X=1",
-    }
-
-
-def test_env_without_a_value_passes_ours_on(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--env NAME` takes the value that NAME has now."""
-    monkeypatch.setenv("COLOUR", "blue")
-    spool("submit", "--name", "a", "--env", "COLOUR", "--", "true")
-    assert queued(spool_root, "a")["env"] == {"COLOUR": "blue"}
-
-
-def test_a_wrong_value_is_told_before_anything_is_written(spool: Command, spool_root: Path) -> None:
-    """A job that could not be used is refused with code 4 and the reason, and the queue stays empty."""
-    said = spool("submit", "--name", "a", "-m", "16", "--", "true")
-    assert said.code == 4
-    assert "memory" in said.err
-    assert "16G" in said.err
-    assert os.listdir(spool_root / "queued") == []
-
-
-@pytest.mark.parametrize("words", [["-p", "9" * 5000], ["--cpus", "9" * 5000]], ids=["-p", "--cpus"])
-def test_a_number_of_thousands_of_digits_is_wrong_like_any_other(spool: Command, words: list[str]) -> None:
-    """It is told in a line, cut short: Python refuses to read such a number."""
-    said = spool("submit", *words, "--", "true")
-    assert said.code != 0
-    assert "must be a whole number" in said.err
-    assert len(said.err) < 400
+        "command": ["true"], "gpus": 2, "gpu_memory": "8G", "cpus": 4, "memory": "16G", "time_limit": "2h",
+        "priority": 50, "env": {"A": "1", "B": "x=y", "COLOUR": "blue"}, "requeue": False, "tags": ["t", "u"],
+        "depends_on": {"any": ["x", "y"], "all": ["z"]}, "retry": {"max": 3, "on": ["failed", 7], "backoff": 1.5},
+        "resources": {"licence": 1, "scratch-bw": 30, "tpu": 1}, "notify": {"to": ["me"], "on": ["started"]},
+        "container": {"image": "an/image", "options": ["--ipc=host", "-v /a:/a"]}, "setup": "X=1",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "x" * 101, ".a", "a b", "a.toml"])
@@ -167,7 +126,8 @@ def test_a_name_that_no_job_can_have_is_refused(spool: Command, spool_root: Path
 
 @pytest.mark.parametrize("place", ["queued", "held"])
 def test_a_name_that_waits_is_refused_and_replaced_when_asked(spool: Command, spool_root: Path, place: str) -> None:
-    """A second job of a name that waits or is held is refused; --replace takes its place, wherever it was."""
+    """A second job of a name that waits or is held is refused; --replace takes its place; an ended one is not in it."""
+    put_job(spool_root, "a", place="done")
     old = put_job(spool_root, "a", place=place)
     said = spool("submit", "--name", "a", "--", "new")
     assert said.code == 1
@@ -176,19 +136,6 @@ def test_a_name_that_waits_is_refused_and_replaced_when_asked(spool: Command, sp
     assert spool("submit", "--name", "a", "--replace", "--", "new").code == 0
     assert queued(spool_root, "a")["command"] == ["new"]
     assert not (spool_root / "held" / "a.toml").exists()
-
-
-def test_a_job_that_has_ended_is_never_in_the_way(spool: Command, spool_root: Path) -> None:
-    """A name whose job has ended may be submitted again."""
-    put_job(spool_root, "a", place="done")
-    assert spool("submit", "--name", "a", "--", "true").code == 0
-
-
-def test_hold_submits_into_held(spool: Command, spool_root: Path) -> None:
-    """`submit --hold` puts the file where it is not running."""
-    spool("submit", "--hold", "--name", "a", "--", "true")
-    assert os.listdir(spool_root / "held") == ["a.toml"]
-    assert os.listdir(spool_root / "queued") == []
 
 
 def test_a_job_file_is_copied_byte_for_byte(spool: Command, spool_root: Path, tmp_path: Path) -> None:
@@ -206,9 +153,7 @@ def test_of_several_job_files_none_is_taken_if_one_is_bad(spool: Command, spool_
     (tmp_path / "good.toml").write_text('command = "true"\n')
     (tmp_path / "bad.toml").write_text('comand = "true"\n')
     said = spool("submit", "-f", tmp_path / "good.toml", "-f", tmp_path / "bad.toml")
-    assert said.code == 4
-    assert 'did you mean "command"?' in said.err
-    assert os.listdir(spool_root / "queued") == []
+    assert (said.code, os.listdir(spool_root / "queued")) == (4, [])
 
 
 def test_a_script_brings_its_own_options_and_the_command_line_wins(
@@ -223,15 +168,6 @@ def test_a_script_brings_its_own_options_and_the_command_line_wins(
     keys = queued(spool_root, name)
     assert (keys["command"], keys["script"]) == ([str(script), "--epochs", "3"], script.read_text())
     assert (keys["gpus"], keys["time_limit"], keys["tags"]) == (1, "2h", ["night"])
-
-
-def test_a_wrong_line_in_a_script_is_told(spool: Command, tmp_path: Path) -> None:
-    """A `#SPOOL` line with an unknown option is an error, not passed over."""
-    script = tmp_path / "a.sh"
-    script.write_text("#!/bin/sh\n#SPOOL --gpsu 1\necho hi\n")
-    said = spool("submit", script)
-    assert said.code == 2
-    assert "--gpsu" in said.err
 
 
 def test_a_script_on_stdin_becomes_the_command(
@@ -299,20 +235,6 @@ def test_a_script_on_stdin_that_nothing_can_run_is_refused(
     assert os.listdir(spool_root / "queued") == []
 
 
-def test_a_script_that_is_not_there_is_a_usage_error(spool: Command) -> None:
-    """A word that is neither a file nor a program is refused, with what was probably meant."""
-    said = spool("submit", "no-such-script.sh")
-    assert said.code == 2
-    assert "submit -- no-such-script.sh" in said.err
-
-
-def test_dry_run_prints_a_job_file_and_writes_nothing(spool: Command, spool_root: Path) -> None:
-    """`--dry-run` prints what would be submitted, a job file that can be used as it is."""
-    said = spool("submit", "--dry-run", "--cpus", "2", "--", "true")
-    assert jobfile.parse(said.out.encode(), name="a").request.cpus == 2
-    assert os.listdir(spool_root / "queued") == []
-
-
 def test_the_first_submission_makes_the_spool(tmp_path: Path, spool: Command) -> None:
     """A spool that is not there is made, for its owner alone, with a page that explains it."""
     root = tmp_path / "new" / "spool"
@@ -325,50 +247,41 @@ def test_the_first_submission_makes_the_spool(tmp_path: Path, spool: Command) ->
     assert "queued/" in (root / "README").read_text()
 
 
-def test_a_submission_leaves_nothing_in_the_staging_directory(spool: Command, spool_root: Path) -> None:
-    """Whether it succeeds or is refused, no staging file stays."""
-    spool("submit", "--name", "a", "--", "true")
-    spool("submit", "--name", "a", "--", "true")
-    spool("submit", "--name", "a", "--replace", "--", "true")
-    assert os.listdir(spool_root / ".tmp") == []
+QUICK_OR_FULL = pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
 
 
-@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
-def test_a_submission_makes_the_staging_directory(spool: Command, spool_root: Path, way: list[str]) -> None:
-    """Where it is missing, that is in nobody's way."""
+@QUICK_OR_FULL
+def test_the_staging_directory_is_made_and_nothing_is_left_in_it(
+    spool: Command, spool_root: Path, way: list[str]
+) -> None:
+    """Where it is missing, that is in nobody's way; whether a submission succeeds or is refused, no file stays."""
     (spool_root / ".tmp").rmdir()
-    assert spool("submit", *way, "--name", "a", "--", "true").code == 0
-    assert os.listdir(spool_root / "queued") == ["a.toml"]
+    codes = [spool("submit", *way, *more, "--name", "a", "--", "true").code for more in ((), (), ("--replace",))]
+    assert codes == [0, 1, 0]
+    assert (os.listdir(spool_root / "queued"), os.listdir(spool_root / ".tmp")) == (["a.toml"], [])
     assert stat.S_IMODE((spool_root / ".tmp").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("way", ["quick", "full", "line"])
-def test_tmux_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_path: Path, way: str) -> None:
-    """`--tmux` names the executor, on the command line as in a `#SPOOL` line."""
-    (tmp_path / "script.sh").write_text("#!/bin/sh\n#SPOOL --tmux --keep-session\ntrue\n")
-    words = {
-        "quick": ("--tmux", "--keep-session", "--", "true"),
-        "full": ("--executor", "process", "--tmux", "--keep-session", "--prolog", "true", "--", "true"),
-        "line": (str(tmp_path / "script.sh"),),
-    }
-    spool("submit", "--name", "t", *words[way])
-    spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
-    assert (spec.executor, spec.keep_session) == ("tmux", True)
+_FOR_SLURM = "--slurm --executor-option --constraint=ib --executor-option=--exclude=n1,n2"
 
 
+@pytest.mark.parametrize(
+    ("options", "executor", "told"),
+    [("--tmux --keep-session", "tmux", ()), (_FOR_SLURM, "slurm", ("--constraint=ib", "--exclude=n1,n2"))],
+    ids=["tmux", "slurm"],
+)
 @pytest.mark.parametrize("way", ["quick", "full", "line"])
-def test_slurm_is_short_for_its_executor(spool: Command, spool_root: Path, tmp_path: Path, way: str) -> None:
-    """`--slurm` names the executor; what sbatch is told besides goes along, option by option, commas and all."""
-    options = "--slurm --executor-option --constraint=ib --executor-option=--exclude=n1,n2"
-    (tmp_path / "script.sh").write_text(f"#!/bin/sh\n#SPOOL {options}\ntrue\n")
-    words = {
-        "quick": (*options.split(), "--", "true"),
-        "full": (*options.split(), "--prolog", "true", "--", "true"),
-        "line": (str(tmp_path / "script.sh"),),
-    }
+def test_an_option_is_short_for_its_executor(
+    spool: Command, spool_root: Path, way: str, options: str, executor: str, told: tuple[str, ...]
+) -> None:
+    """On the command line as in a `#SPOOL` line; what sbatch is told besides goes along, option by option."""
+    script = Path("script.sh")
+    script.write_text(f"#!/bin/sh\n#SPOOL {options}\ntrue\n")
+    full = ("--executor", "process", *options.split(), "--prolog", "true", "--", "true")
+    words = {"quick": (*options.split(), "--", "true"), "full": full, "line": (script,)}
     spool("submit", "--name", "t", *words[way])
     spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
-    assert (spec.executor, spec.executor_options) == ("slurm", ("--constraint=ib", "--exclude=n1,n2"))
+    assert (spec.executor, spec.executor_options, spec.keep_session or False) == (executor, told, executor == "tmux")
 
 
 def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_waiting(
@@ -376,10 +289,8 @@ def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_
 ) -> None:
     """They are told of when it is submitted, and it starts nowhere without them."""
     submitted = spool("submit", "--name", "t", "--executor-option=--constraint=ib", "--", "true")
-    why = "its executor_options are for an engine such as Slurm, but its executor is process"
-    assert submitted.code == 0
-    assert why in submitted.err
-    assert f"executor: {why}" in spool("why", "t").out
+    assert (submitted.code, "executor_options" in submitted.err) == (0, True)
+    assert [each["code"] for each in asked(spool, "why", "t")["reasons"]] == ["executor"]
 
 
 @pytest.mark.parametrize("way", ["configured", "stated"])
@@ -395,7 +306,6 @@ def test_a_key_that_has_no_effect_in_slurm_is_refused_for_a_job_there(
         refused = spool("submit", "--name", "t", "--slurm", option, "--", "true")
         assert refused.code != 0
         assert option.partition("=")[0] in refused.err
-        assert "Slurm" in refused.err
         assert not list((spool_root / "queued").iterdir())
         return
     (spool_root / "config.toml").write_text('autostart = false\nexecutor = "slurm"\n[resources]\nx = 1\n')
@@ -491,7 +401,7 @@ def test_a_draft_is_read_as_it_was_filled(keys: dict[str, object]) -> None:
     assert tomllib.loads(text.decode()) == keys
 
 
-@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
+@QUICK_OR_FULL
 def test_a_job_can_be_submitted_held(spool: Command, spool_root: Path, way: list[str]) -> None:
     """It lies in held/ alone, with the variables that were asked for, and nobody asks for a dispatcher."""
     said = spool("submit", "--hold", *way, "-e", "A=1", "--name", "a", "--", "true")
@@ -501,7 +411,7 @@ def test_a_job_can_be_submitted_held(spool: Command, spool_root: Path, way: list
     assert dict(spec.env)["A"] == "1"
 
 
-@pytest.mark.parametrize("way", [[], ["--prolog", "true"]], ids=["quick", "full"])
+@QUICK_OR_FULL
 def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
     spool: Command, spool_root: Path, way: list[str]
 ) -> None:
@@ -524,22 +434,19 @@ def imported_by(words: list[str], spool_root: Path) -> set[str]:
         "import os, sys; before = set(sys.modules); from spool.cli.main import run;"
         f"code = run({words!r}); print(*set(sys.modules) - before, file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = spawned(program=("-S", "-c", code), check=True)
     assert len(os.listdir(spool_root / "queued")) == 1
     return set(done.stderr.split())
+
+
+SMALL = {"__future__", "errno", "fcntl", "gc", "resource", "time"}
 
 
 def test_the_plain_case_imports_next_to_nothing(spool_root: Path) -> None:
     """`spool submit -- CMD` imports eleven modules of ours, and of the standard library only what is small."""
     found = imported_by(["submit", "--name", "a", "--export", "PATH", "--", "true"], spool_root)
     ours = {name for name in found if name.partition(".")[0] == "spool"}
-    assert found - ours <= {"__future__", "errno", "fcntl", "gc", "resource", "time"}
+    assert found - ours <= SMALL
     assert {name for name in ours if name.count(".") == 2} == {
         "spool.cli.main", "spool.cli.fastsubmit", "spool.client.submit", "spool.client.draft",
         "spool.client.autostart", "spool.core.layout", "spool.core.names", "spool.store.disk", "spool.store.glance",
@@ -620,13 +527,6 @@ def test_the_fast_path_does_what_click_does(
     assert taken == [True]
 
 
-@pytest.mark.parametrize("words", [["--nonsense"], ["--gpus"], ["--no-requeue=1"]])
-def test_the_table_reader_refuses_what_it_does_not_know(words: list[str]) -> None:
-    """An option that is not in the table, or without its value, is unclear."""
-    with pytest.raises(UnclearError):
-        fastsubmit.read(words, joboptions.FLAGS)
-
-
 def test_a_table_of_parameters_becomes_rows(spool: Command, spool_root: Path, tmp_path: Path) -> None:
     """`--param-file` makes one row of each line, the cells as they stand there, whoever wrote the file."""
     table = tmp_path / "grid.csv"
@@ -642,12 +542,7 @@ def test_a_table_of_parameters_becomes_rows(spool: Command, spool_root: Path, tm
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [
-        ("lr,seed\n1\n", "row 1 has 1 cells"),
-        ("lr,lr\n1,2\n", "the same name"),
-        ("lr\n", "empty list"),
-        (None, "No such"),
-    ],
+    [("lr,seed\n1\n", "row 1"), ("lr,lr\n1,2\n", "the same name"), ("lr\n", "empty"), (None, "No such")],
 )
 def test_a_table_that_is_none_is_told(spool: Command, tmp_path: Path, text: str | None, why: str) -> None:
     """Nothing is submitted of a table with a hole."""
@@ -655,9 +550,7 @@ def test_a_table_that_is_none_is_told(spool: Command, tmp_path: Path, text: str 
     if text is not None:
         table.write_text(text)
     said = spool("submit", "--name", "a", "--param-file", str(table), "--", "train", "{lr}")
-    assert said.code != 0
-    assert why in said.err
-    assert "Traceback" not in said.err
+    assert (said.code != 0, why in said.err) == (True, True)
 
 
 def test_indices_and_lists_become_an_array(spool: Command, spool_root: Path) -> None:
@@ -683,19 +576,13 @@ set -e
 
 
 def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
-    """The comments before the first command, and no others; `##SPOOL` switches one off."""
+    """The comments before the first command, and no others; `##SPOOL` switches one off; a program has none."""
     words = ["--gpus", "1", "--time-limit", "2h", "--group", "night runs"]
     assert scripts.spool_lines(SCRIPT, "train.sh") == words
     assert scripts.spool_lines(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == words
     assert scripts.late_lines(SCRIPT) == [11]
-
-
-@pytest.mark.parametrize(
-    "script", [b"", b"\n", b"\x7fELF\x02\x01\x01\0\0\n#SPOOL --gpus 1\n", b"echo\n#SPOOL --gpus 1"]
-)
-def test_a_script_without_a_head_has_no_options(script: bytes) -> None:
-    """Nor has a program that is no text."""
-    assert scripts.spool_lines(script, "x") == []
+    for script in (b"", b"\n", b"\x7fELF\x02\x01\x01\0\0\n#SPOOL --gpus 1\n", b"echo\n#SPOOL --gpus 1"):
+        assert scripts.spool_lines(script, "x") == []
 
 
 @pytest.mark.parametrize(
@@ -715,16 +602,15 @@ def test_a_wrong_spool_line_is_told_with_its_number(line: bytes, why: str) -> No
 
 def test_a_moment_is_written_as_people_write_it(spool: Command, spool_root: Path) -> None:
     """`--start-after` takes words; the job file has the date and time, or the duration."""
-    tomorrow = datetime.datetime.now() + datetime.timedelta(days=1)
+    days = [datetime.datetime.now()]
     assert spool("submit", "-n", "a", "--start-after", "tomorrow 8:00", "--", "true").code == 0
+    days.append(datetime.datetime.now())  # another one at midnight
     found = datetime.datetime.fromisoformat(queued(spool_root, "a")["start_after"])
-    assert (found.date(), found.hour, found.tzinfo is not None) == (tomorrow.date(), 8, True)
+    assert found.date() in [(day + datetime.timedelta(days=1)).date() for day in days]
+    assert (found.hour, found.tzinfo is not None) == (8, True)
     assert spool("submit", "-n", "b", "--start-after", "2 hours", "--", "true").code == 0
     assert queued(spool_root, "b")["start_after"] == "2h"
-    for text in ("16:00:00", "soon", "1600", "32:00"):
-        said = spool("submit", "--start-after", text, "--", "true")
-        assert said.code != 0
-        assert "16:00" in said.err or "23:59" in said.err
+    assert spool("submit", "--start-after", "soon", "--", "true").code == 2
     assert sorted(os.listdir(spool_root / "queued")) == ["a.toml", "b.toml"]
 
 
@@ -811,42 +697,23 @@ def test_all_takes_all_that_means_something_elsewhere(
     assert "of-the-caller" not in found.values()
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("--export", "NOT_THERE"), "NOT_THERE is not passed on: it is not set"),
-        (("--export", "SPOOL_DIR"), "SPOOL_DIR is not passed on: it only makes sense in this process"),
-        (("--export", "LATIN"), "LATIN is not passed on: it is not UTF-8"),
-    ],
-)
-def test_what_cannot_go_along_is_told(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
-) -> None:
-    """The job is submitted without it, and a line on stderr says so."""
+def test_what_cannot_go_along_is_told(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is submitted without it, and a line names it: what was asked for by name, or was to go along anyway."""
     monkeypatch.setenv("LATIN", "\udce4")
-    said = spool("submit", "-n", "a", *words, "--", "true")
-    assert said.code == 0
-    assert why in said.err
-    assert env_of(spool_root, "a") == {}
-
-
-def test_a_path_that_is_not_utf8_keeps_nobody_from_submitting(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was not asked for by name is left out as well, and told."""
+    for name in ("NOT_THERE", "SPOOL_DIR", "LATIN"):
+        said = spool("submit", "-n", "a", "--replace", "--export", name, "--", "true")
+        assert (said.code, said.err.count("\n"), f"{name} is not passed on" in said.err) == (0, 0, True)
+        assert env_of(spool_root, "a") == {}
     monkeypatch.setenv("PYTHONPATH", "/\udce4")
-    said = spool("submit", "-n", "a", "--", "true")
-    assert said.code == 0
-    assert "PYTHONPATH is not passed on" in said.err
-    assert "PATH" in env_of(spool_root, "a")
+    said = spool("submit", "-n", "b", "--", "true")
+    assert (said.code, "PYTHONPATH is not passed on" in said.err) == (0, True)
+    assert "PATH" in env_of(spool_root, "b")
 
 
 @pytest.mark.parametrize("word", ["A B=1", "=1", "CUDA_VISIBLE_DEVICES=0"])
 def test_an_assignment_that_no_job_can_have_is_refused(spool: Command, spool_root: Path, word: str) -> None:
     """As with `--env`, and nothing is submitted."""
-    said = spool("submit", "-n", "a", "--export", word, "--", "true")
-    assert said.code == 4
-    assert "env" in said.err
+    assert spool("submit", "-n", "a", "--export", word, "--", "true").code == 4
     assert not list((spool_root / "queued").iterdir())
 
 
@@ -975,8 +842,7 @@ def test_a_path_that_cannot_be_expanded_is_doubted(spool: Command, spool_root: P
     """A variable or a user that is not there makes the file invalid later, so a submission warns."""
     for option, key in (("--workdir", "workdir"), ("--stdout", "stdout"), ("--stderr", "stderr")):
         said = spool("submit", "-n", "a", "--replace", option, "/x/$NOPE/log", "--", "true")
-        assert said.code == 0
-        assert said.err.startswith(f"spool: warning: job a cannot run: {key}: $NOPE is not set for this job; ")
+        assert (said.code, f"{key}: $NOPE is not set" in said.err) == (0, True)
     assert spool("submit", "-n", "b", "--workdir", "$HOME", "--stdout", "$HOME/x", "--", "true").err == ""
     said = spool("submit", "-n", "c", "-t", "1h", "--env", "NOPE=x", "--stdout", "/$NOPE/x", "--", "true")
     assert (said.code, said.err) == (0, "")
@@ -993,8 +859,7 @@ def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
     monkeypatch.chdir(gone)
     gone.rmdir()
     said = spool("submit", "-n", "a", "--workdir", "sub", "--", "true")
-    assert said.code == 2
-    assert "the current directory no longer exists; give --workdir an absolute path" in said.err
+    assert (said.code, "--workdir" in said.err) == (2, True)
     assert spool("submit", "-n", "a", "--workdir", "/tmp", "--", "true").code == 0
     assert queued(spool_root, "a")["workdir"] == "/tmp"
 
@@ -1018,15 +883,9 @@ def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Pa
     assert "from [defaults]" not in spool("submit", "-n", "c", "--dry-run", "--", "true").out
 
 
-@pytest.mark.parametrize("words", [["--", "true"], ["--prolog", "x", "--", "true"], ["--nonsense"]], ids=" ".join)
-def test_a_name_that_cannot_be_written_is_an_error_in_a_line(spool_root: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(("words", "code"), [("-- true", 5), ("--prolog x -- true", 5), ("--nonsense", 2)])
+def test_a_name_that_cannot_be_written_is_an_error_in_a_line(spool_root: Path, words: str, code: int) -> None:
     """A full disk behind stdout is told in one line, whichever way submits; the interpreter ends without complaint."""
-    done = subprocess.run(
-        f"{sys.executable} -m spool --spool {spool_root} submit --hold {' '.join(words)} > /dev/full",
-        shell=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == (2 if words == ["--nonsense"] else 5)
-    assert len(done.stderr.splitlines()) == 1
+    with open("/dev/full", "w") as full:
+        done = spawned("submit", "--hold", *words.split(), stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, 1)

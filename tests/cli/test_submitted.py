@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from calling import Command, put_job
+from cli.records import metadir_of, serve, view
 from spool.core.model import Grant, Jid, Stop, StopKind
 from spool.executors.slurm import SlurmLanguage
 from spool.formats import run_records
-from spool.formats.state import JobView, StateView, render_state
+from spool.formats.state import JobView
 from spool.store.spool import Service, Spool
 
 TEXT = 'command = "true"\nexecutor = "slurm"\ngpus = 2\n'
+TODAY = datetime.now().replace(hour=16, minute=0, second=0, microsecond=0)
 WAITS = "Slurm: PENDING (Resources)"
 
 
@@ -26,13 +28,10 @@ WAITS = "Slurm: PENDING (Resources)"
 def metadir(spool_root: Path) -> Path:
     """Put a job into running/ that waits in Slurm as its job 4711, and return its metadir."""
     put_job(spool_root, "far", TEXT, "running")
-    metadir = spool_root / "jobs" / "far" / "1"
-    metadir.mkdir(parents=True)
+    metadir, now = metadir_of(spool_root, "far"), time.time_ns()
     (metadir / "job.toml").write_text(TEXT)
-    now = time.time_ns()
-    record = run_records.GrantRecord(
-        "far", 1, 1, 0, "slurm", Grant(cpus=1, gpus_elsewhere=2), "me", now - 10**10, now - 10**9
-    )
+    grant = Grant(cpus=1, gpus_elsewhere=2)
+    record = run_records.GrantRecord("far", 1, 1, 0, "slurm", grant, "me", now - 10**10, now - 10**9)
     (metadir / "grant.toml").write_bytes(run_records.render_grant(record))
     (metadir / "engine").write_bytes(run_records.render_engine("slurm", "lab", "4711"))
     return metadir
@@ -47,10 +46,8 @@ def begin(metadir: Path) -> None:
 @pytest.fixture
 def served(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a dispatcher live, which has heard of Slurm what the job waits for."""
-    jobs = {"far": JobView(state="submitted", reason=WAITS, run=1, user="me", since_ns=time.time_ns() - 10**10)}
-    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
-    (spool_root / "state.json").write_bytes(render_state(view))
-    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    far = JobView(state="submitted", reason=WAITS, run=1, user="me", since_ns=time.time_ns() - 10**10)
+    serve(monkeypatch, spool_root, {"far": far})
 
 
 @pytest.mark.usefixtures("metadir", "served")
@@ -113,17 +110,15 @@ def test_a_job_that_has_begun_in_slurm_runs_whatever_was_said_before(spool: Comm
 
 def left_behind(spool_root: Path, **said: Any) -> None:
     """Write what a dispatcher said last at 14:03, before it was killed."""
-    jobs = {"far": JobView(run=1, user="me", **said)}
-    view = StateView(version=1, at_ns=0, pid=1, jobs=jobs)
-    (spool_root / "state.json").write_bytes(render_state(view))
-    at = datetime.now().replace(hour=14, minute=3, second=0, microsecond=0).timestamp()
-    os.utime(spool_root / "state.json", (at, at))
+    view(spool_root, {"far": JobView(run=1, user="me", **said)}, at_ns=0)
+    os.utime(spool_root / "state.json", (TODAY.replace(hour=14, minute=3).timestamp(),) * 2)
 
 
 def test_without_a_dispatcher_a_job_in_slurm_says_when_it_was_seen_last(
-    spool: Command, spool_root: Path, metadir: Path
+    spool: Command, spool_root: Path, metadir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is follows from the files; what Slurm said of it is as old as the last look."""
+    monkeypatch.setattr(time, "time_ns", lambda: int(TODAY.timestamp()) * 10**9)
 
     def told() -> tuple[str, str]:
         (row,) = json.loads(spool("ls", "--json").out)["jobs"]
@@ -138,7 +133,7 @@ def test_without_a_dispatcher_a_job_in_slurm_says_when_it_was_seen_last(
     why = spool("why", "far").out.splitlines()
     assert why == [f"far: {waited}", "Slurm alone knows when it starts; `spool dispatch` asks it again"]
     begin(metadir)
-    os.utime(metadir / "jid", (datetime.now().replace(hour=14, minute=5, second=0).timestamp(),) * 2)
+    os.utime(metadir / "jid", (TODAY.replace(hour=14, minute=5).timestamp(),) * 2)
     assert told() == ("running", "in Slurm as job 4711, begun at 14:05; no dispatcher is running")
     left_behind(spool_root, state="running", reason="")
     assert told() == ("running", "in Slurm as job 4711, last seen at 14:03: running; no dispatcher is running")
@@ -195,9 +190,7 @@ def test_a_job_bound_for_slurm_says_everywhere_that_slurm_is_away(
     put_job(spool_root, "here", 'command = "true"\nexecutor = "process"\n')
     monkeypatch.setattr(SlurmLanguage, "missing", lambda self: None)
     jobs = {"bound": JobView(state="queued", reason=f"executor: {AWAY}"), "here": JobView(state="queued")}
-    view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs, problems=(AWAY,), executors={"slurm": AWAY})
-    (spool_root / "state.json").write_bytes(render_state(view))
-    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    serve(monkeypatch, spool_root, jobs, problems=(AWAY,), executors={"slurm": AWAY})
     rows = {row["name"]: row["reason"] for row in json.loads(spool("ls", "--json").out)["jobs"]}
     found = json.loads(spool("why", "--json", "bound").out)
     assert [reason["text"] for reason in found["reasons"]] == [f"executor: {AWAY}"] == [rows["bound"]]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 
-from calling import Command, put_job, start
+from calling import Command, put_job, spawned, start
 from shell import Home, home_of_test
 from spool.cli import charts, group, render, reserve
 from spool.core.model import Result, State
@@ -24,49 +22,31 @@ FISH = shutil.which("fish")
 PARTS = [f"reserve {part}" for part in reserve.command.commands]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(spool: Command, verb: str) -> None:
-    """`spool VERB --help` says in its first line what the verb does, as the list of verbs does."""
-    said = spool(verb, "--help")
-    assert said.code == 0
-    assert said.out.startswith(f"Usage: spool {verb}")
-    context = click.Context(group.spool)
-    command = group.spool.get_command(context, verb)
-    assert command is not None
-    first = (command.help or "").split("\n\n")[0].split("\n")[0]
-    assert first.split()[0] == group.VERBS[verb].split()[0]
+@pytest.mark.parametrize("verb", [*VERBS, *PARTS])
+def test_every_verb_explains_itself(spool: Command, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of its help is that of the list of verbs, and no line is too long for a terminal of 80 columns.
 
-
-@pytest.mark.parametrize("verb", ["", *VERBS, *PARTS])
-def test_help_keeps_to_a_terminal_of_80_columns(spool: Command, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that are set by hand, too: the terminal would break them where they mean nothing any more."""
+    What stands behind `By hand:` is on one line, or below it as it was set: it can be pasted.
+    """
     monkeypatch.setenv("COLUMNS", "80")
     said = spool(*verb.split(), "--help")
-    assert not [line for line in said.out.splitlines() if len(line) > 80]
-
-
-@pytest.mark.parametrize("verb", [*VERBS, *PARTS])
-def test_what_help_shows_to_be_done_by_hand_can_be_pasted(
-    spool: Command, verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stands behind `By hand:` on one line, or below it as it was set; no terminal breaks it in its middle."""
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = spool(*verb.split(), "--help").out.splitlines()
+    lines = said.out.splitlines()
+    assert (said.code, [line for line in lines if len(line) > 80]) == (0, [])
+    assert lines[0].startswith(f"Usage: spool {verb}")
     for first, following in itertools.pairwise(lines):
         if first.startswith("  By hand"):
             assert following.startswith("    ") if first.endswith(":") else not following
-
-
-def test_help_of_completion_has_each_call_on_its_line(spool: Command) -> None:
-    """Each can be pasted into its file."""
-    lines = spool("completion", "--help").out.splitlines()
-    assert '    eval "$(spool completion bash)"' in lines
-    assert "    spool completion fish > ~/.config/fish/completions/spool.fish" in lines
+    if verb in VERBS:
+        command = group.spool.get_command(click.Context(group.spool), verb)
+        assert command is not None
+        assert (command.help or "").split()[0] == group.VERBS[verb].split()[0]
 
 
 def test_help_shows_how_it_is_done_by_hand(spool: Command) -> None:
-    """Command, meaning and verb stand in columns."""
+    """Command, meaning and verb stand in columns; each call of a completion can be pasted into its file."""
+    assert '    eval "$(spool completion bash)"' in spool("completion", "--help").out.splitlines()
     lines = spool("--help").out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
     assert "    rm running/a.toml            cancels it         (spool cancel a)" in lines
     assert "    cat jobs/a/1/log             shows its output   (spool log a)" in lines
 
@@ -76,47 +56,24 @@ def test_help_lists_every_verb_and_imports_none(spool: Command) -> None:
     said = spool("--help")
     assert all(f"  {verb} " in said.out for verb in VERBS)
     code = "import sys; from spool.cli import group; group.run(['--help']); print('spool.cli.ls' in sys.modules)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = spawned(program=("-c", code), check=True)
     assert done.stdout.splitlines()[-1] == "False"
-
-
-@pytest.mark.parametrize(("verb", "meant"), [("squeue", "ls"), ("scancel", "cancel"), ("submti", "submit")])
-def test_a_wrong_verb_is_told_the_right_one(spool: Command, verb: str, meant: str) -> None:
-    """A verb of another scheduler, or one misspelled, gets a hint and code 2."""
-    said = spool(verb)
-    assert said.code == 2
-    assert said.err == f"spool: unknown command {verb!r}; did you mean `spool {meant}`?"
-
-
-def test_a_verb_that_is_none_is_told_where_all_are_listed(spool: Command) -> None:
-    """Once."""
-    assert spool("xyzzy").err == "spool: unknown command 'xyzzy'; `spool --help` lists the commands"
 
 
 @pytest.mark.parametrize(
     ("words", "helps"),
     [
         ("--nonsense", "spool --help"),
-        ("--spool", "spool --help"),
         ("ls --nonsense", "spool ls --help"),
-        ("submit --cpus", "spool submit --help"),
         ("reserve xyzzy", "spool reserve --help"),
-        ("reserve create", "spool reserve create --help"),
         ("reserve create a --gpus", "spool reserve create --help"),
     ],
 )
 def test_a_wrong_call_is_told_which_help_helps(spool: Command, words: str, helps: str) -> None:
-    """That of the verb, or of the part of a verb, that was called wrongly."""
+    """In one line: that of the verb, or of the part of a verb, that was called wrongly."""
     said = spool(*words.split())
-    assert said.code == 2
-    assert said.err.endswith(f"(see `{helps}`)")
-
-
-def test_a_wrong_option_is_one_line(spool: Command) -> None:
-    """A usage error is one line on stderr."""
-    said = spool("ls", "--nonsense")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 0)
+    assert said.err.endswith(f"(see `{helps}`)")
 
 
 def test_a_disk_that_fails_is_one_line_and_a_bug_is_a_traceback(
@@ -126,7 +83,7 @@ def test_a_disk_that_fails_is_one_line_and_a_bug_is_a_traceback(
     put_job(spool_root, "a")
     monkeypatch.setattr("spool.cli.ls.list_jobs", _raising(OSError(28, "No space left on device", "/x")))
     said = spool("ls")
-    assert (said.code, said.err) == (5, "spool: cannot use /x: No space left on device; free up space on the disk")
+    assert (said.code, said.err.count("\n"), "cannot use /x: " in said.err) == (5, 0, True)
     monkeypatch.setattr("spool.cli.ls.list_jobs", _raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         spool("ls")
@@ -141,7 +98,7 @@ def _raising(error: Exception) -> object:
 
 def test_a_reader_that_goes_away_is_no_error(spool_root: Path) -> None:
     """`spool ls | head -1` prints no traceback."""
-    for at in range(3000):
+    for at in range(1500):  # more than a pipe holds
         put_job(spool_root, f"j{at}")
     process = start("ls")
     assert process.stdout is not None
@@ -155,12 +112,11 @@ def test_a_reader_that_goes_away_is_no_error(spool_root: Path) -> None:
     assert "Exception" not in err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_printed_for_each_shell(spool: Command, shell: str) -> None:
+def test_completion_is_printed_for_each_shell(spool: Command) -> None:
     """The script names the function that the shell calls."""
-    said = spool("completion", shell)
-    assert said.code == 0
-    assert "_SPOOL_COMPLETE" in said.out
+    for shell in ("bash", "zsh", "fish"):
+        said = spool("completion", shell)
+        assert (said.code, "_SPOOL_COMPLETE" in said.out) == (0, True)
 
 
 @pytest.mark.skipif(FISH is None, reason="there is no fish here")
@@ -184,15 +140,9 @@ def test_names_complete_where_the_verb_can_use_them(spool_root: Path) -> None:
     put_job(spool_root, "test", place="done")
 
     def completed(words: str) -> set[str]:
-        environment = os.environ | {
-            "PYTHONPATH": str(ROOT / "src"),
-            "_SPOOL_COMPLETE": "bash_complete",
-            "COMP_WORDS": words,
-            "COMP_CWORD": words.split()[-1],
-        }
-        command = [sys.executable, "-m", "spool"]
-        out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
-        return {line.split("\t")[1] for line in out.splitlines()}
+        asked = {"_SPOOL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": words.split()[-1]}
+        done = spawned(env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | asked)
+        return {line.split("\t")[1] for line in done.stdout.splitlines()}
 
     assert completed("spool release t") == {"train"}
     assert completed("spool show t") == {"train", "test"}
@@ -234,7 +184,7 @@ def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_pa
     link, real = tmp_path / "link", tmp_path / "real"
     link.symlink_to(real)
     said = spool("--spool", link, "ls")
-    assert (said.code, said.err) == (0, f"spool: no spool in {link} yet; `spool submit` makes one")
+    assert (said.code, str(link) in said.err) == (0, True)
     assert spool("--spool", link, "init").out == f"created a spool in {link}\n"
     assert (real / "queued").is_dir()
     assert Spool.open(str(link)).root == str(real)

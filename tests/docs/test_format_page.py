@@ -62,38 +62,16 @@ def test_state_has_the_fields_of_the_page() -> None:
 def test_every_file_of_a_spool_has_a_paragraph() -> None:
     """Each name that the layout spells is explained: those of the root in clause 1, the records in clause 4."""
     root = {layout.CONFIG, layout.PAUSED, layout.HISTORY, layout.STATE, layout.LOCK, layout.JOURNAL, layout.LOG}
-    root |= {
-        layout.HOOKS,
-        layout.EVENTS,
-        layout.CURSORS,
-        layout.README,
-        layout.LAST_RUNS,
-        layout.IDENTITY,
-        layout.TERMINALS,
-        layout.WORKTREES,
-        *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS),
-    }
+    root |= {layout.HOOKS, layout.EVENTS, layout.CURSORS, layout.README, layout.LAST_RUNS, layout.IDENTITY}
+    root |= {layout.TERMINALS, layout.WORKTREES, *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS)}
     heads = " ".join(re.findall(r"^\*\*1\.\d+ (.*?)\.?\*\*", PAGE, re.MULTILINE))
     for name in root:
         assert f"`{name}" in heads, name
     records = {layout.SPEC_COPY, layout.GRANT, layout.WRAPPER, layout.JID, layout.RC, layout.JOB_LOG, layout.STOP}
     records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, layout.KEPT, layout.LAUNCH, layout.REFUSED}
-    records |= {
-        layout.DEFAULTS,
-        layout.ENVIRONMENT,
-        layout.PROGRESS,
-        layout.METRICS,
-        layout.SCRIPT,
-        layout.SUSPENDED,
-        layout.GPUS,
-        layout.CAPTURE,
-        layout.USAGE,
-        layout.ENGINE,
-        layout.ENGINE_LOG,
-        layout.SIGNALS,
-        layout.LEFTOVERS,
-        f"{layout.TASKS}/",
-    }
+    records |= {layout.DEFAULTS, layout.ENVIRONMENT, layout.PROGRESS, layout.METRICS, layout.SCRIPT, layout.SUSPENDED}
+    records |= {layout.GPUS, layout.CAPTURE, layout.USAGE, layout.ENGINE, layout.ENGINE_LOG}
+    records |= {layout.SIGNALS, layout.LEFTOVERS, f"{layout.TASKS}/"}
     assert records | {"signal"} == set(re.findall(r"^\*\*4\.\d+ `(.*?)`", PAGE, re.MULTILINE))
 
 

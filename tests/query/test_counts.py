@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from cli.records import serve
 from spool.client import autostart
 from spool.client.autostart import outlook
 from spool.core.model import State
-from spool.formats.state import JobView, StateView, render_state
+from spool.formats.state import JobView, StateView
 from spool.page.content import ContentReader
 from spool.query.jobs import counts, list_jobs
 from spool.query.machine import machine_status
 from spool.query.overview import OverviewReader
-from spool.store.spool import Service, Spool
+from spool.store.spool import Spool
 
 
 @pytest.mark.parametrize("place", ["running", "held"])
@@ -37,8 +38,7 @@ def test_an_array_is_counted_as_its_tasks_in_every_view(
         if jobs[name].run is not None:
             (spool_root / "jobs" / name / "1").mkdir(parents=True)
     now = time.time_ns()
-    (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=now, pid=1, jobs=jobs)))
-    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    serve(monkeypatch, spool_root, jobs, at_ns=now)
     spool, wanted = Spool(str(spool_root)), {State.RUNNING: 2, State.QUEUED: 1}
     assert dict(counts(list_jobs(spool).rows)) == wanted
     assert machine_status(spool).states == wanted
@@ -71,9 +71,8 @@ def test_a_second_job_of_a_name_is_counted_in_every_view(spool_root: Path, monke
         (spool_root / where / "twice.toml").write_text('command = "true"\n')
     (spool_root / "jobs" / "twice" / "1").mkdir(parents=True)
     now = time.time_ns()
+    serve(monkeypatch, spool_root, jobs, at_ns=now)
     view = StateView(version=1, at_ns=now, pid=1, jobs=jobs)
-    (spool_root / "state.json").write_bytes(render_state(view))
-    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
     spool, wanted = Spool(str(spool_root)), {State.RUNNING: 1, State.QUEUED: 1}
     assert dict(counts(list_jobs(spool).rows)) == machine_status(spool).states == wanted
     assert ContentReader(str(spool_root)).read(now, served=True).counts == view.counts() == wanted

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
 
+from cli.records import TRUE, begin, serve
 from spool.core import layout
 from spool.core.gpuuse import GpuWatch
 from spool.core.model import GpuWork, Grant
 from spool.formats import run_records
-from spool.formats.state import GpuUseView, JobView, StateView, parse_state, render_state
-from spool.machine import identity
+from spool.formats.state import GpuUseView, JobView, parse_state
 from spool.machine.marks import MachineProber
 from spool.page.content import ContentReader
 from spool.query.accounting import RunEfficiency, compare
@@ -32,21 +31,14 @@ def test_state_json_is_believed_before_the_record_while_a_dispatcher_lives(
     now = time.time_ns()
     old = GpuWatch.since(now - 20 * S, 1).looked(now - 18 * S, [GpuWork("x", 0, 1 << 20)], 60 * S)
     new = old.looked(now - 2 * S, [GpuWork("x", 80, 1 << 30)], 60 * S).looked(now, [GpuWork("x", 0, 1 << 30)], 60 * S)
-    (spool_root / "running" / "x.toml").write_text('command = "true"\ngpus = 1\n')
-    metadir = spool_root / "jobs" / "x" / "1"
-    metadir.mkdir(parents=True)
-    grant = run_records.GrantRecord("x", 1, grant=Grant(1, None, ("GPU-1",), (0,)), granted_at_ns=now - 20 * S)
-    (metadir / layout.SPEC_COPY).write_text('command = "true"\ngpus = 1\n')
-    (metadir / layout.GRANT).write_bytes(run_records.render_grant(grant))
-    (metadir / layout.JID).write_bytes(run_records.render_jid(identity.of_process(os.getpid())))
+    metadir = begin(spool_root, "x", f"{TRUE}gpus = 1\n", Grant(1, None, ("GPU-1",), (0,)), now - 20 * S)
     if written:
         (metadir / layout.GPUS).write_bytes(run_records.render_gpus(old))
     said = JobView(
         state="running", run=1, gpus=1, gpu_uuids=("GPU-1",), gpu_use=GpuUseView.of(new), gpu_idle_ns=new.idle_ns
     )
-    (spool_root / layout.STATE).write_bytes(render_state(StateView(version=1, at_ns=now, pid=1, jobs={"x": said})))
+    serve(monkeypatch, spool_root, {"x": said}, at_ns=now)
     spool = Spool(str(spool_root))
-    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
     monkeypatch.setattr(MachineProber, "is_wrapper", lambda *_: True)  # this process stands for it
     view = parse_state((spool_root / layout.STATE).read_bytes())
     assert view is not None

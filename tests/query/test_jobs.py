@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cli.records import end, expand
 from filled import filled
 from spool.client.submit import make_spool
 from spool.core.model import SECOND_NS, Result, Spec, State
 from spool.formats import jobfile
-from spool.formats.history import render_history, render_result
-from spool.formats.run_records import ArrayRecord, render_array
+from spool.formats.history import render_history
 from spool.formats.state import JobView
 from spool.query.details import job_details
 from spool.query.explain import why
@@ -84,12 +84,9 @@ def test_records_that_cannot_be_read_are_told_of_whatever_else_there_is(root: Pa
 
 def test_an_array_whose_end_is_recorded_has_ended_wherever_its_file_is(root: Path) -> None:
     """A dispatcher that is killed leaves the file of an ended array in `running/`: `ls` and `show` tell of its end."""
-    (root / "running" / "sweep.toml").write_text('command = "true"\narray = "0-2"\n')
-    metadir = root / "jobs" / "sweep" / "1"
-    metadir.mkdir(parents=True)
-    (metadir / "array.toml").write_bytes(render_array(ArrayRecord("sweep", 1, 3, submitted_at_ns=1, expanded_at_ns=2)))
+    expand(root, "sweep", 3, 'command = "true"\narray = "0-2"\n')
     result = Result("sweep", 1, 1, State.FAILED, "2 of 3 finished, 1 failed", 1, 2, 3, user="ann")
-    (metadir / "result.toml").write_bytes(render_result(result))
+    end(root, result, told=False)
     (row,) = list_jobs(Spool(str(root)), JobFilter(names=("sweep",))).rows
     assert (row.state, row.reason, row.ended_at_ns, row.array) == (State.FAILED, result.reason, 3, True)
     assert job_details(Spool(str(root)), "sweep").runs[0].state is State.FAILED
@@ -98,12 +95,7 @@ def test_an_array_whose_end_is_recorded_has_ended_wherever_its_file_is(root: Pat
 def test_why_tells_what_keeps_an_array(root: Path) -> None:
     """One whose tasks were made is held; one that waits for its tasks says so, or that the spool is paused."""
     text = 'command = "true"\narray = "0-2"\n'
-    held, metadir = root / "held" / "made.toml", root / "jobs" / "made" / "1"
-    held.write_text(text)
-    metadir.mkdir(parents=True)
-    (metadir / "job.toml").write_text(text)
-    record = ArrayRecord("made", 1, held.stat().st_ino, submitted_at_ns=1, expanded_at_ns=2)
-    (metadir / "array.toml").write_bytes(render_array(record))
+    expand(root, "made", 3, text, "held")
     (root / "queued" / "waits.toml").write_text(text)
     spool = Spool(str(root))
     codes = [why(spool, name).reasons[0].code for name in ("made", "waits")]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from cli.records import end, view
 from spool.client.submit import make_spool
 from spool.client.waiting import Awaited
 from spool.core import layout
 from spool.core.model import Grant, Request, Result, State
 from spool.formats import run_records
-from spool.formats.history import render_history, render_result
-from spool.formats.state import JobView, StateView, render_state
+from spool.formats.state import JobView
 from spool.machine import identity
 from spool.machine.marks import MachineProber
 from spool.query.jobs import JobFilter, JobList, JobLister, list_jobs
@@ -62,10 +62,8 @@ class Job:
 
     def _recorded(self) -> None:
         now = time.time_ns()
-        end = Result("x", 1, 1, State.FINISHED, "exit code 0", now, now, now, 0, request=Request(), grant=Grant(1))
-        self._record(layout.RESULT).write_bytes(render_result(end))
-        with (self.root / layout.HISTORY).open("ab") as history:
-            history.write(render_history(end))
+        ended = Result("x", 1, 1, State.FINISHED, "exit code 0", now, now, now, 0, request=Request(), grant=Grant(1))
+        end(self.root, ended)
 
     def move(self, old: str, new: str) -> None:
         """Do what a dispatcher does, or a user, when the job goes from one directory to another."""
@@ -78,8 +76,7 @@ class Job:
     def serve(self, state: str | None) -> None:
         """Have a dispatcher that said *state* of the job last."""
         jobs = {} if state is None else {"x": JobView(state=state, run=1 if state != "queued" else None, user="me")}
-        view = StateView(version=1, at_ns=time.time_ns(), pid=1, jobs=jobs)
-        (self.root / layout.STATE).write_bytes(render_state(view))
+        view(self.root, jobs)
 
 
 def at_each_call(monkeypatch: pytest.MonkeyPatch, look: Callable[[], Any], make: Callable[[], Job]) -> Iterator[Any]:

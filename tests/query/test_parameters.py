@@ -6,24 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from cli.records import expand
 from spool.core.arrays import Tasks
 from spool.core.model import State
 from spool.formats import jobfile
-from spool.formats.run_records import ArrayRecord, render_array
 from spool.query.jobs import JobFilter, list_jobs, with_parameters
 from spool.query.parameters import Parameters, tasks_in
 from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
 MATRIX = 'command = "true"\n[matrix]\nlr = [0.1, 0.2]\nseed = [1, 2]\n'
-
-
-def _expand(root: Path, name: str, run: int, text: str, submitted_at_ns: int = 1) -> None:
-    metadir = root / "jobs" / name / str(run)
-    metadir.mkdir(parents=True)
-    (metadir / "job.toml").write_text(text)
-    record = ArrayRecord(name, run, 4, submitted_at_ns=submitted_at_ns, expanded_at_ns=submitted_at_ns)
-    (metadir / "array.toml").write_bytes(render_array(record))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +35,7 @@ def test_each_task_has_the_values_that_its_file_was_made_with(
 ) -> None:
     """Of a matrix, of rows, of a product with indices; the index alone is in the task's name and is no parameter."""
     text = text if "command" in text else f'command = "true"\n{text}'
-    _expand(spool_root, "s", 1, text)
+    expand(spool_root, "s", 4, text, None)
     tasks = Tasks("s", jobfile.parse(text.encode(), name="s"))
     known = Parameters(Spool(str(spool_root)))
     for position, values in enumerate(wanted):
@@ -54,14 +46,14 @@ def test_each_task_has_the_values_that_its_file_was_made_with(
 @pytest.mark.parametrize("name", ["s", "s_4", "s_00", "s_x", "_1", "s_", "s_-1", "t_1", "s_1_1", "s_²"])
 def test_a_job_that_is_not_a_task_has_no_parameters(spool_root: Path, name: str) -> None:
     """The array itself, a number that it has not, and names that only look like a task's."""
-    _expand(spool_root, "s", 1, MATRIX)
+    expand(spool_root, "s", 4, MATRIX, None)
     assert Parameters(Spool(str(spool_root))).of(name) == ()
 
 
 def test_a_task_has_the_values_of_the_array_that_it_was_submitted_with(spool_root: Path) -> None:
     """An array of the same name that came later, with other values, does not change those of tasks that have ended."""
-    _expand(spool_root, "s", 1, MATRIX, submitted_at_ns=10)
-    _expand(spool_root, "s", 2, MATRIX.replace("0.1", "7"), submitted_at_ns=20)
+    expand(spool_root, "s", 4, MATRIX, None, submitted_at_ns=10)
+    expand(spool_root, "s", 4, MATRIX.replace("0.1", "7"), None, run=2, submitted_at_ns=20)
     known = Parameters(Spool(str(spool_root)))
     assert dict(known.of("s_0", 10))["lr"] == dict(known.of("s_0", 19))["lr"] == "0.1"
     assert dict(known.of("s_0", 20))["lr"] == dict(known.of("s_0"))["lr"] == "7"
@@ -70,7 +62,7 @@ def test_a_task_has_the_values_of_the_array_that_it_was_submitted_with(spool_roo
 
 def test_the_copy_of_a_file_that_a_power_cut_has_emptied_leaves_no_parameters(spool_root: Path) -> None:
     """The list goes on without them."""
-    _expand(spool_root, "s", 1, "")
+    expand(spool_root, "s", 4, "", None)
     (spool_root / "queued" / "s_1.toml").write_text('command = "true"\n')
     spool = Spool(str(spool_root))
     assert tasks_in(spool, "s") is None
@@ -93,7 +85,7 @@ def test_an_array_that_waits_or_was_submitted_again_has_the_tasks_of_its_file(sp
 
 def test_each_array_s_file_is_read_once_for_a_list(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of its tasks are in the list."""
-    _expand(spool_root, "s", 1, MATRIX)
+    expand(spool_root, "s", 4, MATRIX, None)
     spool, read = Spool(str(spool_root)), list[str]()
     record = Spool.record
 

@@ -1,0 +1,17 @@
+"""The generated pages of reference."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from support import ROOT
+
+
+def test_the_pages_of_commands_and_keys_are_those_of_the_program() -> None:
+    """`.ci/reference` has been run after the last change of a help text or a key."""
+    words = [sys.executable, str(ROOT / ".ci" / "reference"), "--check"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
