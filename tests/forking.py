@@ -33,6 +33,12 @@ _LIMITS = {number for name, number in vars(resource).items() if name.startswith(
 # Where other tests start and end processes all the time no search for what a killed wrapper has left is certain; each
 # would then go on for ten seconds.
 _SEARCH_NS = 2 * 10**9
+SEARCHES_SHORTLY = (
+    "-c",
+    f"import runpy, spool.executors.local as local; local.SEARCH_NS = {_SEARCH_NS}; "
+    "runpy.run_module('spool', run_name='__main__')",
+)
+"""What Python is given to be `spool` with so short a search, where it is no fork."""
 
 
 def _counts(environment: Mapping[str, str]) -> dict[str, str]:

@@ -77,6 +77,8 @@ class Served(ServedSpool):
     def begin(self, *arguments: str, prefix: Sequence[str] = ()) -> Any:
         """Start a dispatcher and do not wait for it."""
         if prefix or not forking.can_fork(self.environment):
+            if self._program[0] == "-m":
+                self._program = forking.SEARCHES_SHORTLY
             return super().begin(*arguments, prefix=prefix)
         assert self.process is None
         self.process = self._forked(arguments)  # type: ignore[assignment]

@@ -130,6 +130,8 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
+    "cli/main.py": "the program, which its script starts",
+    "formats/schema.py": "`python -m spool.formats.schema --write` makes the schemas and the tables of keys",
     "dispatcher/capture_worker.py": "a program of its own, which no dispatcher loads",
     "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "client/machine_service.py": "what root installs, apart from what users do with their own service managers",

@@ -51,7 +51,7 @@ def test_a_record_in_toml_is_read_no_further_than_its_limit(metadir: Path, taken
     sparse(metadir / record, b'job = "big"\nrun = 1\n')
     spool = Spool(str(metadir.parents[2]))
     reads = (spool.grant, spool.result, spool.array, spool.gpu_watch)
-    assert [read("big", 1) for read in reads] == [None] * 5
+    assert [read("big", 1) for read in reads] == [None] * 4
     assert spool.spec("big", 1) is None
     assert sum(taken) <= 2 * (MAX_BYTES + 1)  # the defaults and the copy are read for one question
 

@@ -70,7 +70,7 @@ class Panel:
     def draw(self, top: float, look: tuple[str, str, str]) -> Iterable[str]:
         """Yield the elements of the panel, whose heading begins at *top*; *look* is ground, ink, and faint lines."""
         ground, ink, faint = look
-        yield _text(_LEFT, top + 15, self.heading, 12, ink)
+        yield _text((_LEFT, top + 15), self.heading, 12, ink)
         yield from _keys(self.keys, _WIDTH - _RIGHT, top + 15, ink)
         above, wide = top + _HEADING, _WIDTH - _LEFT - _RIGHT
         below = above + self.height
@@ -101,9 +101,9 @@ class Panel:
             outline = 'fill="#fff" stroke="#0008" stroke-width="2" paint-order="stroke"'
             yield f"<text {place} {outline}>{_words(name)}</text>"
         for at, label in self._up:
-            yield _text(_LEFT - 6, float(y(at)) + 4, label, 10, ink, "end")
+            yield _text((_LEFT - 6, float(y(at)) + 4), label, 10, ink, "end")
         for at, label in self.across:
-            yield _text(float(x(at)), below + 13, label, 10, ink, "start" if at < 0.02 else "middle")
+            yield _text((float(x(at)), below + 13), label, 10, ink, "start" if at < 0.02 else "middle")
 
 
 class Diagram:
@@ -123,7 +123,7 @@ class Diagram:
     def save(self, path: str) -> None:
         """Write the file. Raises SpoolError."""
         ground, ink, _ = self._look
-        parts = [_text(12, 24, self._title, 15, ink), *_keys(self._keys, _WIDTH - _RIGHT, 44, ink)]
+        parts = [_text((12, 24), self._title, 15, ink), *_keys(self._keys, _WIDTH - _RIGHT, 44, ink)]
         top = 52.0
         for panel in self._panels:
             parts += panel.draw(top, self._look)
@@ -143,12 +143,12 @@ def _keys(keys: Sequence[Key], right: float, y: float, ink: str) -> Iterable[str
     left = right - sum(_KEY + _KEY_LETTER * len(name) for _, name in keys)
     for colour, name in keys:
         yield f'<rect x="{left:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{colour}"/>'
-        yield _text(left + 14, y, name, 11, ink)
+        yield _text((left + 14, y), name, 11, ink)
         left += _KEY + _KEY_LETTER * len(name)
 
 
-def _text(x: float, y: float, text: str, size: int, ink: str, anchor: str = "start") -> str:
-    placed = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{ink}" text-anchor="{anchor}"'
+def _text(at: tuple[float, float], text: str, size: int, ink: str, anchor: str = "start") -> str:
+    placed = f'x="{at[0]:.1f}" y="{at[1]:.1f}" font-size="{size}" fill="{ink}" text-anchor="{anchor}"'
     return f"<text {placed}>{_words(text)}</text>"
 
 

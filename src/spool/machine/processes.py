@@ -173,8 +173,8 @@ class Found(Struct, frozen=True):
 def search(sought: Iterable[Sought], *, below: int | None = None, proc: str = PROC, me: int | None = None) -> Found:
     """Find the processes of runs whose wrappers are gone, by walks over all processes.
 
-    *below* is the pid of a child subreaper of which they are all descendants: then only these are walked over, and no
-    other process of the machine makes the result uncertain.
+    *below* is the pid of a child subreaper, if they all descend from one: then only its descendants are walked over, and
+    no other process of the machine makes the result uncertain.
 
     A process that ends before it is read may leave a child that the list misses. So the walk is repeated until two in a
     row have no such process; if that does not happen soon, the result is not certain. Raises OSError if the machine

@@ -33,10 +33,10 @@ def test_a_receiver_that_drips_is_cut_off(web: WebServer) -> None:
 
 def test_a_notifier_that_fails_or_hangs_is_cut_off_and_tried_again(tmp_path: Path) -> None:
     """Its exit code and its last words are the reason; what it left behind is gone."""
-    message = Message("failed", "t", "b", {})
+    message, before = Message("failed", "t", "b", {}), processes()
     with pytest.raises(UndeliveredError, match="exit code is 3: no such user"):
         NotifierCommand("yes | head -c 3000000 >&2; echo no such user >&2; exit 3", "bob").send(message)
     mark = f"SPOOL_TEST={tmp_path}"
     with pytest.raises(UndeliveredError, match=r"within 1s"):
         NotifierCommand(f"{mark} sleep 600; :", "bob", limit_s=1).send(message)
-    wait_for(lambda: not left_behind(processes(), mark.encode()))
+    wait_for(lambda: not left_behind(processes() - before, mark.encode()))
