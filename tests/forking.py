@@ -175,7 +175,7 @@ def _serve(asked: socket.socket) -> dict[str, object] | None:
                 os.close(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 with suppress(BrokenPipeError):
-                    os.write(status, b"%d" % code)
+                    os.write(status, b"%16d" % code)
                 os.close(status)
                 continue
             data, fds, *_ = socket.recv_fds(asked, 16, 5)
@@ -190,7 +190,7 @@ def _serve(asked: socket.socket) -> dict[str, object] | None:
                 asked.detach()
                 os.closerange(3, 4096)
                 return about
-            os.write(status, b"%d" % pid)
+            os.write(status, b"%16d" % pid)  # as wide as each is read: both may be there already
             pidfd = os.pidfd_open(pid)
             alive[pidfd] = pid, status
             poll.register(pidfd, select.POLLIN)

@@ -173,8 +173,8 @@ class Found(Struct, frozen=True):
 def search(sought: Iterable[Sought], *, below: int | None = None, proc: str = PROC, me: int | None = None) -> Found:
     """Find the processes of runs whose wrappers are gone, by walks over all processes.
 
-    *below* is the pid of a child subreaper, if they all descend from one: then only its descendants are walked over, and
-    no other process of the machine makes the result uncertain.
+    *below* is the pid of a child subreaper, if they all descend from one: then only its descendants are walked over,
+    and no other process of the machine makes the result uncertain.
 
     A process that ends before it is read may leave a child that the list misses. So the walk is repeated until two in a
     row have no such process; if that does not happen soon, the result is not certain. Raises OSError if the machine
@@ -258,10 +258,11 @@ def _below(pid: int, proc: str) -> list[int]:
     found: list[int] = []
     line = [pid]
     while line:
-        stat = read_stat(line[-1], proc=proc)
-        children = _children_of(line.pop(), stat.threads, proc) if stat is not None else []
-        found += children
-        line += children
+        parent = line.pop()
+        if (stat := read_stat(parent, proc=proc)) is not None:
+            children = _children_of(parent, stat.threads, proc)
+            found += children
+            line += children
     return sorted(set(found))
 
 

@@ -17,7 +17,7 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.parameters import Parameters, tasks_in
-from spool.query.rows import JobRow
+from spool.query.rows import JobRow, row_of_result
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
@@ -129,6 +129,9 @@ class Job:
     def row(self) -> JobRow:
         """Return the job as a list of jobs has it. Raises NoSuchJob."""
         row = JobLister(self._spool).row(self.name)
+        run = self._spool.latest_run(self.name) if row is None else None
+        if run is not None and (result := self._spool.result(self.name, run)) is not None:
+            row = row_of_result(result)  # its file, which was removed to end it, is not in done/ yet
         if row is None and (outcome := self.outcome) is not None:
             row = JobRow(self.name, outcome, reason="never issued")
         elif row is None:

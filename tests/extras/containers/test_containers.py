@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive
-from support import ROOT
+from support import ROOT, wait_for
 
 EXECUTORS = ("process", "tmux")
 
@@ -118,7 +118,7 @@ def test_a_cancel_reaches_the_container(machine: Machine) -> None:
     assert machine.spool.outcome("stopped") == "cancelled"
     assert "stopping" in machine.spool.log("stopped")
     assert not alive(pid)
-    assert machine.names() == []
+    wait_for(lambda: machine.names() == [], what="the removal of its records, which comes last")
 
 
 def test_a_container_ends_with_a_run_whose_wrapper_and_dispatcher_are_killed(machine: Machine) -> None:
