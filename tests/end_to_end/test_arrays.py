@@ -75,6 +75,7 @@ def test_a_held_array_starts_nothing_more(shared: Served) -> None:
     go = shared.root.parent / "go-hold"
     shared.drop("parked", f"echo up; until [ -e {go} ]; do sleep 0.01; done", cpus=0, array="0-3%1")
     shared.says("parked_0", "up")
+    shared.wait_reason("parked_1", "array limit")  # a held array issues no task, and what is not issued has no reason
     shared.move("parked", "running", "held")
     shared.wait_reason("parked_1", "array parked is held")
     go.touch()
