@@ -60,7 +60,11 @@ class Served(ServedSpool):
         """
         with self.stderr.open("ab") as stderr:
             if not inherits and forking.can_fork(self.environment):
-                code = self._forked(arguments or ("--until-idle",)).wait(PATIENCE_S)
+                process = self._forked(arguments or ("--until-idle",))
+                try:
+                    code = process.wait(PATIENCE_S)
+                finally:
+                    process.kill()
                 return 0 if code == ExitCode.JOBS_FAILED and not arguments else code
             code = subprocess.run(
                 self._command(arguments or ("--until-idle",)),
@@ -77,9 +81,13 @@ class Served(ServedSpool):
     def begin(self, *arguments: str, prefix: Sequence[str] = ()) -> Any:
         """Start a dispatcher and do not wait for it."""
         if prefix or not forking.can_fork(self.environment):
-            if self._program[0] == "-m":
+            own = self._program
+            if own[0] == "-m":
                 self._program = forking.SEARCHES_SHORTLY
-            return super().begin(*arguments, prefix=prefix)
+            try:
+                return super().begin(*arguments, prefix=prefix)
+            finally:
+                self._program = own
         assert self.process is None
         self.process = self._forked(arguments)  # type: ignore[assignment]
         return self.process

@@ -284,3 +284,9 @@ def test_exports_are_read() -> None:
     assert config.parse(b'export = ["FOO", "WANDB_*", "[A-C]?"]').export == ("FOO", "WANDB_*", "[A-C]?")
     assert config.parse(b"export = []").export == ()
     assert "VIRTUAL_ENV" in config.parse(b"").export
+
+
+def test_a_table_of_what_is_gone_is_advice_and_no_mistake() -> None:
+    """A configuration that named HyperQueue or prices stays usable, and says what to write instead."""
+    found = config.parse(b'[hq]\nserver_dir = "/x"\n[tariff]\nkwh = 0.3\n')
+    assert [text.partition(" ")[0] for text in found.advice] == ["hq", "tariff"]

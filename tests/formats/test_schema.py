@@ -150,7 +150,7 @@ CONFIG_PARTS = {
     "policy.default_project_limits": Limits,
 }
 # Keys that become other fields, or a word of advice; and the fields that come of these, or are the simulator's.
-NO_FIELDS = {"start_after", "on_dependency_failure", "starvation_after", "time_bonus"}
+NO_FIELDS = {"start_after", "on_dependency_failure", "starvation_after", "time_bonus", "hq", "tariff"}
 NO_KEYS = {"start_after_ns", "start_delay_ns", "cancel_on_dependency_failure", "advice"}
 NO_KEYS |= {"defaults_text", "promotes", "protects", "guess_budget", "strict_order", "memory_auto", "gpu_memory_auto"}
 

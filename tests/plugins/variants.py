@@ -55,7 +55,7 @@ def _in_variants(path: Path) -> bool:
 
 def _varies(item: pytest.Item) -> bool:
     given = getattr(item, "callspec", None)
-    said = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    said = " ".join(str(mark.args[0]) for mark in item.iter_markers("parametrize"))
     return given is not None and any(each in given.params and each not in said for each in _FIXTURES)
 
 

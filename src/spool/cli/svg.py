@@ -49,10 +49,12 @@ class Panel:
 
     def bar(self, sides: tuple[float, float, float, float], colour: str, opacity: float = 1.0, name: str = "") -> None:
         """Add a rectangle: its left, bottom, right and top. Its *name* is written into it if there is room."""
+        from rich.cells import cell_len
+
         self._bars.setdefault((colour, round(opacity, 1)), []).append(sides)
         left, bottom, right, top = sides
         high, wide = (top - bottom) * self.height, (right - left) * (_WIDTH - _LEFT - _RIGHT)
-        if name and high >= _ROOM_FOR_NAME and len(name) * _LETTER < wide:
+        if name and high >= _ROOM_FOR_NAME and cell_len(name) * _LETTER < wide:
             self._names.append(((left + right) / 2, (bottom + top) / 2, name))
 
     def line(self, points: Iterable[tuple[float, float]], colour: str, *, filled: bool = False) -> None:
@@ -140,11 +142,13 @@ class Diagram:
 
 def _keys(keys: Sequence[Key], right: float, y: float, ink: str) -> Iterable[str]:
     """Yield the meanings of colours in a line that ends at *right*."""
-    left = right - sum(_KEY + _KEY_LETTER * len(name) for _, name in keys)
+    from rich.cells import cell_len
+
+    left = right - sum(_KEY + _KEY_LETTER * cell_len(name) for _, name in keys)
     for colour, name in keys:
         yield f'<rect x="{left:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{colour}"/>'
         yield _text((left + 14, y), name, 11, ink)
-        left += _KEY + _KEY_LETTER * len(name)
+        left += _KEY + _KEY_LETTER * cell_len(name)
 
 
 def _text(at: tuple[float, float], text: str, size: int, ink: str, anchor: str = "start") -> str:

@@ -14,7 +14,7 @@ from spool.core.errors import ExitCode, LockHeld
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
-from spool.executors.local import SEARCH_NS
+from spool.executors import local
 from spool.store.disk import remedy_for
 from spool.store.locked_spool import LockedSpool
 
@@ -47,7 +47,7 @@ PRELOADED = (
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
-_SEARCH_NS = SEARCH_NS + SECOND_NS  # how long a single pass goes on searching for what a killed wrapper has left
+_LONGER_NS = SECOND_NS  # a single pass waits that much longer than it may search for what a killed wrapper has left
 _TELLING_S = 30.0
 
 _Version = tuple[str, int, int]  # version of a job file: the job, the inode, the time of the last change
@@ -202,7 +202,7 @@ def _queued(spool: LockedSpool) -> set[_Version]:
 
 
 def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
-    said, search_until_ns = "", time.monotonic_ns() + _SEARCH_NS
+    said, search_until_ns = "", time.monotonic_ns() + local.SEARCH_NS + _LONGER_NS
     while not dispatcher.wakeup.leaving:
         try:
             began_ns = time.perf_counter_ns()

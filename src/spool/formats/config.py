@@ -284,6 +284,8 @@ CONFIG = KeyTable(
         words=("continue", "pause", "halt"), field="policy.on_failure"),
     Key("starvation_after", "anything", "No longer has any effect: no job starves.", field="gone.starvation_after"),
     Key("time_bonus", "flag", "No longer has any effect: shorter jobs go first anyway.", field="gone.time_bonus"),
+    Key("hq", "any table", "No longer has any effect: spool hands no jobs to HyperQueue.", field="gone.hq"),
+    Key("tariff", "any table", "No longer has any effect: spool computes no prices.", field="gone.tariff"),
     Key("order", "word", "Which job goes first: the one that has waited longest for its size, or the oldest.",
         words=("slowdown", "arrival"), field="policy.order"),
     Key("learn_run_times", "flag", "Whether to estimate the run time of jobs without a time limit from earlier runs.",
@@ -424,6 +426,8 @@ _GONE = {
     "starvation_after": 'jobs no longer starve, with any value; remove it, or set order = "arrival" for first come, '
     "first served",
     "time_bonus": 'shorter jobs go first anyway; remove it, or set order = "arrival" for first come, first served',
+    "hq": "spool hands no jobs to HyperQueue any more; remove it (docs/SLURM.md has how a package of yours can)",
+    "tariff": "multiply the hours and kWh of `spool stats --json` by your prices; remove it",
 }
 
 
@@ -653,6 +657,7 @@ _KINDS: Kinds = {
     "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),
     "page file": lambda key: Kind(Text, _page),
     "anything": lambda key: Kind(Duration),
+    "any table": lambda key: Kind(dict[str, Any]),
 }
 
 FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(notify=(NotifyRule(to=()),)))

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _MOST_OUTPUT = 64 << 10
 _CUT_OFF = b"\n[the rest of its output was cut off]\n"
+inherits_orphans = False
+"""Whether this process inherits the orphans of its hooks, as that of the listeners does."""
 _WALKS, _PAUSE_S = 40, 0.005  # until no process of a hook is left
 _ORPHAN_S = 5.0  # for an orphan that has just ended, since a plugin may be its parent
 
@@ -258,9 +260,10 @@ def _take(out: int, taken: bytes) -> tuple[bytes, bool]:
 def end_tree(root: str, mark: str, jid: Jid | None, *, ours: bool = True) -> int:
     """Kill the processes of a hook, itself included; return how many there were.
 
-    *jid* is the hook's identity, if known. One that is *ours* is a descendant of this process, with all of its orphans.
+    *jid* is the hook's identity, if known. One that is *ours* descends from this process, with
+    all of its orphans if this process inherits them.
     """
-    below = os.getpid() if ours else None
+    below = os.getpid() if ours and inherits_orphans else None
     killed: set[Process] = set()
     before: frozenset[Process] = frozenset()
     for walk in range(_WALKS):

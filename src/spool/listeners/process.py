@@ -45,7 +45,7 @@ from spool.formats.listener_protocol import (
     read_by_listeners,
     render,
 )
-from spool.listeners import KINDS, RUNS_FOREIGN_CODE, by_kind
+from spool.listeners import KINDS, RUNS_FOREIGN_CODE, by_kind, hooks
 from spool.listeners.base import Begin, Gate, Listener, NullSink
 from spool.listeners.delivery import Delivery
 from spool.listeners.discovery import loading
@@ -112,7 +112,8 @@ class _ListenerProcess:
         self._text = b""
 
     def run(self) -> None:
-        become_subreaper()  # orphans of hooks come to this process, and not to the dispatcher
+        # Orphans of hooks come to this process, and not to the dispatcher.
+        hooks.inherits_orphans = become_subreaper()
         stop = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)

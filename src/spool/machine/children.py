@@ -32,12 +32,17 @@ class Reaped(Struct, frozen=True):
     peak_memory_bytes: int  # of the largest single process among them
 
 
-def become_subreaper() -> None:
-    """Make this process inherit all orphans among its descendants. See prctl(2), PR_SET_CHILD_SUBREAPER."""
+def become_subreaper() -> bool:
+    """Make this process inherit all orphans among its descendants; return whether it does.
+
+    See prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
     import ctypes  # imported here, because commands inherit no orphans
 
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+        arguments = map(ctypes.c_ulong, (1, 0, 0, 0))
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, *arguments) == 0)
+    return False
 
 
 def children_of_self() -> frozenset[int] | None:

@@ -12,9 +12,10 @@ from spool.client.output import Follower, Stream, read_output, run_of
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
 from spool.client.waiting import End
 from spool.client.watch import EndWatch
+from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import State
+from spool.core.model import Result, State
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.parameters import Parameters, tasks_in
 from spool.query.rows import JobRow, row_of_result
@@ -129,14 +130,21 @@ class Job:
     def row(self) -> JobRow:
         """Return the job as a list of jobs has it. Raises NoSuchJob."""
         row = JobLister(self._spool).row(self.name)
-        run = self._spool.latest_run(self.name) if row is None else None
-        if run is not None and (result := self._spool.result(self.name, run)) is not None:
+        if row is None and (result := self._last_result()) is not None:
             row = row_of_result(result)  # its file, which was removed to end it, is not in done/ yet
         if row is None and (outcome := self.outcome) is not None:
             row = JobRow(self.name, outcome, reason="never issued")
         elif row is None:
             row = JobRow(self.name, State.QUEUED, reason="not issued yet")
         return with_parameters(self._spool, (row,))[0]
+
+    def _last_result(self) -> Result | None:
+        """Return the end of a job that is neither an array nor a task; None if there is none, or it continues."""
+        run = None if array_of(self.name) else self._spool.latest_run(self.name)
+        if run is None or self._spool.array(self.name, run) is not None:
+            return None
+        result = self._spool.result(self.name, run)
+        return result if result is not None and result.again is None else None
 
     def tasks(self) -> tuple[Job, ...]:
         """Return the tasks of an array in their order, with their parameters; of another job none."""
