@@ -126,7 +126,7 @@ class Arbiter:
         log.info("serving %s: %d leases are known", self._directory, len(self._ledger.leases))
 
     def serve(self) -> None:
-        """Open, and serve until TERM or INT, which are heard before anybody can see that it serves."""
+        """Open, and serve until TERM or INT. Both signals work before the status file appears."""
         descriptors.take_all()
         before = {number: signal.signal(number, self._leave) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
