@@ -45,19 +45,18 @@ def home(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
         "#!/bin/sh\n"
         'if [ -e "$HOME/no-systemd" ]; then echo "Failed to connect to bus: No medium found" >&2; exit 1; fi\n'
         'echo "$@" >> "$HOME/asked"\n'
-        "case $2 in is-enabled) echo enabled ;; is-active) echo active ;; esac\n"
     )
     fake.chmod(0o755)
     return found
 
 
 def asked(home: Here) -> list[str]:
-    """Return what systemctl was asked for since the last call, but for questions."""
+    """Return what systemctl was told since the last call."""
     notes = home.path / "asked"
     lines = notes.read_text().splitlines() if notes.exists() else []
     notes.unlink(missing_ok=True)
     words = [line.removeprefix("--user ") for line in lines]
-    return [line for line in words if line != "show-environment" and not line.startswith("is-")]
+    return [line for line in words if line != "show-environment"]
 
 
 def test_installing_writes_and_starts_the_unit_for_this_program(home: Here) -> None:
@@ -74,8 +73,6 @@ def test_installing_writes_and_starts_the_unit_for_this_program(home: Here) -> N
     assert "unchanged" in home.service("install")
     assert (home.path / UNIT).read_text() == text
     assert asked(home) == ["daemon-reload", "enable --now spool.service"]
-    assert re.search(r"spool.service +installed +enabled +active", home.service("status"))
-    assert re.search(r"spool.service +installed", home.run("spool", "service", "status").stdout)  # and by the program
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
@@ -144,7 +141,6 @@ def test_removing_disables_and_deletes_only_our_units(home: Here) -> None:
     assert asked(home) == ["disable --now spool.service", "daemon-reload"]
     assert [path.name for path in other.parent.iterdir()] == ["other.service"]
     assert "nothing to do" in home.service("remove")
-    home.service("status", code=1)
 
 
 def test_removing_works_where_systemd_runs_no_more(home: Here) -> None:
@@ -183,8 +179,8 @@ def test_a_dry_run_prints_the_units_and_changes_nothing(home: Here) -> None:
 
 
 def test_the_units_of_contrib_are_those_of_the_program(home: Here) -> None:
-    """One that was copied by hand counts as installed."""
+    """One that was copied by hand is removed like one that was installed."""
     unit = home.path / UNIT
     unit.parent.mkdir(parents=True)
     unit.write_bytes((Path(service.__file__).parent / "units" / "spool.service").read_bytes())
-    assert re.search(r"spool.service +installed", home.service("status"))
+    assert f"{unit} removed" in home.service("remove")

@@ -111,7 +111,6 @@ PUBLIC = {
         started_at_ns=run.started_at_ns stopping=run.stopping engine=run.elsewhere gpu_count=run.grant.gpu_count
         suspended=run.suspended on_its_way cpu_list=run.grant.cpu_list
     """,
-    "ServiceStatus": "name path state enabled active",
     "MachineSharing": "directory problem written_at_ns use",
     "Spread": "known median most",
     "StartingJob": """

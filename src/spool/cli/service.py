@@ -7,11 +7,10 @@ import os
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.telling import made, tell
 from spool.client import service
-from spool.client.service import ONCE, RESIDENT, UnitState
+from spool.client.service import ONCE, RESIDENT
 from spool.core.errors import ExitCode
 from spool.store.ownership import this_user
 
@@ -22,8 +21,9 @@ It uses user units, so you need not be root. The dispatcher starts with your fir
 `spool submit` uses it. Enable lingering, or your jobs end when you log out: `loginctl enable-linger`.
 
   spool service install
-  spool service status
   spool service remove
+  systemctl --user status spool.service      whether it is running
+  journalctl --user -u spool.service         its log
 
 By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
 """)
@@ -66,28 +66,6 @@ def install(root: str, once: bool, force: bool, dry_run: bool) -> int:
     for path, what in done:
         render.say(f"{path} {what}")
     render.say("a pass runs when a file is dropped, and once per minute" if once else "the dispatcher is running")
-    _advise_lingering()
-    return 0
-
-
-@command.command("status", cls=Verb, short_help="Show whether the units are installed and running.")
-@json_option
-@click.pass_obj
-def status(root: str, as_json: bool) -> int:
-    """Show which units are installed, and whether they are enabled and running. Exits with 1 if none is installed."""
-    found = service.status()
-    there = [one for one in found if one.state is not UnitState.ABSENT]
-    lingers = service.lingers(this_user())
-    if as_json:
-        render.as_json({"version": 1, "units": found, "lingers": lingers})
-        return 0 if there else int(ExitCode.FAILED)
-    if not there:
-        render.say("not installed; `spool service install` installs it")
-        return int(ExitCode.FAILED)
-    columns = [render.Column(title) for title in ("UNIT", "FILE", "ENABLED", "ACTIVE")]
-    unknown = "unknown"
-    rows = [(one.name, one.state.value, one.enabled or unknown, one.active or unknown) for one in there]
-    render.table(columns, rows)
     _advise_lingering()
     return 0
 

@@ -64,16 +64,6 @@ class Unit(Struct, frozen=True):
         return _state_of(self.path)
 
 
-class ServiceStatus(Struct, frozen=True):
-    """One unit as reported by the service manager; its words are "" if that does not answer."""
-
-    name: str
-    path: str
-    state: UnitState
-    enabled: str
-    active: str
-
-
 def directory() -> str:
     """Return the directory of this user's units."""
     return os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "systemd", "user")
@@ -148,18 +138,6 @@ def remove(root: str, *, force: bool) -> tuple[list[str], list[str]]:
     return gone, [path for path in left if _state_of(path) is not UnitState.ABSENT]
 
 
-def status() -> list[ServiceStatus]:
-    """Return the status of each unit."""
-    found = []
-    for name in UNITS:
-        path = os.path.join(directory(), name)
-        state = _state_of(path)
-        asks = state is not UnitState.ABSENT
-        enabled, active = (_said("is-enabled", name), _said("is-active", name)) if asks else ("", "")
-        found.append(ServiceStatus(name, path, state, enabled, active))
-    return found
-
-
 def lingers(user: str) -> bool:
     """Whether the service manager of *user* keeps running after the last logout."""
     return os.path.exists(f"/var/lib/systemd/linger/{user}")
@@ -171,12 +149,12 @@ def _removed(root: str, names: Iterable[str], *, force: bool) -> list[str]:
     ours = [name for name in names if _state_of(os.path.join(directory(), name)) in may_go]
     if not ours:
         return []
-    _said("disable", "--now", *ours)
+    _systemctl(["disable", "--now", *ours])  # the files go as well where no manager answers
     disk = Disk(os.path.join(root, STAGING))
     for name in ours:
         for target in ("default.target.wants", "timers.target.wants", "."):
             disk.discard(os.path.normpath(os.path.join(directory(), target, name)))
-    _said("daemon-reload")
+    _systemctl(["daemon-reload"])
     return [os.path.join(directory(), name) for name in ours]
 
 
@@ -236,12 +214,6 @@ def _ask(*words: str) -> None:
         raise SpoolError(
             cannot("install", "the service", f"systemctl --user {words[0]}: {said or f'exit code {code}'}")
         )
-
-
-def _said(*words: str) -> str:
-    """Return a one-word answer of the user's service manager; "" if it does not answer."""
-    _, said = _systemctl(words)
-    return said if said and " " not in said else ""
 
 
 def _systemctl(words: Sequence[str]) -> tuple[int, str]:
