@@ -33,11 +33,10 @@ from spool.executors import Executors, compiled
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.state import parse_state
-from spool.listeners import transports
 from spool.listeners.discovery import find_hooks, page_path
-from spool.listeners.message import UndeliveredError, has_secret, masked
 from spool.listeners.metrics import NOT_INSTALLED
-from spool.listeners.notifications import expanded, who_else_reads
+from spool.listeners.notifications import readable_by_others, why_undelivered
+from spool.listeners.sending import masked
 from spool.machine import shared
 from spool.machine.cards import NO_CARD, unlisted_cards
 from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
@@ -601,21 +600,13 @@ def _notify(subject: Subject) -> Findings:
     if not named:
         return
     fine = True
-    found: list[str] = []
     for name in named:
-        try:
-            for address in expanded(name, config.contacts):
-                found.append(address)
-                way = transports.transport_for(address, config.notifier)
-                if isinstance(way, transports.AppriseService):
-                    way.check()
-        except UndeliveredError as error:
+        if (why := why_undelivered(name, config, thoroughly=True)) is not None:
             fine = False
-            yield _warn(f"{masked(name)}: {error}", "fix `contacts` or `notify` in config.toml")
-    if any(map(has_secret, found)):
-        for path in who_else_reads(subject.root, in_config=True, job=None):
-            fine = False
-            yield _warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
+            yield _warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
+    for path in readable_by_others(subject.root, config):
+        fine = False
+        yield _warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
     if fine:
         yield _good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
 

@@ -264,8 +264,8 @@ CONFIG = KeyTable(
         "Maximum run time of a hook; after that it is killed with everything it started, and counts as a veto.",
         least=SHORTEST_NS),
     Key("notifier", "script",
-        "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`: `$1` is the "
-        "address, `$2` the event, and standard input has the text."),
+        "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`, instead of "
+        "`sendmail`: `$1` is the address, `$2` the event, and standard input has the text."),
     Key("contacts", "contacts", "Names for addresses, so that jobs use the names and secrets stay in this file.",
         default={}),
     Key("notify", _RULE, "Notifications about all jobs: `[[notify]]`.", many="list", default=()),
