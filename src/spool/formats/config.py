@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.eventnames import EVENT_WORDS
 from spool.core.events import NotifyRule
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
 from spool.formats import engines, jobfile, slurm, toml, values
+from spool.formats.capabilities import with_parts
 from spool.formats.engines import SgeConfig
-from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.key import MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
@@ -209,6 +210,7 @@ _PREEMPTION = KeyTable(
 CONFIG = KeyTable(
     "ConfigFile",
     "The configuration of a spool: `config.toml`. Every key is optional; an unknown key is an error.",
+    *with_parts("config", (
     Key("cpus", "count", "Number of CPUs that jobs may use. Default: all of this machine's."),
     Key("cpu_pinning", "flag",
         "Whether each run gets CPUs of its own, which no other pinned run has: whole cores first, on one NUMA node and "
@@ -264,8 +266,8 @@ CONFIG = KeyTable(
         "Maximum run time of a hook; after that it is killed with everything it started, and counts as a veto.",
         least=SHORTEST_NS),
     Key("notifier", "script",
-        "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`: `$1` is the "
-        "address, `$2` the event, and standard input has the text."),
+        "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`, instead of "
+        "`sendmail`: `$1` is the address, `$2` the event, and standard input has the text."),
     Key("contacts", "contacts", "Names for addresses, so that jobs use the names and secrets stay in this file.",
         default={}),
     Key("notify", _RULE, "Notifications about all jobs: `[[notify]]`.", many="list", default=()),
@@ -319,7 +321,7 @@ CONFIG = KeyTable(
     Key("capture", _CAPTURE, "What to record of the code that a run begins with.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
-)
+)))
 
 # fmt: on
 
@@ -419,7 +421,12 @@ class Config(Capacity, frozen=True):
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)  # of installed packages, as written
     gc: GcConfig = GcConfig()
     capture: CaptureConfig = CaptureConfig()
+    parts: Parts = ()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
+
+    def part(self, capability: str) -> Any:
+        """Return the value of the keys of a capability; None if the file has none of them."""
+        return next((value for name, value in self.parts if name == capability), None)
 
 
 _GONE = {
@@ -439,6 +446,7 @@ def parse(data: bytes) -> Config:
     for at, rule in enumerate(config.get("notify", ())):
         if "to" not in rule:
             reading.problems.add(("notify", at), values.NO_ADDRESS)
+    config["parts"] = FORMAT.read_parts(reading)
     FORMAT.judge(reading, data, WHAT)
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
@@ -660,5 +668,5 @@ _KINDS: Kinds = {
     "any table": lambda key: Kind(dict[str, Any]),
 }
 
-FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(notify=(NotifyRule(to=()),)))
+FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(notify=(NotifyRule(to=()),)), "config")
 """The reader of the configuration."""

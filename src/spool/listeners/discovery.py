@@ -20,6 +20,7 @@ from msgspec import Struct, field
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.layout import CURSORS, Layout
+from spool.formats.capabilities import contributed
 from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
@@ -70,6 +71,8 @@ def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscrip
         "metrics": bool(config.metrics),
         "page": bool(config.status_page),
     }
+    for capability, listens in contributed("listens"):
+        silent[capability.name] = listens(config) or (for_jobs and capability.for_jobs)
     others = frozenset(kind for kind, listens in silent.items() if listens)
     return Subscriptions(
         kinds=others | ({"hooks"} if hooked else set()),

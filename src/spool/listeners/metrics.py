@@ -15,8 +15,7 @@ from spool.core.metrics import COUNTED, RunUsage, Sums
 from spool.core.model import ALIVE, SECOND_NS, Jid
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
-from spool.listeners.base import Listener
-from spool.listeners.message import MESSAGES
+from spool.listeners.base import MESSAGES, Listener
 from spool.machine import processes
 from spool.machine.processes import Sought
 from spool.store.disk import Disk

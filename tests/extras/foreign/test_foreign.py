@@ -440,9 +440,12 @@ def test_a_script_finds_its_index_by_the_name_that_it_knows(spool: Command, tmp_
     ],
 )
 def test_mail_becomes_a_notification_where_something_sends_it(
-    spool: Command, spool_root: Path, tmp_path: Path, lines: str, notify: object
+    spool: Command, spool_root: Path, tmp_path: Path, lines: str, notify: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the notifier or a contact; without either one line says so, and no job waits for it."""
+    """By sendmail, the notifier or a contact; without them one line says so, and no job waits for it."""
+    monkeypatch.setattr("spool.listeners.sending.shutil.which", lambda *_, **__: "/usr/sbin/sendmail")
+    assert ("notify" in converted(spool, tmp_path, lines)[0]) is ("a@lab" in lines and notify is not None)
+    monkeypatch.setattr("spool.listeners.sending.shutil.which", lambda *_, **__: None)
     found, told = converted(spool, tmp_path, lines)
     assert "notify" not in found
     assert told.count("is ignored: give --notify ADDRESS") == (notify is not None)

@@ -45,14 +45,18 @@ to = "all"
     ("address", "why"),
     [
         ("nobody", "no `notifier`"),
+        ("me@example.org", "there is no `sendmail`"),
         (f"nosuch://{SECRET}", "does not understand"),
         (f"discord://{SECRET}", "does not understand"),
         ("me", "circle"),
-        ("http://", "not a URL"),
+        ("http://", "does not understand"),
     ],
 )
-def test_a_receiver_that_cannot_be_reached_is_named_without_a_secret(spool_root: Path, address: str, why: str) -> None:
+def test_a_receiver_that_cannot_be_reached_is_named_without_a_secret(
+    spool_root: Path, address: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the name of the contact, with the reason."""
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     ((check, level, said),) = found(spool_root, f'contacts = {{ me = "{address}" }}')
     assert (check, level) == ("notify", Level.WARN)
     assert said.startswith("me: ")
