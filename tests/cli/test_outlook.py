@@ -13,11 +13,11 @@ from calling import Command, asked, put_job
 from cli.records import begin
 from extras.page.pages import a_running_job, a_view, a_waiting_job, lay, page_of
 from spool.core.model import SECOND_NS, Result, State
+from spool.extras.top.reading import OverviewReader
 from spool.formats.history import render_history
 from spool.python.client import Client
 from spool.query.jobs import list_jobs
 from spool.query.outlook import OutlookReader, with_outlook
-from spool.query.overview import OverviewReader
 from spool.store.lock import hold
 from spool.store.ownership import this_user
 from spool.store.spool import Spool

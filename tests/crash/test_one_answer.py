@@ -22,15 +22,15 @@ from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
 from spool.dispatcher import filemoves, launcher, recovery
+from spool.extras.top.reading import OverviewReader
 from spool.formats.history import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
 from spool.machine import marks
 from spool.page.content import ContentReader
-from spool.query import accounting, overview, snapshot
+from spool.query import accounting, snapshot
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import counts, list_jobs
-from spool.query.overview import OverviewReader
 from spool.query.rows import JobRow
 from spool.query.tasks import ListedJob
 from spool.store import locked_spool

@@ -12,11 +12,11 @@ from cli.records import serve
 from spool.client import autostart
 from spool.client.autostart import outlook
 from spool.core.model import State
+from spool.extras.top.reading import OverviewReader
 from spool.formats.state import JobView, StateView
 from spool.page.content import ContentReader
 from spool.query.jobs import counts, list_jobs
 from spool.query.machine import machine_status
-from spool.query.overview import OverviewReader
 from spool.store.spool import Spool
 
 
