@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,10 +130,18 @@ def zone_file(rule: str) -> bytes:
 
 
 def is_whole() -> bool:
-    """Whether every capability that comes with spool is there, so that what is shipped for all of them can be judged."""
+    """Whether every capability that comes with spool is there, so that what is shipped can be judged."""
     table = getattr(import_module("spool.extras"), "TABLE", ())
     return bool(table) and len(table) == len(capabilities())
 
 
 WHOLE = pytest.mark.skipif(not is_whole(), reason="a folder of src/spool/extras is deleted")
 """For a claim about what is shipped as a whole, such as a page that lists all keys."""
+
+
+def optional(module: str) -> Any:
+    """Return a module of an extra, None where its folder was deleted."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        return None
