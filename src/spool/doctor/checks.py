@@ -37,8 +37,7 @@ from spool.listeners.discovery import find_hooks
 from spool.listeners.notifications import readable_by_others, why_undelivered
 from spool.listeners.sending import masked
 from spool.machine import shared
-from spool.machine.cards import NO_CARD, unlisted_cards
-from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
+from spool.machine.host import NO_CARD, file_system_of, is_mounted_noexec, is_shared_between_hosts, unlisted_cards
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query import shared as sharing
