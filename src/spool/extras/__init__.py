@@ -43,4 +43,16 @@ TABLE = (
             )
         },
     ),
+    Capability(
+        "simulate",
+        "Simulates how policies would schedule a workload.",
+        verbs={
+            "simulate": ContributedVerb(
+                "The machine",
+                "spool.extras.simulate.verb:command",
+                "Simulate a workload and compare policies.",
+                after="plot",
+            )
+        },
+    ),
 )

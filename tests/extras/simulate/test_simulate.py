@@ -15,9 +15,9 @@ from calling import Command, asked
 from spool.cli import charts, render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
-from spool.core.simulation import SimulatedPolicy
+from spool.extras.simulate.simulation import SimulatedPolicy
+from spool.extras.simulate.whatif import of_file
 from spool.formats.history import render_history
-from spool.query.whatif import of_file
 
 TRACE = """\
 ; MaxProcs: 4
