@@ -40,10 +40,9 @@ LAYERS: dict[str, set[str]] = {
         "query": "client state executors listeners machine store formats core",
         "dispatcher": "client state executors listeners machine store formats core",
         "doctor": "query client executors listeners machine store formats core",
-        "page": "query client listeners machine store formats core",
         "arbiter": "machine store formats core",
         "cli": "arbiter dispatcher doctor query client executors listeners machine store formats core",
-        "extras": "python cli arbiter dispatcher doctor page query client state executors listeners"
+        "extras": "python cli arbiter dispatcher doctor query client state executors listeners"
         " machine store formats core",
         "python": "query client machine store formats core",
         "testing": "cli dispatcher query client state executors listeners machine store formats core",
@@ -81,7 +80,7 @@ CORE_STDLIB = {
 HOMES = {
     "click": "cli",
     "filelock": "store/lock.py",
-    "jinja2": "page/document.py",
+    "jinja2": "extras/page/document.py",
     "libtmux": "executors/tmux.py",
     "msgspec": "formats",
     "pluggy": "listeners/plugins.py",
@@ -96,7 +95,7 @@ HOMES = {
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {
     ("listeners/sending.py", "apprise"): "an extra that only those who want to be told of things need",
-    ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
+    ("extras/metrics/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("python/calls.py", "cloudpickle"): "an extra for functions that no module has",
     ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",

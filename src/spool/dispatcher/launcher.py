@@ -31,9 +31,8 @@ from spool.formats import journal, run_records, wrapper
 from spool.formats.capabilities import contributed, loaded
 from spool.formats.config import Config
 from spool.machine import identity
-from spool.machine.cards import vendors_here
 from spool.machine.cgroups import RunGroup
-from spool.machine.host import expanded
+from spool.machine.host import expanded, vendors_here
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry

@@ -30,4 +30,20 @@ TABLE = (
         problem="spool.extras.containers.runtimes:problem",
         launch="spool.extras.containers.runtimes:launched",
     ),
+    Capability(
+        "page",
+        "Writes a web page that shows the spool.",
+        config="spool.extras.page:CONFIG",
+        listener="spool.extras.page.writer:PageWriter",
+        listens="spool.extras.page:listens",
+        checks="spool.extras.page.checks:CHECKS",
+    ),
+    Capability(
+        "metrics",
+        "Writes metrics for Prometheus.",
+        config="spool.extras.metrics:CONFIG",
+        listener="spool.extras.metrics.listener:Metrics",
+        listens="spool.extras.metrics:listens",
+        checks="spool.extras.metrics.checks:CHECKS",
+    ),
 )
