@@ -6,7 +6,7 @@ A folder can be deleted: its row in this table then counts for nothing. A row sa
 
 from __future__ import annotations
 
-from spool.core.capability import Capability, GpuVendor
+from spool.core.capability import Capability, ContributedVerb, GpuVendor
 
 TABLE = (
     Capability(
@@ -45,5 +45,14 @@ TABLE = (
         listener="spool.extras.metrics.listener:Metrics",
         listens="spool.extras.metrics:listens",
         checks="spool.extras.metrics.checks:CHECKS",
+    ),
+    Capability(
+        "top",
+        "Shows the queue, the runs and the machine on a live screen.",
+        verbs={
+            "top": ContributedVerb(
+                "Jobs", "spool.extras.top:command", "Watch and manage jobs and GPUs on a live screen.", after="ls"
+            )
+        },
     ),
 )
