@@ -515,6 +515,42 @@ class Waiting(Struct, frozen=True):
         """The resources that its next run requests."""
         return self.spec.request if self.sized is None else self.sized.request
 
+    @property
+    def begins_at_ns(self) -> int | None:
+        """The earliest start as set in its file; None: not set."""
+        begins = self.spec.start_after_ns
+        delay = self.spec.start_delay_ns
+        if delay is None:
+            return begins
+        delayed = self.arrived_at_ns + delay
+        return delayed if begins is None or delayed > begins else begins
+
+    @property
+    def opens_at_ns(self) -> int | None:
+        """The earliest start: from its file, or after a retry's delay. None: not limited."""
+        begins = self.begins_at_ns
+        retry = self.not_before_ns
+        if retry is None or begins is None:
+            return begins if retry is None else retry
+        return max(begins, retry)
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """The last instant at which it has not yet waited longer than its scheduling timeout, or None.
+
+        None without a timeout (0 means none), and while its clock is stopped.
+        """
+        timeout = self.spec.scheduling_timeout_ns
+        if not timeout or self.clock_at_ns is None:
+            return None
+        return self.clock_at_ns + timeout - self.waited_ns_before
+
+    def waited_ns(self, now_ns: int) -> int:
+        """Return how long it has waited since it was (re)queued; held and paused time does not count."""
+        if self.clock_at_ns is None:
+            return self.waited_ns_before
+        return self.waited_ns_before + max(now_ns - self.clock_at_ns, 0)
+
 
 class Suspension(Struct, frozen=True):
     """The suspensions of a run. The clock of its time limit is stopped while it is suspended."""
