@@ -388,6 +388,10 @@ class GpuWork(Struct, frozen=True):
     sharers: int = 1  # our runs on it
 
 
+NVIDIA = "NVIDIA"
+"""The vendor of the GPUs that NVML lists."""
+
+
 class Gpu(Struct, frozen=True):
     """One GPU or MIG instance as the machine shows it. None is unknown, and unknown is not free."""
 
@@ -405,19 +409,7 @@ class Gpu(Struct, frozen=True):
     work: tuple[GpuWork, ...] = ()  # the activity of each of our runs that was there all the time
     node: int | None = None  # its NUMA node, on a spool with `cpu_pinning`
     links: tuple[tuple[str, int], ...] = ()  # likewise: (UUID of another GPU, NVLinks to it)
-
-    @property
-    def vendor(self) -> str:
-        """Who made it: "NVIDIA" or "AMD"."""
-        return "AMD" if is_amd(self.uuid) else "NVIDIA"
-
-
-_AMD_UUID_LENGTH = 20
-
-
-def is_amd(uuid: str) -> bool:
-    """Whether that is the UUID of a GPU of AMD: `GPU-` and a unique ID of 16 digits. NVIDIA's are longer."""
-    return len(uuid) == _AMD_UUID_LENGTH and uuid.startswith("GPU-")
+    vendor: str = NVIDIA  # who made it
 
 
 class ForeignProcess(Struct, frozen=True):
