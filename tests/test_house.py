@@ -164,7 +164,6 @@ ACTS = {"subprocess", "multiprocessing", "shutil", "tempfile", "spool.store.disk
 LOOKS = {
     "spool.client.autostart.is_starting": "whether a dispatcher was started moments ago",
     "spool.client.autostart.outlook": "what will start the next dispatcher",
-    "spool.client.submit.is_spool": "whether a directory is a spool",
     "spool.listeners.sending.masked": "a text",
     "spool.store.disk.remedy_for": "a text",
 }
