@@ -43,6 +43,7 @@ LAYERS: dict[str, set[str]] = {
         "page": "query client listeners machine store formats core",
         "arbiter": "machine store formats core",
         "cli": "arbiter dispatcher doctor query client executors listeners machine store formats core",
+        "extras": "cli arbiter dispatcher doctor query client state executors listeners machine store formats core",
         "python": "query client machine store formats core",
         "testing": "cli dispatcher query client state executors listeners machine store formats core",
     }.items()

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 _LOAD_AGAIN_NS = SECOND_NS  # for an executor that could not be imported
 
+_HERE = "spool.extras.here.launching"  # imported for the first job in a terminal
 _SHELL = "/bin/sh"  # of the texts around a container
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
@@ -274,6 +275,8 @@ class Launcher:
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
         """Write the wrapper of a run, and create the control group that limits its memory and CPUs, if possible."""
         groups, group, grant = self._executors.groups(live.executor), None, live.grant
+        if live.spec.terminal is not None:  # its wrapper comes from a session that may not enter our groups
+            groups = None
         if groups is not None and (grant.memory_bytes is not None or (grant.cpu_list and groups.binds_cpus())):
             group = groups.create(live.name, live.run, grant.memory_bytes, grant.cpu_list)
         try:
@@ -328,7 +331,10 @@ class Launcher:
             at_once=self._at_once(live.spec),
         )
         try:
-            handle = self._executors[live.executor].start(launch)
+            if live.spec.terminal is None:
+                handle = self._executors[live.executor].start(launch)
+            else:
+                handle = import_module(_HERE).start(launch, self._executors.local)
         except StartRefused as error:
             live.taken_back(str(error))
             self._shortage.refused(live, str(error), now_ns)
@@ -469,13 +475,6 @@ class WrapperWriter:
         environment = wrapper.with_references(environment, spec.env)
         if texts is not None:
             environment |= dict(texts.env)
-        if spec.terminal is not None:
-            from spool.executors import holder  # imported here, because most jobs have no terminal
-
-            own = dict(texts.env) if texts is not None else {}
-            kept = own.keys() | {"ROCR_VISIBLE_DEVICES"} & environment.keys()
-            words = wrapper.words_of(command, spec.shell)
-            command = (*holder.PROGRAM, spec.terminal, ",".join(sorted(kept)), *words)
         written = wrapper.Assignments(
             metadir=metadir,
             command=command,
@@ -495,6 +494,8 @@ class WrapperWriter:
             nicer=0 if spec.nice is None else spec.nice - os.getpriority(os.PRIO_PROCESS, 0),
             cgroup=str(group.procs) if group is not None else None,
         )
+        if spec.terminal is not None:
+            written = import_module(_HERE).in_terminal(written, spec)
         return wrapper.render(written if spec.container is None else _in_container(spec.container, written, live))
 
 
@@ -509,7 +510,7 @@ def _in_container(container: Container, written: wrapper.Assignments, live: Acti
         workdir=written.workdir,
         grant=live.grant,
         environment=written.environment,
-        terminal=written.surroundings.terminal,
+        terminal=bool(written.surroundings.terminal),
     )
     made = containers.contained(container, wrapper.words_of(written.command, written.shell), inside)
     prep, end = _both(written.prep, made.before), _both(made.after, written.end)

@@ -1,0 +1,1 @@
+"""What spool can do beyond its core, each capability in a folder of its own."""
